@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import weight_norm
+from torchvision.models.resnet import Bottleneck
 
 from configure import configure
 from decentral.config.composition import compose
@@ -389,6 +390,13 @@ def test_bf16_trains_nearly_the_same_and_keeps_rows_in_float32(start, execution)
 # -- The layers of a GPU, on a CPU -------------------------------------------------------------------------------------
 
 IMAGES = (3, 8, 8)
+
+
+def built(*settings: str) -> nn.Module:
+    config = configure("task=images", *VGG11, *settings)
+    return config.model.build(config.data.inspect())
+
+
 NETWORKS = {
     "usual": lambda: [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()],
     "same": lambda: [nn.Conv2d(3, 4, (4, 2), padding="same"), nn.Tanh(), nn.Flatten()],
@@ -415,6 +423,20 @@ NETWORKS = {
     ],
     "padded": lambda: [nn.Conv2d(3, 6, 1, padding=1), nn.Conv2d(6, 4, 1, stride=3), layers.MaxPool2d(2), nn.Flatten()],
     "dropout": lambda: [nn.Flatten(), nn.Dropout(0.2), nn.Linear(192, 16), nn.ReLU(), nn.Dropout(0.4)],
+    "batch norm": lambda: [
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.BatchNorm2d(4, affine=False, momentum=0.3),
+        nn.BatchNorm2d(4, track_running_stats=False),
+        nn.Flatten(),
+    ],
+    "bottleneck": lambda: [
+        Bottleneck(3, 1, downsample=nn.Sequential(nn.Conv2d(3, 4, 1, bias=False), nn.BatchNorm2d(4))),
+        nn.Sequential(Bottleneck(4, 1), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    ],
+    "resnet18": lambda: [built("model=resnet18")],
     "vgg11": lambda: list(
         configure("task=images", *VGG11).model.build(configure("task=images", *VGG11).data.inspect())
     ),
@@ -425,22 +447,32 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 def test_the_layers_of_a_gpu_give_the_gradients_of_one_worker_after_the_other(name, at_once):
-    shape, n = (IMAGES, 3) if name != "vgg11" else ((3, 32, 32), 3)
+    shape, n = ((3, 32, 32) if name in ("vgg11", "resnet18") else IMAGES), 3
     torch.manual_seed(0)
     network = nn.Sequential(*NETWORKS[name]())
-    if name != "vgg11":
-        network.append(nn.Linear(network(torch.zeros(1, *shape)).shape[1], 10))
-    models = WorkerModels(network.double(), n, CPU)
-    work = Workload(models, (4, *shape), Precision.fp64, cross_entropy)
-    sequence, sizes = layers.shared(work, columns.LAYERS)
-    fast = SideBySide(work, sequence, sizes, columns.forward)
-    fast.workers_at_once = at_once
-    x = flat(network) + 0.05 * torch.randn(n, models.num_parameters, dtype=torch.float64)
+    if shape == IMAGES:
+        network.append(nn.Linear(network(torch.zeros(2, *shape)).shape[1], 10))
+    network.double()
+    x = flat(network) + 0.05 * torch.randn(n, flat(network).numel(), dtype=torch.float64)
     batch = torch.randn(n, 4, *shape, dtype=torch.float64), torch.randint(10, (n, 4))
-    expected = [each.clone() for each in OneByOne(models, work.precision, cross_entropy)(x, *batch, range(n), drawn)]
-    for found, each in zip(fast(x, *batch, range(n), drawn), expected, strict=True):
-        torch.testing.assert_close(found, each, rtol=0, atol=1e-12 * each.abs().max().item())
+
+    def workload() -> Workload:
+        return Workload(WorkerModels(network, n, CPU), (4, *shape), Precision.fp64, cross_entropy)
+
+    alone, beside = workload(), workload()
+    exact, fast = OneByOne(alone.models, alone.precision, cross_entropy), side_by_side(beside)
+    fast.workers_at_once = at_once
     assert fast.doubt(x, *batch) is None
+    workers = [2, 0, 1]
+    expected = [each.clone() for each in exact(x, *batch, workers, drawn)]
+    for found, each in zip(fast(x, *batch, workers, drawn), expected, strict=True):
+        torch.testing.assert_close(found, each, rtol=0, atol=1e-12 * each.abs().max().item())
+    for one, other in zip(beside.models.modules, alone.models.modules, strict=True):
+        torch.testing.assert_close(dict(one.named_buffers()), dict(other.named_buffers()), rtol=0, atol=1e-12)
+
+
+def side_by_side(workload: Workload) -> SideBySide:
+    return SideBySide(workload, *layers.shared(workload, columns.WAY), columns.WAY)
 
 
 def drawn(j: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from decentral.errors import ConfigError
@@ -12,6 +11,7 @@ from decentral.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from decentral.gradients.passes.layers import Way
     from decentral.gradients.passes.passes import Passes
     from decentral.gradients.passes.worker_models import WorkerModels
     from decentral.gradients.precision import Precision
@@ -106,10 +106,10 @@ class Batched(Execution):
         from decentral.gradients.passes.replayed import replayed
 
         way = _way(workload)
-        found = shared(workload, way.LAYERS)
+        found = shared(workload, way)
         if isinstance(found, str):
             return self.instead(workload, found)
-        return replayed(SideBySide(workload, *found, way.forward))
+        return replayed(SideBySide(workload, *found, way))
 
 
 @dataclass
@@ -130,7 +130,7 @@ class Auto(Execution):
         """`batched` where it was found to be faster, else `loop`."""
         from decentral.gradients.passes.layers import shared
 
-        found, models = shared(workload, _way(workload).LAYERS), workload.models
+        found, models = shared(workload, _way(workload)), workload.models
         if isinstance(found, str) or not found[1].batched_is_faster(len(models.modules), models.device):
             return Loop()
         return Batched()
@@ -140,12 +140,12 @@ class Auto(Execution):
         return Loop().passes(workload)
 
 
-def _way(workload: Workload) -> ModuleType:
-    """The module whose layers workers share on this device."""
+def _way(workload: Workload) -> Way:
+    """How workers share calls on this device."""
     if workload.models.device.type == "cpu":
         from decentral.gradients.passes import layers
 
-        return layers
+        return layers.WAY
     from decentral.gradients.passes import columns
 
-    return columns
+    return columns.WAY

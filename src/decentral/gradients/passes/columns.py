@@ -7,12 +7,14 @@ for workers to share a call, leave most of a GPU idle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from decentral.gradients.passes import layers
 from decentral.gradients.passes.windows import fold, unfold
@@ -89,22 +91,43 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     return torch.bmm(a, b, out_dtype=out.dtype, out=out) if a.is_cuda else out.copy_(torch.bmm(a, b))
 
 
+class Rest(NamedTuple):
+    """What layers need beside their inputs and parameters."""
+
+    draws: Iterator[Tensor]  # what the next layer with dropout multiplies with, [k, B, ...]
+    norms: Iterator[Sequence[nn.BatchNorm2d]]  # the workers' own layers, in the place of the next batch normalization
+    compute: Callable[[nn.Module, Tensor], Tensor]  # a layer of a block
+
+
 def forward(
-    sequence: Sequence[nn.Module], x: Tensor, parameters: Sequence[Tensor], draws: Sequence[Tensor] = ()
+    sequence: Sequence[nn.Module],
+    x: Tensor,
+    parameters: Sequence[Tensor],
+    draws: Sequence[Tensor] = (),
+    modules: Sequence[nn.Module] = (),
 ) -> Tensor:
-    """Logits [k, B, classes] for images [k, B, C, H, W], parameters [k, *shape] each, and for each layer with dropout
-    what it multiplies with, [k, B, ...]."""
-    remaining, drawn, k = iter(parameters), iter(draws), len(x)
+    """Logits [k, B, classes] for images [k, B, C, H, W], parameters [k, *shape] each, what layers with dropout multiply
+    with, [k, B, ...] each, and the workers' modules, which keep the statistics of batches.
+
+    Blocks compute their layers in the order in which they have them.
+    """
+    remaining, k = iter(parameters), len(x)
+    norms = ([part for part in module.modules() if isinstance(part, nn.BatchNorm2d)] for module in modules)
+
+    def compute(layer: nn.Module, x: Tensor) -> Tensor:
+        own_way = getattr(layer, "side_by_side", None)
+        if own_way:
+            return cast("Tensor", own_way(x, [next(remaining) for _ in layer.parameters()], k))
+        own = [next(remaining) for _ in layer.parameters(recurse=False)]
+        return LAYERS[type(layer)](layer, x, own, rest)
+
+    rest = Rest(iter(draws), zip(*norms, strict=True), compute)
     if x.dim() == 5:
         x = x.permute(0, 2, 3, 4, 1)
-    for layer in sequence:
-        own = [next(remaining) for _ in layer.parameters()]
-        own_way = getattr(layer, "side_by_side", None)
-        x = own_way(x, own, k) if own_way else LAYERS[type(layer)](layer, x, own, drawn)
-    return x
+    return reduce(lambda x, layer: compute(layer, x), sequence, x)
 
 
-def _convolution(layer: nn.Conv2d, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+def _convolution(layer: nn.Conv2d, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
     geometry, (weight, *bias), k = Geometry.of(layer), own, len(x)
     if layer.padding == "same":  # of an odd number, the last is behind
         odd = [d * (size - 1) % 2 for size, d in zip(geometry.kernel, geometry.dilation, strict=True)]
@@ -119,25 +142,66 @@ def _convolution(layer: nn.Conv2d, x: Tensor, own: Sequence[Tensor], draws: Iter
     return y.view(k, -1, height, width, x.shape[4])
 
 
-def _pooling(layer: nn.Module, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+def _pooling(layer: nn.Module, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
     """As images [k C, B, H, W] in the layout channels last."""
     images: Tensor = layer(x.flatten(0, 1).permute(0, 3, 1, 2))
     return images.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
 
 
-def _dropout(layer: nn.Dropout, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+def _dropout(layer: nn.Dropout, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
     if layer.p == 0:
         return x
-    factors = next(draws)
+    factors = next(rest.draws)
     return x * (factors.permute(0, 2, 3, 4, 1) if x.dim() == 5 else factors)
 
 
-def _flatten(layer: nn.Flatten, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+def _flatten(layer: nn.Flatten, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
     return x.flatten(1, 3).transpose(1, 2) if x.dim() == 5 else x.flatten(2)
 
 
-def _alike(layer: nn.Module, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+def _alike(layer: nn.Module, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
     return cast("Tensor", layer(x))
+
+
+def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
+    """Of the k C channels of all workers at once; each worker's layer keeps its own statistics."""
+    theirs = next(rest.norms)
+    weight, bias = (each.flatten() for each in own) if own else (None, None)
+    mean = variance = None
+    if layer.track_running_stats:
+        mean, variance = (torch.cat([getattr(each, f"running_{what}") for each in theirs]) for what in ("mean", "var"))
+    channels = x.reshape(1, len(x) * layer.num_features, -1)
+    y = F.batch_norm(channels, mean, variance, weight, bias, True, layer.momentum or 0.0, layer.eps)
+    if mean is not None and variance is not None:
+        size = layer.num_features
+        for each, its_mean, its_variance in zip(theirs, mean.split(size), variance.split(size), strict=True):
+            buffers: Any = each
+            buffers.running_mean.copy_(its_mean)
+            buffers.running_var.copy_(its_variance)
+            buffers.num_batches_tracked.add_(1)
+    return y.view(x.shape)
+
+
+def _sequence(block: nn.Sequential, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
+    return reduce(lambda x, layer: rest.compute(layer, x), block, x)
+
+
+def _residual(block: BasicBlock | Bottleneck, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
+    """ReLU(y + x) for y of convolutions, each with batch normalization, all but the last with ReLU."""
+    pairs = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
+    if isinstance(block, Bottleneck):
+        pairs.append((block.conv3, block.bn3))
+    y = x
+    for convolution, norm in pairs:
+        y = y if y is x else F.relu(y)
+        y = rest.compute(norm, rest.compute(convolution, y))
+    return F.relu(y + (x if block.downsample is None else rest.compute(block.downsample, x)))
+
+
+def _stages(network: ResNet) -> list[nn.Module]:
+    stages = network.layer1, network.layer2, network.layer3, network.layer4
+    start = network.conv1, network.bn1, network.relu, network.maxpool
+    return [*start, *stages, network.avgpool, nn.Flatten(), network.fc]
 
 
 LAYERS: dict[type[nn.Module], layers.Layer] = {
@@ -150,4 +214,10 @@ LAYERS: dict[type[nn.Module], layers.Layer] = {
     nn.ReLU: _alike,
     nn.Tanh: _alike,
     nn.Dropout: _dropout,
+    nn.BatchNorm2d: _batch_norm,
+    nn.Sequential: _sequence,
+    BasicBlock: _residual,
+    Bottleneck: _residual,
 }
+WAY = layers.Way(LAYERS, (nn.Sequential, BasicBlock, Bottleneck), {ResNet: _stages}, forward)
+"""That of a GPU."""

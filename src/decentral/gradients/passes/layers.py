@@ -10,7 +10,7 @@ for features. It then counts as one layer, whatever is in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -83,17 +83,36 @@ Layer = Callable[[Any, Tensor, Sequence[Tensor], Any], Tensor]
 """(module, input, the parameters [k, *shape] of this layer, k or what dropout has drawn) -> output."""
 
 
-def sequence(module: nn.Module) -> list[nn.Module] | None:
-    """The layers of a plain sequence, in order; None if it is something else."""
+class Way(NamedTuple):
+    """How workers share calls.
+
+    layers   by class, blocks of layers among them
+    blocks   classes of blocks, which compute nothing but their layers
+    opened   by class: what a module is a sequence of
+    forward  (sequence, inputs, the parameters [k, *shape], what dropout multiplies with, the k modules) -> outputs
+    """
+
+    layers: Mapping[type[nn.Module], Layer]
+    blocks: Collection[type[nn.Module]]
+    opened: Mapping[type[nn.Module], Callable[[Any], Sequence[nn.Module]]]
+    forward: Callable[[Sequence[nn.Module], Tensor, Sequence[Tensor], Sequence[Tensor], Sequence[nn.Module]], Tensor]
+
+
+def sequence(module: nn.Module, way: Way) -> list[nn.Module] | None:
+    """The layers of a sequence, in order; None if it is something else."""
     if hasattr(type(module), "side_by_side"):
         return [module]
-    if type(module) is not nn.Sequential:
-        return None if list(module.children()) else [module]
+    if type(module) in way.opened:
+        children = way.opened[type(module)](module)
+    elif type(module) is nn.Sequential:
+        children = list(module)
+    else:
+        return None if list(module.children()) and type(module) not in way.blocks else [module]
     if module._parameters or module._buffers:
         return None
     layers: list[nn.Module] = []
-    for child in module:
-        inner = sequence(child)
+    for child in children:
+        inner = sequence(child, way)
         if inner is None:
             return None
         layers += inner
@@ -120,9 +139,9 @@ def is_known(module: nn.Module) -> bool:
     return altered(module) is None and all(type(part).__module__.startswith(_KNOWN) for part in module.modules())
 
 
-def refusal(module: nn.Module, known: Mapping[type[nn.Module], Layer]) -> str | None:
-    """Why workers with this model cannot be computed side by side by layers that are `known`, or None."""
-    layers = sequence(module)
+def refusal(module: nn.Module, way: Way) -> str | None:
+    """Why workers with this model cannot be computed side by side in this way, or None."""
+    layers = sequence(module, way)
     if layers is None:
         return "it is no plain sequence of layers"
     if len(set(map(id, layers))) < len(layers):
@@ -131,14 +150,16 @@ def refusal(module: nn.Module, known: Mapping[type[nn.Module], Layer]) -> str | 
         return "layers share parameters"
     if not all(parameter.requires_grad for parameter in module.parameters()):
         return "some of its parameters have requires_grad=False"
-    return altered(module) or next(filter(None, (_oddity(layer, known) for layer in layers)), None)
+    return altered(module) or next(filter(None, (_oddity(layer, way) for layer in layers)), None)
 
 
-def _oddity(layer: nn.Module, known: Mapping[type[nn.Module], Layer]) -> str | None:
+def _oddity(layer: nn.Module, way: Way) -> str | None:
     """Why workers cannot share a call of this layer, or None."""
-    if type(layer) is nn.Dropout and layer.p > 0 and known[nn.Dropout] is _nothing:
+    if type(layer) is nn.Dropout and layer.p > 0 and way.layers[nn.Dropout] is _nothing:
         return "its dropout draws for one worker at a time (without, model.dropout=0, it can)"
-    if hasattr(type(layer), "side_by_side") or (type(layer) in known and _is_usual(layer)):
+    if type(layer) in way.blocks and not (layer._parameters or layer._buffers):
+        return next(filter(None, (_oddity(child, way) for child in layer.children())), None)
+    if hasattr(type(layer), "side_by_side") or (type(layer) in way.layers and _is_usual(layer)):
         return None
     return f"workers cannot share a call of its layer {type(layer).__name__}, or not with these settings"
 
@@ -146,6 +167,8 @@ def _oddity(layer: nn.Module, known: Mapping[type[nn.Module], Layer]) -> str | N
 def _is_usual(layer: nn.Module) -> bool:
     """Whether a layer of a known class has the parameters of its class, real ones, and settings that are computed."""
     own = {key for key, _ in layer.named_parameters()}
+    if isinstance(layer, nn.BatchNorm2d):
+        return layer.training and layer.momentum is not None and own <= {"weight", "bias"}
     if own - _PARAMETERS.get(type(layer), set()) or [*layer.children(), *layer.buffers()]:
         return False
     if isinstance(layer, nn.Conv2d):
@@ -168,9 +191,13 @@ def misfit(layer: nn.Module, shape: Sequence[int]) -> str | None:
 
 
 def forward(
-    layers: Sequence[nn.Module], images: Tensor, parameters: Sequence[Tensor], draws: Sequence[Tensor] = ()
+    layers: Sequence[nn.Module],
+    images: Tensor,
+    parameters: Sequence[Tensor],
+    draws: Sequence[Tensor] = (),
+    modules: Sequence[nn.Module] = (),
 ) -> Tensor:
-    """Logits [k, B, classes] for images [k, B, C, H, W] and parameters [k, *shape] each. Nothing is drawn."""
+    """Logits [k, B, classes] for images [k, B, C, H, W] and parameters [k, *shape] each. Nothing is drawn or kept."""
     remaining: Iterator[Tensor] = iter(parameters)
     x = images
     for layer in layers:
@@ -260,8 +287,8 @@ _CPU_BYTES, _GPU_BYTES = 1.25e6, 8e9
 """What workers side by side should take: their largest tensor what a core's cache holds; all of theirs little of a
 GPU's memory."""
 _MEASURED_BYTES = 150e6
-"""What a worker keeps on a GPU, at most, of models with convolutions that were measured to be faster side by side: VGG-11
-with 32 images of 32 x 32 pixels (docs/gpus.md)."""
+"""What a worker keeps on a GPU, at most, of models with convolutions that were measured to be faster side by side:
+VGG-11 with 32 images of 32 x 32 pixels (docs/gpus.md)."""
 _LEAST_WORKERS = {True: 4, False: 2}  # with convolutions, and without
 
 
@@ -293,42 +320,47 @@ class CallSizes(NamedTuple):
         return max(_LEAST_WORKERS[self.convolutions], int(room))
 
 
-def shared(
-    workload: Workload, known: Mapping[type[nn.Module], Layer] = LAYERS
-) -> tuple[list[nn.Module], CallSizes] | str:
-    """The layers of workers that can be computed side by side by layers that are `known`, and how large their calls
-    are; or why they cannot be.
+WAY = Way(LAYERS, (), {}, forward)
+"""That of a CPU."""
+
+
+def shared(workload: Workload, way: Way = WAY) -> tuple[list[nn.Module], CallSizes] | str:
+    """The layers of workers that can be computed side by side, and how large their calls are; or why they cannot be.
 
     From one forward pass of one example of a batch, (B, C, H, W) of images, through copies of the layers. It takes as
     long as an example does. Torch's `meta` device would compute nothing, but its first product imports torch's
     compiler, which takes longer than a small run.
     """
-    layers, reason = sequence(workload.models.modules[0]), refusal(workload.models.modules[0], known)
+    layers, reason = sequence(workload.models.modules[0], way), refusal(workload.models.modules[0], way)
     if layers is None or reason is not None:
         return str(reason)
     batch_size, *shape = workload.batch_shape
     tokens = isinstance(layers[0], nn.EmbeddingBag)
     x = torch.zeros((1, *shape), dtype=torch.int64 if tokens else torch.float32)
-    loads, dropouts, parameters = list[float](), list[Dropout](), 0
-    largest = kept = batch_size * x.numel()
+    loads, dropouts, parameters, kept = list[float](), list[Dropout](), 0, [x.numel()]
+    largest = batch_size * x.numel()
+
+    def keep(part: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        windows = math.prod(part.kernel_size) * inputs[0].shape[1] if isinstance(part, nn.Conv2d) else 0
+        kept.append(output.numel() + windows * output[0, 0].numel())
+
     for layer in layers:
         if (reason := misfit(layer, x.shape)) is not None:
             return reason
-        weights, channels = sum(p.numel() for p in layer.parameters()), x.shape[1]
+        weights, each = sum(p.numel() for p in layer.parameters()), deepcopy(layer).to("cpu", torch.float32).eval()
+        for part in each.modules():
+            part.register_forward_hook(keep)
         if isinstance(layer, nn.Dropout) and layer.p > 0:
             dropouts.append(Dropout(layer.p, (batch_size, *x.shape[1:]), bool(loads)))
         try:
             with torch.no_grad():
-                x = deepcopy(layer).to("cpu", torch.float32).eval()(x)
+                x = each(x)
         except RuntimeError as error:
             return f"its {type(layer).__name__} fails: {error}"
         largest, parameters = max(largest, batch_size * x.numel()), parameters + weights
-        kept += batch_size * x.numel()
         if weights:
             convolution = isinstance(layer, nn.Conv2d)
             pixels = x[0, 0].numel()
-            if isinstance(layer, nn.Conv2d):
-                kept += batch_size * pixels * channels * math.prod(layer.kernel_size)
             rows = batch_size * pixels if convolution else max(batch_size, _LEAST_ROWS)
             fast_alone = _CONVOLUTION if convolution else _BAG if isinstance(layer, nn.EmbeddingBag) else _PRODUCT
             loads.append(rows * weights / fast_alone)
@@ -337,8 +369,8 @@ def shared(
     return layers, CallSizes(
         sum(loads) / max(1, len(loads)),
         max(largest, parameters) * workload.precision.dtype.itemsize,
-        kept * workload.precision.dtype.itemsize,
-        any(isinstance(layer, nn.Conv2d) for layer in layers),
+        batch_size * sum(kept) * workload.precision.dtype.itemsize,
+        any(isinstance(part, nn.Conv2d) for layer in layers for part in layer.modules()),
         tuple(dropouts),
     )
 

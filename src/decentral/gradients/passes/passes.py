@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from decentral.errors import ConfigError
-from decentral.gradients.passes.layers import CallSizes, MemoryFormat
+from decentral.gradients.passes.layers import CallSizes, MemoryFormat, Way
 from decentral.gradients.passes.worker_models import WorkerModels, random_state, seed_draws
 from decentral.gradients.precision import Precision
 from decentral.randomness import torch_generator
@@ -211,13 +211,13 @@ class SideBySide(Passes):
         workload: Workload,
         layers: Sequence[nn.Module],
         sizes: CallSizes,
-        forward: Callable[[Sequence[nn.Module], Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor],
+        way: Way,
     ) -> None:
-        """forward: that of `passes.layers`, or on a GPU that of `passes.columns`."""
+        """layers, sizes: what `shared` finds for this way."""
         self.workload = workload
         self.models, self.layers, self.precision = workload.models, layers, workload.precision
         self.loss, self.ignored = workload.loss, workload.ignored
-        self.sizes, self.forward = sizes, forward
+        self.sizes, self.way = sizes, way
         self.workers_at_once = sizes.workers_at_once(workload.models.device)
         self.draws = bool(sizes.dropouts)
         self.lanes = Lanes()
@@ -242,7 +242,8 @@ class SideBySide(Passes):
             for group, leaves, views in zip(groups, self._bound(x, groups), gradients, strict=True):
                 with precise:
                     draws = self._draws(range(group.start, group.stop), seed, x) if self.draws else ()
-                    outputs = self.forward(self.layers, inputs[group], leaves, draws)
+                    modules = [self.models.modules[i] for i in workers[group]]
+                    outputs = self.way.forward(self.layers, inputs[group], leaves, draws, modules)
                 each = self.loss(outputs.to(x.dtype).flatten(0, 1), targets[group].flatten(0, 1), reduction="none")
                 each = each.reshape(len(targets[group]), -1)
                 if self.ignored is None:
@@ -259,7 +260,7 @@ class SideBySide(Passes):
 
     def doubt(self, x: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
         """Compares with one worker after the other, each at a model of its own: a copy of its row with noise."""
-        fast = SideBySide(self.workload, self.layers, self.sizes, self.forward)
+        fast = SideBySide(self.workload, self.layers, self.sizes, self.way)
         alone = OneByOne(self.models, self.precision, self.loss)
         generator, device = torch_generator("cpu", 0, "proof"), self.models.device
         seed = partial(seed_draws, device, 0, foreign=False)
@@ -268,8 +269,9 @@ class SideBySide(Passes):
             return torch.randn(rows.shape, generator=generator).to(rows)
 
         def computed(passes: Passes, rows: Tensor, group: slice) -> list[Tensor]:
-            each = passes(rows, inputs[group].clone(), targets[group], range(len(rows)), seed)
-            return [tensor.clone() for tensor in each]
+            with self.models.keeping_buffers():
+                each = passes(rows, inputs[group].clone(), targets[group], range(len(rows)), seed)
+                return [tensor.clone() for tensor in each]
 
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):

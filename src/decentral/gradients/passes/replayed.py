@@ -113,14 +113,10 @@ class Replayed(Passes):
         seed: Callable[[int], None],
     ) -> bool:
         """Whether it gives what `passes` give, but for rounding; buffers stay as they are."""
-        buffers = [buffer for module in self.passes.models.modules for buffer in module.buffers()]
-        before = [buffer.clone() for buffer in buffers]
 
         def found(way: Callable[[], tuple[Tensor, Tensor]]) -> list[Tensor]:
-            each = [tensor.clone() for tensor in way()]
-            for buffer, kept in zip(buffers, before, strict=True):
-                buffer.copy_(kept)
-            return each
+            with self.passes.models.keeping_buffers():
+                return [tensor.clone() for tensor in way()]
 
         expected = found(lambda: self.passes(x, inputs.clone(), targets, workers, seed))
         replayed = found(lambda: recording(inputs, targets, seed))

@@ -6,6 +6,7 @@ import copy
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import CellType, FunctionType
 from typing import Any, cast
 
@@ -301,6 +302,17 @@ class WorkerModels:
         if not self.foreign:
             return self.modules[i]
         return copied(self.modules[i], {id(leaf): nn.Parameter(leaf.data.clone()) for leaf in self.leaves[i]})
+
+    @contextmanager
+    def keeping_buffers(self) -> Iterator[None]:
+        """After this, the modules' buffers are as they were."""
+        buffers = [buffer for module in self.modules for buffer in module.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        finally:
+            for buffer, kept in zip(buffers, before, strict=True):
+                buffer.copy_(kept)
 
     def check(self) -> None:
         """Raise a ConfigError if a forward pass has added, frozen or replaced parameters, or added buffers."""
