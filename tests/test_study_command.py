@@ -208,16 +208,18 @@ def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folde
 
 
 @pytest.mark.slow
-def test_an_interrupted_start_without_the_runs_keeps_complete_results(folder: Path, tmp_path: Path):
+@pytest.mark.parametrize(("complete", "said"), [(True, "its complete results"), (False, "its results, whose runs are")])
+def test_an_interrupted_start_without_the_runs_keeps_results(complete: bool, said: str, folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "scale=smoke", "launcher.slots=1"]
     assert study(*arguments, "progress=false") == 0
     values = tmp_path / "r" / "mine" / "two" / "smoke" / "values.csv"
-    before = values.read_bytes()
+    before, facts = values.read_bytes(), values.with_name("study.json")
+    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"complete": complete}))
     shutil.rmtree(tmp_path / "r" / "runs")
     start = [sys.executable, "-m", "decentral.cli.study", *arguments]
     fault = {**os.environ, "DECENTRAL_FAULTS": '[{"rank": 0, "step": 5, "kind": "raise"}]'}
     broken = subprocess.run(start, capture_output=True, text=True, env=fault)
-    assert broken.returncode == 1 and "keeps its complete results" in broken.stdout
+    assert broken.returncode == 1 and f"keeps {said}" in broken.stdout
     assert values.read_bytes() == before
 
 

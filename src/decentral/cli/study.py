@@ -25,6 +25,7 @@ from decentral.runtime.devices import slow_precision
 from decentral.scheduling.board import board
 from decentral.scheduling.scheduler import schedule
 from decentral.store.files import at_home
+from decentral.store.run_store import RunStore
 from decentral.study import SCALES, catalogue, collect
 from decentral.study.collect import StoredCell
 from decentral.study.study import Cell, Study, Unfinished, plan
@@ -351,8 +352,11 @@ def collect_results(
     directories = [source.jobs[id].directory for id in source.finished]
     kept = earlier if any(isinstance(cell, StoredCell) for cell in cells) else None
     facts |= collect.provenance(directories, kept) | collect.reported()
-    if left and earlier.get("complete") and not in_parts:
-        say(f"{chosen.directory} keeps its complete results, of commit {str(earlier.get('git_commit'))[:12]}.")
+    runs = collect.runs_of_values(chosen.directory) - {value.run for cell in cells for value in cell.values()}
+    lost = [run for run in runs if RunStore.finished(chosen.results_dir / "runs" / run, run) is None]
+    if left and not in_parts and (earlier.get("complete") or lost):
+        which = "complete results" if earlier.get("complete") else "results, whose runs are gone"
+        say(f"{chosen.directory} keeps its {which}, of commit {str(earlier.get('git_commit'))[:12]}.")
         return
     facts |= {"digest": collect.digest(chosen.definition, source.finished), "setup": collect.setup(chosen.definition)}
     collect.collect(chosen.study, cells, chosen.directory, facts)
