@@ -7,7 +7,7 @@ for workers to share a call, leave most of a GPU idle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from typing import Any, NamedTuple, cast
 
@@ -95,7 +95,7 @@ class Rest(NamedTuple):
     """What layers need beside their inputs and parameters."""
 
     draws: Iterator[Tensor]  # what the next layer with dropout multiplies with, [k, B, ...]
-    norms: Iterator[Sequence[nn.BatchNorm2d]]  # the workers' own layers, in the place of the next batch normalization
+    norms: Mapping[nn.Module, Sequence[nn.BatchNorm2d]]  # of a batch normalization: the workers' own
     compute: Callable[[nn.Module, Tensor], Tensor]  # a layer of a block
 
 
@@ -107,24 +107,25 @@ def forward(
     modules: Sequence[nn.Module] = (),
 ) -> Tensor:
     """Logits [k, B, classes] for images [k, B, C, H, W], parameters [k, *shape] each, what layers with dropout multiply
-    with, [k, B, ...] each, and the workers' modules, which keep the statistics of batches.
-
-    Blocks compute their layers in the order in which they have them.
-    """
-    remaining, k = iter(parameters), len(x)
-    norms = ([part for part in module.modules() if isinstance(part, nn.BatchNorm2d)] for module in modules)
+    with, [k, B, ...] each, and the workers' modules, which keep the statistics of batches."""
+    given = dict(zip((own for layer in sequence for own in layer.parameters()), parameters, strict=True))
+    norms = zip(_norms(sequence), *(_norms([module]) for module in modules), strict=True)
 
     def compute(layer: nn.Module, x: Tensor) -> Tensor:
         own_way = getattr(layer, "side_by_side", None)
         if own_way:
-            return cast("Tensor", own_way(x, [next(remaining) for _ in layer.parameters()], k))
-        own = [next(remaining) for _ in layer.parameters(recurse=False)]
+            return cast("Tensor", own_way(x, [given[own] for own in layer.parameters()], len(x)))
+        own = [given[parameter] for parameter in layer.parameters(recurse=False)]
         return LAYERS[type(layer)](layer, x, own, rest)
 
-    rest = Rest(iter(draws), zip(*norms, strict=True), compute)
+    rest = Rest(iter(draws), {layer: theirs for layer, *theirs in norms}, compute)
     if x.dim() == 5:
         x = x.permute(0, 2, 3, 4, 1)
     return reduce(lambda x, layer: compute(layer, x), sequence, x)
+
+
+def _norms(layers: Iterable[nn.Module]) -> list[nn.BatchNorm2d]:
+    return [part for layer in layers for part in layer.modules() if isinstance(part, nn.BatchNorm2d)]
 
 
 def _convolution(layer: nn.Conv2d, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
@@ -165,7 +166,7 @@ def _alike(layer: nn.Module, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Te
 
 def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
     """Of the k C channels of all workers at once; each worker's layer keeps its own statistics."""
-    theirs = next(rest.norms)
+    theirs = rest.norms[layer]
     weight, bias = (each.flatten() for each in own) if own else (None, None)
     mean = variance = None
     if layer.track_running_stats:
@@ -187,15 +188,15 @@ def _sequence(block: nn.Sequential, x: Tensor, own: Sequence[Tensor], rest: Rest
 
 
 def _residual(block: BasicBlock | Bottleneck, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
-    """ReLU(y + x) for y of convolutions, each with batch normalization, all but the last with ReLU."""
+    """relu(y + x) for y of convolutions, each with batch normalization, all but the last with ReLU."""
     pairs = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
     if isinstance(block, Bottleneck):
         pairs.append((block.conv3, block.bn3))
     y = x
     for convolution, norm in pairs:
-        y = y if y is x else F.relu(y)
+        y = y if y is x else rest.compute(block.relu, y)
         y = rest.compute(norm, rest.compute(convolution, y))
-    return F.relu(y + (x if block.downsample is None else rest.compute(block.downsample, x)))
+    return rest.compute(block.relu, y + (x if block.downsample is None else rest.compute(block.downsample, x)))
 
 
 def _stages(network: ResNet) -> list[nn.Module]:
