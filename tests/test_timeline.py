@@ -18,7 +18,10 @@ from decentral.algorithms.wagma import WAGMA
 from decentral.cluster.links import Links
 from decentral.config.composition import compose
 from decentral.measurements.validation.clock import (
+    Case,
     known_cluster,
+    links_of,
+    simulated,
 )
 from decentral.measurements.validation.observed import Target
 from decentral.registry import components
@@ -104,6 +107,16 @@ def test_equally_fast_workers_with_a_free_network_never_wait(tmp_path, name):
     assert found.simulated_s == 12.0 and found.waiting_share == 0.0
     assert found.gradients == 12 * len(found.accounts["compute"])
     assert set(found.ages) <= {0}
+
+
+def test_rows_of_a_validation_are_cut_in_pieces_as_real_ones_are():
+    config = configure(
+        *QUADRATICS, "algo=relaysgd", "topology=dbt", "num_workers=4", "network.bandwidth_gbps=0.1", "processes=4"
+    )
+    case = Case(config, 9, 0, sleeps=True, free_running=False, row_bytes=1_000_000)
+    cluster = known_cluster(np.full((9, 4), 0.12), links_of(case, 0.0, 0.0))
+    halves = 4 * 0.04  # a worker has three neighbors in one tree and one in the other
+    assert simulated(config, 9, cluster).step_s == pytest.approx(0.12 + halves, abs=1e-9)
 
 
 LOGNORMAL = (

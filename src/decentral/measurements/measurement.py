@@ -28,7 +28,7 @@ from decentral.settings import Settings
 from decentral.store import RunStore, Status
 from decentral.store.failures import record
 from decentral.store.files import at_home
-from decentral.store.metrics import LineFile, read_lines
+from decentral.store.metrics import LineFile, lines_written, read_lines
 from decentral.store.run_store import DirectoryLost
 from decentral.terminal.progress import Messenger
 
@@ -132,7 +132,7 @@ class Computation(Job):
 
     def finished(self) -> Status | None:
         """done, where the lines are there: version 1 wrote them to other files, and is asked for them anew."""
-        return super().finished() if (self.directory / self.lines).exists() else None
+        return super().finished() if lines_written(self.directory / self.lines) else None
 
     def carry_out(self) -> Status:
         """Compute what is missing; a second attempt goes on after the lines of the first. Returns how it ended.

@@ -84,6 +84,11 @@ class LineFile:
         os.close(self._descriptor)
 
 
+def lines_written(path: Path) -> bool:
+    """Whether there is such a file, compressed or not."""
+    return path.exists() or path.with_name(path.name + ".gz").exists()
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file, or of its compressed copy `<name>.gz`; none if there is neither. An unterminated last
     line is not read.

@@ -29,8 +29,8 @@ _PURPOSE = "validation: beyond what is planned"
 _MOST_S, _LEAST_S = 0.05, 1e-9
 _LATENCIES_S = (0.0, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3)
 """Of word that a version has begun."""
-_ROW_BYTES = 4
-"""Of the rows that are simulated: one number in float32."""
+_NUMBERS = 4096
+"""Of the rows that are simulated, in float32: topologies cut them in pieces, as they do real ones."""
 
 
 def bisected(low: float, high: float, halvings: int, below: Callable[[float], bool]) -> tuple[float, float]:
@@ -150,20 +150,20 @@ def links_of(case: Case, latency_s: float, transfer_s: float) -> Links:
     transfer_s += case.row_bytes * network.seconds_per_byte
     return Links(
         latency_s=latency_s + network.latency_ms / 1e3,
-        bandwidth_gbps=8e-9 * _ROW_BYTES / transfer_s if transfer_s else math.inf,
+        bandwidth_gbps=8e-9 * 4 * _NUMBERS / transfer_s if transfer_s else math.inf,
         copy_gbps=math.inf,
         collective=CollectiveName.recursive_doubling if asynchronous else usual,
     )
 
 
 def known_cluster(durations: np.ndarray, links: Links) -> KnownCluster:
-    """Where gradients take `durations` [T, n] seconds, and rows travel as if they had one number."""
+    """Where gradients take `durations` [T, n] seconds, and rows travel as if they had few numbers."""
     n = durations.shape[1]
-    return KnownCluster(durations, LinkCosts(links, n), num_parameters=1)
+    return KnownCluster(durations, LinkCosts(links, n), num_parameters=_NUMBERS)
 
 
 def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
-    """So many steps of a method in this cluster, with rows of one number.
+    """So many steps of a method in this cluster, with rows of few numbers.
 
     Of methods in which workers take different numbers of gradients, time and gradients are counted until the first
     worker is done, as they are where a run is observed.
@@ -174,7 +174,7 @@ def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
     n = cluster.links.num_workers
     alone = replace(config, processes="1", cluster=cluster, record_operations=False, steps=steps)
     spans = Spans(n) if runs_freely(config) else None
-    found = timed(alone, steps, 1, spans)
+    found = timed(alone, steps, _NUMBERS, spans)
     if spans is None:
         return Simulated(found.simulated_s / steps, stale_share(found.ages))
     begins: list[list[float]] = [[] for _ in range(n)]
