@@ -84,8 +84,8 @@ class Machines(VirtualCluster):
     devices      path of a CSV file that says over time how fast each worker's machine is (null: all are alike): a line
                  worker,seconds,slowdown,up_gbps,down_gbps, and below it from when on, in simulated seconds, a gradient
                  of that worker takes `slowdown` times as long as `compute` says, and its port sends and receives at
-                 these speeds; links.bandwidth_gbps is left out then. The last line of a worker holds for ever. A message
-                 that is under way when a speed changes goes on at the new one; a gradient keeps its slowdown
+                 these speeds; links.bandwidth_gbps is left out then. The last line of a worker holds for ever. What is
+                 sent when a speed changes goes on at the new one; a gradient keeps its slowdown
 
     Everything random is addressed by (seed, step, worker), so that all methods, and real processes, see the same
     delays. What is not given is refused, never taken to be zero.
