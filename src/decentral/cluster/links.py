@@ -82,9 +82,9 @@ DOUBLE_TREE = Collective(
     both_ways=True,
     all_at_once=True,
 )
-"""Half of each row up and down each of two binary trees, in small pieces one behind the other; who is a leaf of one
-tree has two children in the other, so that nobody sends more than two rows: Sanders, Speck and Traeff, Two-tree
-algorithms for full bandwidth broadcast, reduction and scan, 2009. NCCL's tree."""
+"""Two binary trees, each of which reduces and broadcasts half of the row in a pipeline of small pieces. A leaf of one
+tree is an inner node of the other, so that no worker sends more than two rows: Sanders, Speck and Traeff, Two-tree
+algorithms for full bandwidth broadcast, reduction and scan, 2009. NCCL's tree algorithm."""
 STAR = Collective(
     lambda P, log2, N, alpha, beta: 2 * alpha + 2 * (P - 1) * N * beta,
     lambda P, log2: (2 * (P - 1), 2 * (P - 1)),
@@ -226,7 +226,8 @@ class Links(Settings, where=_WHERE):
             )
 
     def seconds_per_byte(self, gbps: float | None) -> float:
-        """Of a link of so many Gbit/s: 8e-9 (1 / b + s / b^2 + 1 / h), without what is not given."""
+        """Seconds per byte of a link of b Gbit/s: 8e-9 (1 / b + stall_gbps / b^2 + 1 / host_gbps). A term whose setting
+        is null is left out."""
         link_s = seconds_per_byte(gbps)
         return link_s * (1 + (self.stall_gbps or 0.0) * link_s / 8e-9) + seconds_per_byte(self.host_gbps)
 

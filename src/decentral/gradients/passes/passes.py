@@ -250,8 +250,9 @@ class SideBySide(Passes):
                     loss = each.mean(1)
                 else:
                     loss = each.sum(1) / (targets[group] != self.ignored).flatten(1).sum(1)
-                for leaf, view in zip(leaves, views, strict=True):
-                    leaf.grad = view  # where a layer may put it at once
+                if leaves[0].grad is not views[0]:  # these leaves are new, or were in another group
+                    for leaf, view in zip(leaves, views, strict=True):
+                        leaf.grad = view  # where a layer may put its gradient at once
                 found = torch.autograd.grad(loss.sum(), leaves)
                 moved = [pair for pair in zip(views, found, strict=True) if pair[0].data_ptr() != pair[1].data_ptr()]
                 torch._foreach_copy_([view for view, _ in moved], [gradient for _, gradient in moved])
