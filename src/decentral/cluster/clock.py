@@ -99,8 +99,8 @@ class Clock(Prices):
     def begin(
         self, over: Exchange | RelayEdges | Neighbors, num_bytes: Sequence[float] | np.ndarray, extra: int = 0
     ) -> Underway:
-        """All begin to send messages whose pieces have so many bytes, and `extra` ones; to neighbors, those of each
-        sender [n]."""
+        """All workers begin to send. A message has num_bytes[h] bytes for its piece h (over neighbors: num_bytes[j] for
+        sender j), and `extra` bytes."""
         if over.memo.get("costs") is not self.costs:
             over.memo["costs"], over.memo["messages"] = self.costs, _messages(over)
             over.memo["plan"] = self.costs.plan(*over.memo["messages"][:2])
@@ -116,8 +116,8 @@ class Clock(Prices):
         return Underway(moved.ready, np.maximum(moved.ready - latest, 0.0))
 
     def begin_collective(self, name: str, num_bytes: float) -> tuple[Underway, int, float]:
-        """All begin an all_reduce, allgather or broadcast of rows of so many bytes; and how many messages all send for
-        it, and how many rows these are."""
+        """All workers begin an all_reduce, allgather or broadcast of rows of num_bytes. Returns what is under way, the
+        number of messages that all send for it, and how many rows these amount to."""
         num_bytes *= self.bytes_scale
         begins = float(max(self.now.max(), self.out.max(), self.into.max()))
         collective = {"allgather": ALL_GATHER, "broadcast": BROADCAST}.get(name)

@@ -46,12 +46,12 @@ class Traffic:
         return self.clock if self.measured is None else self.measured
 
     def count(self, num_messages: int, bytes_each: int, extra: int = 0) -> None:
-        """So many messages are sent, of so many bytes of rows and `extra` ones each."""
+        """Count messages of bytes_each bytes of rows, and `extra` bytes each."""
         self.messages_sent += num_messages
         self.bytes_sent += num_messages * (round(self.scale * bytes_each) + extra)
 
     def count_pieces(self, num_messages: Sequence[int], num_bytes: Sequence[int], extra: int = 0) -> None:
-        """For each piece so many messages are sent, of so many bytes, and `extra` ones, each."""
+        """Count the messages of each piece h: num_messages[h] of num_bytes[h] bytes, and `extra` bytes each."""
         for messages, each in zip(num_messages, num_bytes, strict=True):
             self.count(messages, each, extra)
 
@@ -67,8 +67,8 @@ class Traffic:
         extra: int = 0,
         later: bool = False,
     ) -> Wait:
-        """In simulated time these messages leave now, see `Clock.begin`; what is returned, when called, waits for them;
-        `later`: `arrive` does, in another step. They have been counted."""
+        """These messages leave now in simulated time, see `Clock.begin`; they have been counted. What is returned, when
+        called, waits for them. With `later`, `arrive` does so in another step."""
         return self._waiting(None if self.clock is None else self.clock.begin(over, num_bytes, extra), later)
 
     def begin_collective(self, name: str, num_bytes: float, later: bool = False) -> Wait:
