@@ -122,6 +122,26 @@ def test_who_waits_in_vain_is_told_for_whom(worlds, carrier):
     ]
 
 
+def give_up_with_rows_on_their_way(world: World) -> str:
+    """The first process closes its memory before the second one has opened it; the third one waits for the first."""
+    mailbox = Mailbox(split_workers(3, 3), 20.0, shared=True)
+    if world.rank == 0:
+        draft = mailbox.draft(1, torch.ones(8))
+        mailbox._sharing.close()
+        mailbox.send(0, 1, 1, 0, draft)
+        mailbox.fail(ConnectionError("given up"))
+        said = "given up"
+    else:
+        said = how_it_ends(lambda: mailbox.receive(world.rank, 1, 0, source=0))
+    mailbox.close()
+    return said
+
+
+def test_who_gives_up_is_missed_by_all_even_if_somebody_cannot_read_its_last_rows(worlds):
+    gone = "ConnectionError: connection closed by process 0 of this run"
+    assert worlds(3).call(give_up_with_rows_on_their_way) == ["given up", gone, gone]
+
+
 def fail_while_others_wait(world: World) -> list[str]:
     """A handler fails in the thread that receives: whoever waits hears of it."""
     mailbox = Mailbox(split_workers(2, 2), 20.0)

@@ -265,8 +265,8 @@ class Mailbox(Threads):
                 dist.send(torch.tensor(header, dtype=torch.float64), peer, group=self._group, tag=self._tag)
                 if buffer is not None:
                     dist.send(buffer.memory, peer, group=self._group, tag=self._tag + 1)
-            except RuntimeError as error:
-                raise gone(peer) from error
+            except RuntimeError:
+                self.fail(gone(peer))  # the other processes still hear that this one leaves
             if buffer is not None:
                 self._sharing.give_back(buffer)
                 with self._room:
@@ -282,8 +282,11 @@ class Mailbox(Threads):
                 *whole, value = first.tolist()
                 header = _Header._make([*map(int, whole), value])
                 rows, release = self._rows(peer, header)
-            except (RuntimeError, OSError) as error:
+            except RuntimeError as error:
                 raise gone(peer) from error
+            except OSError:  # it has failed and closed the memory of rows that were on their way
+                self.fail(gone(peer))
+                continue
             if header.kind == _System.leave:
                 break
             if header.kind == _System.taken:

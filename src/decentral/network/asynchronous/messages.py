@@ -190,8 +190,11 @@ class Buffers:
 
 
 def opened(pid: int, number: int, size: int) -> Tensor:
-    """The memory behind a descriptor of a process of this host."""
-    return torch.from_file(f"/proc/{pid}/fd/{number}", shared=True, size=size, dtype=torch.uint8)
+    """The memory behind a descriptor of a process of this host. Raises OSError if that has closed it."""
+    try:
+        return torch.from_file(f"/proc/{pid}/fd/{number}", shared=True, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
 
 
 class Message:
