@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 
 from configure import configure
 from decentral.algorithms.dpsgd import Mode
@@ -12,7 +13,7 @@ from decentral.algorithms.teleportation import Teleportation
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.lr_schedules.schedule import Constant, Exponential, Inverse, InverseSqrt, MultiStep
+from decentral.lr_schedules.schedule import Constant, Cosine, Exponential, Inverse, InverseSqrt, Linear, MultiStep
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
 from decentral.optim.adam import Adam, AdamW
@@ -87,12 +88,38 @@ SCHEDULES = [
     (MultiStep(warmup_epochs=0, milestones=[1], gamma=0.5), {0: 1, 9: 1, 10: 0.5}),
     (InverseSqrt(warmup_steps=4), {0: 1 / 4, 3: 1, 15: 1 / 2, 399: 1 / 10}),
     (MultiStep(milestones=[2], warmup_epochs=4), {0: 0, 19: 19 / 40, 20: 0.05, 40: 0.1}),
+    (Cosine(), {0: 1, 25: (1 + 0.5**0.5) / 2, 50: 0.5, 100: 0, 120: 0}),
+    (Cosine(warmup_epochs=2, final_factor=0.2), {0: 0, 10: 0.5, 20: 1, 60: 0.6, 100: 0.2}),
+    (Linear(final_factor=0.5, warmup_epochs=5, warmup_from=0.2), {0: 0.2, 25: 0.6, 50: 1, 75: 0.75, 100: 0.5}),
+    (Exponential(gamma=0.5, final_factor=0.1, warmup_epochs=1), {0: 0, 5: 0.5, 10: 0.5, 40: 0.1}),
 ]
 
 
 @pytest.mark.parametrize(("schedule", "factors"), SCHEDULES, ids=lambda value: getattr(value, "name", ""))
 def test_a_schedule_follows_its_formula(schedule, factors):
-    assert {t: schedule.factor(t, TEN) for t in factors} == pytest.approx(factors, rel=1e-12, abs=1e-15)
+    assert {t: schedule.rate(t, TEN, 100) for t in factors} == pytest.approx(factors, rel=1e-12, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Cosine(final_factor=0.1), lambda optim: CosineAnnealingLR(optim, 50, 0.1)),
+        (Linear(final_factor=0.1), lambda optim: LinearLR(optim, 1.0, 0.1, 50)),
+    ],
+)
+def test_a_schedule_of_the_length_of_the_run_is_that_of_torch(ours, theirs):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule, rates = theirs(optimizer), []
+    for _ in range(50):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert [ours.rate(t, 7.0, 50) for t in range(50)] == pytest.approx(rates, rel=1e-12)
+
+
+def test_a_schedule_of_the_length_of_the_run_needs_one():
+    with pytest.raises(ConfigError, match="needs the length of a run"):
+        Cosine().rate(0, 1.0, None)
 
 
 @pytest.mark.parametrize("steps_per_epoch", [3.0, 7.0, 49.0, 97.0])

@@ -5,19 +5,52 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from inspect import signature
 
+from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
 
 
+@dataclass
 class LearningRateSchedule(Settings, ABC, where="schedule"):
-    """A dataclass whose fields are its configuration: the learning rate of step t is lr * factor(t, steps_per_epoch).
+    """A dataclass whose fields are its configuration: the learning rate of step t is lr * rate(t), with
 
-    A pure function of the step, so that a run that goes on after an interruption has the same rates.
+        rate(t) = (warmup_from + (1 - warmup_from) min(epoch / warmup_epochs, 1)) max(factor(t), final_factor)
+
+    and epoch = t / steps_per_epoch, a fraction inside of an epoch. A pure function of the step, so that a run that goes
+    on after an interruption has the same rates.
+
+    warmup_epochs   in which the rate rises linearly to its full value; the very first step has warmup_from of it
+    final_factor    what `factor` does not fall below; where a schedule of the run's length ends
     """
+
+    warmup_epochs: float = setting(0.0, at_least=0, older=0.0)
+    warmup_from: float = setting(0.0, at_least=0, when="warmup_epochs", older=0.0)
+    final_factor: float = setting(0.0, at_least=0, at_most=1, older=0.0)
 
     @abstractmethod
     def factor(self, t: int, steps_per_epoch: float) -> float:
-        """The factor on `lr` in step t = 0, 1, ...; the epoch is t / steps_per_epoch, a fraction inside of an epoch."""
+        """The factor on `lr` in step t = 0, 1, ..., without warm-up. One that depends on how many steps the run has
+        takes them as a further argument, `total_steps`."""
+
+    def rate(self, t: int, steps_per_epoch: float, total_steps: int | None) -> float:
+        """The factor on `lr` in step t. Raises ConfigError if it depends on a length that the run does not have."""
+        further = {}
+        if "total_steps" in signature(type(self).factor).parameters:
+            if total_steps is None:
+                raise ConfigError(
+                    f"schedule={getattr(self, 'name', type(self).__name__)} needs the length of a run, and this one "
+                    "ends when it has reached its target: use schedule=constant, or another one without a length."
+                )
+            further["total_steps"] = total_steps
+        ramp = min(t / steps_per_epoch / self.warmup_epochs, 1.0) if self.warmup_epochs else 1.0
+        factor = max(self.factor(t, steps_per_epoch, **further), self.final_factor)
+        return (self.warmup_from + (1 - self.warmup_from) * ramp) * factor
+
+    def progress(self, t: int, steps_per_epoch: float, total_steps: int) -> float:
+        """From 0 at the end of the warm-up to 1 after the last step."""
+        first = self.warmup_epochs * steps_per_epoch
+        return min(1.0, max(0.0, t - first) / max(1.0, total_steps - first))
 
 
 @dataclass
@@ -29,6 +62,40 @@ class Constant(LearningRateSchedule):
     def factor(self, t: int, steps_per_epoch: float) -> float:
         """1, whatever the step."""
         return 1.0
+
+
+@dataclass
+class Cosine(LearningRateSchedule):
+    """Half a cosine, from 1 after the warm-up to `final_factor` at the end of the run.
+
+        factor(t) = final_factor + (1 - final_factor) (1 + cos(pi s)) / 2,  s = (t - w) / (T - w)
+
+    for a run of T steps, w of them warm-up. Loshchilov and Hutter, ICLR 2017 (SGDR), without restarts: torch's
+    `CosineAnnealingLR` with T_max = T and eta_min = final_factor lr.
+    """
+
+    name: str = "cosine"
+
+    def factor(self, t: int, steps_per_epoch: float, total_steps: int) -> float:  # type: ignore[override]
+        """See the formula."""
+        falling = (1 + math.cos(math.pi * self.progress(t, steps_per_epoch, total_steps))) / 2
+        return self.final_factor + (1 - self.final_factor) * falling
+
+
+@dataclass
+class Linear(LearningRateSchedule):
+    """A straight line, from 1 after the warm-up to `final_factor` at the end of the run.
+
+        factor(t) = 1 - (1 - final_factor) s,  s = (t - w) / (T - w)
+
+    for a run of T steps, w of them warm-up: torch's `LinearLR` with start_factor 1 and total_iters = T.
+    """
+
+    name: str = "linear"
+
+    def factor(self, t: int, steps_per_epoch: float, total_steps: int) -> float:  # type: ignore[override]
+        """See the formula."""
+        return 1 - (1 - self.final_factor) * self.progress(t, steps_per_epoch, total_steps)
 
 
 @dataclass
@@ -83,7 +150,7 @@ class InverseSqrt(LearningRateSchedule):
 class MultiStep(LearningRateSchedule):
     """Linear warm-up, then times gamma at each milestone (epochs).
 
-        factor(epoch) = (warmup_from + (1 - warmup_from) min(epoch / warmup_epochs, 1)) * gamma^(milestones passed)
+        factor(epoch) = gamma^(milestones passed)
 
     The defaults are the RelaySum paper's for CIFAR-10 (appendix C.1): five epochs of warm-up from zero, so that the
     very first step has learning rate 0, and a tenth at epochs 150 and 180. The epoch is a fraction: it moves every
@@ -97,8 +164,5 @@ class MultiStep(LearningRateSchedule):
     gamma: float = field(default=0.1, metadata={"when": "milestones"})
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
-        """The ramp of the warm-up times gamma to the number of milestones passed, for epoch = t / steps_per_epoch."""
-        epoch = t / steps_per_epoch
-        ramp = min(epoch / self.warmup_epochs, 1.0) if self.warmup_epochs else 1.0
-        passed = sum(epoch >= milestone for milestone in self.milestones)
-        return (self.warmup_from + (1 - self.warmup_from) * ramp) * self.gamma**passed
+        """gamma to the number of milestones passed, for epoch = t / steps_per_epoch."""
+        return self.gamma ** sum(t / steps_per_epoch >= milestone for milestone in self.milestones)

@@ -154,7 +154,7 @@ def assemble(config: Config, world: World) -> Run:
             )
         trace = torch.empty(shape, dtype=x.dtype)
     oracle = GradientOracle(problem, net.workers, world.device)
-    lr = learning_rate(config, problem.steps_per_epoch)
+    lr = learning_rate(config, problem.steps_per_epoch, total_steps)
     algorithm = with_rate(config, lr, problem.layout(x0), problem.steps_per_epoch)
     stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)
     counts, epochs = config.task.num_examples(config), total_steps / problem.steps_per_epoch
@@ -313,6 +313,6 @@ def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, ste
     return algorithm
 
 
-def learning_rate(config: Config, steps_per_epoch: float) -> Callable[[int], float]:
+def learning_rate(config: Config, steps_per_epoch: float, total_steps: int) -> Callable[[int], float]:
     """Step t -> lr times the factor of the learning-rate schedule."""
-    return lambda t: config.lr * config.schedule.factor(t, steps_per_epoch)
+    return lambda t: config.lr * config.schedule.rate(t, steps_per_epoch, total_steps)
