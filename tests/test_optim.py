@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR, SequentialLR, StepLR
 
 from configure import configure
 from decentral.algorithms.dpsgd import Mode
@@ -13,7 +15,16 @@ from decentral.algorithms.teleportation import Teleportation
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.lr_schedules.schedule import Constant, Cosine, Exponential, Inverse, InverseSqrt, Linear, MultiStep
+from decentral.lr_schedules.schedule import (
+    Constant,
+    Cosine,
+    Exponential,
+    Inverse,
+    InverseSqrt,
+    LearningRateSchedule,
+    Linear,
+    MultiStep,
+)
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
 from decentral.optim.adam import Adam, AdamW
@@ -97,29 +108,67 @@ SCHEDULES = [
 
 @pytest.mark.parametrize(("schedule", "factors"), SCHEDULES, ids=lambda value: getattr(value, "name", ""))
 def test_a_schedule_follows_its_formula(schedule, factors):
-    assert {t: schedule.rate(t, TEN, 100) for t in factors} == pytest.approx(factors, rel=1e-12, abs=1e-15)
+    assert {t: schedule.rates(TEN, 100)(t) for t in factors} == pytest.approx(factors, rel=1e-12, abs=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs"),
-    [
-        (Cosine(final_factor=0.1), lambda optim: CosineAnnealingLR(optim, 50, 0.1)),
-        (Linear(final_factor=0.1), lambda optim: LinearLR(optim, 1.0, 0.1, 50)),
-    ],
-)
-def test_a_schedule_of_the_length_of_the_run_is_that_of_torch(ours, theirs):
+def warmed_up(optimizer, start, after):
+    ramp = LinearLR(optimizer, start, 1.0, 10)
+    return SequentialLR(optimizer, [ramp, after], milestones=[10])
+
+
+TORCH_SCHEDULES = [
+    (Cosine(final_factor=0.1), lambda optim: CosineAnnealingLR(optim, 50, 0.1)),
+    (Linear(final_factor=0.1), lambda optim: LinearLR(optim, 1.0, 0.1, 50)),
+    (
+        Cosine(warmup_epochs=2, warmup_from=0.1, final_factor=0.2),
+        lambda optim: warmed_up(optim, 0.1, CosineAnnealingLR(optim, 40, 0.2)),
+    ),
+    (Linear(warmup_epochs=2, warmup_from=0.5), lambda optim: warmed_up(optim, 0.5, LinearLR(optim, 1.0, 0.0, 40))),
+    (Constant(warmup_epochs=2, warmup_from=0.3), lambda optim: LinearLR(optim, 0.3, 1.0, 10)),
+    (
+        MultiStep(warmup_epochs=2, warmup_from=0.1, milestones=[4.0, 8.0]),
+        lambda optim: warmed_up(optim, 0.1, MultiStepLR(optim, [10, 30])),
+    ),
+    (Exponential(gamma=0.5), lambda optim: StepLR(optim, 5, 0.5)),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), TORCH_SCHEDULES, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # SequentialLR of torch calls it itself
+def test_a_schedule_is_that_of_torch(ours, theirs):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule, rates = theirs(optimizer), []
     for _ in range(50):
         rates.append(optimizer.param_groups[0]["lr"])
         optimizer.step()
         schedule.step()
-    assert [ours.rate(t, 7.0, 50) for t in range(50)] == pytest.approx(rates, rel=1e-12)
+    rate = ours.rates(5.0, 50)
+    assert [rate(t) for t in range(50)] == pytest.approx(rates, rel=1e-12, abs=1e-15)
 
 
 def test_a_schedule_of_the_length_of_the_run_needs_one():
-    with pytest.raises(ConfigError, match="needs the length of a run"):
-        Cosine().rate(0, 1.0, None)
+    with pytest.raises(ConfigError, match="schedule=cosine needs the length of a run"):
+        Cosine().rates(1.0, None)
+
+
+def test_a_schedule_of_ones_own_is_told_the_length_of_the_run_and_may_warm_up_by_itself():
+    @dataclass
+    class Triangle(LearningRateSchedule):
+        peak: float
+        name: str = "triangle"
+
+        def factor(self, t, steps_per_epoch, total_steps):
+            return 1 - abs(2 * t / total_steps - self.peak)
+
+    @dataclass
+    class Ramp(LearningRateSchedule):
+        warmup_epochs: int = 4
+
+        def factor(self, t, steps_per_epoch):
+            return min(1.0, t / steps_per_epoch / self.warmup_epochs)
+
+    assert [Triangle(1.0, final_factor=0.1).rates(7.0, 8)(t) for t in (0, 2, 4)] == [0.1, 0.5, 1]
+    assert [Ramp().rates(2.0, 8)(t) for t in (0, 2, 4, 8)] == [0, 0.25, 0.5, 1]
 
 
 @pytest.mark.parametrize("steps_per_epoch", [3.0, 7.0, 49.0, 97.0])

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import signature
 
 from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LearningRateSchedule(Settings, ABC, where="schedule"):
     """A dataclass whose fields are its configuration: the learning rate of step t is lr * rate(t), with
 
         rate(t) = (warmup_from + (1 - warmup_from) min(epoch / warmup_epochs, 1)) max(factor(t), final_factor)
 
     and epoch = t / steps_per_epoch, a fraction inside of an epoch. A pure function of the step, so that a run that goes
-    on after an interruption has the same rates.
+    on after an interruption has the same rates. A class of one's own that declares `warmup_epochs` warms up in its
+    `factor`, without the ramp.
 
     warmup_epochs   in which the rate rises linearly to its full value; the very first step has warmup_from of it
-    final_factor    what `factor` does not fall below; where a schedule of the run's length ends
+    warmup_from     the factor of the very first step
+    final_factor    what the factor does not fall below; cosine and linear end there
     """
 
-    warmup_epochs: float = setting(0.0, at_least=0, older=0.0)
+    warmup_epochs: float = setting(0.0, at_least=0, older=0.0, in_rates=True)
     warmup_from: float = setting(0.0, at_least=0, when="warmup_epochs", older=0.0)
     final_factor: float = setting(0.0, at_least=0, at_most=1, older=0.0)
 
@@ -33,19 +37,26 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
         """The factor on `lr` in step t = 0, 1, ..., without warm-up. One that depends on how many steps the run has
         takes them as a further argument, `total_steps`."""
 
-    def rate(self, t: int, steps_per_epoch: float, total_steps: int | None) -> float:
-        """The factor on `lr` in step t. Raises ConfigError if it depends on a length that the run does not have."""
-        further = {}
-        if "total_steps" in signature(type(self).factor).parameters:
+    def rates(self, steps_per_epoch: float, total_steps: int | None) -> Callable[[int], float]:
+        """Step t -> the factor on `lr`, in a run of so many steps (None: until it has reached its target).
+
+        Raises ConfigError if the factor depends on a length that the run does not have.
+        """
+        factor = partial(self.factor, steps_per_epoch=steps_per_epoch)
+        warms_up = self.__dataclass_fields__["warmup_epochs"].metadata.get("in_rates") and self.warmup_epochs > 0
+        if "total_steps" in signature(self.factor).parameters:
             if total_steps is None:
                 raise ConfigError(
                     f"schedule={getattr(self, 'name', type(self).__name__)} needs the length of a run, and this one "
                     "ends when it has reached its target: use schedule=constant, or another one without a length."
                 )
-            further["total_steps"] = total_steps
-        ramp = min(t / steps_per_epoch / self.warmup_epochs, 1.0) if self.warmup_epochs else 1.0
-        factor = max(self.factor(t, steps_per_epoch, **further), self.final_factor)
-        return (self.warmup_from + (1 - self.warmup_from) * ramp) * factor
+            factor = partial(factor, total_steps=total_steps)
+
+        def rate(t: int) -> float:
+            ramp = min(t / steps_per_epoch / self.warmup_epochs, 1.0) if warms_up else 1.0
+            return (self.warmup_from + (1 - self.warmup_from) * ramp) * max(factor(t), self.final_factor)
+
+        return rate
 
     def progress(self, t: int, steps_per_epoch: float, total_steps: int) -> float:
         """From 0 at the end of the warm-up to 1 after the last step."""
@@ -158,7 +169,7 @@ class MultiStep(LearningRateSchedule):
     """
 
     name: str = "multistep"
-    warmup_epochs: float = setting(5.0, at_least=0)
+    warmup_epochs: float = setting(5.0, at_least=0, in_rates=True)
     warmup_from: float = setting(0.0, at_least=0, when="warmup_epochs")
     milestones: list[float] = setting([150.0, 180.0], at_least=0)
     gamma: float = field(default=0.1, metadata={"when": "milestones"})

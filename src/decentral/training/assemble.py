@@ -315,4 +315,5 @@ def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, ste
 
 def learning_rate(config: Config, steps_per_epoch: float, total_steps: int) -> Callable[[int], float]:
     """Step t -> lr times the factor of the learning-rate schedule."""
-    return lambda t: config.lr * config.schedule.rate(t, steps_per_epoch, total_steps)
+    rate = config.schedule.rates(steps_per_epoch, total_steps)
+    return lambda t: config.lr * rate(t)

@@ -88,7 +88,8 @@ class Ensemble:
         self.draws = 0
         """How many gradients have been drawn."""
         self._rates = self._of_coordinates(self.lr)
-        gamma: Callable[[int], Any] = lambda t: self._rates * config.schedule.rate(t, 1.0, None)  # noqa: E731
+        rate = config.schedule.rates(1.0, None)
+        gamma: Callable[[int], Any] = lambda t: self._rates * rate(t)  # noqa: E731
         x = stack.x0.reshape(1, -1).repeat(net.n, 1)
         self.stepper = Stepper(with_rate(config, gamma, RowLayout.flat(x.shape[1])), net, self.gradient, x)
 
