@@ -25,6 +25,7 @@ from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump
 from decentral.measurements.training_run import TrainingRun
+from decentral.report.runs_table import layout_of
 from decentral.scheduling.scheduler import Tally
 from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
 from decentral.study.catalogue import study_from
@@ -120,6 +121,74 @@ def test_a_sweep_takes_lists_ranges(capsys, planned, arguments):
     assert len(planned) == 2
 
 
+PAIRS = "algo,topology=(dpsgd,ring),(relaysgd,dbt)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ([PAIRS], [("dpsgd", "ring"), ("relaysgd", "dbt")]),
+        (["seed=1,2", PAIRS, "lr=0.1,0.2"], [("dpsgd", "ring"), ("relaysgd", "dbt")]),
+        (["algo,topology,lr= (dpsgd,ring,0.1) , (dpsgd,chain,0.2)"], [("dpsgd", "ring"), ("dpsgd", "chain")]),
+        (["algo,topology,results_dir=(dpsgd,ring,'a,b'),(dpsgd,dbt,'(c)')"], [("dpsgd", "ring"), ("dpsgd", "dbt")]),
+    ],
+)  # fmt: skip
+def test_settings_that_vary_together(capsys, planned, arguments, found):
+    assert command(capsys, *arguments, *QUICK)[0] == 0
+    assert list(dict.fromkeys((run.config.algo.name, run.config.topology.name) for run in planned)) == found
+    assert len(planned) == (8 if "seed=1,2" in arguments else 2)
+    if len(arguments) == 1 and "lr" in arguments[0]:
+        assert [run.config.lr for run in planned] == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["algo,topology=(dpsgd,ring),(relaysgd)"], "'algo,topology=(a1,a2),(b1,b2)'"),
+        (["algo,topology=dpsgd,ring"], "does not give 2 values in each pair of parentheses"),
+        (["algo,topology=(dpsgd,ring,3),(dpsgd,ring)"], "does not give 2 values"),
+        (["algo,topology=(dpsgd,ring),(relaysg,dbt)"], "Did you mean 'relaysgd'?"),
+        (["algo,topolgy=(dpsgd,ring),(relaysgd,dbt)"], "Did you mean 'topology'?"),
+        ([PAIRS, "topology=ring"], "topology= is given more than once"),
+        ([PAIRS, "max_combinations=1"], "has 2 combinations"),
+    ],
+)
+def test_settings_that_cannot_vary_together_are_refused(capsys, planned, arguments, says):
+    code, _, err = command(capsys, *arguments, *QUICK)
+    assert code == 2 and says in err and not planned
+    with pytest.raises(SystemExit):
+        main([PAIRS])
+    assert "has several values: to run each of them, add -m" in capsys.readouterr().err
+
+
+def test_what_goes_without_saying_by_the_rest_is_in_the_rows():
+    pairs = [{"algo": "dpsgd", "topology": "ring"}, {"algo": "relaysgd", "topology": "dbt"}]
+    grid = [{"alpha": alpha} | pair | {"lr": lr} for alpha in "12" for pair in pairs for lr in "34"]
+    assert (layout_of(pairs).rows, layout_of(pairs).columns) == (["algo", "topology"], "")
+    found = layout_of(grid)
+    assert (found.rows, found.columns, found.best) == (["algo", "topology"], "alpha", "lr")
+
+
+def test_a_combination_that_is_refused_is_said_once(capsys, planned):
+    arguments = ["algo,topology=(dpsgd,ring),(relaysgd,ring),(relaysgd,dbt)", "lr=0.1,0.2", "seed=range(3)", *QUICK]
+    code, _, err = command(capsys, *arguments)
+    refusal, count = err.splitlines()
+    assert code == 2 and len(planned) == 12 and "of 6 runs, 6 refused" in count
+    assert "algo=relaysgd topology=ring" in refusal and "(6 of 18 runs)" in refusal and "lr=" not in refusal
+
+
+def test_an_interrupted_sweep_counts_what_is_done_interrupted_and_not_started(capsys, monkeypatch):
+    for seed, status in enumerate([Status.done, Status.interrupted, Status.running]):
+        config = compose([*QUICK, f"seed={seed}"])
+        with RunStore.open(run_directory(config), run_id(config), dump(config)) as store:
+            store.set_status(status, step=1)
+    monkeypatch.setattr("decentral.cli.sweep.schedule", lambda *_: Tally([], True))
+    code, out, err = command(capsys, "seed=range(7)", *QUICK)
+    assert code == 130
+    assert out.splitlines()[-1] == "Stopped:  1 done, 2 interrupted, 4 not started, of 7 runs."
+    assert err.splitlines()[-1].endswith("the same command goes on from there.")
+
+
 def test_an_algorithm_has_its_usual_topology_where_the_user_names_none(capsys, planned):
     command(capsys, "algo=relaysgd,dpsgd,sgp", "task=quadratics")
     command(capsys, "algo=relaysgd,dpsgd,sgp", "topology=dbt", "seed=1,2", "task=quadratics")
@@ -204,11 +273,11 @@ def test_two_launchers_share_the_work_and_every_run_is_carried_out_once():
 
 @pytest.mark.slow
 def test_ctrl_c_lets_the_runs_write_checkpoints_and_the_same_command_goes_on():
-    with start("seed=0,1", *SLOW, "launcher.slots=2", "steps=20000000") as launcher:
+    with start("seed=0,1,2", *SLOW, "launcher.slots=2", "steps=20000000") as launcher:
         until(lambda: sum(bool(read_metrics(run.path)) for run in find_runs(Path("results"))) == 2)
         launcher.send_signal(signal.SIGINT)
-        launcher.communicate(timeout=PATIENCE_S)
-    assert launcher.returncode == 130
+        out, _ = launcher.communicate(timeout=PATIENCE_S)
+    assert launcher.returncode == 130 and "Stopped:  0 done, 2 interrupted, 1 not started, of 3 runs." in out
     runs = find_runs(Path("results"))
     assert [run.status for run in runs] == ["interrupted"] * 2
     assert all(list((run.path / "checkpoints").iterdir()) for run in runs)
@@ -363,9 +432,13 @@ def test_the_commands_of_the_page_on_studies_do_what_it_says(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     page = DOCS.read_text(encoding="utf-8").partition("## The file")[0]
     commands = [shlex.split(line) for line in re.findall(r"^    (decentral-.*)", page, re.M)]
-    sweep, as_study, *tables, stored = commands
-    quick = [re.sub(r"(=[^,]+,[^,]+),.*", r"\1", word.replace("epochs=5", "steps=3")) for word in sweep[1:]]
+    sweep, pairs, as_study, *tables, stored = commands
+    quick = [re.sub(r"^(\w+=[^,]+,[^,]+),.*", r"\1", word.replace("epochs=5", "steps=3")) for word in sweep[1:]]
     said(capsys, run_main, *quick, "num_workers=4", "--save-study", "mine")
+    paired = [re.sub(r"^(\w+=[^,]+,[^,]+),.*", r"\1", word.replace("epochs=5", "steps=3")) for word in pairs[1:]]
+    printed = said(capsys, run_main, *paired, "num_workers=4", "results_dir=paired", "--save-study", "paired")
+    assert printed.count("±") == 9 and re.search(r"^relaysgd +double binary trees ", printed, re.M)
+    assert "4 cells, 8 jobs known" in said(capsys, study, "paired", "scale=laptop", "--config-dir", "conf", "--plan")
     assert "±" in said(capsys, study, *as_study[1:])
     for table in tables:
         assert "±" in said(capsys, report, *table[1:])

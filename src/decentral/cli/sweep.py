@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from decentral.cli.command import check_directory
 from decentral.cli.single import carry_out, work_out
 from decentral.config.composition import compose, compose_each
 from decentral.config.identity import run_directory
-from decentral.config.overrides import checked
+from decentral.config.overrides import checked, together
 from decentral.config.parsing import conf_directory, folders_of
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
@@ -28,6 +28,7 @@ from decentral.report.summary import overview
 from decentral.scheduling.board import board, failure_line
 from decentral.scheduling.job import Ended
 from decentral.scheduling.scheduler import Fixed, schedule
+from decentral.store import RunStore
 from decentral.store.failures import Failure
 from decentral.store.files import at_home
 from decentral.study.catalogue import write_study
@@ -63,7 +64,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
         local = config.launcher.name == "local" or under_torchrun()
         return carry_out(config) if local else submit(commands[0], config, config_dir)
     accepted: list[Combination] = []
-    refused = 0
+    refusals: dict[str, list[list[str]]] = {}
     for words, found in zip(commands, compose_each(commands, config_dir), strict=True):
         try:
             if isinstance(found, ConfigError):
@@ -72,21 +73,24 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
                 check_directory(found)
             accepted.append(Combination(words, found))
         except ConfigError as error:
-            refused += 1
-            _report_refusal(" ".join(words), error)
+            refusals.setdefault(str(error), []).append(words)
+    for why, concerned in refusals.items():
+        alike = [word for word in concerned[0] if all(word in words for words in concerned)]
+        _report_refusal(" ".join(alike), why, f" ({len(concerned)} of {len(commands)} runs)" * (len(concerned) > 1))
+    refused = [REFUSED] * sum(map(len, refusals.values()))
     if not accepted:
-        return exit_status([REFUSED] * refused)
+        return exit_status(refused)
     if any(one.config.launcher != accepted[0].config.launcher for one in accepted):
         raise ConfigError("launcher= is one for all runs of a sweep: give it, and its settings, one value.")
     statuses = _carry_out(accepted, config_dir)
     if save_study:
         from decentral.report.runs_table import layout_of
 
-        folder, layout = Path(config_dir or "conf"), layout_of(_values(accepted))
+        folder, layout = Path(config_dir or "conf"), layout_of(list(map(_settings, accepted)))
         runs = [(one.words, run_directory(one.config)) for one in accepted]
         path = write_study(save_study, runs, layout.rows, layout.columns, folder)
         say(f"Study:    {path}  (decentral-study {save_study} scale=laptop --config-dir {folder})")
-    return exit_status([REFUSED] * refused + statuses)
+    return exit_status(refused + statuses)
 
 
 def submit(words: Sequence[str], config: Config, config_dir: str | None) -> int:
@@ -144,18 +148,25 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
         if one.failure is not None:
             report_error(failure_line(one))
         statuses.append(0 if one.failure is None else REFUSED if one.failure == Failure.refused else FAILED)
+    if interrupted:
+        say(_stopped(runs, ended))
     return [*statuses, INTERRUPTED] if interrupted else statuses
 
 
-def _values(combinations: Sequence[Combination]) -> dict[str, list[str]]:
-    """The values of each key, in the order in which they were given."""
-    found: dict[str, list[str]] = {}
-    for one in combinations:
-        for word in one.words:
-            key, _, value = word.lstrip("+").partition("=")
-            if value not in found.setdefault(key, []):
-                found[key].append(value)
-    return found
+def _stopped(runs: Sequence[TrainingRun], ended: Mapping[str, Ended]) -> str:
+    """How far a sweep is that was stopped, each run counted once."""
+    counts = dict.fromkeys(("done", "failed", "interrupted", "not started"), 0)
+    for run in {run.id: run for run in runs}.values():
+        failed = run.id in ended and ended[run.id].failure is not None
+        begun = "interrupted" if RunStore.peek(run.directory) else "not started"
+        counts["done" if run.finished() is not None else "failed" if failed else begun] += 1
+    told = ", ".join(f"{number} {what}" for what, number in counts.items() if number or what != "failed")
+    return f"\nStopped:  {told}, of {sum(counts.values())} runs."
+
+
+def _settings(one: Combination) -> dict[str, str]:
+    """Key -> value, of its overrides."""
+    return dict(word.lstrip("+").split("=", 1) for word in one.words)
 
 
 def _table(combinations: Sequence[Combination]) -> str:
@@ -164,9 +175,9 @@ def _table(combinations: Sequence[Combination]) -> str:
     from decentral.report.make import make
     from decentral.report.runs_table import collect_runs, layout_of
 
-    values = _values(combinations)
-    layout = layout_of(values)
-    if not layout.best and len(values.get("seed", [])) < 2:
+    settings = list(map(_settings, combinations))
+    layout = layout_of(settings)
+    if not layout.best and len({one.get("seed") for one in settings}) < 2:
         return ""
     directory = at_home(combinations[0].config.results_dir) / "tables" / layout.name
     try:
@@ -190,7 +201,7 @@ def _one_by_one(combinations: Sequence[Combination]) -> list[int]:
             statuses.append(carry_out(config))
         except ConfigError as error:
             statuses.append(REFUSED)
-            _report_refusal(name, error)
+            _report_refusal(name, str(error))
         if statuses[-1] == INTERRUPTED:
             break
     if is_leader():
@@ -219,8 +230,8 @@ def _varying(combinations: Sequence[Combination]) -> list[str]:
     return [" ".join(one.words[place] for place in places) for one in combinations]
 
 
-def _report_refusal(run: str, error: ConfigError) -> None:
-    report_error(str(error) if run in str(error) else f"{run}: {error}")
+def _report_refusal(run: str, why: str, how_many: str = "") -> None:
+    report_error(why + how_many if run in why else f"{run}{how_many}: {why}")
 
 
 def exit_status(statuses: Sequence[int]) -> int:
@@ -242,30 +253,35 @@ def _combinations(overrides: Sequence[str]) -> list[list[str]]:
     most = Config.max_combinations
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):  # for patterns such as glob(*)
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        parsed = parser.parse_overrides(list(overrides))
-        keys = [one.key_or_group for one in parsed]
-        for one in parsed:
-            key = one.key_or_group
-            if one.is_sweep_override() and keys.count(key) > 1:
-                raise ConfigError(f"{key}= is given more than once: give all of its values at once, as in {key}=1,2.")
-            if key == "max_combinations" and isinstance(value := one.value(), int):
+        axes = [together(one) or parser.parse_overrides([one])[0] for one in overrides]
+        named = [one.partition("=")[0].split(",") for one in overrides]
+        keys = list(chain.from_iterable(named))
+        for own, axis in zip(named, axes, strict=True):
+            several = isinstance(axis, list) or axis.is_sweep_override()
+            twice = [key for key in own if several and keys.count(key) > 1]
+            if twice:
+                raise ConfigError(
+                    f"{twice[0]}= is given more than once: give all of its values at once, as in {twice[0]}=1,2."
+                )
+            if own == ["max_combinations"] and isinstance(axis, Override) and isinstance(value := axis.value(), int):
                 most = value
-        number = math.prod(map(_number_of_values, parsed))
+        number = math.prod(len(axis) if isinstance(axis, list) else _number_of_values(axis) for axis in axes)
         if number > max(1, most):
             raise ConfigError(
                 f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
                 "values, or raise it."
             )
-        return [list(job) for job in product(*map(_words, parsed))]
+        lists = [axis if isinstance(axis, list) else _words(axis) for axis in axes]
+        return [list(chain.from_iterable(job)) for job in product(*lists)]
 
 
-def _words(override: Override) -> list[str]:
-    """`key=value` for each of its values, in turn."""
+def _words(override: Override) -> list[list[str]]:
+    """`key=value` for each of its values, in turn: each in a list, as of one setting."""
     if override.is_interval_sweep():
         raise ConfigError(f"{override.input_line} is an interval: list the values, or use range(start,stop,step).")
     several = override.is_sweep_override()
     values = override.sweep_string_iterator() if several else [override.get_value_element_as_str()]
-    return [f"{override.get_key_element()}={value}".replace("\\:", ":") for value in values]  # mymodule:MyNet
+    return [[f"{override.get_key_element()}={value}".replace("\\:", ":")] for value in values]  # mymodule:MyNet
 
 
 def _number_of_values(override: Override) -> int:

@@ -39,8 +39,13 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
 
     plain = [override.lstrip("+") for override in spelt_out(overrides, folders)]
     for override in plain:
-        _check_key(override, folders)
         key, _, text = override.partition("=")
+        if pairs := together(override):
+            if not several:
+                raise ConfigError(f"{override} has several values: to run each of them, add -m.")
+            checked([word for words in pairs for word in words], folders)
+            continue
+        _check_key(override, folders)
         try:
             parsed = parsed_override(override)
         except HydraException:
@@ -69,6 +74,31 @@ def parsed_override(override: str) -> Any:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create().parse_override(override)
+
+
+def together(override: str) -> list[list[str]]:
+    """The overrides of each place of settings that vary together, `algo,topology=(dpsgd,ring),(relaysgd,dbt)`; [] for
+    any other override. Raises ConfigError where a place has not a value for each setting."""
+    from hydra.errors import HydraException
+
+    head, _, text = override.partition("=")
+    keys, places = head.split(","), re.fullmatch(r"\s*\((.*)\)\s*", text, re.DOTALL)
+    if len(keys) == 1:
+        return []
+    found = []
+    for place in re.split(r"\)\s*,\s*\(", places[1]) if places else [""]:
+        try:
+            values = list(parsed_override(f"together={place}").sweep_string_iterator())
+        except HydraException:
+            values = []
+        if len(values) != len(keys):
+            one, other = (",".join(f"{letter}{number}" for number in range(1, len(keys) + 1)) for letter in "ab")
+            raise ConfigError(
+                f"{override} does not give {len(keys)} values in each pair of parentheses: write, in quotes, "
+                f"'{head}=({one}),({other})'."
+            )
+        found.append([f"{key}={value}".replace("\\:", ":") for key, value in zip(keys, values, strict=True)])
+    return found
 
 
 def literal(text: str, interpolated: bool = True) -> str:

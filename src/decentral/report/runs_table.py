@@ -188,18 +188,24 @@ def table(
         return pandas.read_csv(StringIO(as_csv(read(Path(folder)))))
 
 
-def layout_of(values: Mapping[str, Sequence[Any]]) -> Layout:
-    """The table of a sweep over these values of settings, in the order in which the user gave them.
+def layout_of(runs: Sequence[Mapping[str, Any]]) -> Layout:
+    """The table of a sweep over these runs, each key -> value in the order in which the user gave them.
 
     Seeds are averaged and the best learning rate is taken, where something else differs, too. The last of the others is
-    in the columns, if it has few values.
+    in the columns, if it has few values, and others than go without saying by the rest: a topology that each algorithm
+    has of its own is in the rows.
     """
+    values = {key: {run[key] for run in runs if key in run} for run in runs for key in run}
     varied = [key for key, own in values.items() if len(own) > 1]
     rest = [key for key in varied if key not in ("seed", "lr")]
     best = "lr" if "lr" in varied and rest else ""
     rows = rest or [key for key in varied if key != "seed"] or ["algo"]
-    columns = rows.pop() if len(rows) > 1 and len(values[rows[-1]]) <= _MOST_COLUMNS else ""
-    return Layout(rows, columns, best)
+    for key in reversed(rows):
+        others = [one for one in rows if one != key]
+        free = len({tuple(map(run.get, others)) for run in runs}) < len({tuple(map(run.get, rows)) for run in runs})
+        if others and free and len(values[key]) <= _MOST_COLUMNS:
+            return Layout(others, key, best)
+    return Layout(rows, "", best)
 
 
 def _in_order(column: pandas.Series) -> pandas.Series:
