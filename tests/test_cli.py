@@ -86,6 +86,12 @@ HELPED = [
     ("compress=topk", "compress.keep=0.1 the share of the coordinates that is sent; above 0 and at most 1"),  # shared
     ("lr", "learning rate"),
     ("network", "lost"),
+    ("clip_norm", "optim.clip_norm=null above 0 of optim=adam, optim=adamw, optim=momentum"),
+    ("optim.clip_norm", "optim.clip_norm=null above 0 of optim=adam, optim=adamw, optim=momentum"),
+    ("drop_probability", "network.drop_probability=0 each directed message"),
+    ("stragglers.count", "cluster.stragglers.count=2 how many are slow in every step of cluster=paper_wagma_resnet"),
+    ("count", "cluster.stragglers.count=2 how many are slow in every step of cluster=paper_wagma_resnet"),
+    ("beta1", "of algo=dadam optim.beta1=0.9 at least 0 and below 1 of optim=adam, optim=adamw"),
 ]
 
 
@@ -257,6 +263,17 @@ REFUSED = [
     ("data.path=x", "data=digits", "no settings"),
     ("network.drop=1", "network", "drop_probability"),
     ("experiment=thesis_cifar10 optim.momentun=1", "momentun", "'momentum'"),
+    ("momentum=0.9", "'momentum'", "Did you mean 'optim.momentum'?"),
+    ("optimizer.momentum=0.9", "'optimizer.momentum'", "Did you mean 'optim.momentum'?"),
+    ("momentun=0.9", "'momentun'", "Did you mean 'optim.momentum'?"),
+    ("drop_probability=0.1", "'drop_probability'", "Did you mean 'network.drop_probability'?"),
+    ("algo.drop_probability=0.1", "algo=relaysgd has no setting", "Did you mean 'network.drop_probability'?"),
+    ("bandwidth=1", "'bandwidth'", "network.bandwidth_gbps"),
+    ("learning_rate=0.1", "'learning_rate'", "Did you mean 'lr'?"),
+    ("beta1=0.1", "'beta1'", "Did you mean 'algo.beta1' or 'optim.beta1'?"),
+    ("-m momentum=0.9,0.5", "'momentum'", "Did you mean 'optim.momentum'?"),
+    ("--help clip_nrom", "clip_nrom", "Did you mean 'optim.clip_norm'?"),
+    ("--help algo.fil", "algo.fil", "Did you mean 'algo.fill'?"),
     # the form of the command line
     ("algo relaysgd", "'algo'", "algo=..."),
     ("lr =0.1", "'lr'", "without spaces"),

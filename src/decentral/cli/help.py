@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decentral.config.overrides import CHOICES, options
+from decentral.config.overrides import CHOICES, meant, options, places
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component
@@ -170,6 +170,7 @@ decentral-run trains n workers with a decentralized algorithm, on one machine or
 
   decentral-run --help algo                          all algorithms, a line each; so for every choice below
   decentral-run --help algo=relaysgd                 its formula, its source and its settings
+  decentral-run --help clip_norm                     a setting: how it is written, and the choices that have it
 """
 
 _OPTIONS = """\
@@ -193,8 +194,8 @@ _SIZES = (4, 16, 32, 64)
 
 
 def print_help(topics: Sequence[str], folders: Sequence[Path]) -> None:
-    """General help, or that of what is named: `algo`, `algo=relaysgd`, `relaysgd`, `lr`. ConfigError if it is
-    unknown."""
+    """General help, or that of what is named: `algo`, `algo=relaysgd`, `relaysgd`, `lr`, `optim.clip_norm`,
+    `clip_norm`. ConfigError if it is unknown."""
     if not topics:
         lines = [_HEAD, "Choices (each is a file in a folder of conf/; its settings are written algo.fill=own)"]
         for group in (*GROUPS, "experiment"):
@@ -216,21 +217,34 @@ def _topic(topic: str, folders: Sequence[Path]) -> str:
         if chosen:
             return "\n\n".join(_describe(name, option, folders) for option in chosen.split(","))
         return _overview(name, folders)
-    head = name.partition(".")[0]
-    if head in GROUPS:  # a setting of a choice: algo.fill
-        return _overview(head, folders)
-    lines = [line for key, line in _setting_lines() if key.partition(".")[0] == head]
-    if lines:
-        return "\n".join(lines)
-    named = [group for group in CHOICES if name in options(group, folders)]
-    if named:
-        return "\n\n".join(_describe(group, name, folders) for group in named)
-    every = [*CHOICES, *(key for key, _ in _setting_lines()), *(o for g in CHOICES for o in options(g, folders))]
-    close = suggest(name, every)
+    lines = [line for key, line in _setting_lines() if key == name or key.partition(".")[0] == name]
+    named = [_describe(group, name, folders) for group in CHOICES if name in options(group, folders)]
+    found = "\n".join(lines) or "\n\n".join(named + _with_owners(name, folders))
+    if found:
+        return found
+    every = [*CHOICES, *NODES, *(option for group in CHOICES for option in options(group, folders))]
+    close = suggest(name, every) if "." not in name else ""
     raise ConfigError(
-        f"--help {topic}: there is no such setting or choice."
-        + (close if "Did you mean" in close else " decentral-run --help lists all.")
+        f"--help {topic}: there is no such setting or choice." + (close if "Did you mean" in close else meant(name))
     )
+
+
+def _with_owners(name: str, folders: Sequence[Path]) -> list[str]:
+    """The lines of settings, named in full or by their last parts, each with the choices that have it."""
+    found: dict[str, list[str]] = {}
+    for key in places().get(name.rpartition(".")[2], []):
+        group, _, inside = key.partition(".")
+        if "." in name and name not in (key, inside):
+            continue
+        found |= {line: [] for one, line in _setting_lines() if one == key}
+        for option in options(group, folders) if group in GROUPS else ():
+            one = choice(group, option, folders)
+            nodes = {group: one.settings} | {f"{group}.{node}": settings for node, settings in one.nodes.items()}
+            for node, settings in nodes.items():
+                for line in _setting_texts(node, [own for own in settings if f"{node}.{own.name}" == key]):
+                    found.setdefault(line, []).append(f"{group}={option}")
+    indents = {"initial_indent": 6 * " " + "of ", "subsequent_indent": 9 * " "}
+    return ["\n".join([line, *textwrap.wrap(", ".join(having), _WIDTH, **indents)]) for line, having in found.items()]
 
 
 def _setting_lines() -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
@@ -216,7 +217,7 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
     if not key or key.strip() != key:
         raise ConfigError(f"'{override}' has no name: write key=value without spaces, for example lr=0.1.")
     if head not in (*_KEYS, "experiment"):
-        raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
+        raise ConfigError(f"there is no setting '{key}'.{meant(key)}")
     if parts and head not in (*GROUPS, *NODES):
         raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
     inside = _parts(head, parts[0]) if parts else []
@@ -231,6 +232,33 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"{head} is a group of settings: write {one} or {other}")
     if parts == ["name"] and head in GROUPS:
         raise ConfigError(f"{override} would only change a label: choose with {head}=...")
+
+
+def places() -> dict[str, list[str]]:
+    """Last part of a setting -> the settings that end so, as they are written: momentum -> ['optim.momentum']."""
+    found: dict[str, dict[str, None]] = {key: {key: None} for key in (*_KEYS, "experiment") if key not in NODES}
+    owners = {group: components(package).values() for group, package in GROUPS.items()}
+    for head, classes in (owners | {node: [cls] for node, cls in NODES.items()}).items():
+        for f in (f for cls in classes for f in dataclasses.fields(cls)):
+            inside = dataclasses.fields(f.default_factory) if dataclasses.is_dataclass(f.default_factory) else ()
+            for name in [f"{f.name}.{part.name}" for part in inside] or [f.name] * (f.name != "name"):
+                found.setdefault(name.rpartition(".")[2], {})[f"{head}.{name}"] = None
+    return {name: list(keys) for name, keys in found.items()}
+
+
+def meant(key: str) -> str:
+    """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelt or
+    shortened, or by the words that explain another one; else all that have no point in their names."""
+    known, name = places(), key.rpartition(".")[2]
+    part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
+    longer = [one for one in known if part.search(one)]
+    first = [one for one in longer if one in (name, *_KEYS)]
+    words = rf"\b{re.escape(name.replace('_', ' '))}\b"
+    told = [f.name for f in dataclasses.fields(Config) if re.search(words, f.metadata.get("help", ""))]
+    found = first or longer or get_close_matches(name, known, n=1, cutoff=0.7) or told
+    if not found:
+        return suggest(name, (*_KEYS, "experiment"))
+    return f" Did you mean {' or '.join(repr(place) for one in found for place in known[one])}?"
 
 
 def _parts(group: str, name: str) -> list[str]:
@@ -289,9 +317,12 @@ def _unknown(key: str, error: Any) -> str:
     """A key that its part of the configuration does not have."""
     group, _, name = key.rpartition(".")
     if not group:
-        return f"there is no setting '{key}'.{suggest(key, _KEYS)}"
+        return f"there is no setting '{key}'.{meant(key)}"
     known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name"]
     owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
+    elsewhere = places().get(name, [key])
+    if key not in elsewhere:
+        return f"{owner} has no setting '{name}'.{meant(name)}"
     return f"{owner} has no setting '{name}'.{suggest(name, known)}" if known else f"{owner} has no settings."
 
 
