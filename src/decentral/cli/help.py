@@ -243,8 +243,8 @@ def _with_owners(name: str, folders: Sequence[Path]) -> list[str]:
             for node, settings in nodes.items():
                 for line in _setting_texts(node, [own for own in settings if f"{node}.{own.name}" == key]):
                     found.setdefault(line, []).append(f"{group}={option}")
-    indents = {"initial_indent": 6 * " " + "of ", "subsequent_indent": 9 * " "}
-    return ["\n".join([line, *textwrap.wrap(", ".join(having), _WIDTH, **indents)]) for line, having in found.items()]
+    wrapped = textwrap.TextWrapper(_WIDTH, initial_indent="      of ", subsequent_indent="         ")
+    return ["\n".join([line, *wrapped.wrap(", ".join(having))]) for line, having in found.items()]
 
 
 def _setting_lines() -> list[tuple[str, str]]:

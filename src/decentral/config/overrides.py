@@ -250,7 +250,7 @@ def meant(key: str) -> str:
     """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelt or
     shortened, or by the words that explain another one; else all that have no point in their names."""
     known, name = places(), key.rpartition(".")[2]
-    part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
+    part: re.Pattern[str] = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
     longer = [one for one in known if part.search(one)]
     first = [one for one in longer if one in (name, *_KEYS)]
     words = rf"\b{re.escape(name.replace('_', ' '))}\b"
