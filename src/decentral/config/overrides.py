@@ -240,8 +240,9 @@ def places() -> dict[str, list[str]]:
     owners = {group: components(package).values() for group, package in GROUPS.items()}
     for head, classes in (owners | {node: [cls] for node, cls in NODES.items()}).items():
         for f in (f for cls in classes for f in dataclasses.fields(cls)):
-            inside = dataclasses.fields(f.default_factory) if dataclasses.is_dataclass(f.default_factory) else ()
-            for name in [f"{f.name}.{part.name}" for part in inside] or [f.name] * (f.name != "name"):
+            made: Any = f.default_factory
+            inside = dataclasses.fields(made) if dataclasses.is_dataclass(made) else ()
+            for name in [f"{f.name}.{inner.name}" for inner in inside] or [f.name] * (f.name != "name"):
                 found.setdefault(name.rpartition(".")[2], {})[f"{head}.{name}"] = None
     return {name: list(keys) for name, keys in found.items()}
 
@@ -250,7 +251,7 @@ def meant(key: str) -> str:
     """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelt or
     shortened, or by the words that explain another one; else all that have no point in their names."""
     known, name = places(), key.rpartition(".")[2]
-    part: re.Pattern[str] = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
+    part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
     longer = [one for one in known if part.search(one)]
     first = [one for one in longer if one in (name, *_KEYS)]
     words = rf"\b{re.escape(name.replace('_', ' '))}\b"
