@@ -206,7 +206,7 @@ def test_the_batch_of_a_worker_at_a_step_is_the_same_whoever_asks_and_whenever()
 @pytest.mark.parametrize(("drop_last", "steps", "samples"), [(True, 6, 24), (False, 7, 25)])
 def test_an_epoch_takes_as_many_samples_of_everybody_from_their_own_part(drop_last, steps, samples):
     batches = order(range(4), drop_last=drop_last)
-    assert batches.steps_per_epoch == steps
+    assert batches.steps_per_epoch() == steps
     epoch = torch.cat([batches(step) for step in range(steps)], dim=1)
     assert epoch.shape == (4, samples)
     for worker, part in enumerate(PARTS):

@@ -79,6 +79,13 @@ class Algorithm(Settings, ABC, where="algo"):
     uses_topology: ClassVar[bool] = True
     """Whether the topology makes a difference; if not, it is no part of the run's identity."""
 
+    own_rates: ClassVar[bool] = True
+    """Whether the rate of an update is one worker's, so that rates may differ (`lr_per_worker`)."""
+
+    only_local_between: ClassVar[bool] = False
+    """Whether all that a step does between two communications is x_i + u_i, which a worker may leave out
+    (`steps_per_worker`)."""
+
     asynchronous: ClassVar[bool] = False
     """Whether processes go on without each other, so that the result of several depends on their pace."""
 

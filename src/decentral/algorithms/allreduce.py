@@ -31,6 +31,7 @@ class AllReduce(Algorithm):
     """
 
     name: str = "allreduce"
+    own_rates: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     takes = AcceptedCompression.means

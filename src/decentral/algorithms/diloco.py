@@ -44,6 +44,7 @@ class DiLoCo(Algorithm):
     outer_lr: float = setting(0.7, at_least=0)
     outer_momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = True
+    only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}

@@ -26,6 +26,7 @@ class EpidemicLearning(OnlyModels):
     """
 
     name: str = "epidemic_learning"
+    only_local_between: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "epidemic"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.row_stochastic, Need.connected})
 

@@ -26,6 +26,7 @@ class LocalSGD(OnlyModels):
 
     name: str = "local_sgd"
     period_steps: int = setting(4, at_least=1)
+    only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}

@@ -31,6 +31,7 @@ class RelaySGDGrad(Algorithm):
 
     name: str = "relaysgd_grad"
     receiver_lr: bool = False
+    own_rates: ClassVar[bool] = False
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
 
     class State(NamedTuple):

@@ -39,6 +39,7 @@ class SparseLoCo(Algorithm):
     period_steps: int = setting(30, at_least=1)
     outer_lr: float = setting(1.0, at_least=0)
     error_decay: float = setting(0.95, at_least=0, at_most=1)
+    only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}

@@ -47,6 +47,7 @@ class Teleportation(OnlyModels):
     active: int = setting(4, at_least=1)
     graph: str = setting("ring", choices=partial(components, "topology"))
     seed: int = 0
+    own_rates: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar = None

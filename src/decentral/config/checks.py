@@ -81,6 +81,7 @@ def resolve(config: Config) -> Config:
     config.cluster.check(config.num_workers)
     config.algo.check_workers(config.num_workers)
     check_time(config)
+    _check_own(config)
     check_compression(config)
     check_communication(config.algo, config.communication)
     weights_given = config.algo.uses_topology and config.topology.weights_given()
@@ -88,6 +89,38 @@ def resolve(config: Config) -> Config:
     _check_losses(config)
     config.logger.check()
     return config
+
+
+def _check_own(config: Config) -> None:
+    """Raise ConfigError for settings of each worker that the method, the task or the cluster cannot honor."""
+    algo, task, steps = config.algo, config.task, config.local_steps()
+    if config.own("lr") is not None and (not algo.own_rates or algo.needs_samples):
+        raise ConfigError(
+            f"lr_per_worker cannot be used with algo={algo.name}, whose updates are not each one worker's own: use lr, "
+            "or a method in rounds with local updates, such as dpsgd."
+        )
+    if config.batch_size_per_worker is not None and not task.own_batches:
+        has = "draws batches in its own way" if "model" in task.uses else "has no batches"
+        raise ConfigError(f"batch_size_per_worker cannot be used with task={task.name}, which {has}: leave it out.")
+    compute = getattr(config.cluster, "compute", None)
+    if config.batch_size_per_worker is not None and compute is not None and compute.passes:
+        raise ConfigError(
+            "batch_size_per_worker cannot be used with cluster.compute.distribution=measured, which times all workers "
+            "alike: give times of batch_size, such as cluster.compute.distribution=constant with mean_s."
+        )
+    if steps is None:
+        return
+    said = f"steps_per_worker=[{','.join(map(str, config.steps_per_worker or []))}]"
+    if not algo.only_local_between or ("model" in task.uses and not task.own_batches):
+        raise ConfigError(
+            f"{said} cannot be used with algo={algo.name} and task={task.name}: it is for supervised and convex tasks, "
+            "and methods that only train locally between communications, such as dpsgd, sgp, local_sgd or diloco."
+        )
+    key = "algo.period_steps" if hasattr(algo, "period_steps") else "communication.every"
+    if (largest := int(steps.steps.max())) > steps.every:
+        raise ConfigError(f"{said} gives a worker {largest} steps, more than {key}={steps.every}: use {key}={largest}.")
+    if config.record_operations:
+        raise ConfigError(f"{said} cannot be used with record_operations=true, which counts every worker's steps.")
 
 
 def _check_losses(config: Config) -> None:

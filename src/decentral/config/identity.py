@@ -28,7 +28,8 @@ CLOCK_VERSION = 2
 _ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")
 _KEYS = (
     *("lr", "seed", "num_workers", "epochs", "steps", "stop_after_simulated_s", "trace"),
-    *("batch_size", "accumulate", "precision"),  # where the task uses what they belong to
+    *("lr_per_worker", "steps_per_worker"),
+    *("batch_size", "batch_size_per_worker", "accumulate", "precision"),  # where the task uses what they belong to
 )
 
 
@@ -87,6 +88,8 @@ def identity(config: Config) -> dict[str, Any]:
             known[f.name] = plain(value)
     if config.steps is not None:
         known.pop("epochs")
+    if config.lr_per_worker is not None:
+        known.pop("lr")
     return known
 
 

@@ -12,13 +12,16 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from decentral.config.per_worker import per_worker
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
 from decentral.network.settings import NetworkSettings
 from decentral.registry import components
 from decentral.settings import Settings, setting
 from decentral.tasks.task import EvaluationSettings
-from decentral.topology.communication import Communication
+from decentral.topology.communication import Communication, LocalSteps
 
 if TYPE_CHECKING:
     from decentral.topology.rounds import Rounds
@@ -46,6 +49,10 @@ NODES: dict[str, type] = {
     "evaluation": EvaluationSettings,
 }
 """Settings that belong together and are no choice -> their dataclass, whose docstring describes them."""
+
+
+OWN = "lr", "batch_size", "steps"
+"""What each worker may have of its own: the keys are `lr_per_worker` and so on."""
 
 
 class Save(Enum):
@@ -92,6 +99,25 @@ class Config(Settings):
     lr: float = setting(0.1, help="learning rate gamma", at_least=0)
     batch_size: int = setting(32, help="images, texts, frames, ... per worker and gradient", group="model", at_least=1)
     accumulate: int = setting(1, help="gradients per worker and step, of which the mean is taken", older=1, at_least=1)
+    lr_per_worker: list[Any] | None = setting(
+        None,
+        help="a learning rate for each worker, instead of lr: one number a worker, or [uniform,LOW,HIGH], "
+        "[lognormal,MEDIAN,SIGMA], [choice,A,B,...], drawn from the seed",
+        older=None,
+    )
+    batch_size_per_worker: list[Any] | None = setting(
+        None,
+        help="a batch size for each worker, in the same way; gradients take as much longer in simulated time as they "
+        "are larger than batch_size",
+        group="model",
+        older=None,
+    )
+    steps_per_worker: list[Any] | None = setting(
+        None,
+        help="local steps of each worker between two communications, in the same way, at most communication.every "
+        "(or algo.period_steps)",
+        older=None,
+    )
     seed: int = setting(0, help="everything random follows from it", at_least=0, below=2**62)
     num_workers: int | None = setting(
         None, help="n, whatever the number of processes (null: the task's, usually 16)", at_least=1
@@ -161,6 +187,26 @@ class Config(Settings):
         empty = next((key for key in ("results_dir", "run_dir", "init") if getattr(self, key) == ""), None)
         if empty:
             raise ConfigError(f"{empty}= is empty: give a folder, for example {empty}=results.")
+
+    def own(self, key: str) -> np.ndarray | None:
+        """What `key`_per_worker says of each worker [n]; None where it says nothing."""
+        key += "_per_worker"
+        given = getattr(self, key)
+        assert self.num_workers is not None
+        if given is None:
+            return None
+        return per_worker(key, given, self.num_workers, self.seed, whole=key != "lr_per_worker")
+
+    def batch_sizes(self) -> np.ndarray:
+        """Of each worker: int64 [n]."""
+        found = self.own("batch_size")
+        return np.full(self.num_workers or 1, self.batch_size) if found is None else found
+
+    def local_steps(self) -> LocalSteps | None:
+        """How many steps each worker takes between two communications; None where all take every step."""
+        steps = self.own("steps")
+        every = getattr(self.algo, "period_steps", self.communication.every)
+        return None if steps is None else LocalSteps(every, steps)
 
     def rounds(self) -> Rounds:
         """Who talks to whom in every step: the topology, and what `communication` does to its rounds.

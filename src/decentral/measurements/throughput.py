@@ -144,7 +144,7 @@ class Throughput(Measurement, InProcesses):
         """First one, then the other; in the next iteration the other way around."""
         seconds = {place: timed(opened[place], self.steps) for place in ((0, 1) if iteration % 2 == 0 else (1, 0))}
         config = opened[1].config
-        images = opened[1].net.n * config.batch_size * self.steps
+        images = int(config.batch_sizes().sum()) * self.steps
         speeds = {"images_per_s": images / seconds[1], "baseline_images_per_s": images / seconds[0]}
         return {**speeds, **_where(config, world)}
 

@@ -259,11 +259,12 @@ def let_sleep(run: Run, all: bool | None) -> None:
     """From now on workers sleep before their gradients, for `all` of the time that they take, or for a straggler's
     delay alone; None: nobody does."""
     from decentral.training.between_processes import ThreadedStepper
-    from decentral.training.oracle import Sleep
+    from decentral.training.oracle import Sleep, uneven
 
     cluster = run.config.cluster
     assert isinstance(cluster, VirtualCluster)
-    sleep = Sleep(cluster.gradient_times(run.net.n, run.config.seed), all) if all is not None else None
+    times = uneven(cluster.gradient_times(run.net.n, run.config.seed), run.config)
+    sleep = Sleep(times, all) if all is not None else None
     if isinstance(run.stepper, ThreadedStepper):
         run.stepper.sleep = sleep
     else:

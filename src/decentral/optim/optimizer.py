@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
 
 from decentral.optim.rows import add, clip, copy, scale, sub
 from decentral.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from decentral.topology.communication import LocalSteps
 
 Buffers = tuple["Tensor", ...]
 
@@ -100,7 +104,7 @@ class LocalRule(NamedTuple):
 
     optimizer: Optimizer
     lr: Callable[[int], float]
-    """step t -> gamma_t; or a row of rates [1, P], one for each coordinate"""
+    """step t -> gamma_t; or rates [1, P], one for each coordinate, or [k, 1], one for each worker"""
 
     def init(self, x: Tensor) -> Buffers:
         """The optimizer's buffers, rows [k, P] as they are before step 0."""
@@ -128,6 +132,63 @@ class LocalRule(NamedTuple):
         """The optimizer's direction d [k, P] for a regularised gradient at x, in the memory of g or of a buffer."""
         d, buffers = self.optimizer.direction(g, buffers, t)
         return self.optimizer.decayed(d, x), buffers
+
+
+class UnevenRule(NamedTuple):
+    """A `LocalOptimizer` whose workers take different numbers of steps: the update of a worker that idles is 0.
+
+    A worker's optimizer counts the steps that the worker has taken; its rate is that of the run's step.
+    """
+
+    rule: LocalOptimizer
+    local_steps: LocalSteps
+    """Of the k local workers."""
+
+    def lr(self, t: int) -> float:
+        """See `LocalOptimizer`."""
+        return self.rule.lr(t)
+
+    def init(self, x: Tensor) -> Buffers:
+        """See `LocalOptimizer`."""
+        return self.rule.init(x)
+
+    def __call__(
+        self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """The update u^t [k, P] in the memory of g, and the new buffers."""
+        for rows, taken, rate in self._groups(t, lr):
+            u, new = self.rule(g[rows], x[rows], tuple(buffer[rows] for buffer in buffers), taken, rate)
+            _put(rows, (g, *buffers), (u, *new))
+        g[~self.local_steps.active(t)] = 0.0
+        return g, buffers
+
+    def adapt(
+        self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """x^{t+1/2} = x + u^t [k, P] in the memory of x or `out`, and the new buffers."""
+        u, buffers = self(g, x, buffers, t, lr)
+        return add(x, u) if out is None else add(u, x, out=out), buffers
+
+    def regularised(self, g: Tensor, x: Tensor) -> Tensor:
+        """See `LocalOptimizer`."""
+        return self.rule.regularised(g, x)
+
+    def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """Raises NotImplementedError: methods that ask for directions are refused (`Algorithm.only_local_between`)."""
+        raise NotImplementedError
+
+    def _groups(self, t: int, lr: float | Tensor | None) -> Iterator[tuple[list[int], int, Any]]:
+        """The rows of active workers that have taken equally many steps, that number, and their rates."""
+        active, taken = self.local_steps.active(t), self.local_steps.taken(t)
+        rate = self.rule.lr(t) if lr is None else lr
+        for number in sorted(set(taken[active].tolist())):
+            rows = np.flatnonzero(active & (taken == number)).tolist()
+            yield rows, number, rate if isinstance(rate, float | int) or len(rate) == 1 else rate[rows]
+
+
+def _put(rows: list[int], into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(into, values, strict=True):
+        tensor[rows] = value
 
 
 def is_zero(lr: float | Tensor) -> bool:

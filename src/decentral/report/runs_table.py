@@ -231,7 +231,9 @@ def _speed(settings: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     task = component("tasks", str(settings.get("task")))
     if "model" not in getattr(task, "uses", ()):
         return {"speed": steps / wall_s, "speed_unit": "steps/s"}
-    examples = steps * settings["num_workers"] * settings["batch_size"] * settings.get("accumulate", 1)
+    examples = sum(facts.get("examples_per_worker", [])) or (
+        steps * settings["num_workers"] * settings["batch_size"] * settings.get("accumulate", 1)
+    )
     return {"speed": examples / wall_s, "speed_unit": "examples/s"}
 
 

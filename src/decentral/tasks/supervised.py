@@ -40,6 +40,7 @@ class SupervisedTask(Task):
     uses: ClassVar[tuple[str, ...]] = ("data", "partition", "model")
     eval_every_epochs: ClassVar[float | None] = 4.0
     has_samples: ClassVar[bool] = False
+    own_batches: ClassVar[bool] = True
 
     def check(self, config: TaskConfig) -> None:
         """The data is there, can be split, and the model takes it."""
@@ -54,10 +55,10 @@ class SupervisedTask(Task):
         config.model.check(info)
         config.partition.check(info.num_train, config.num_workers)
         config.partition.check_labels(info.num_labels, config.num_workers)
-        share = info.num_train // config.num_workers
-        if self.drop_last and share < config.batch_size:
+        share, largest = info.num_train // config.num_workers, int(config.batch_sizes().max())
+        if self.drop_last and share < largest:
             raise ConfigError(
-                f"batch_size={config.batch_size} is more than the {share} training {info.kind} that each of "
+                f"batch_size={largest} is more than the {share} training {info.kind} that each of "
                 f"num_workers={config.num_workers} workers gets of data={config.data.name}: use "
                 + (f"batch_size={share} or less." if share > 1 else "fewer workers.")
             )
@@ -79,9 +80,9 @@ class SupervisedTask(Task):
         and their calls. (Measured on a core: cnn, n = 16, B = 32, 11 ms on 8 x 8 digits, 64 ms on 28 x 28; mlp, n = 64,
         B = 16, 3.4 ms.)
         """
-        info, n = config.data.inspect(), config.num_workers
-        steps = config.steps or config.epochs * max(1, info.num_train // n // config.batch_size)
-        step_s = 3 * n * config.batch_size * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S + n * _CALLS_S
+        info, n, examples = config.data.inspect(), config.num_workers, int(config.batch_sizes().sum())
+        steps = config.steps or config.epochs * max(1, info.num_train // examples)
+        step_s = 3 * examples * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S + n * _CALLS_S
         W = steps * step_s
         return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
 
@@ -237,6 +238,7 @@ class Translation(SupervisedTask):
         "lr": "1e-3",
         "epochs": "6",
     }
+    own_batches: ClassVar[bool] = False
     eval_every_epochs: ClassVar[float | None] = 2.0
     default_num_workers: ClassVar[int] = 4
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from decentral.data.dataset import DataDescription
     from decentral.network.network import Network
+    from decentral.topology.communication import LocalSteps
 
 
 _SHARE = 0.1  # of the time of the training passes that the evaluations of the curve may take, by default
@@ -121,6 +122,12 @@ class TaskConfig(Protocol):
     execution: str
     precision: Precision
 
+    def batch_sizes(self) -> np.ndarray:
+        """Of each worker: int64 [n]."""
+
+    def local_steps(self) -> LocalSteps | None:
+        """How many steps each worker takes between two communications; None where all take every step."""
+
 
 class Task(Settings, ABC, where="task"):
     """A dataclass whose fields are its configuration."""
@@ -143,6 +150,9 @@ class Task(Settings, ABC, where="task"):
 
     has_samples: ClassVar[bool] = True
     """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
+
+    own_batches: ClassVar[bool] = False
+    """Whether each worker may have a batch size of its own (`batch_size_per_worker`)."""
 
     def num_examples(self, config: TaskConfig) -> tuple[int, int] | None:
         """How many examples there are for training and for testing; None where problems are not made of examples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -125,6 +125,26 @@ def now_and_then(base: Rounds, every: int, global_every: int | None, topology: s
         return [MEAN] if everybody(round) else base.phases(round // every)
 
     return Rounds(n, matrices, num_pieces=d, period=period, split=base.split, phases=phases)
+
+
+class LocalSteps(NamedTuple):
+    """Of `every` steps between two communications, worker i takes the first steps[i], and idles for the rest."""
+
+    every: int
+    steps: np.ndarray
+    """[n], int64: from 1 to `every`."""
+
+    def active(self, t: int | np.ndarray) -> np.ndarray:
+        """Who takes a local step in step t (or in steps t [T, 1]): bool [n] or [T, n]."""
+        return np.asarray(t % self.every < self.steps)
+
+    def taken(self, t: int | np.ndarray) -> np.ndarray:
+        """How many local steps each worker has taken before step t: int64 [n] or [T, n]."""
+        return np.asarray(t // self.every * self.steps + np.minimum(t % self.every, self.steps))
+
+    def of(self, workers: range) -> LocalSteps:
+        """Those of some workers."""
+        return self._replace(steps=self.steps[workers.start : workers.stop])
 
 
 @dataclass

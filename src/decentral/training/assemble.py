@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from decentral.network.network import Network
 from decentral.network.processes import ProcessNetwork, join, split_workers
 from decentral.network.settings import CollectiveChoice
 from decentral.network.world import World
-from decentral.optim.optimizer import LocalRule
+from decentral.optim.optimizer import LocalRule, UnevenRule
 from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.console import duration
@@ -40,7 +41,7 @@ from decentral.training.adaptive import AdaptiveStepper, Probe
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
 from decentral.training.operations import Operations
-from decentral.training.oracle import Accumulated, GradientOracle, Sleep, with_measured
+from decentral.training.oracle import Accumulated, GradientOracle, Sleep, uneven, with_measured
 from decentral.training.stepper import Stepper
 from decentral.training.virtual import AsynchronousStepper
 
@@ -153,9 +154,14 @@ def assemble(config: Config, world: World) -> Run:
                 f"trace=true would keep {list(shape)} numbers in memory, more than 8 GiB: use fewer steps."
             )
         trace = torch.empty(shape, dtype=x.dtype)
-    oracle = GradientOracle(problem, net.workers, world.device)
-    lr = learning_rate(config, problem.steps_per_epoch, total_steps)
+    local_steps = config.local_steps()
+    oracle = GradientOracle(problem, net.workers, world.device, local_steps)
+    own = config.own("lr")
+    rates = None if own is None else torch.from_numpy(own[net.workers.start : net.workers.stop, None]).to(x)
+    lr = learning_rate(config, problem.steps_per_epoch, total_steps, rates)
     algorithm = with_rate(config, lr, problem.layout(x0), problem.steps_per_epoch)
+    if local_steps is not None:
+        algorithm = algorithm.bind(UnevenRule(algorithm.local, local_steps.of(net.workers)), algorithm.compressor)
     stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)
     counts, epochs = config.task.num_examples(config), total_steps / problem.steps_per_epoch
     some = None if counts is None else config.evaluation.on_the_way(counts[0], counts[1], net.n, epochs)
@@ -207,6 +213,7 @@ def open_stepper(
     times = cluster.gradient_times(net.n, config.seed)
     if alone:
         times = with_measured(times, config, oracle.problem, x)
+    times = uneven(times, config)
     sleep = Sleep(times) if virtual and not alone else None
     if not by_itself:
         oracle.sleep = sleep
@@ -313,7 +320,9 @@ def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, ste
     return algorithm
 
 
-def learning_rate(config: Config, steps_per_epoch: float, total_steps: int) -> Callable[[int], float]:
-    """Step t -> lr times the factor of the learning-rate schedule."""
-    rate = config.schedule.rates(steps_per_epoch, total_steps)
-    return lambda t: config.lr * rate(t)
+def learning_rate(
+    config: Config, steps_per_epoch: float, total_steps: int, own: Tensor | None = None
+) -> Callable[[int], Any]:
+    """Step t -> lr, or the rates that workers have of their `own` [k, 1], times the factor of the schedule."""
+    rate, lr = config.schedule.rates(steps_per_epoch, total_steps), config.lr if own is None else own
+    return lambda t: lr * rate(t)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.cluster.compute import GradientTimes
 from decentral.config.identity import run_directory
 from decentral.errors import ConfigError
 from decentral.store.files import csv_text, write_text
@@ -19,8 +20,8 @@ from decentral.tasks.task import Problem
 
 if TYPE_CHECKING:
     from decentral.cluster.clock import Clock
-    from decentral.cluster.compute import GradientTimes
     from decentral.config.schema import Config
+    from decentral.topology.communication import LocalSteps
     from decentral.training.operations import Operations
 
 _MEASURED = "gradient_times.csv"
@@ -58,8 +59,16 @@ class GradientOracle:
     gradients in a step are gradients of two batches, and workers need not be equally far.
     """
 
-    def __init__(self, problem: Problem, workers: range, device: torch.device) -> None:
-        """For the k local workers of `problem`, whose losses are added up on `device`."""
+    def __init__(
+        self, problem: Problem, workers: range, device: torch.device, local_steps: LocalSteps | None = None
+    ) -> None:
+        """For the k local workers of `problem`, whose losses are added up on `device`.
+
+        local_steps   of all n workers: who idles, and has the gradient 0; None: nobody does
+        """
+        self.local_steps = None if local_steps is None else local_steps.of(workers)
+        self.steps = np.zeros(len(workers), dtype=np.int64)
+        """[k]: how many steps all have taken together, where some idle."""
         self.problem, self.workers = problem, workers
         self.draws = np.zeros(len(workers), dtype=np.int64)
         """[k]: how many samples each local worker has drawn."""
@@ -150,6 +159,8 @@ class GradientOracle:
         self._over.clear()
 
     def _of_all(self, x: Tensor) -> Tensor:
+        if self.local_steps is not None:
+            return self._of_active(x, self.local_steps)
         if self.sleep is not None:
             self._sleep(self.sleep.seconds(self.workers, int(self.draws[0])))
         began = time.perf_counter()
@@ -162,6 +173,25 @@ class GradientOracle:
         self.seconds += time.perf_counter() - began
         self.calls += 1
         return g
+
+    def _of_active(self, x: Tensor, local_steps: LocalSteps) -> Tensor:
+        """Gradients of those that take a step, zeros of those that idle, [k, P]."""
+        t = int(self.steps[0])
+        self.steps += _ONE
+        if self.sleep is not None:
+            self._sleep(self.sleep.seconds(self.workers, t))
+        if self.clock is not None:
+            self.clock.gradient()
+        places = np.flatnonzero(local_steps.active(t)).tolist()
+        if len(places) == len(x):
+            losses, g = self._computed(x, places)
+            self.losses += losses
+            return g
+        found = torch.zeros_like(x)
+        if places:
+            losses, found[places] = self._computed(x[places], places)
+            self.losses[places] += losses
+        return found
 
     def _computed(self, x: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
         """Losses [r] and gradients [r, P]."""
@@ -189,6 +219,8 @@ class GradientOracle:
         """What a checkpoint keeps of each local worker, [k] each: tensors that alias it."""
         self._count()
         counts = {"draws": self.draws, "draws at the last evaluation": self.draws_before}
+        if self.local_steps is not None:
+            counts["steps"] = self.steps
         return {"losses": self.losses, **{name: torch.from_numpy(count) for name, count in counts.items()}}
 
     def recent_loss(self) -> float:
@@ -270,6 +302,47 @@ def kept(times: GradientTimes, config: Config) -> GradientTimes:
     """The times, with what the run has measured before, if it has."""
     path = run_directory(config) / _MEASURED if times.passes else None
     return times if path is None or not path.is_file() else times.measured(np.loadtxt(path, skiprows=1, ndmin=1))
+
+
+class UnevenTimes(GradientTimes):
+    """The times of workers with batches of their own sizes, of whom some idle: seconds by the step of the run.
+
+    A gradient takes sizes[i] / usual as long as `times` says, in what stragglers add as before, and 0 s where a worker
+    idles; what it is is addressed by the steps that the worker has taken.
+    """
+
+    def __init__(self, times: GradientTimes, scale: np.ndarray, local_steps: LocalSteps | None, start: int = 0) -> None:
+        """`scale` [n]: how much longer each worker's gradients take; `start`: the step that is number 0."""
+        self.times, self.scale, self.local_steps, self.start = times, scale, local_steps, start
+        self.num_workers, self.passes = times.num_workers, times.passes
+
+    def seconds(self, first: int, last: int) -> np.ndarray:
+        """See `GradientTimes`."""
+        delays = self.delays(first, last)
+        return (self._steps(first, last, 0) - delays) * self.scale + delays
+
+    def after(self, number: int) -> UnevenTimes:
+        """See `GradientTimes`."""
+        return UnevenTimes(self.times, self.scale, self.local_steps, self.start + number)
+
+    def _steps(self, first: int, last: int, which: int) -> np.ndarray:
+        read = (self.times.seconds, self.times.delays)[which]
+        steps = np.arange(first + self.start, last + self.start)[:, None]
+        if self.local_steps is None or not len(steps):
+            return read(first + self.start, last + self.start)
+        taken = self.local_steps.taken(steps)
+        table = read(int(taken.min()), int(taken.max()) + 1)
+        found = table[taken - taken.min(), np.arange(self.num_workers)]
+        return np.where(self.local_steps.active(steps), found, 0.0)
+
+
+def uneven(times: GradientTimes, config: Config) -> GradientTimes:
+    """The times for what each worker does in a step: see `UnevenTimes`."""
+    if config.batch_size_per_worker is None and config.steps_per_worker is None:
+        return times
+    given = getattr(getattr(config.cluster, "compute", None), "trace", None)  # of these very batches
+    scale = np.ones(times.num_workers) if given else config.batch_sizes() / config.batch_size
+    return UnevenTimes(times, scale, config.local_steps())
 
 
 def measure(problem: Problem, x: Tensor, passes: int) -> np.ndarray:

@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from decentral.cluster.timeline import write_spans
 from decentral.config.checks import has_clock
 from decentral.config.identity import run_id
 from decentral.config.parsing import dump, plain
-from decentral.config.schema import Config
+from decentral.config.schema import OWN, Config
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
 from decentral.store.failures import record
-from decentral.store.files import replacing
+from decentral.store.files import csv_text, replacing, write_text
 from decentral.store.provenance import collect
 from decentral.store.run_store import DirectoryLost
 from decentral.terminal.progress import Progress, progress
@@ -86,6 +87,10 @@ class Recorder:
         compression_stats = r.algorithm.compression_stats(r.stepper.state)
         self.store.describe(recorded(r.problem, compression_stats is not None and compression_stats.numel() > 0))
         r.problem.save_tables(self.store.path)
+        own = {key: values.tolist() for key in OWN if (values := self.config.own(key)) is not None}
+        if own:
+            rows = ([worker, *row] for worker, row in enumerate(zip(*own.values(), strict=True)))
+            write_text(self.store.path / "workers.csv", csv_text(["worker", *own], rows))
         self.sink = Guarded(self.config.logger, run_id(self.config), plain(self.config), self.store.path)
 
     @contextmanager
@@ -156,6 +161,8 @@ class Recorder:
 
     def end(self, r: Run, status: Status, step: int) -> None:
         """The final status."""
+        own = self.config.batch_size_per_worker or self.config.steps_per_worker
+        draws = r.net.gather(torch.from_numpy(r.oracle.draws)[:, None].double())[:, 0].tolist() if own else []
         if not self.world.leader:
             return
         if r.trace is not None:
@@ -167,6 +174,9 @@ class Recorder:
             "messages_sent": r.net.traffic.messages_sent,
             "times_s": r.spent_s,
         }
+        if own:
+            sizes = zip(draws, self.config.batch_sizes().tolist(), strict=True)
+            facts["examples_per_worker"] = [round(drawn) * size * self.config.accumulate for drawn, size in sizes]
         choices, stop_s = r.stepper.choices(), self.config.stop_after_simulated_s
         if r.stepper.simulated_s is not None:
             facts |= {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())

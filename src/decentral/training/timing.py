@@ -19,7 +19,7 @@ from decentral.compression.rows import RowLayout
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
 from decentral.training.assemble import local_network, mean_seconds, with_rate
-from decentral.training.oracle import kept
+from decentral.training.oracle import kept, uneven
 from decentral.training.stepper import Stepper
 
 _SMALL = 1 << 16  # numbers: rows of all their numbers are no slower, and pieces have their lengths
@@ -84,7 +84,7 @@ def timed(
     """
     cluster, n = config.cluster, config.num_workers
     assert isinstance(cluster, VirtualCluster) and n is not None
-    times, costs = kept(cluster.gradient_times(n, config.seed), config).after(after), cluster.costs(n)
+    times, costs = uneven(kept(cluster.gradient_times(n, config.seed), config), config).after(after), cluster.costs(n)
     precision = config.precision if cluster.num_parameters else config.task.precision or config.precision
     dtype, num_parameters = precision.dtype, cluster.num_parameters or num_parameters
     first = min(first or num_steps, num_steps)

@@ -36,25 +36,37 @@ class BatchOrder(DrawOrder):
 
     All workers take the same number of samples per epoch, m = floor(N / n): batch b of an epoch is the places b B ...
     of the worker's own shuffled part, starting again from its front where the part is smaller than m. The shuffle is
-    addressed by (seed, worker, epoch); without `reshuffle` by (seed, worker) alone.
+    addressed by (seed, worker, epoch); without `reshuffle` by (seed, worker) alone. Where workers have batches of their
+    own sizes, each goes through its part by itself: `of` several is for equal sizes (`is_even`).
     """
 
     def __init__(
         self,
         indices: Sequence[np.ndarray],
         workers: range,
-        batch_size: int,
+        batch_size: int | Sequence[int],
         seed: int,
         *,
         reshuffle: bool,
         drop_last: bool,
     ) -> None:
         self.parts = [torch.from_numpy(np.ascontiguousarray(indices[w])).long() for w in workers]
-        self.workers, self.batch_size, self.seed, self.reshuffle = workers, batch_size, seed, reshuffle
-        self.samples_per_epoch = sum(len(part) for part in indices) // len(indices)
-        full, rest = divmod(self.samples_per_epoch, batch_size)
-        self.steps_per_epoch = full if drop_last or not rest else full + 1
+        self.workers, self.seed, self.reshuffle = workers, seed, reshuffle
+        self.sizes = [batch_size] * len(indices) if isinstance(batch_size, int) else list(batch_size)
+        """Of all n workers."""
+        self.samples_per_epoch = m = sum(len(part) for part in indices) // len(indices)
+        self.passes = [m // size if drop_last else -(-m // size) for size in self.sizes]
+        """How many batches a pass of each of the n workers has."""
+        self.is_even = len(set(self.sizes)) == 1
         self._shuffles = [(-1, part) for part in self.parts]  # of each part: the epoch, and the part as shuffled then
+
+    def steps_per_epoch(self, shares: Sequence[float] = ()) -> float:
+        """In how many steps the workers take a pass on average, of whom worker i draws in this share of them, or in
+        each."""
+        if self.is_even and not shares:
+            return float(self.passes[0])
+        shares = shares or [1.0] * len(self.passes)
+        return len(self.passes) / sum(share / steps for share, steps in zip(shares, self.passes, strict=True))
 
     def of(self, *local: int) -> Callable[[int], Tensor]:
         """See `DrawOrder`."""
@@ -62,9 +74,10 @@ class BatchOrder(DrawOrder):
 
     def row(self, i: int, draw: int) -> Tensor:
         """See `DrawOrder`."""
-        epoch, batch = divmod(draw, self.steps_per_epoch)
-        start = batch * self.batch_size
-        stop = min(start + self.batch_size, self.samples_per_epoch)
+        worker = self.workers[i]
+        epoch, batch = divmod(draw, self.passes[worker])
+        start = batch * self.sizes[worker]
+        stop = min(start + self.sizes[worker], self.samples_per_epoch)
         part = self._part(i, epoch)
         return part[start:stop] if stop <= len(part) else part[torch.arange(start, stop) % len(part)]
 

@@ -54,6 +54,8 @@ class Supervised(Problem):
     """What the labels are that a partition looks at."""
     num_statistics: int
     """S, of `add_statistics`."""
+    together = True
+    """Whether batches of all workers at the same draw are of equal size."""
     order: DrawOrder
     """Which examples are drawn when, for `Loaded.train_batches`."""
 
@@ -84,8 +86,8 @@ class Supervised(Problem):
         self.models = WorkerModels(template, len(workers), device)
         self.average = AveragedModel(template, device)
         self.memory_format = MemoryFormat(template, device)
-        self.execution = components("gradients")[config.execution]()
-        batch_shape = info.batch_shape(config.batch_size)
+        self.execution = components("gradients")[self._execution(config)]()
+        batch_shape = info.batch_shape(int(config.batch_sizes().max()))
         self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision)
         self.workload = Workload(self.models, batch_shape, config.precision, self.loss, self.ignored)
         self.passes = self.execution.passes(self.workload)
@@ -98,13 +100,27 @@ class Supervised(Problem):
             *note(template, f"{self.statistics_examples} training {info.kind}"),
         )
 
+    def _execution(self, config: TaskConfig) -> str:
+        """The name of the way to compute gradients: on a GPU side by side only where batches are of equal size."""
+        if self.together or self.device.type == "cpu" or config.execution == "loop":
+            return config.execution
+        if config.execution == "batched":
+            raise ConfigError(
+                "execution=batched is for batches of equal size on a GPU, and those of batch_size_per_worker are not: "
+                "use execution=loop, or auto."
+            )
+        return "loop"
+
     def prepare_batches(self) -> None:
         """Say who draws what: `indices` (of each of the n workers), `order`, and `steps_per_epoch`."""
         config, task = self.config, self.task
         self.indices = config.partition.indices(self.data.train_labels, config.num_workers, config.seed)
         settings = {"reshuffle": task.reshuffle, "drop_last": task.drop_last}
-        self.order = order = BatchOrder(self.indices, self.workers, config.batch_size, config.seed, **settings)
-        self.steps_per_epoch = float(order.steps_per_epoch)
+        sizes, local_steps = config.batch_sizes().tolist(), config.local_steps()
+        self.order = order = BatchOrder(self.indices, self.workers, sizes, config.seed, **settings)
+        shares = [] if local_steps is None else (local_steps.steps / local_steps.every).tolist()
+        self.steps_per_epoch = order.steps_per_epoch(shares)
+        self.together = order.is_even
 
     @abstractmethod
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
@@ -119,7 +135,7 @@ class Supervised(Problem):
         """Mean losses [r] of the batches and their gradients [r, P], by the passes of `execution`."""
         places = range(len(self.workers)) if workers is None else workers
         began = time.perf_counter()
-        if workers is None and (draws == draws[0]).all():
+        if workers is None and self.together and (draws == draws[0]).all():
             inputs, targets = self.batch_of(None, int(draws[0]))
         else:
             inputs, targets = _together(self._batches(places, draws.tolist()))
@@ -127,10 +143,12 @@ class Supervised(Problem):
         if isinstance(inputs, Tensor) or self.passes.takes_lists:
             return self._gradient(x, inputs, targets, draws, places)
         losses, g = x.new_empty(len(places)), torch.empty_like(x)
-        for j in range(len(places)):
-            row = slice(j, j + 1)
-            batch = inputs[j][None], targets[j][None]
-            losses[row], g[row] = self._gradient(x[row], *batch, draws[row], places[row])
+        groups: dict[Any, list[int]] = {}
+        for j, one in enumerate(inputs):
+            groups.setdefault(j if self.together else one.shape, []).append(j)
+        for rows in groups.values():
+            batch = torch.stack([inputs[j] for j in rows]), torch.stack([targets[j] for j in rows])
+            losses[rows], g[rows] = self._gradient(x[rows], *batch, draws[rows], [places[j] for j in rows])
         return losses, g
 
     def prove(self, x: Tensor, draws: np.ndarray) -> None:
@@ -138,8 +156,13 @@ class Supervised(Problem):
         if self.passes.execution == "loop":
             return
         first = int(draws.min())
-        with closing(self.data.train_batches(self.order, self.workers, first, first + 1)) as batches:
-            inputs, targets = next(batches)
+        if self.together:
+            with closing(self.data.train_batches(self.order, self.workers, first, first + 1)) as batches:
+                inputs, targets = next(batches)
+        else:  # of the size of the smallest
+            inputs, targets = _together(self._batches(range(len(self.workers)), [first] * len(self.workers)))
+            least = min(map(len, targets))
+            inputs, targets = (torch.stack([one[:least] for one in each]) for each in (inputs, targets))
         self.passes, notes = self.execution.proven(self.workload, self.passes, x, self._as_exact(inputs), targets)
         self.facts, self.notes = {**self.facts, "execution": self.passes.execution}, (*self.notes, *notes)
 

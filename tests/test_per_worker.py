@@ -1,0 +1,152 @@
+"""Workers with learning rates, batch sizes and numbers of local steps of their own, against loops in plain PyTorch."""
+
+from __future__ import annotations
+
+import re
+from copy import deepcopy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from configure import configure
+from decentral.config.identity import run_id
+from decentral.config.per_worker import per_worker
+from decentral.errors import ConfigError
+from decentral.network.world import World
+from decentral.tasks.problems.batches import BatchOrder
+from decentral.training.assemble import assemble
+from test_resume import same_results
+
+N, SIZES, RATES, STEPS = 4, [8, 16, 16, 5], [0.1, 0.2, 0.05, 0.1], [1, 3, 2, 3]
+OWN = ["lr_per_worker=[0.1,0.2,0.05,0.1]", "batch_size_per_worker=[8,16,16,5]", "steps_per_worker=[1,3,2,3]"]
+RUN = [
+    *("data=digits", "model=mlp", f"num_workers={N}", "algo=dpsgd", "topology=complete", "communication.every=3"),
+    *("precision=fp64", "steps=12", "trace=true", "save=none", "evaluation.every_epochs=0.1"),
+]
+OPTIMS = {
+    "momentum": ([], lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
+    "adam": ([], lambda p, lr: torch.optim.Adam(p, lr=lr)),
+}
+
+
+def by_hand(config, optim):
+    """The models [steps + 1, n, P] of n loops that average every 3 steps."""
+    run = assemble(config, World(0, 1, torch.device("cpu")))
+    problem, x0 = run.problem, run.stepper.models[0].clone()
+    settings = {"reshuffle": True, "drop_last": True}
+    orders = [BatchOrder(problem.indices, range(N), size, config.seed, **settings) for size in SIZES]
+    models, optims, drawn, found = [], [], [0] * N, [x0.repeat(N, 1).clone()]
+    for i in range(N):
+        worker = deepcopy(problem.models.modules[0])
+        worker.load_state_dict(problem.model_tensors(x0, {}))
+        models.append(worker.double())
+        optims.append(optim(worker.parameters(), RATES[i]))
+    for t in range(config.steps):
+        for i in range(N):
+            if t % 3 >= STEPS[i]:
+                continue
+            images, labels = problem.data.drawn(orders[i].row(i, drawn[i])[None], [i], [drawn[i]])
+            drawn[i] += 1
+            optims[i].zero_grad()
+            F.cross_entropy(models[i](images[0].double()), labels[0]).backward()
+            optims[i].step()
+        if t % 3 == 2:
+            with torch.no_grad():
+                for parameters in zip(*(each.parameters() for each in models), strict=True):
+                    mean = torch.stack(parameters).mean(0)
+                    for parameter in parameters:
+                        parameter.copy_(mean)
+        found.append(torch.stack([torch.cat([p.detach().flatten() for p in each.parameters()]) for each in models]))
+    return torch.stack(found).numpy(), drawn
+
+
+@pytest.mark.parametrize("optim", OPTIMS)
+def test_workers_with_their_own_rates_sizes_and_steps_are_loops_of_plain_torch(start, optim):
+    overrides, made = OPTIMS[optim]
+    config = configure(*RUN, *OWN, f"optim={optim}", *overrides)
+    wanted, drawn = by_hand(config, made)
+    loop, batched = (
+        start(*RUN, *OWN, f"optim={optim}", f"execution={way}", directory=way) for way in ("loop", "batched")
+    )
+    for found in (loop, batched):
+        assert np.abs(found.iterates - wanted).max() < 1e-9
+        assert found.facts["examples_per_worker"] == [d * size for d, size in zip(drawn, SIZES, strict=True)]
+    m = 1438 // N  # an epoch is a pass of the workers on average
+    assert loop.facts["epoch"] == pytest.approx(
+        np.mean([d / (m // size) for d, size in zip(drawn, SIZES, strict=True)])
+    )
+
+
+def test_processes_and_a_run_that_breaks_off_make_no_difference(start):
+    settings = [*RUN, *OWN, "optim=adam", "checkpoint_every_s=0"]
+    whole = start(*settings, directory="whole")
+    assert start(*settings, directory="broken", interrupt_at=7).status == "interrupted"
+    same_results(whole, start(*settings, directory="broken"))
+    two = start(*settings, processes=2, directory="two")
+    assert np.abs(two.iterates - whole.iterates).max() < 1e-12
+    assert two.facts["examples_per_worker"] == whole.facts["examples_per_worker"]
+    same_results(two, start(*settings, processes=2, directory="two"))
+
+
+@pytest.mark.parametrize("algo", ["local_sgd", "diloco", "noloco", "gasloc", "sgp", "epidemic_learning"])
+def test_methods_with_local_steps_may_give_each_worker_another_number(start, algo):
+    period = "communication.every=2" if algo in ("sgp", "epidemic_learning") else "algo.period_steps=2"
+    shape = [f"algo={algo}", "topology=ring", "task=quadratics", "num_workers=4", "steps=8", "trace=true", period]
+    usual, all_of_them = start(*shape, directory="usual"), start(*shape, "steps_per_worker=[2,2,2,2]", directory="all")
+    assert np.abs(usual.iterates - all_of_them.iterates).max() < 1e-12
+    x = start(*shape, "steps_per_worker=[1,2,1,2]", "lr_per_worker=[choice,0.1,0.2]", directory="own").iterates
+    assert (x[2::2] != x[1:-1:2]).all(axis=2).any() and np.isfinite(x).all()
+
+
+def test_simulated_time_is_that_of_what_each_worker_does(start):
+    shape = ["cluster=even", "cluster.compute.mean_s=0.1", "batch_size=8"]
+    alone = start(*RUN, *OWN, *shape, "simulate=training").facts
+    compute = alone["simulated_shares"]["compute"]
+    drawn = [12 // 3 * steps for steps in STEPS]
+    seconds = [0.1 * d * size / 8 for d, size in zip(drawn, SIZES, strict=True)]
+    assert compute == pytest.approx([np.mean(seconds), min(seconds), max(seconds)])
+
+
+def test_a_distribution_is_drawn_from_the_seed_for_each_worker_by_itself():
+    drawn = {}
+    for given in (["uniform", 0.1, 0.2], ["lognormal", 0.1, 0.5], ["choice", 0.1, 0.2, 0.4]):
+        few, many = (per_worker("lr_per_worker", given, n, 3, whole=False) for n in (4, 400))
+        assert (few == many[:4]).all() and len(set(many.tolist())) > 2 and (many > 0).all()
+        drawn[given[0]] = many
+    assert 0.1 <= drawn["uniform"].min() < drawn["uniform"].max() < 0.2
+    assert np.median(drawn["lognormal"]) == pytest.approx(0.1, rel=0.1)
+    whole = per_worker("batch_size_per_worker", ["lognormal", 4, 2], 100, 3, whole=True)
+    assert whole.dtype == np.int64 and whole.min() == 1
+    ids = {run_id(configure(*RUN, *own)) for own in ([], [OWN[0]], [OWN[1]], [OWN[2]], OWN)}
+    assert len(ids) == 5
+    assert run_id(configure(*RUN, OWN[0])) == run_id(configure(*RUN, OWN[0], "lr=0.3"))  # which is not used
+
+
+REFUSED = {
+    "lr_per_worker=[0.1,0.2]": ([], "lr_per_worker=[0.1,0.2] has 2 entries, but num_workers=4: give one a worker"),
+    "lr_per_worker=[0.1,0,0.1,0.1]": ([], "cannot be used: give finite numbers above 0"),
+    "lr_per_worker=[0.1,nan,0.1,0.1]": ([], "cannot be used: give finite numbers above 0"),
+    "lr_per_worker=[normal,1,2]": ([], "lr_per_worker=[normal,1,2] is no distribution: use [uniform,LOW,HIGH]"),
+    "lr_per_worker=[uniform,2,1]": ([], "is no distribution"),
+    "lr_per_worker=[a,b,c,d]": ([], "has entries that are no numbers"),
+    "lr_per_worker=[]": ([], "has 0 entries"),
+    "lr_per_worker=[1,1,1,1]": (["algo=allreduce"], "lr_per_worker cannot be used with algo=allreduce"),
+    "batch_size_per_worker=[1,2,3,0]": ([], "cannot be used: give whole numbers above 0"),
+    "batch_size_per_worker=[1,2,3,1.5]": ([], "cannot be used: give whole numbers above 0"),
+    "batch_size_per_worker=[1,2,3,400]": ([], "batch_size=400 is more than the 359 training images"),
+    "batch_size_per_worker=[1,2,3,4]": (
+        ["task=quadratics"],
+        "cannot be used with task=quadratics, which has no batches",
+    ),
+    "steps_per_worker=[1,2,3,4]": ([], "gives a worker 4 steps, more than communication.every=3: use"),
+    "steps_per_worker=[1,2,3,3]": (["algo=d2", "communication.every=1"], "cannot be used with algo=d2"),
+}
+
+
+@pytest.mark.parametrize("own", REFUSED)
+def test_what_cannot_be_honored_is_refused(own):
+    others, sentence = REFUSED[own]
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        configure(*RUN, *others, own)
