@@ -283,6 +283,32 @@ def test_ctrl_c_lets_the_runs_write_checkpoints_and_the_same_command_goes_on():
     assert all(list((run.path / "checkpoints").iterdir()) for run in runs)
 
 
+@pytest.mark.slow
+def test_files_follow_the_umask():
+    """Of a sweep and its table, a run that is killed beside its checkpoint, and one over several processes."""
+    digits = ["algo=dpsgd", "topology=ring", "num_workers=2", "steps=3", "device=cpu", "checkpoint_every_s=0"]
+    whole = ["seed=0,1", "processes=1", *digits, "trace=true", "logger=tensorboard"]
+    killed = ["seed=2,3", "restarts=0", "launcher.retries=0", "evaluation.every_epochs=0.01", *digits]
+    killed += ["processes=2", "record_operations=true"]
+    timed = ["seed=0,1", *QUICK, "simulate=timeline", "cluster=even"]
+    umask = 0o002
+    before = os.umask(umask)
+    try:
+        for arguments, step in ((whole, 99), (killed, 2), (timed, 99)):
+            with start(*arguments, DECENTRAL_FAULTS=fault(step, "kill"), DECENTRAL_CACHE="cache") as launcher:
+                out, _ = launcher.communicate(timeout=PATIENCE_S)
+            assert launcher.returncode == (step == 2), out
+    finally:
+        os.umask(before)
+    found = {path.relative_to(Path.cwd()): path.stat().st_mode & 0o777 for path in Path.cwd().rglob("*")}
+    names = {path.name for path in found}
+    assert {"run.lock", "log.txt", "metrics.jsonl", "models.safetensors", "trace.npz", "checkpoints", "tables"} <= names
+    assert {"operations.jsonl", "timeline.jsonl", "status.json", "train_images.npy"} <= names
+    assert {
+        str(path): mode for path, mode in found.items() if mode != (0o777 if path.is_dir() else 0o666) & ~umask
+    } == {}
+
+
 @pytest.mark.parametrize("words", [(), ("-m", "seed=1")])
 def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch, words):
     monkeypatch.setenv("PATH", "/nowhere")

@@ -104,7 +104,7 @@ def claim_log(directory: Path) -> int | None:
     path = directory / LOG
     while True:
         directory.mkdir(parents=True, exist_ok=True)
-        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             try:
                 locked = try_lock(log)

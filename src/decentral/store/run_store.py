@@ -141,7 +141,7 @@ class RunStore:
         refuse_foreign(path, run_id)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(f"run_dir={path} cannot be written: {error.strerror}.") from error
         try:

@@ -81,7 +81,7 @@ def packed(operations: Iterable[dict[str, Any]]) -> bytes:
 
 def append(parts: Sequence[bytes], directory: Path) -> int:
     """Add the lines of all processes to `operations.jsonl`; how many bytes it has now, for the checkpoint."""
-    with open(directory / FILE, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o644)) as file:
+    with open(directory / FILE, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666)) as file:
         file.write(b"".join(parts))
         file.flush()
         os.fsync(file.fileno())
