@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
+from torch.nn.functional import cross_entropy, mse_loss, one_hot
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 
 from configure import configure
+from decentral.cli.run import main
+from decentral.config.identity import run_id
+from decentral.config.parsing import read
+from decentral.errors import ConfigError
 from decentral.network.world import World
+from decentral.registry import plugins
+from decentral.registry.find import NAMED
+from decentral.registry.signature import function
+from decentral.store.metrics import read_metrics
 from decentral.training.assemble import assemble
 
 STEPS = 12
@@ -21,7 +34,16 @@ SMALL = (
     *("batch_size=4", "alpha=1", "precision=fp64", "lr=0.1", f"steps={STEPS}", "processes=1", "device=cpu"),
 )
 TEXT = (
-    *("algo=dpsgd", "topology=complete", "task=text", "data.num_train=160", "data.num_test=20", "data.words=50"),
+    *(
+        "algo=dpsgd",
+        "topology=complete",
+        "task=text",
+        "data=synthetic_text",
+        "model=fasttext",
+        "data.num_train=160",
+        "data.num_test=20",
+        "data.words=50",
+    ),
     *("batch_size=4", "alpha=1", "precision=fp64", "optim=sgd", "lr=0.1", f"steps={STEPS}"),
     *("processes=1", "device=cpu"),
 )
@@ -57,9 +79,22 @@ def theirs(loss: Callable[[Tensor, Tensor], Tensor], schedule: Callable[[Any], A
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
-def warmed_cosine(optimizer: Any) -> Any:
-    ramp = LinearLR(optimizer, 0.1, 1.0, 4)
-    return SequentialLR(optimizer, [ramp, CosineAnnealingLR(optimizer, STEPS - 4, 0.01)], milestones=[4])
+def rooted(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One number for each example."""
+    return (cross_entropy(outputs, targets, reduction="none") + 1) ** 0.5
+
+
+def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A mean that depends on which examples are in a batch together."""
+    return cross_entropy(outputs, targets, weight=torch.arange(1.0, outputs.shape[1] + 1).to(outputs))
+
+
+def noisy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return rooted(outputs, targets) * torch.rand(()) * np.random.rand()
+
+
+def of_squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return mse_loss(outputs, one_hot(targets, outputs.shape[1]).to(outputs))
 
 
 Case = tuple[tuple[str, ...], Callable[[Tensor, Tensor], Tensor], Callable[[Any], Any] | None, tuple[str, ...]]
@@ -71,6 +106,18 @@ CASES: dict[str, Case] = {
         lambda o: LinearLR(o, 1.0, 0.2, STEPS),
         SMALL,
     ),
+    "label smoothing": (("task.label_smoothing=0.2",), partial(cross_entropy, label_smoothing=0.2), None, SMALL),
+    "label smoothing of texts": (
+        ("task.label_smoothing=0.2",),
+        partial(cross_entropy, label_smoothing=0.2),
+        None,
+        TEXT,
+    ),
+    "mse": (("task.loss=mse",), of_squares, None, SMALL),
+    "mse of texts": (("task.loss=mse",), of_squares, None, TEXT),
+    "numbers of examples": ((f"task.loss={__name__}:rooted",), lambda *one: rooted(*one).mean(), None, SMALL),
+    "a mean": ((f"task.loss={__name__}:weighted",), weighted, None, SMALL),
+    "a mean of texts": ((f"task.loss={__name__}:weighted",), weighted, None, TEXT),
 }
 
 
@@ -84,3 +131,115 @@ def test_it_is_plain_torch(name: str, n: int, execution: str) -> None:
     assert run.problem.passes.execution == execution
     expected = theirs(loss, schedule, *config)
     torch.testing.assert_close(found, expected.expand(n, -1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings", [["task.label_smoothing=0.2"], ["task.loss=mse"], [f"task.loss={__name__}:rooted"]]
+)
+def test_a_test_loss_is_the_mean_over_test_examples_without_smoothing(settings: list[str]) -> None:
+    _, run = ours(*SMALL, *settings, "num_workers=1")
+    model = run.problem.models.for_tests(0).eval()
+    ((inputs, targets),) = run.problem.data.test_batches(10_000)
+    outputs = model(inputs.double())
+    loss = {"mse": of_squares, f"{__name__}:rooted": rooted}.get(settings[0].partition("=")[2], cross_entropy)
+    found = run.problem.finish(run.problem.worker_statistics(run.stepper.models))[0, 1]
+    torch.testing.assert_close(found, loss(outputs, targets).mean().detach())
+
+
+def test_what_a_loss_of_ones_own_draws_is_addressed_by_worker_and_step() -> None:
+    found = [
+        ours(*SMALL, f"task.loss={__name__}:noisy", "num_workers=3", f"execution={e}")[0] for e in ("loop", "auto")
+    ]
+    np.random.seed(7)
+    torch.manual_seed(7)
+    found.append(ours(*SMALL, f"task.loss={__name__}:noisy", "num_workers=3", "execution=loop")[0])
+    torch.testing.assert_close(found[0], found[2], rtol=0, atol=0)
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+
+
+def of_columns(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.mean(0)
+
+
+def detached(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs.detach(), targets)
+
+
+def number(outputs: Tensor, targets: Tensor) -> float:
+    return cross_entropy(outputs, targets).item()
+
+
+def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.nothing
+
+
+REFUSED = {
+    "task.loss=hinge": "task.loss=hinge does not exist: use cross_entropy, mse, or module:function",
+    "task.loss=mse task.label_smoothing=0.1": "task.label_smoothing=0.1 is for task.loss=cross_entropy",
+    "task.label_smoothing=1": "at least 0 and below 1",
+    "task.loss=nowhere:loss": "there is no module nowhere",
+    f"task.loss={__name__}:nothing": "has no class or function nothing",
+    f"task.loss={__name__}:of_columns": r"returns \[10\] for 11 examples: return a tensor with one number for each",
+    f"task.loss={__name__}:detached": "without a gradient",
+    f"task.loss={__name__}:number": "returns a float for 11 examples",
+    f"task.loss={__name__}:broken": "AttributeError",
+}
+
+
+@pytest.mark.parametrize("settings", REFUSED)
+def test_what_cannot_be_right_is_refused_before_the_first_step(settings: str) -> None:
+    with pytest.raises(ConfigError, match=REFUSED[settings]):
+        assemble(configure(*SMALL, *settings.split(), "num_workers=2"), HERE)
+
+
+MODULE = """
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+def loss(outputs, targets):
+    return cross_entropy(outputs, targets, reduction="none") * (1 + torch.rand(len(targets)) * np.random.rand())
+"""
+OWN = ("task.loss={}:loss",)
+"""What a module of one's own, in the current folder, can be asked for."""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Settings that name its functions."""
+    name = f"mine_{abs(hash(str(tmp_path))) % 10**9}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DECENTRAL_OWN", "")
+    path = list(sys.path)
+    yield [one.format(name) for one in OWN]
+    sys.path[:] = path
+    sys.modules.pop(name, None)
+    function.cache_clear()
+
+
+def test_functions_of_ones_own_are_the_same_in_several_processes_and_after_an_interruption(own: list[str]) -> None:
+    small = [*(one for one in SMALL if not one.startswith("processes=")), *own, "num_workers=2", "progress=false"]
+    metrics = []
+    for number, processes in enumerate((1, 2)):
+        with pytest.raises(SystemExit) as ended:
+            main([*small, f"processes={processes}", f"run_dir=run{number}"])
+        assert ended.value.code == 0
+        metrics.append(
+            {
+                tuple(row[key] for key in ("step", "worker", "split", "metric")): row["value"]
+                for row in read_metrics(Path(f"run{number}"))
+            }
+        )
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-9)
+    with pytest.raises(ConfigError, match="is code that a stored file names"):
+        NAMED.clear()
+        read(Path("run0/config.yaml"))
+    before = run_id(configure(*SMALL, *own))
+    for key in [key for key in sys.modules if key.startswith("mine_")]:
+        Path(f"{key}.py").write_text(MODULE + "# changed")
+        del sys.modules[key]
+    function.cache_clear()
+    plugins.use(None)
+    os.environ["DECENTRAL_OWN"] = ""
+    assert run_id(configure(*SMALL, *own)) != before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 
@@ -41,3 +42,9 @@ def make_data(size: int = 800, noise: float = 0.4) -> tuple[TensorDataset, Tenso
         return TensorDataset(points, labels)
 
     return cloud(size, seed=1), cloud(size // 4, seed=2)
+
+
+def focal(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Focal loss (Lin et al., ICCV 2017) with gamma = 2, a number for each example: [B, C], [B] -> [B]."""
+    loss = cross_entropy(outputs, targets, reduction="none")
+    return (1 - torch.exp(-loss)) ** 2 * loss

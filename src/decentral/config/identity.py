@@ -16,6 +16,7 @@ from decentral.config.parsing import plain
 from decentral.config.schema import Config
 from decentral.host.torchrun import place, under_torchrun
 from decentral.registry import component, sources
+from decentral.registry.signature import function_source, functions
 from decentral.store.digests import by_content, file_digest, files_below, folder_digest
 from decentral.store.files import at_home
 from decentral.store.models import stored_facts
@@ -128,6 +129,7 @@ def component_identity(component: Any) -> dict[str, Any]:
             continue
         identity = _value_identity(f, value)
         known[f.name] = identity if source is None else by_content(identity)
+    known |= {name: function_source(key, name)["sha256"] for key, name in functions(type(component), vars(component))}
     return known
 
 

@@ -16,6 +16,7 @@ from decentral import settings
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components, is_foreign, plugins, sources
+from decentral.registry.signature import function_source, functions
 
 _MOST_VALUES, _MOST_BYTES = 100_000, 1 << 20
 
@@ -223,6 +224,8 @@ def dump(config: Config) -> str:
 
     found = {group: sources.source(type(getattr(config, group))) for group in GROUPS}
     own = {group: source for group, source in found.items() if source is not None}
+    for one in (config, *(getattr(config, group) for group in GROUPS)):
+        own |= {f"{key}={name}": function_source(key, name) for key, name in functions(type(one), vars(one))}
     return yaml.safe_dump(plain(config) | ({"own": own} if own else {}), sort_keys=False)
 
 
@@ -251,25 +254,33 @@ def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
     one then.
     """
     values = dict(values)
-    written = values.pop("own", {})
+    written, named = values.pop("own", {}), functions(Config, values)
     for group, package in GROUPS.items():
         name = values[group]["name"]
         code = str(values[group].get("id", name))  # gymnasium imports the module in an id, too
         if not trust and is_foreign(package, code):
-            raise ConfigError(
-                f"{group}={code} is code that a stored file names, which is not imported unasked: give trust=True, as "
-                "in decentral.load(..., trust=True), if you trust its author."
-            )
+            raise _not_trusted(group, code)
         cls = component(package, str(name))
         if cls is None:
             raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), components(package))}")
         source = sources.source(cls)
         if group in written and source is not None and source["sha256"] != written[group]["sha256"]:
             raise ConfigError(f"{group}={name}: {source['file']} is not what it was when this was written.")
+        named += functions(cls, values[group])
         values[group] = build(cls, values[group], group)
+    for key, code in named if not trust else ():
+        if is_foreign(key, code):
+            raise _not_trusted(key, code)
     for node, cls in NODES.items():
         values[node] = build(cls, values.get(node, {}), node)
     return build(Config, values, "")
+
+
+def _not_trusted(key: str, code: str) -> ConfigError:
+    return ConfigError(
+        f"{key}={code} is code that a stored file names, which is not imported unasked: give trust=True, as in "
+        "decentral.load(..., trust=True), if you trust its author."
+    )
 
 
 def run_settings(directory: Path) -> dict[str, Any]:

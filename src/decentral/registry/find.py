@@ -67,17 +67,18 @@ def component(package: str, name: str) -> type | None:
     if name in known or package not in PLAIN or ":" not in name:
         return known.get(name)
     found: type = importlib.import_module(f"decentral.{package}.plain").plain(name)
-    _named.add((package, name))
+    NAMED.add((package, name))
     return found
 
 
-_named: set[tuple[str, str]] = set()
-"""(package, name) of the plain classes that a command, a script or a file that it trusts has chosen."""
+NAMED: set[tuple[str, str]] = set()
+"""(package, name) of the plain classes, and (key, name) of the functions, that a command, a script or a file that it
+trusts has chosen."""
 
 
 def is_foreign(package: str, name: str) -> bool:
     """Whether this is code in a module that was not asked for in this process."""
-    return ":" in name and (package, name) not in _named
+    return ":" in name and (package, name) not in NAMED
 
 
 def owner(cls: type) -> str | None:

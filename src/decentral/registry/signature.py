@@ -7,7 +7,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from functools import cache, partial
@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from decentral.errors import ConfigError, suggest
 from decentral.registry import plugins, sources
-from decentral.registry.find import PLAIN, load
+from decentral.registry.find import NAMED, PLAIN, load
 
 _PLAIN = (bool, int, float, str)
 
@@ -87,19 +87,42 @@ def taken(target: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name in _parameters(target)}
 
 
-@cache
 def _target(package: str, name: str) -> Callable[..., Any]:
+    return function(PLAIN[package], name)
+
+
+@cache
+def function(key: str, name: str) -> Callable[..., Any]:
+    """The class or function `module:Name` that a setting names. Raises ConfigError if there is no such thing."""
     module, _, attribute = name.partition(":")
-    where = f"{PLAIN[package]}={name}"
+    where = f"{key}={name}"
     if not all(part.isidentifier() for part in [*module.split("."), attribute]):
-        raise ConfigError(f"{where} cannot be read: write module:Name, as in {PLAIN[package]}=mymodule:MyNet.")
+        raise ConfigError(f"{where} cannot be read: write module:Name, as in {key}=mymodule:MyName.")
     found = _imported(module, where)
     target = getattr(found, attribute, None)
     if not callable(target):
         known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
         hint = suggest(attribute, known) if known else ""
         raise ConfigError(f"{where} does not exist: {found.__file__} has no class or function {attribute}.{hint}")
+    NAMED.add((key, name))
     return target
+
+
+def functions(cls: type, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(key, module:Name) of each function that values of a dataclass's fields name, those with metadata `code`: its
+    key in a configuration."""
+    found = []
+    for f in dataclasses.fields(cls):
+        if key := f.metadata.get("code"):
+            value = values.get(f.name)
+            found += [(key, str(one).lstrip("+-")) for one in (value if isinstance(value, list) else [value])]
+    return [(key, name) for key, name in found if ":" in name]
+
+
+def function_source(key: str, name: str) -> dict[str, str]:
+    """file and sha256 (or the version) of the code behind the function `module:Name`."""
+    function(key, name)
+    return sources.of_module(name.partition(":")[0])
 
 
 def _imported(module: str, where: str) -> Any:

@@ -36,8 +36,11 @@ def source(cls: Any) -> dict[str, str] | None:
     """
     plain = getattr(cls, "plain_module", None)
     module = plain or cls.__module__
-    if plain is None and not is_own(module):
-        return None
+    return None if plain is None and not is_own(module) else of_module(module)
+
+
+def of_module(module: str) -> dict[str, str]:
+    """The same of the code of an imported module."""
     file = str(sys.modules[module].__file__)
     found = freeze(module)
     plugins.expect(module, found, file)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.data.dataset import DataDescription, LabelledData, LabelledTokens, NextTokens, SentencePairs
 from decentral.errors import ConfigError
 from decentral.registry import components
+from decentral.registry.signature import function
 from decentral.settings import setting
 from decentral.tasks.task import Task, TaskConfig
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from decentral.tasks.task import Problem
 
+LOSSES = ("cross_entropy", "mse")
 _MULTIPLICATIONS_PER_S = 5e10
 _CALLS_S = 50e-6  # for the calls of a worker's layers in a step
 _START_S = 1.0  # until a process has started and found the others
@@ -95,9 +97,43 @@ class SupervisedTask(Task):
             return sum(p.numel() for p in parameters if p.requires_grad)
 
 
+@dataclass(kw_only=True)
+class ClassificationTask(SupervisedTask):
+    """Which of several classes an example is of.
+
+    loss             cross_entropy, mse (of the outputs to 1 for the class and 0 for all others), or module:function
+    label_smoothing  s: cross-entropy to (1 - s) + s / C for the class and s / C for the others, of C classes; the test
+                     loss is without
+    """
+
+    loss: str = field(default="cross_entropy", metadata={"older": "cross_entropy", "code": "task.loss"})
+    label_smoothing: float = setting(0.0, at_least=0, below=1, older=0.0)
+
+    def __post_init__(self) -> None:
+        if ":" not in self.loss and self.loss not in LOSSES:
+            raise ConfigError(f"task.loss={self.loss} does not exist: use {', '.join(LOSSES)}, or module:function.")
+        if self.label_smoothing and self.loss != "cross_entropy":
+            raise ConfigError(
+                f"task.label_smoothing={self.label_smoothing:g} is for task.loss=cross_entropy, not for "
+                f"task.loss={self.loss}: leave one of them out."
+            )
+
+    def check(self, config: TaskConfig) -> None:
+        """The function that is the loss is there, too."""
+        super().check(config)
+        if ":" in self.loss:
+            function("task.loss", self.loss)
+
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
+        """The local workers' models and data."""
+        from decentral.tasks.problems.classification import Classification
+
+        return Classification(self, config, workers, device)
+
+
 @dataclass
-class Images(SupervisedTask):
-    """Image classification: `data` split over the workers by `partition`, `model` trained with cross-entropy.
+class Images(ClassificationTask):
+    """Image classification: `data` split over the workers by `partition`, `model` trained with `task.loss`.
 
     Every worker draws batches of `batch_size` from its own part, reshuffled in every epoch (reshuffle=false: one order
     for ever, as the thesis). An epoch is floor(N / n) // batch_size steps; with drop_last=false a last, smaller batch
@@ -116,16 +152,10 @@ class Images(SupervisedTask):
     wants: ClassVar[str] = "images with labels"
     example_data: ClassVar[str] = "digits"
 
-    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The local workers' models and data."""
-        from decentral.tasks.problems.classification import Classification
-
-        return Classification(self, config, workers, device)
-
 
 @dataclass
-class Text(SupervisedTask):
-    """Text classification: texts of `data`, in tokens, split over the workers; `model` trained with cross-entropy.
+class Text(ClassificationTask):
+    """Text classification: texts of `data`, in tokens, split over the workers; `model` trained with `task.loss`.
 
     Batches are drawn as with task=images. Texts of a batch are filled up to the longest of the step; padding has no
     part in any model. Unless told otherwise: data=synthetic_text model=fasttext optim=adam lr=0.01 epochs=20.
@@ -147,12 +177,6 @@ class Text(SupervisedTask):
         "lr": "0.01",
         "epochs": "20",
     }
-
-    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The local workers' models and data."""
-        from decentral.tasks.problems.classification import Classification
-
-        return Classification(self, config, workers, device)
 
 
 @dataclass

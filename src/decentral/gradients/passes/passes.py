@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from decentral.errors import ConfigError
 from decentral.gradients.passes.layers import CallSizes, MemoryFormat, Way
-from decentral.gradients.passes.worker_models import WorkerModels, random_state, seed_draws
+from decentral.gradients.passes.worker_models import WorkerModels, is_foreign_loss, random_state, seed_draws
 from decentral.gradients.precision import Precision
 from decentral.randomness import torch_generator
 
@@ -162,7 +162,8 @@ class OneByOne(Passes):
         with precise:
             outputs = models.modules[i](self.memory_format(inputs))
         if self.draws is None:
-            self.draws = models.foreign or not all(map(torch.equal, before, random_state(device)))
+            own = models.foreign or is_foreign_loss(self.loss)
+            self.draws = own or not all(map(torch.equal, before, random_state(device)))
             models.check()
             if not isinstance(outputs, Tensor):
                 raise ConfigError(
@@ -244,12 +245,7 @@ class SideBySide(Passes):
                     draws = self._draws(range(group.start, group.stop), seed, x) if self.draws else ()
                     modules = [self.models.modules[i] for i in workers[group]]
                     outputs = self.way.forward(self.layers, inputs[group], leaves, draws, modules)
-                each = self.loss(outputs.to(x.dtype).flatten(0, 1), targets[group].flatten(0, 1), reduction="none")
-                each = each.reshape(len(targets[group]), -1)
-                if self.ignored is None:
-                    loss = each.mean(1)
-                else:
-                    loss = each.sum(1) / (targets[group] != self.ignored).flatten(1).sum(1)
+                loss = self._losses(outputs.to(x.dtype), targets[group], group, seed)
                 if leaves[0].grad is not views[0]:  # these leaves are new, or were in another group
                     for leaf, view in zip(leaves, views, strict=True):
                         leaf.grad = view  # where a layer may put its gradient at once
@@ -258,6 +254,19 @@ class SideBySide(Passes):
                 torch._foreach_copy_([view for view, _ in moved], [gradient for _, gradient in moved])
                 losses.append(loss.detach())
         return torch.cat(losses), g
+
+    def _losses(self, outputs: Tensor, targets: Tensor, group: slice, seed: Callable[[int], None]) -> Tensor:
+        """The mean losses [c] of the rows of a group, for their outputs and targets [c, B, ...]."""
+        if is_foreign_loss(self.loss):
+            found = []
+            for j, one, their in zip(range(group.start, group.stop), outputs, targets, strict=True):
+                seed(j)
+                found.append(self.loss(one, their))
+            return torch.stack(found)
+        each = self.loss(outputs.flatten(0, 1), targets.flatten(0, 1), reduction="none").reshape(len(targets), -1)
+        if self.ignored is None:
+            return each.mean(1)
+        return each.sum(1) / (targets != self.ignored).flatten(1).sum(1)
 
     def doubt(self, x: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
         """Compares with one worker after the other, each at a model of its own: a copy of its row with noise."""

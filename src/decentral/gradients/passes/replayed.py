@@ -12,6 +12,7 @@ from torch import Tensor
 
 from decentral.gradients.passes.layers import is_known
 from decentral.gradients.passes.passes import Lanes, OneByOne, Passes, SideBySide, agree
+from decentral.gradients.passes.worker_models import is_foreign_loss
 
 _CALLS_FIRST = 3  # until libraries have set up what they need, and have chosen their kernels
 _LANES = 8  # streams: so many workers at a time
@@ -62,7 +63,7 @@ class Replayed(Passes):
     def __init__(self, passes: OneByOne | SideBySide, lanes: int) -> None:
         self.passes, self.lanes = passes, lanes
         self.execution, self.takes_lists = passes.execution, passes.takes_lists
-        self.replays = is_known(passes.models.modules[0])
+        self.replays = is_known(passes.models.modules[0]) and not is_foreign_loss(passes.loss)
         self._calls: dict[tuple[object, ...], int] = {}
         self._recordings: dict[tuple[object, ...], Recording] = {}
 

@@ -349,6 +349,11 @@ def _placeholder(shape: torch.Size, dtype: torch.dtype, device: torch.device) ->
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
+def is_foreign_loss(loss: object) -> bool:
+    """Whether it is a function of one's own, which may draw, and look at a batch as a whole."""
+    return getattr(loss, "foreign", False)
+
+
 def _is_foreign(module: nn.Module) -> bool:
     if type(module).__module__.partition(".")[0] not in _KNOWN or "forward" in vars(module):
         return True

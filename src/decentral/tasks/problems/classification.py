@@ -1,4 +1,4 @@
-"""Cross-entropy of examples, and of the next token of running text."""
+"""Losses of examples with classes, and cross-entropy of the next token of running text."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from torch import Tensor
 
 from decentral.data.dataset import PADDING
 from decentral.store.metrics import Metric
+from decentral.tasks.problems.losses import losses
 from decentral.tasks.problems.supervised import Supervised
 
 if TYPE_CHECKING:
     from decentral.data.loading.in_memory import Windows
-    from decentral.tasks.supervised import SupervisedTask
+    from decentral.tasks.supervised import ClassificationTask, SupervisedTask
     from decentral.tasks.task import TaskConfig
 
 
 class Classification(Supervised):
     """Which of several classes an example is of."""
 
-    loss = staticmethod(F.cross_entropy)
     num_statistics = 3
 
-    def __init__(self, task: SupervisedTask, config: TaskConfig, workers: range, device: torch.device) -> None:
+    def __init__(self, task: ClassificationTask, config: TaskConfig, workers: range, device: torch.device) -> None:
+        chosen = losses(task.loss, task.label_smoothing, config.data.inspect().num_classes)
+        self.loss, self.test_loss, self.loss_unit = chosen
         super().__init__(task, config, workers, device)
         self.metrics = (
             Metric("test", "accuracy", larger_is_better=True, unit="%", chance=1 / self.data.num_classes),
@@ -33,13 +35,13 @@ class Classification(Supervised):
         )
 
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
-        """Correct, sum of cross-entropies, count: [3]."""
+        """Correct, sum of losses, count: [3]."""
         total[0] += (outputs.argmax(1) == targets).sum()
-        total[1] += self.loss(outputs, targets, reduction="sum")
+        total[1] += self.test_loss(outputs, targets, reduction="sum")
         total[2] += len(targets)
 
     def finish(self, statistics: Tensor) -> Tensor:
-        """Accuracy and mean cross-entropy: [..., 3] -> [..., 2]."""
+        """Accuracy and mean loss: [..., 3] -> [..., 2]."""
         return statistics[..., :2] / statistics[..., 2:]
 
 

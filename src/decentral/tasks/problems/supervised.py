@@ -17,7 +17,7 @@ from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.layers import MemoryFormat, forward_examples
-from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
+from decentral.gradients.passes.worker_models import WorkerModels, flat, is_foreign_loss, seed_draws
 from decentral.gradients.precision import cast
 from decentral.host.torch_state import default_dtype
 from decentral.models.layers.statistics import evaluating
@@ -171,7 +171,8 @@ class Supervised(Problem):
     ) -> tuple[Tensor, Tensor]:
         def seed(j: int) -> None:
             worker = self.workers[places[j]]
-            seed_draws(self.device, self.seed, worker, int(draws[j]), foreign=self.models.foreign)
+            foreign = self.models.foreign or is_foreign_loss(self.loss)
+            seed_draws(self.device, self.seed, worker, int(draws[j]), foreign=foreign)
 
         with self._named("in its passes"):
             return self.passes(x, self._as_exact(inputs), targets, places, seed)

@@ -1,0 +1,61 @@
+"""Losses of classes, and functions of one's own in their place."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.gradients.execution import Loss
+from decentral.randomness import seeded
+from decentral.registry import blame
+from decentral.registry.signature import function
+
+
+def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    """Mean over classes of the squared distance of outputs [B, C] to 1 for the target, 0 for the others."""
+    each = (outputs - F.one_hot(targets, outputs.shape[1])).square().mean(1)
+    return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
+
+
+class OwnLoss:
+    """`function(outputs [B, C], targets [B])` -> a number for each example of a worker's batch [B], or their mean."""
+
+    foreign: ClassVar[bool] = True
+
+    def __init__(self, name: str, num_classes: int) -> None:
+        """name: module:function, which is tried on outputs of zeros. Raises ConfigError if it gives something else."""
+        self.name, self.function = name, function("task.loss", name)
+        outputs = torch.zeros(num_classes + 1, num_classes, requires_grad=True)
+        with torch.enable_grad(), seeded(0, "try the loss"):
+            self(outputs, torch.arange(num_classes + 1) % num_classes)
+
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+        """Their mean or sum."""
+        with blame.named():
+            found: Any = self.function(outputs, targets)
+        if not isinstance(found, Tensor) or found.shape not in ((), targets.shape):
+            kind = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise ConfigError(
+                f"task.loss={self.name} returns {kind} for {len(targets)} examples: return a tensor with one number "
+                "for each example, or their mean."
+            )
+        if outputs.requires_grad and torch.is_grad_enabled() and not found.requires_grad:
+            raise ConfigError(
+                f"task.loss={self.name} returns a number without a gradient: compute it from the outputs by torch, "
+                "without detach() or item()."
+            )
+        return found.mean() if reduction == "mean" else found.sum() * (1 if found.dim() else len(targets))
+
+
+def losses(name: str, label_smoothing: float, num_classes: int) -> tuple[Loss, Loss, str]:
+    """What is minimised, the same for tests, and its unit."""
+    if name == "cross_entropy":
+        smoothed = partial(F.cross_entropy, label_smoothing=label_smoothing) if label_smoothing else F.cross_entropy
+        return smoothed, F.cross_entropy, "nats"
+    loss = squared_error if name == "mse" else OwnLoss(name, num_classes)
+    return loss, loss, ""
