@@ -265,7 +265,9 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "adam": ("optim=adam", "optim.weight_decay=0.01"),
     "adamw": ("optim=adamw", "optim.weight_decay=0.01", "optim.clip_norm=0.5"),
     "sgd": ("optim=nesterov", "optim.weight_decay=0.01"),
+    "torch.optim:RAdam": ("optim=torch.optim:RAdam", "optim.betas=[0.9,0.99]", "optim.clip_norm=0.5"),
 }
+"""Those with a dotted name stand for all of torch's."""
 
 
 def topology_overrides(name: str, folder: Path) -> list[str]:

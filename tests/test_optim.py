@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR, S
 from configure import configure
 from decentral.algorithms.dpsgd import Mode
 from decentral.algorithms.teleportation import Teleportation
+from decentral.compression.rows import RowLayout
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
@@ -87,6 +89,143 @@ def test_a_rule_is_that_of_torch_for_every_worker_with_a_rate_that_changes(name)
         u, buffers = local(g, x, buffers, t)
         x = x + u
         torch.testing.assert_close(x, torch.stack(theirs).detach(), rtol=0, atol=1e-12)
+
+
+SHAPES = RowLayout(("weight", "kernel", "bias"), ((3, 2), (2, 1, 2, 2), (3,)))
+DOTTED = {
+    "Adadelta": ["weight_decay=0.1"],
+    "Adafactor": ["weight_decay=0.1"],  # a state of other shapes than the parameters
+    "Adagrad": ["initial_accumulator_value=0.3"],  # a state from the beginning
+    "Adam": ["betas=[0.5,0.7]", "amsgrad=true", "weight_decay=0.1"],
+    "AdamW": ["clip_norm=1"],
+    "Adamax": [],
+    "ASGD": ["lambd=0.01"],
+    "Muon": ["weight_decay=0.2"],
+    "NAdam": ["decoupled_weight_decay=true", "weight_decay=0.1"],
+    "RAdam": ["weight_decay=0.1", "foreach=true"],
+    "RMSprop": ["centered=true", "momentum=0.5"],
+    "Rprop": ["etas=[0.4,1.3]"],
+    "SGD": ["momentum=0.9", "dampening=0.5"],  # its first step is another one
+}
+
+
+@pytest.mark.parametrize("name", DOTTED)
+def test_an_optimizer_of_torch_is_one_for_every_worker_whenever_it_begins(name):
+    """Also with rows of some workers only, in threads, and from other memory."""
+    layout = RowLayout(("weight", "other"), ((3, 2), (2, 4))) if name == "Muon" else SHAPES
+    words = [f"optim.{word}" for word in DOTTED[name]]
+    rule = compose([f"optim=torch.optim:{name}", *words, "task=quadratics"]).optim
+    local, P = rule.rule(rate, layout), layout.num_coordinates
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(K, P)))
+    parts = list(zip(layout.slices, layout.shapes, strict=True))
+    theirs = [[torch.nn.Parameter(row[each].view(shape)) for each, shape in parts] for row in x.clone()]
+    settings = {key: value for key, value in rule.settings().items() if key != "clip_norm"}
+    optimizers = [getattr(torch.optim, name)(parameters, lr=rate(0), **settings) for parameters in theirs]
+    buffers = local.init(x)
+    for t in range(STEPS):
+        g = torch.from_numpy(np.random.default_rng(t).normal(size=(K, P)))
+        here = [0, 2] if t < 5 else [0, 1, 2]
+        for i in here:
+            for parameter, (each, shape) in zip(theirs[i], parts, strict=True):
+                parameter.grad = g[i][each].view(shape).clone()
+            if rule.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(theirs[i], rule.clip_norm)
+            optimizers[i].param_groups[0]["lr"] = rate(t)
+            optimizers[i].step()
+        held = tuple(buffer[here] for buffer in buffers)
+        with ThreadPoolExecutor(1) as thread:
+            x[here] = thread.submit(torch.no_grad()(local.adapt), x[here], g[here], held, t).result()[0]
+        for buffer, rows in zip(buffers, held, strict=True):
+            buffer[here] = rows
+        expected = torch.stack([torch.cat([one.flatten() for one in parameters]) for parameters in theirs])
+        torch.testing.assert_close(x, expected.detach(), rtol=0, atol=1e-12)
+
+
+COUNTS = '''"""Optimizers of one's own."""
+
+import torch
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion, with a count that is a number of Python, and one for all parameters."""
+
+    def __init__(self, theta, lr: float = 0.1, beta: float = 0.9):
+        super().__init__(theta, {"lr": lr, "beta": beta, "k": 0})
+
+    def step(self):
+        group = self.param_groups[0]
+        group["k"] += 1
+        for p in group["params"]:
+            state = self.state[p]
+            m, state["steps"] = state.setdefault("m", torch.zeros_like(p)), state.get("steps", 0) + 1
+            u = torch.sign(m.lerp(p.grad, 1 - group["beta"])) / state["steps"] / group["k"]
+            state["m"] = m.lerp(p.grad, 0.01)
+            p.sub_(u, alpha=group["lr"])
+
+
+class Hidden(Lion):
+    def step(self):
+        self.extra = getattr(self, "extra", 0) + 1
+        self.param_groups[0]["lr"] /= self.extra
+        super().step()
+
+
+class Listed(Lion):
+    def step(self):
+        self.state[self.param_groups[0]["params"][0]].setdefault("losses", [])
+        super().step()
+
+
+def noisy(params, lr=0.1):
+    params[0].data += torch.randn_like(params[0])
+    return torch.optim.SGD(params, lr)
+'''
+
+
+def test_an_optimizer_of_ones_own_may_count(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "opts_counted.py").write_text(COUNTS)
+    local = compose(["optim=opts_counted:Lion", "optim.beta=0.5", "task=quadratics"]).optim.rule(rate, SHAPES)
+    x = torch.zeros(1, SHAPES.num_coordinates)
+    buffers = local.init(x)
+    with torch.no_grad():
+        moved = [float(local(torch.ones_like(x), x, buffers, t)[0][0, 0]) for t in range(4)]
+    assert moved == pytest.approx([-rate(t) / (t + 1) ** 2 for t in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("optim=torch.optim:LBFGS", "optim=torch.optim:LBFGS cannot be used: TypeError: .*closure.*; use another"),
+        ("optim=torch.optim:SparseAdam", "optim=torch.optim:SparseAdam cannot be used: RuntimeError: SparseAdam does"),
+        ("optim=torch.optim:RAdam optim.betas=[0.9,1.5]", "cannot be used: ValueError: Invalid beta parameter"),
+        ("optim=torch.optim:RAdam optim.betaz=[0.9,1.5]", "has no setting 'betaz'. Did you mean 'betas'"),
+        ("optim=torch.optim:RAdam optim.lr=0.1", "optim=torch.optim:RAdam has no setting 'lr'. Did you mean 'lr'"),
+        ("optim=torch.optim:RAdam optim.eps=small", "optim.eps=small cannot be used: it has to be a number"),
+        ("optim=torch.optim:RAdam optim.clip_norm=0", "optim.clip_norm=0 makes no sense: it has to be above 0"),
+        ("optim=torch.optim:RAdam optim.maximize=true", "optim.maximize=true cannot be used: training minimizes"),
+        ("optim=torch.optim:Radam", "has no class or function Radam. Did you mean 'RAdam'"),
+        ("optim=opts_refused:Hidden", "keeps something outside of the state of its parameters"),
+        ("optim=opts_refused:noisy", "or draws at random"),
+        ("optim=opts_refused:Listed", "keeps a list \\('losses'\\) in its state"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_several_workers_is_refused(tmp_path, monkeypatch, words: str, says: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "opts_refused.py").write_text(COUNTS)
+    with pytest.raises(ConfigError, match=says):
+        compose(["task=quadratics", *words.split()])
+
+
+def test_an_algorithm_with_a_momentum_refuses_updates_that_are_not_proportional_to_the_rate(start) -> None:
+    with pytest.raises(ConfigError, match="updates that are not proportional to the learning rate"):
+        configure_and_step("algo=qg_dpsgd", "topology=ring", "optim=torch.optim:Rprop")
+
+
+def configure_and_step(*words: str) -> None:
+    config = configure(*SMALL, *words, "num_workers=3", "processes=1", "device=cpu")
+    with torch.no_grad():
+        assemble(config, World(0, 1, torch.device("cpu"))).stepper.step()
 
 
 TEN = 10.0  # steps per epoch

@@ -28,6 +28,7 @@ RUN = [
 OPTIMS = {
     "momentum": ([], lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
     "adam": ([], lambda p, lr: torch.optim.Adam(p, lr=lr)),
+    "torch.optim:NAdam": ([], lambda p, lr: torch.optim.NAdam(p, lr=lr)),
 }
 
 

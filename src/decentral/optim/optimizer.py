@@ -14,6 +14,7 @@ from decentral.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from decentral.compression.rows import RowLayout
     from decentral.topology.communication import LocalSteps
 
 Buffers = tuple["Tensor", ...]
@@ -32,6 +33,13 @@ class Optimizer(Settings, ABC, where="optim"):
     """c: gradients g of workers with ||g|| > c are made that long, g <- g c / (||g|| + 1e-6), each worker's by itself;
     as `torch.nn.utils.clip_grad_norm_`. Before weight decay. What algorithms hand to the local optimizer is what is
     clipped: a worker's own gradient, or the mean of all with an algorithm that averages gradients."""
+
+    def rule(self, lr: Callable[[int], float], layout: RowLayout) -> LocalOptimizer:
+        """What an algorithm asks: this optimizer with the learning rate lr(t), for rows of this layout.
+
+        One that looks at the names and shapes of parameters keeps the layout here; see `optim/muon.py`.
+        """
+        return LocalRule(self, lr)
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
         """The gradient, clipped and with weight decay, c(g) + weight_decay x [k, P], in the memory of g."""

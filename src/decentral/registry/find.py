@@ -46,8 +46,8 @@ CONTRACTS = {
 """Package -> what a component of one's own has to be; it is looked for in a folder (and entry points) with the last
 part of the package's name."""
 
-PLAIN = {"models": "model", "data": "data"}
-"""Package -> key of the configuration for which a plain torch class or function of a module is taken, too."""
+PLAIN = {"models": "model", "data": "data", "optim": "optim"}
+"""Package -> key of the configuration for which a plain class or function of a module is taken, too."""
 
 
 def components(package: str) -> dict[str, type]:
@@ -77,8 +77,8 @@ trusts has chosen."""
 
 
 def is_foreign(package: str, name: str) -> bool:
-    """Whether this is code in a module that was not asked for in this process."""
-    return ":" in name and (package, name) not in NAMED
+    """Whether this is code in a module that was not asked for in this process, and is not torch's own optimizers."""
+    return ":" in name and not name.startswith("torch.optim:") and (package, name) not in NAMED
 
 
 def owner(cls: type) -> str | None:

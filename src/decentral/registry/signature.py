@@ -38,8 +38,9 @@ class Plain:
 
     def settings(self) -> dict[str, Any]:
         """What has been set, by the names of the parameters; lists for what is a tuple by default are tuples."""
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "name"}  # type: ignore[arg-type]
-        tuples = {name for name, one in _parameters(self.target()).items() if isinstance(one.default, tuple)}
+        known, fields = parameters_of(self.target()), dataclasses.fields(self)  # type: ignore[arg-type]
+        values = {f.name: getattr(self, f.name) for f in fields if f.name != "name" and f.name in known}
+        tuples = {name for name, one in known.items() if isinstance(one.default, tuple)}
         return {name: tuple(value) if name in tuples else value for name, value in values.items()}
 
     def __reduce__(self) -> Any:
@@ -57,7 +58,7 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
     where = f"{PLAIN[package]}={name}"
     fields: list[Any] = [("name", str, dataclasses.field(default=name))]
     hints = _hints(target)
-    for one in _parameters(target).values():
+    for one in parameters_of(target).values():
         if one.name in given:
             continue
         kind = _kind(hints.get(one.name), one.default)
@@ -84,7 +85,7 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
 
 def taken(target: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
     """Those of the `given` values that the class or function has parameters for."""
-    return {name: value for name, value in given.items() if name in _parameters(target)}
+    return {name: value for name, value in given.items() if name in parameters_of(target)}
 
 
 def _target(package: str, name: str) -> Callable[..., Any]:
@@ -165,7 +166,8 @@ def _unpickled(passport: str, package: str, name: str, values: dict[str, Any]) -
     return cls(**values)
 
 
-def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a class or function that have names."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: one for name, one in inspect.signature(target).parameters.items() if one.kind not in variadic}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -14,34 +13,17 @@ from decentral.compression.compressor import Compressor
 from decentral.compression.dense import NoCompression
 from decentral.errors import ConfigError
 from decentral.network.network import Network
+from decentral.optim.optimizer import Buffers
+from decentral.optim.torch_rule import TorchRule, l2
 from decentral.script.parameters import Guard, ParameterRow
 
-Buffers = tuple[Tensor, ...]
 
-_DECAYS_GRADIENTS = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adamax,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.RMSprop,
-    torch.optim.ASGD,
-)
-"""The optimizers whose `weight_decay` is L2: added to the gradient before anything else (unless it is decoupled)."""
-
-
-class TorchRule:
-    """A torch optimizer as the local optimizer of an algorithm (`decentral.optim.optimizer.LocalOptimizer`), k = 1.
-
-    u = Opt(g) is what `optimizer.step()` does to the parameters at x with the gradients g: the difference of before and
-    after. The buffers stay in the optimizer's own state.
-    """
+class ScriptRule(TorchRule):
+    """The torch optimizer of a script, k = 1. The buffers stay in the optimizer's own state."""
 
     def __init__(self, optimizer: Optimizer, parameters: ParameterRow) -> None:
+        super().__init__()
         self._optimizer, self._parameters = optimizer, parameters
-        self._moved: Tensor | None = None
 
     def lr(self, t: int) -> float:
         """The learning rate that all groups of parameters have now.
@@ -61,22 +43,6 @@ class TorchRule:
         """None: they are the torch optimizer's."""
         return ()
 
-    def __call__(
-        self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
-    ) -> tuple[Tensor, Buffers]:
-        """The update u [1, P] in g's memory: 5 passes over memory more than the optimizer's own."""
-        return torch.sub(self._beside(x, g, lr), x, out=g), buffers
-
-    def adapt(
-        self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
-    ) -> tuple[Tensor, Buffers]:
-        """x + u [1, P]: in x's memory, at no cost but the optimizer's own; or (out) beside it, with 2 passes more."""
-        if out is None:
-            self._step_at(x, g, lr)
-            return x, buffers
-        y = self._beside(x, g, lr)
-        return y if out.data_ptr() == g.data_ptr() else out.copy_(y), buffers
-
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
         """g + weight_decay x where the optimizer's weight decay is part of the gradient; in g's memory.
 
@@ -88,30 +54,17 @@ class TorchRule:
                 "minimise the negative of what is to be maximised."
             )
         sizes = [parameter.numel() for parameter in self._parameters.parameters]
-        decays = {p: _l2(self._optimizer, group) for group in self._optimizer.param_groups for p in group["params"]}
+        decays = {p: l2(self._optimizer, group) for group in self._optimizer.param_groups for p in group["params"]}
         if any(decays.values()):
             parts = zip(self._parameters.parameters, g.view(-1).split(sizes), x.view(-1).split(sizes), strict=True)
             for parameter, row, values in parts:
                 row.add_(values, alpha=decays[parameter])
         return g
 
-    def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The d [1, P] of u = -lr d for a gradient that is regularised already; in g's memory.
-
-        It is what the optimizer does at the learning rate 1, on which its updates depend linearly.
-        """
-        row = self._parameters.row
-        return torch.sub(row, self._beside(row, g, lr=1.0, regularised=True), out=g), buffers
-
-    def _beside(self, x: Tensor, g: Tensor, lr: float | None, regularised: bool = False) -> Tensor:
-        """x + u in memory that is used again in the next step."""
-        if self._moved is None:
-            self._moved = torch.empty_like(x, memory_format=torch.contiguous_format)
-        self._step_at(self._moved.copy_(x), g, lr, regularised)
-        return self._moved
-
-    def _step_at(self, x: Tensor, g: Tensor, lr: float | None, regularised: bool = False) -> None:
-        """The optimizer's step on the row x [1, P], in place."""
+    def step_at(
+        self, x: Tensor, g: Tensor, buffers: Buffers, t: int, lr: float | None, regularised: bool = False
+    ) -> None:
+        """See `TorchRule`."""
         self._parameters.move_to(x)
         groups = self._optimizer.param_groups
         keys: tuple[str, ...] = ("lr", "weight_decay")
@@ -119,7 +72,7 @@ class TorchRule:
         for group in groups:
             if lr is not None:
                 group["lr"] = lr
-            if regularised and _l2(self._optimizer, group):  # the gradients have it
+            if regularised and l2(self._optimizer, group):  # the gradients have it
                 group["weight_decay"] = 0.0
         try:
             with self._parameters.with_gradient(g):
@@ -127,14 +80,6 @@ class TorchRule:
         finally:
             for group, settings in zip(groups, own, strict=True):
                 group.update(settings)
-
-
-def _l2(optimizer: Optimizer, group: dict[str, Any]) -> float:
-    """The L2 weight decay of a group of parameters; 0 where it is decoupled from the gradient, as in AdamW."""
-    coupled = isinstance(optimizer, _DECAYS_GRADIENTS) and not isinstance(optimizer, torch.optim.AdamW)
-    if not coupled or group.get("decoupled_weight_decay"):
-        return 0.0
-    return float(group.get("weight_decay", 0.0))
 
 
 class AlgorithmStep:
@@ -153,7 +98,7 @@ class AlgorithmStep:
         self.net, self.inner, self.round, self.guard = net, inner, 0, guard
         self.accumulating, self.away = False, False  # nothing is sent before `step` anyhow
         self._parameters = parameters
-        self._algorithm = algorithm.bind(TorchRule(inner, parameters), compressor)
+        self._algorithm = algorithm.bind(ScriptRule(inner, parameters), compressor)
         self._asked = False
         self._set(self._algorithm.init(parameters.row, net))
 

@@ -32,7 +32,7 @@ from decentral.network.network import Network
 from decentral.network.processes import ProcessNetwork, join, split_workers
 from decentral.network.settings import CollectiveChoice
 from decentral.network.world import World
-from decentral.optim.optimizer import LocalRule, UnevenRule
+from decentral.optim.optimizer import UnevenRule
 from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.console import duration
@@ -316,7 +316,7 @@ def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, ste
     """The configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, and the
     configured compression of rows of this layout."""
     compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.steps_per_message)
-    algorithm: Algorithm = config.algo.bind(LocalRule(config.optim, lr), compressor)
+    algorithm: Algorithm = config.algo.bind(config.optim.rule(lr, layout), compressor)
     return algorithm
 
 
