@@ -70,6 +70,11 @@ def resolve(config: Config) -> Config:
             f"evaluation.examples={config.evaluation.examples} is for tasks with test examples: task="
             f"{config.task.name} has none, leave it out."
         )
+    if config.evaluation.split != "global" and not config.task.has_classes:
+        raise ConfigError(
+            f"evaluation.split={config.evaluation.split} is for test examples with classes, and task="
+            f"{config.task.name} has none: leave it out, or use task=images or task=text."
+        )
     if config.init is not None and not stored_facts(init_directory(config)):
         raise ConfigError(
             f"init={config.init} has no {FILE} that can be read in {init_directory(config)}: give the directory of a "

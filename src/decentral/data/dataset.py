@@ -225,6 +225,12 @@ class Loaded(ABC):
         numbers = torch.arange(self.num_test) if chosen is None else chosen
         return self.test_examples(numbers.split(batch_size)[part::parts])
 
+    def test_labels(self) -> np.ndarray:
+        """The classes of all test examples: int64 [num_test]. Here: by reading them."""
+        import torch
+
+        return torch.cat([targets for _, targets in self.test_batches(500)]).cpu().numpy()
+
     def not_finite(self) -> tuple[str, ...]:
         """A sentence for each split in which examples are known to hold NaN or infinite numbers."""
         return ()

@@ -43,6 +43,29 @@ def class_counts(labels: np.ndarray, indices: list[np.ndarray], num_classes: int
     return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in indices]).astype(np.int64)
 
 
+def own_test_set(counts: np.ndarray, labels: np.ndarray, seed: int, worker: int) -> np.ndarray:
+    """The numbers of the test examples with these labels [N'] that have the class distribution of a worker that holds
+    counts [C] training examples of each class: as many as there are, none twice, in a random order.
+
+    With p_c the worker's share of class c and N'_c test examples of it, m p_c (rounded) of these are drawn for the
+    largest m with m p_c <= N'_c; classes without test examples are left out. Which ones is a function of (seed, worker); two
+    workers may have some in common. Raises ConfigError where a worker's classes have no test examples.
+    """
+    there = np.bincount(labels, minlength=len(counts))
+    held = np.where(there > 0, counts, 0)
+    if not held.any():
+        raise ConfigError(
+            f"evaluation.split=local has no test examples for worker {worker}, whose classes are not in the test set: "
+            "use evaluation.split=global, or another partition."
+        )
+    m = (there[held > 0] / held[held > 0]).min()  # times the counts
+    wanted = np.rint(m * held).astype(np.int64)
+    generator = numpy_generator(seed, "local test set", worker)
+    order = generator.permutation(len(labels))
+    chosen = [order[labels[order] == c][:number] for c, number in enumerate(wanted.tolist())]
+    return generator.permutation(np.concatenate(chosen))
+
+
 def save_table(counts: np.ndarray, path: str | Path, dealt: str = "class") -> None:
     """`counts` [n, C] as CSV with the columns worker, class_0, class_1, ..., total; `dealt` is what is not a class."""
     head = ["worker", *(f"{dealt}_{c}" for c in range(counts.shape[1])), "total"]

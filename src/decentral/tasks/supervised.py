@@ -148,6 +148,7 @@ class Images(ClassificationTask):
     reshuffle: bool = True
     drop_last: bool = True
     statistics_images: int = setting(512, at_least=1)
+    has_classes: ClassVar[bool] = True
     takes: ClassVar[type[DataDescription]] = LabelledData
     wants: ClassVar[str] = "images with labels"
     example_data: ClassVar[str] = "digits"
@@ -167,6 +168,7 @@ class Text(ClassificationTask):
     name: str = "text"
     reshuffle: bool = True
     drop_last: bool = True
+    has_classes: ClassVar[bool] = True
     takes: ClassVar[type[DataDescription]] = LabelledTokens
     wants: ClassVar[str] = "texts with labels"
     example_data: ClassVar[str] = "synthetic_text"

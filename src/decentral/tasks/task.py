@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -42,6 +42,8 @@ class EvaluationSettings(Settings, where="evaluation"):
                 that all evaluations, the last one too, take a tenth of the time of the training passes, but no fewer
                 than 200, and all where there are no more than 1000. The iterates and the last evaluation do not depend
                 on it, so that auto and all are one run, with one id
+    split       which test examples each worker's model meets: global, all of them; local, those of its own test set,
+                which has the worker's own class distribution (personalised accuracy); or both
     initial     evaluate before the first step, too
     batch_size  test examples per forward pass
     precision   of the forward passes: fp32, or tf32 (on GPUs) or bf16, which are faster; what they give is added up in
@@ -51,6 +53,7 @@ class EvaluationSettings(Settings, where="evaluation"):
     every_epochs: float | None = setting(None, above=0, hint="a number of epochs")
     every_simulated_s: float | None = setting(None, above=0, hint="a number of seconds", older=None)
     examples: str = field(default="auto", metadata={"older": "all", "the_same": ("auto",)})
+    split: str = setting("global", choices=("global", "local", "both"), older="global")
     initial: bool = field(default=True, metadata={"older": True})
     batch_size: int = setting(500, at_least=1)
     precision: Precision = field(default=Precision.fp32, metadata={"older": Precision.fp32})
@@ -76,7 +79,8 @@ class EvaluationSettings(Settings, where="evaluation"):
         if self.examples == "all" or (self.examples == "auto" and num_test <= _FEW_EXAMPLES):
             return None
         assert self.every_epochs is not None
-        forward_passes = _SHARE * epochs * num_train / (_FORWARD * (num_workers + 1))  # of each model
+        models = {"global": num_workers + 1, "local": 2 * num_workers, "both": 3 * num_workers + 1}[self.split]
+        forward_passes = _SHARE * epochs * num_train / (_FORWARD * models)  # of each model
         affordable = (forward_passes - num_test) / max(1, math.ceil(epochs / self.every_epochs) - 1)
         wanted = max(_LEAST_EXAMPLES, int(affordable)) if self.examples == "auto" else int(self.examples)
         return wanted if wanted < num_test else None
@@ -93,6 +97,8 @@ class Scope(NamedTuple):
     """How many test examples, always the same ones; None for all."""
     tell: Callable[[str], None] = silent
     """Called with words such as 'worker 3 of 16', now and then."""
+    numbers: Tensor | None = None
+    """Which test examples, in their order; None for those that the whole test set begins with, or has at random."""
 
 
 WHOLE = Scope()
@@ -151,6 +157,9 @@ class Task(Settings, ABC, where="task"):
     has_samples: ClassVar[bool] = True
     """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
 
+    has_classes: ClassVar[bool] = False
+    """Whether test examples have classes, of which each worker has its own distribution (`evaluation.split`)."""
+
     own_batches: ClassVar[bool] = False
     """Whether each worker may have a batch size of its own (`batch_size_per_worker`)."""
 
@@ -197,6 +206,9 @@ class Problem(ABC):
 
     metrics: tuple[Metric, ...]
     """What evaluation gives; the first is what a run is judged by."""
+
+    split: str = "global"
+    """What models are evaluated on: see `EvaluationSettings`."""
 
     loss_unit: str = ""
     """Of the training loss, such as nats."""
@@ -251,6 +263,20 @@ class Problem(ABC):
         """
         found = self.worker_statistics(x[None], scope=scope)[0]
         return found if part == 0 else found.new_zeros(found.shape)
+
+    def local_statistics(self, x: Tensor, scope: Scope = WHOLE) -> Tensor:
+        """The same statistics of each local worker's own model x [k, P] on its own test set: [k, S]."""
+        raise NotImplementedError
+
+    def average_local_statistics(self, x: Tensor, scope: Scope = WHOLE) -> Tensor:
+        """The same of the averaged model x [P] on the test sets of all local workers together: [S]."""
+        raise NotImplementedError
+
+    @property
+    def scores(self) -> tuple[Metric, ...]:
+        """What an evaluation gives: the metrics on the whole test set, then those on each worker's own."""
+        local = tuple(replace(metric, split="local") for metric in self.metrics)
+        return {"global": self.metrics, "local": local, "both": (*self.metrics, *local)}[self.split]
 
     def finish(self, statistics: Tensor) -> Tensor:
         """Metrics from statistics that are complete: [..., S] -> [..., len(metrics)].

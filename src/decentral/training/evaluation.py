@@ -34,7 +34,7 @@ _LOOKED_AT = 16  # coordinates, before all of them
 def recorded(problem: Problem, compressed: bool) -> list[Metric]:
     """The metrics that an evaluation of this problem records, what a run is judged by first."""
     messages = MESSAGES if compressed else ()
-    return [*problem.metrics, replace(TRAIN_LOSS, unit=problem.loss_unit), CONSENSUS, *messages]
+    return [*problem.scores, replace(TRAIN_LOSS, unit=problem.loss_unit), CONSENSUS, *messages]
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,39 @@ def evaluate(
     become metrics, so that a ratio of sums is that of the whole test set, however the processes share it.
     """
     mean = net.average(x)
-    states = problem.model_states()
     problem.average_states(net)
+    scores = []  # of each worker's model, and of the averaged one
+    if problem.split != "local":
+        scores += _on_all(problem, x, mean, part, parts, scope)
+    if problem.split != "global":
+        own = problem.local_statistics(x, scope).double()
+        scores += [own, torch.zeros_like(own)]
+        scores[-1][0] = problem.average_local_statistics(mean, scope)
+    distances = torch.zeros(len(x), dtype=torch.float64, device=x.device)  # squared, no temporary as large as a model
+    for block in blocks(x.shape[1], len(x), x):
+        distances += (x[:, block] - mean[block]).square().sum(1, dtype=torch.float64)
+    some = compression_stats is not None and compression_stats.numel() > 0
+    columns = [
+        *scores,
+        train_loss.mean[:, None],
+        train_loss.drawn.double()[:, None],
+        distances.cpu()[:, None],
+        compression_stats if some and compression_stats is not None else torch.zeros(len(x), 0, dtype=torch.float64),
+    ]
+    *found, losses, drawn, apart, messages = net.gather(torch.cat(columns, dim=1)).split(
+        [column.shape[1] for column in columns], dim=1
+    )
+    workers = torch.cat([problem.finish(statistics) for statistics in found[::2]], dim=1)
+    averaged = torch.cat([problem.finish(shares.sum(0)) for shares in found[1::2]])
+    everyone = TrainLosses(losses[:, 0], drawn[:, 0] > 0)
+    read = messages if some else None
+    return Evaluation(problem.scores, workers, averaged, everyone, apart.mean().item(), read)
+
+
+def _on_all(problem: Problem, x: Tensor, mean: Tensor, part: int, parts: int, scope: Scope) -> list[Tensor]:
+    """Statistics on the whole test set: of each worker's model [k, S], and this part's of the averaged one [k, S], in
+    the first row."""
+    states = problem.model_states()
     first = first_equal(x, states)
     place = {i: number for number, i in enumerate(sorted(set(first)))}
     own = problem.worker_statistics(x, list(place), scope).double()[[place[i] for i in first]]
@@ -140,27 +171,7 @@ def evaluate(
         share[0] = own[0]
     else:
         share[0] = problem.average_statistics(mean, part, parts, scope)
-    distances = torch.zeros(len(x), dtype=torch.float64, device=x.device)  # squared, no temporary as large as a model
-    for block in blocks(x.shape[1], len(x), x):
-        distances += (x[:, block] - mean[block]).square().sum(1, dtype=torch.float64)
-    some = compression_stats is not None and compression_stats.numel() > 0
-    columns = [
-        own,
-        share,
-        train_loss.mean[:, None],
-        train_loss.drawn.double()[:, None],
-        distances.cpu()[:, None],
-        compression_stats
-        if some and compression_stats is not None
-        else own.new_zeros(len(own), 0, dtype=torch.float64),
-    ]
-    statistics, shares, losses, drawn, apart, messages = net.gather(torch.cat(columns, dim=1)).split(
-        [column.shape[1] for column in columns], dim=1
-    )
-    workers, averaged = problem.finish(statistics), problem.finish(shares.sum(0))
-    everyone = TrainLosses(losses[:, 0], drawn[:, 0] > 0)
-    read = messages if some else None
-    return Evaluation(problem.metrics, workers, averaged, everyone, apart.mean().item(), read)
+    return [own, share]
 
 
 def first_equal(x: Tensor, states: Sequence[dict[str, Any]]) -> list[int]:

@@ -130,6 +130,10 @@ class Streamed(Loaded):
         finally:
             loaded.close()
 
+    def test_labels(self) -> np.ndarray:
+        """See `Loaded`; no image is read."""
+        return self._test_labels.numpy()
+
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`."""
         loaded = self._pieces(self._test, (Piece(batch.numpy()) for batch in batches), 1)

@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,7 +22,7 @@ from decentral.gradients.passes.worker_models import WorkerModels, flat, is_fore
 from decentral.gradients.precision import cast
 from decentral.host.torch_state import default_dtype
 from decentral.models.layers.statistics import evaluating
-from decentral.partition.partition import class_counts, save_table
+from decentral.partition.partition import class_counts, own_test_set, save_table
 from decentral.randomness import seeded, torch_generator
 from decentral.registry import blame, components
 from decentral.tasks.problems.averaged_model import AveragedModel, note
@@ -67,6 +68,7 @@ class Supervised(Problem):
         device: torch.device,
     ) -> None:
         self.task, self.config, self.workers, self.device, self.seed = task, config, workers, device, config.seed
+        self.split = config.evaluation.split
         self.statistics_examples: int = getattr(task, "statistics_images", 512)
         """On how many training examples batch-norm statistics are recomputed."""
         self.data, self.dtype = config.data.load(device, config.seed), config.precision.dtype
@@ -226,10 +228,40 @@ class Supervised(Problem):
         with self.average.at(x, self._statistics_batches) as models:
             return self._test({"averaged model": models.for_tests(0)}, scope, part, parts)[0]
 
+    def local_statistics(self, x: Tensor, scope: Scope = WHOLE) -> Tensor:
+        """See `Problem`: each model on the test set of its worker."""
+        self.models.bind(x)
+        each = enumerate(self._local_scopes(scope))
+        return torch.cat(
+            [self._test({f"worker {self.workers[i]}": self.models.for_tests(i)}, its, 0, 1) for i, its in each]
+        )
+
+    def average_local_statistics(self, x: Tensor, scope: Scope = WHOLE) -> Tensor:
+        """See `Problem`: one model on the test sets of all local workers."""
+        with self.average.at(x, self._statistics_batches) as models:
+            model = {"averaged model": models.for_tests(0)}
+            return torch.cat([self._test(model, its, 0, 1) for its in self._local_scopes(scope)]).sum(0)
+
+    def _local_scopes(self, scope: Scope) -> list[Scope]:
+        """The test set of each local worker, or the first of its examples, which are in a random order."""
+        return [scope._replace(numbers=self.local_tests[worker][: scope.examples]) for worker in self.workers]
+
+    @cached_property
+    def local_tests(self) -> list[Tensor]:
+        """The numbers of the test examples of each worker: see `own_test_set`."""
+        counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
+        labels = self.data.test_labels()
+        return [torch.from_numpy(own_test_set(own, labels, self.seed, worker)) for worker, own in enumerate(counts)]
+
     def save_tables(self, directory: Path) -> None:
-        """partition.csv: how many examples of each class, or source, each worker has."""
+        """partition.csv: how many examples of each class, or source, each worker has; local_tests.csv: how many of its
+        own test set, if there is one."""
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
         save_table(counts, directory / "partition.csv", self.dealt)
+        if self.split != "global":
+            own = [numbers.numpy() for numbers in self.local_tests]
+            counts = class_counts(self.data.test_labels(), own, self.data.num_classes)
+            save_table(counts, directory / "local_tests.csv", self.dealt)
 
     def model_states(self) -> list[dict[str, Any]]:
         """Buffers, frozen parameters, extra state and attributes of each local worker's module."""
@@ -320,13 +352,13 @@ class Supervised(Problem):
         A forward pass is on no more examples of a batch than are fast (`forward_examples`).
         """
         totals = torch.zeros(len(modules), self.num_statistics, dtype=torch.float64, device=self.device)
-        chosen = None if scope.examples is None else self._test_examples(scope.examples)
-        num_batches = len(
-            range(part, -(-(scope.examples or self.data.num_test) // self.config.evaluation.batch_size), parts)
-        )
+        chosen, size = scope.numbers, self.config.evaluation.batch_size
+        if chosen is None and scope.examples is not None:
+            chosen = self._test_examples(scope.examples)
+        num_batches = len(range(part, -(-(self.data.num_test if chosen is None else len(chosen)) // size), parts))
         piece = self.forward_examples or self.config.evaluation.batch_size
         with self.config.evaluation.precision.testing(self.device):
-            batches = self.data.test_batches(self.config.evaluation.batch_size, chosen, part, parts)
+            batches = self.data.test_batches(size, chosen, part, parts)
             for number, (inputs, targets) in enumerate(batches):
                 inputs = self.memory_format(self._as_exact(inputs))
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
