@@ -22,9 +22,11 @@ from decentral.network.local import LocalNetwork
 from decentral.network.processes import join
 from decentral.network.settings import NetworkSettings
 from decentral.network.world import World
+from decentral.partition.partition import own_test_set
 from decentral.report.summary import summary
 from decentral.store import RunStore
 from decentral.store.metrics import Metric
+from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import WHOLE, EvaluationSettings, Problem, Scope
 from decentral.topology.delivery import Losses
 from decentral.topology.static import Ring
@@ -262,6 +264,59 @@ def test_the_last_evaluation_is_on_everything_and_the_others_on_what_was_asked_f
     assert on_the_way and all(round(100 * value, 9) == round(100 * value) for value in on_the_way)
 
 
+SPLIT = ["data=digits", "model=mlp", "algo=dpsgd", "topology=ring", "num_workers=4", "alpha=0.1", "steps=8", "lr=0.3"]
+
+
+@pytest.mark.parametrize("task", ["images", "text"])
+def test_on_its_own_test_set_a_model_is_as_good_as_by_hand(start, task):
+    more = ["task=text", "data=synthetic_text", "model=fasttext"] if task == "text" else []
+    settings = [*SPLIT, *more, "evaluation.split=both", "evaluation.initial=false"]
+    found = start(*settings)
+    run = assemble(configure(*settings), World(0, 1, torch.device("cpu")))
+    labels, models = run.problem.data.test_labels(), load_models(found.directory)
+    of_average: list[float] = []
+    for i, numbers in enumerate(run.problem.local_tests):
+        held = run.problem.data.train_labels[run.problem.indices[i]]
+        own, shares = labels[numbers.numpy()], np.bincount(held) / len(held)
+        assert len(set(numbers.tolist())) == len(numbers) > 20  # none twice
+        assert np.abs(np.bincount(own, minlength=len(shares)) / len(own) - shares).max() < 1 / len(own) + 0.02
+        right = {}
+        for name in (f"worker{i}", AVERAGED):
+            module = run.problem.models.for_tests(0)
+            module.load_state_dict(models[name], assign=True)
+            inputs, targets = run.problem.data.tested(numbers)
+            right[name] = (module.eval()(inputs).argmax(1) == targets).double()
+        (row,) = (row for row in found.rows if (row["split"], row["metric"], row["worker"]) == ("local", "accuracy", i))
+        assert row["value"] == pytest.approx(right[f"worker{i}"].mean().item(), abs=1e-9)
+        of_average += right[AVERAGED].tolist()
+    rows = {row["worker"]: row["value"] for row in found.rows if (row["split"], row["metric"]) == ("local", "accuracy")}
+    assert rows["averaged"] == pytest.approx(np.mean(of_average), abs=1e-9)
+    assert "test accuracy" in (told := summary(found.directory)) and "local accuracy" in told
+    assert (found.directory / "local_tests.csv").is_file()
+
+
+def test_test_sets_of_workers_make_no_difference_to_others_and_are_the_same_in_processes(start):
+    exact = ["trace=true", "precision=fp64"]
+    both, local, usual = (
+        start(*SPLIT, f"evaluation.split={split}", *exact, directory=split) for split in ("both", "local", "global")
+    )
+    assert np.array_equal(both.iterates, usual.iterates)
+    rows = {split: [row for row in both.rows if row["split"] == split] for split in ("test", "local")}
+    assert rows["local"] == [row for row in local.rows if row["split"] == "local"]
+    assert not [row for row in local.rows if row["split"] == "test"]
+    assert rows["test"] == [row for row in usual.rows if row["split"] == "test"]
+    two = start(*SPLIT, "evaluation.split=both", *exact, processes=2, directory="two").rows
+    assert [row["worker"] for row in two] == [row["worker"] for row in both.rows]
+    assert all(a["value"] == pytest.approx(b["value"], rel=1e-9) for a, b in zip(two, both.rows, strict=True))
+
+
+def test_a_worker_whose_classes_have_no_test_examples_is_named():
+    labels = np.array([0, 0, 1, 1, 1])
+    assert sorted(own_test_set(np.array([3, 0, 9]), labels, 0, 2).tolist()) == [0, 1]  # what there is of them
+    with pytest.raises(ConfigError, match="has no test examples for worker 2"):
+        own_test_set(np.array([0, 0, 9]), labels, 0, 2)
+
+
 def test_tests_in_bf16_see_the_same_models_and_give_nearly_the_same_numbers(start):
     """Training is that of float32; logits are rounded to 8 bits, which changes few of the 360 answers."""
     rounded = "evaluation.precision=bf16"
@@ -299,6 +354,9 @@ def test_a_run_knows_where_its_time_went_in_all_attempts(start):
         ("precision=fp64 evaluation.precision=bf16", r"evaluation\.precision=bf16 contradicts precision=fp64"),
         ("task=quadratics evaluation.precision=bf16", r"evaluation\.precision=bf16 .*leave it out with task=quad"),
         ("task=quadratics evaluation.examples=5", r"evaluation\.examples=5 is for tasks with test examples: task=quad"),
+        ("task=quadratics evaluation.split=local", r"evaluation\.split=local is for test examples with classes"),
+        ("task=language evaluation.split=both", r"evaluation\.split=both is for test examples with classes"),
+        ("evaluation.split=own", r"evaluation\.split=own does not exist"),
         ("evaluation.examples=some", r"evaluation\.examples=some makes no sense"),
     ],
 )

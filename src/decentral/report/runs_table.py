@@ -41,7 +41,19 @@ _VALUES = (
     *("value", "seed", "rate", "chosen", "at_edge", "status"),
     *("worst", "mean", "averaged", "published", "run", "wall_s"),
 )
-_OWN = (*_VALUES, "metric", "label", "meaning", "remark", "measure", "directory", "speed", "speed_unit")
+_OWN = (
+    *_VALUES,
+    "metric",
+    "label",
+    "meaning",
+    "remark",
+    "measure",
+    "directory",
+    "speed",
+    "speed_unit",
+    "local",
+    "local_label",
+)
 """Columns that are no settings."""
 
 
@@ -103,10 +115,15 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     if layout.over not in ("", "seed"):
         frame["seed"] = pandas.factorize(frame[layout.over])[0]
     values = frame[[*layout.labels, *_VALUES]].assign(metric=metric)
+    if "local" in frame:  # on workers' own test sets, beside
+        (label,) = frame["local_label"].dropna().unique()
+        metrics[label] = metrics[metric]
+        beside = {"value": frame["local"], "worst": "", "mean": "", "averaged": ""}
+        values = pandas.concat([values, values.assign(metric=label, **beside)])
     if "speed" in frame:
         speed = f"throughput ({frame['speed_unit'].iloc[0]})"
         beside = {"value": frame["speed"], "at_edge": False, "worst": "", "mean": "", "averaged": ""}
-        values = pandas.concat([values, values.assign(metric=speed, **beside)])
+        values = pandas.concat([values, values[values["metric"] == metric].assign(metric=speed, **beside)])
     size = frame["value"].abs().median()  # nan where no run has a value
     plain_form = "scientific" if size < 0.01 else "plain"
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
@@ -147,6 +164,9 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         measure = Measure(*_metric(layout.metric, known, path), worker=layout.worker)
         found = measure.of(path)
         metrics[found.label] = found.meaning._asdict()
+        own = Measure("local", measure.metric, worker=layout.worker)
+        if measure.split == "test" and (own.split, own.metric) in known:
+            settings |= {"local": own.of(path).value, "local_label": own.of(path).label}
         numbers = found._asdict() | {"run": facts.get("run_id", ""), "seed": settings.get("seed", 0)}
         rows.append(settings | numbers | _speed(settings, facts) | {"directory": path, "measure": measure})
     if not rows:
