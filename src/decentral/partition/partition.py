@@ -48,7 +48,7 @@ def own_test_set(counts: np.ndarray, labels: np.ndarray, seed: int, worker: int)
     counts [C] training examples of each class: as many as there are, none twice, in a random order.
 
     With p_c the worker's share of class c and N'_c test examples of it, m p_c (rounded) of these are drawn for the
-    largest m with m p_c <= N'_c; classes without test examples are left out. Which ones is a function of (seed, worker);
+    largest m with m p_c <= N'_c; classes without test examples are left out. Which ones is decided by (seed, worker);
     two workers may have some in common. Raises ConfigError where a worker's classes have no test examples.
     """
     there = np.bincount(labels, minlength=len(counts))
