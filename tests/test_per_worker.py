@@ -26,9 +26,10 @@ RUN = [
     *("precision=fp64", "steps=12", "trace=true", "save=none", "evaluation.every_epochs=0.1"),
 ]
 OPTIMS = {
-    "momentum": ([], lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
-    "adam": ([], lambda p, lr: torch.optim.Adam(p, lr=lr)),
-    "torch.optim:NAdam": ([], lambda p, lr: torch.optim.NAdam(p, lr=lr)),
+    "momentum": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
+    "adam": lambda p, lr: torch.optim.Adam(p, lr=lr),
+    "torch.optim:RAdam": lambda p, lr: torch.optim.RAdam(p, lr=lr),
+    "torch.optim:NAdam": lambda p, lr: torch.optim.NAdam(p, lr=lr),
 }
 
 
@@ -65,9 +66,7 @@ def by_hand(config, optim):
 
 @pytest.mark.parametrize("optim", OPTIMS)
 def test_workers_with_their_own_rates_sizes_and_steps_are_loops_of_plain_torch(start, optim):
-    overrides, made = OPTIMS[optim]
-    config = configure(*RUN, *OWN, f"optim={optim}", *overrides)
-    wanted, drawn = by_hand(config, made)
+    wanted, drawn = by_hand(configure(*RUN, *OWN, f"optim={optim}"), OPTIMS[optim])
     loop, batched = (
         start(*RUN, *OWN, f"optim={optim}", f"execution={way}", directory=way) for way in ("loop", "batched")
     )
