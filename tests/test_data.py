@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 from decentral.config.identity import component_identity
 from decentral.data.cifar10 import Cifar10
@@ -24,6 +26,7 @@ from decentral.data.dataset import cached
 from decentral.data.digits import Digits
 from decentral.data.imagefolder import Normalisation
 from decentral.data.loading import in_memory
+from decentral.data.loading.augmentation import Transform
 from decentral.data.loading.in_memory import InMemory
 from decentral.errors import ConfigError
 from decentral.partition.partition import (
@@ -36,7 +39,9 @@ from decentral.partition.partition import (
     class_counts,
     dirichlet_shares,
 )
+from decentral.randomness import seeded
 from decentral.registry import components
+from decentral.registry.signature import function
 from decentral.store import digests
 
 # -- Data sets that live in memory: digits, CIFAR-10, and their batches ------------------------------------------------
@@ -97,6 +102,63 @@ def test_an_augmented_image_is_a_crop_of_the_padded_one_and_every_crop_occurs(ar
     times = np.bincount(seen, minlength=len(known[0]))
     assert len(times) == (2 * pad + 1) ** 2 * (1 + flip)
     assert times.min() > 0.4 * times.mean()
+
+
+class Mine(torch.nn.Module):
+    """Draws from all three global generators."""
+
+    def forward(self, image):
+        return (image + torch.randint(50, ()) + np.random.randint(50) + random.randrange(50)).to(torch.uint8)
+
+
+def inverted(image):
+    return image.neg_().add_(255)
+
+
+mine, generator = Mine(), np.random.default_rng(0)
+NOT_AN_IMAGE = {
+    "streamed": (lambda image: image + generator.integers(9), "gives something else when a draw is repeated"),
+    "floats": (lambda image: image / 255, r"returns float32 \[3, 5, 6\]: return uint8 \[3, 5, 6\]"),
+    "larger": (lambda image: image.repeat(1, 2, 2), r"returns uint8 \[3, 10, 12\]"),
+    "arrays": (lambda image: image.numpy(), "returns a ndarray"),
+    "broken": (lambda image: image.nothing, "broken fails .*AttributeError"),
+}
+
+
+@pytest.mark.parametrize("name", [f"{__name__}:Mine", f"{__name__}:mine", f"{__name__}:inverted", "autoaugment",
+                                  "torchvision.transforms.v2:TrivialAugmentWide"])  # fmt: skip
+def test_a_transform_draws_by_seed_worker_and_draw_and_leaves_the_generators_as_they_were(arrays, name):
+    data = in_memory_data(arrays, transform=Transform(name, "cifar10", (3, 5, 6), SEED))
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    whole = [images for images, _ in data.train_batches(order, range(4), 0, 4)]
+    part = [images for images, _ in data.train_batches(lambda step: order(step)[1:3], range(1, 3), 2, 4)]
+    assert torch.equal(torch.stack(whole[2:])[:, 1:3], torch.stack(part))
+    after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    plain = {"autoaugment": v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10), f"{__name__}:inverted": inverted}
+    transform = plain.get(name, v2.TrivialAugmentWide() if "torchvision" in name else mine)
+    with seeded(SEED, "augment", 3, 2):
+        expected = [transform(torch.tensor(arrays["train_images"][i])) for i in order(2)[3]]
+    assert torch.equal(whole[2][3], torch.stack(expected).float())
+    tested, _ = next(data.test_batches(7))
+    assert torch.equal(tested, torch.from_numpy(arrays["test_images"]).float())
+
+
+@pytest.mark.parametrize("name", NOT_AN_IMAGE)
+def test_a_transform_that_cannot_be_right_is_refused_when_data_are_loaded(arrays, name, monkeypatch):
+    monkeypatch.setitem(globals(), name, NOT_AN_IMAGE[name][0])
+    function.cache_clear()
+    with pytest.raises(ConfigError, match=NOT_AN_IMAGE[name][1]):
+        in_memory_data(arrays, transform=Transform(f"{__name__}:{name}", "cifar10", (3, 5, 6), SEED))
+
+
+def test_the_settings_of_augmentation_are_those_of_before():
+    ids = [component_identity(Cifar10(augment=value)) for value in (True, "crop_flip", "true", False, "none", "False")]
+    assert ids[0] == ids[1] == ids[2] != ids[3] == ids[4] == ids[5]
+    assert ids[0]["augment"] is True and ids[3]["augment"] is False
+    assert "augment" not in component_identity(Digits())
+    with pytest.raises(ConfigError, match=r"data.augment=flip does not exist: use none, crop_flip, autoaugment"):
+        Digits(augment="flip")
 
 
 @pytest.mark.parametrize(("pad", "flip"), [(2, True), (1, False), (0, True)])

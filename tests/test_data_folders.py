@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import v2
 
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.data import imagefolder
 from decentral.data.imagefolder import ImageFolder, ImageNet, Normalisation, find_tree
+from decentral.data.loading.in_memory import Normalise
 from decentral.data.loading.streamed import crop_box
 from decentral.errors import ConfigError
+from decentral.randomness import seeded
 from waiting import alive, until
 
 # -- Images in folders: imagefolder decodes them once ------------------------------------------------------------------
@@ -273,6 +276,27 @@ def test_the_crops_of_a_worker_do_not_depend_on_the_others_or_on_where_one_start
     assert not torch.equal(whole[0], other_seed)
     same, _ = next(data.train_batches(lambda step: torch.zeros(2, 4, dtype=torch.int64), range(2), 0, 1))  # image 0
     assert not torch.equal(same[0], same[1])
+
+
+def test_a_transform_of_large_images_is_the_same_in_loaders_and_gets_whole_images_if_it_is_ones_own(root):
+    def batch(**fields):
+        return next(imagenet(root, **fields).load("cpu", seed=0).train_batches(order, range(3), 1, 2))[0]
+
+    for augment in ("autoaugment", f"{__name__}:Cut"):
+        assert torch.equal(batch(augment=augment), batch(augment=augment, num_loaders=1))
+    (plain, _), *_ = imagenet(root / "train", single_folder=True).load("cpu", seed=0).test_batches(12)
+    assert torch.equal(batch(augment="none"), plain[order(1)])
+    with seeded(0, "augment", 2, 1):
+        cut = Cut()
+        files = sorted((root / "train").rglob("*.JPEG"))
+        images = [cut(torch.from_numpy(np.array(Image.open(files[i])).transpose(2, 0, 1))) for i in order(1)[2]]
+    expected = Normalise(Normalisation.imagenet.mean, Normalisation.imagenet.std, torch.device("cpu"))
+    torch.testing.assert_close(batch(augment=f"{__name__}:Cut")[2], expected(torch.stack(images)))
+
+
+class Cut(v2.RandomCrop):
+    def __init__(self):
+        super().__init__(28)
 
 
 def test_test_images_are_resized_cropped_in_the_centre_and_normalised(root):

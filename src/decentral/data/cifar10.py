@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from decentral.data.dataset import DataSet, ImageData, cache_folder, cached
+from decentral.data.dataset import AugmentedImages, ImageData, cache_folder, cached
 from decentral.data.imagefolder import Normalisation, decoded_tree, find_tree
 from decentral.errors import ConfigError
 from decentral.store.files import at_home
@@ -156,7 +156,7 @@ _CACHED = "cifar10-1"
 
 
 @dataclass
-class Cifar10(DataSet):
+class Cifar10(AugmentedImages):
     """CIFAR-10: 60000 colour images of 32x32 in ten classes, downloaded to `path` if they are not there.
 
     `download=false` never asks the network; `download=true` downloads also what is damaged or incomplete. `path` may
@@ -169,7 +169,7 @@ class Cifar10(DataSet):
     name: str = "cifar10"
     path: str = field(default="data/cifar10", metadata={"volatile": True})
     download: bool | None = field(default=None, metadata={"volatile": True})
-    augment: bool = True
+    augment: Any = field(default=True, metadata={"code": "data.augment"})
     normalisation: Normalisation = Normalisation.cifar10
 
     INFO: ClassVar[ImageData] = ImageData(num_train=50000, num_test=10000, num_classes=10, shape=(3, 32, 32))
@@ -228,8 +228,9 @@ class Cifar10(DataSet):
             std=self.normalisation.std,
             device=device,
             seed=seed,
-            pad=4 if self.augment else 0,
-            flip=self.augment,
+            pad=4 if self.crops else 0,
+            flip=self.crops,
+            transform=self.transform(self.INFO.shape, seed),
         )
 
     def _build(self, folder: Path) -> None:

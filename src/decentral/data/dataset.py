@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from decentral.data.loading.augmentation import Transform
+
     Order = Callable[[int], Tensor]
     """order(step) -> LongTensor [k, B] on the CPU: the examples of each local worker. Pure: it may be called ahead."""
     Batch = tuple[Any, Any]
@@ -182,6 +184,41 @@ class DataSet(Settings, ABC, where="data"):
     @abstractmethod
     def load(self, device: torch.device | str, seed: int) -> Loaded:
         """The prepared data, ready to be drawn from; `seed` is the run's, it addresses the augmentation."""
+
+
+AUGMENTATIONS = {"none": False, "false": False, "crop_flip": True, "true": True, "autoaugment": "autoaugment"}
+"""What `data.augment` can be called -> how it is kept."""
+
+
+class AugmentedImages(DataSet):
+    """Images that are changed at random when they are trained on: a field `augment` says how.
+
+    augment    none, crop_flip, autoaugment (torchvision's, after crop_flip), or module:transform, such as a class of
+               torchvision.transforms.v2: bytes [C, H, W] -> the same
+    """
+
+    augment: Any
+    policy: ClassVar[str] = "cifar10"
+    """Of AutoAugment."""
+
+    def __post_init__(self) -> None:
+        said = str(self.augment)
+        if ":" not in said and said.lower() not in AUGMENTATIONS:
+            raise ConfigError(
+                f"data.augment={said} does not exist: use none, crop_flip, autoaugment, or module:transform."
+            )
+        self.augment = AUGMENTATIONS.get(said.lower(), said)
+
+    @property
+    def crops(self) -> bool:
+        """Whether training images are cropped and flipped at random."""
+        return self.augment in (True, "autoaugment")
+
+    def transform(self, shape: tuple[int, ...], seed: int) -> Transform | None:
+        """What else is done to training images, which have this shape [C, H, W] afterwards."""
+        from decentral.data.loading.augmentation import Transform
+
+        return None if isinstance(self.augment, bool) else Transform(self.augment, self.policy, shape, seed)
 
 
 class Loaded(ABC):

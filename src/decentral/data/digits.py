@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from decentral.data.dataset import DataSet, ImageData, cached
+from decentral.data.dataset import AugmentedImages, ImageData, cached
 from decentral.randomness import numpy_generator
 
 if TYPE_CHECKING:
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Digits(DataSet):
+class Digits(AugmentedImages):
     """1797 grey 8x8 images of the ten digits, from scikit-learn: nothing to download, a run takes seconds.
 
     Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998 (its test half). 80 % of every class are
-    for training, drawn once and for all (`SPLIT_SEED`): the split does not depend on the run's seed. No augmentation.
+    for training, drawn once and for all (`SPLIT_SEED`): the split does not depend on the run's seed. No augmentation
+    unless `augment` says so: crop_flip shifts by up to a pixel.
     """
 
     name: str = "digits"
+    augment: Any = field(default=False, metadata={"code": "data.augment", "older": False})
 
     INFO: ClassVar[ImageData] = ImageData(num_train=1438, num_test=359, num_classes=10, shape=(1, 8, 8))
     SPLIT_SEED: ClassVar[int] = 1797
@@ -51,6 +53,9 @@ class Digits(DataSet):
             std=[self.STD],
             device=device,
             seed=seed,
+            pad=1 if self.crops else 0,
+            flip=self.crops,
+            transform=self.transform(self.INFO.shape, seed),
         )
 
     def _build(self, folder: Path) -> None:

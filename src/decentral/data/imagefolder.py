@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data.dataset import DataSet, ImageData, cached
+from decentral.data.dataset import AugmentedImages, ImageData, cached
 from decentral.data.decode import open_image, resize_and_crop
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
@@ -233,7 +233,7 @@ _STD = {"cifar10": (0.2023, 0.1994, 0.2010), "imagenet": (0.229, 0.224, 0.225)}
 
 
 @dataclass
-class ImageFolder(DataSet):
+class ImageFolder(AugmentedImages):
     """Your own images, in folders `path`/train/<class>/ and `path`/test/<class>/ (or val/), small enough for memory.
 
     They are found as torchvision's `ImageFolder` finds them, in folders below that of the class, too, and behind links;
@@ -245,7 +245,7 @@ class ImageFolder(DataSet):
     name: str = "imagefolder"
     path: str | None = field(default=None, metadata={"content": True})
     image_size: int = setting(32, at_least=1)
-    augment: bool = True
+    augment: Any = field(default=True, metadata={"code": "data.augment"})
     normalisation: Normalisation = Normalisation.cifar10
     num_processes: int | None = setting(None, at_least=1, volatile=True)  # for decoding; null: one per core
 
@@ -282,17 +282,19 @@ class ImageFolder(DataSet):
             std=self.normalisation.std,
             device=device,
             seed=seed,
-            pad=self.image_size // 8 if self.augment else 0,
-            flip=self.augment,
+            pad=self.image_size // 8 if self.crops else 0,
+            flip=self.crops,
+            transform=self.transform((3, self.image_size, self.image_size), seed),
         )
 
 
 @dataclass
-class ImageNet(DataSet):
+class ImageNet(AugmentedImages):
     """ImageNet, or other images too large for memory, in `path`/train/<class>/ and `path`/val/<class>/ (or test/).
 
     Russakovsky et al., IJCV 2015. Loader processes decode while the models train. Training: a random crop of 8-100 % of
-    the area, resized to `image_size`, flipped at random; test: the shorter side resized to `image_size` * 256 / 224,
+    the area, resized to `image_size`, flipped at random (`augment`: none is as for tests, and module:transform gets the
+    whole image, which it has to cut to `image_size`); test: the shorter side resized to `image_size` * 256 / 224,
     the central square of `image_size` cut out.
     """
 
@@ -300,9 +302,11 @@ class ImageNet(DataSet):
     path: str | None = field(default=None, metadata={"content": True})
     image_size: int = setting(224, at_least=1)
     single_folder: bool = False  # class folders directly in path; the same images for training and testing
+    augment: Any = field(default=True, metadata={"code": "data.augment", "older": True})
     # decoding processes for each process of the run (0: decode in the run's own), and how many steps they work ahead
     num_loaders: int = setting(2, at_least=0, volatile=True)
     prefetch_steps: int = setting(1, at_least=1, volatile=True)
+    policy: ClassVar[str] = "imagenet"
 
     def inspect(self) -> ImageData:
         """Counts the files."""
@@ -348,4 +352,6 @@ class ImageNet(DataSet):
             prefetch_steps=self.prefetch_steps,
             device=device,
             seed=seed,
+            crops=self.crops,
+            transform=self.transform((3, self.image_size, self.image_size), seed),
         )

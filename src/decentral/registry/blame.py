@@ -81,3 +81,17 @@ def named() -> Iterator[None]:
         if where is None:
             raise
         raise ConfigError(f"{where}: {sentence(error)}.") from error
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """An exception in a function that a setting names, `key=module:function`, becomes a ConfigError that names both."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if type(error).__name__ == "OutOfMemoryError":
+            raise
+        where = place(error)
+        raise ConfigError(f"{what} fails{f' ({where})' if where else ''}: {sentence(error)}.") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from decentral.data.dataset import DataDescription, LabelledData, LabelledTokens, NextTokens, SentencePairs
 from decentral.errors import ConfigError
 from decentral.registry import components
-from decentral.registry.signature import function
+from decentral.registry.signature import function, functions
 from decentral.settings import setting
 from decentral.tasks.task import Task, TaskConfig
 
@@ -45,7 +45,7 @@ class SupervisedTask(Task):
     own_batches: ClassVar[bool] = True
 
     def check(self, config: TaskConfig) -> None:
-        """The data is there, can be split, and the model takes it."""
+        """The data is there, can be split, and the model takes it; functions that are named are there."""
         info = config.data.inspect()
         if not isinstance(info, self.takes):
             fits = [name for name, task in components("tasks").items() if isinstance(info, getattr(task, "takes", ()))]
@@ -54,6 +54,9 @@ class SupervisedTask(Task):
                 f"task={self.name} is for {self.wants}, but data={config.data.name} has {info.kind}: choose such data, "
                 f"as data={self.example_data} has{other}."
             )
+        for part in (self, config.data):
+            for named in functions(type(part), vars(part)):
+                function(*named)
         config.model.check(info)
         config.partition.check(info.num_train, config.num_workers)
         config.partition.check_labels(info.num_labels, config.num_workers)
@@ -117,12 +120,6 @@ class ClassificationTask(SupervisedTask):
                 f"task.label_smoothing={self.label_smoothing:g} is for task.loss=cross_entropy, not for "
                 f"task.loss={self.loss}: leave one of them out."
             )
-
-    def check(self, config: TaskConfig) -> None:
-        """The function that is the loss is there, too."""
-        super().check(config)
-        if ":" in self.loss:
-            function("task.loss", self.loss)
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The local workers' models and data."""

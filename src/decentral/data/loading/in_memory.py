@@ -16,7 +16,7 @@ from decentral.data.dataset import PADDING, ImageData, Loaded, NextTokens
 from decentral.randomness import torch_generator, uniform
 
 if TYPE_CHECKING:
-    pass
+    from decentral.data.loading.augmentation import Transform
 
 
 class Normalise:
@@ -41,6 +41,7 @@ class InMemory(Loaded):
     A training image is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
     torchvision) and, if `flip`, mirrored with probability 1/2: one of 2 (2 pad + 1)^2 equally likely variants. Which
     one is a hash of (seed, worker, step, position), computed for the whole batch at once, the same on every device.
+    Then it is transformed, if there is a `transform`.
     `mean` and `std` are per channel, in units of the stored bytes. Nothing here waits for the device.
     """
 
@@ -57,9 +58,11 @@ class InMemory(Loaded):
         seed: int,
         pad: int = 0,
         flip: bool = False,
+        transform: Transform | None = None,
     ):
         self.device = torch.device(device)
         self.num_classes, self.seed, self.pad, self.flip = num_classes, seed, pad, flip
+        self._transform = transform
         self.train_labels = np.array(arrays["train_labels"], dtype=np.int64)
         self._labels = torch.from_numpy(self.train_labels).to(self.device)
         self._test_labels = torch.from_numpy(np.array(arrays["test_labels"], dtype=np.int64)).to(self.device)
@@ -72,7 +75,9 @@ class InMemory(Loaded):
         columns = torch.arange(width, device=self.device)
         self._columns = torch.stack([columns, columns.flip(0)])
         self._augment = pad > 0 or flip
-        if not self._augment and 4 * self._images.numel() <= SMALL_BYTES:
+        if transform is not None:
+            transform.try_on(self._images)
+        elif not self._augment and 4 * self._images.numel() <= SMALL_BYTES:
             self._images = self._normalise(self._images)
 
     def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -82,6 +87,9 @@ class InMemory(Loaded):
         images = self._images.index_select(0, flat)
         if self._augment:
             images = self._crop_and_flip(images, workers, steps)
+        if self._transform is not None:
+            rest = zip(images.cpu().chunk(len(workers)), workers, steps, strict=True)
+            images = torch.cat([self._transform(list(some), *address) for some, *address in rest]).to(self.device)
         if images.dtype == torch.uint8:
             images = self._normalise(images)
         labels = self._labels.index_select(0, flat)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from decentral.data.dataset import Loaded
 from decentral.data.decode import open_image, resize_and_crop
+from decentral.data.loading.augmentation import TRIED, Transform
 from decentral.data.loading.in_memory import Normalise
 from decentral.errors import ConfigError
 from decentral.host.processes import die_with_parent, start_server
@@ -44,21 +45,38 @@ class ImageFiles(Dataset[Tensor | str]):
     A broken image gives the message instead: an exception would reach the user wrapped in a loader's traceback.
     """
 
-    def __init__(self, root: Path, files: list[str], image_size: int, augment_seed: int | None):
+    def __init__(
+        self,
+        root: Path,
+        files: list[str],
+        image_size: int,
+        augment_seed: int | None,
+        transform: Transform | None = None,
+        whole: bool = False,
+    ):
+        """`augment_seed`: of random crops (None: the central one); `whole`: images are for `transform` as they are."""
         self.root, self.image_size, self.augment_seed = root, image_size, augment_seed
+        self.transform, self.whole = transform, whole
         self.files = np.array([file.encode() for file in files])  # one block of memory to hand to a loader
 
     def __getitem__(self, piece: Piece) -> Tensor | str:
-        images = np.empty((len(piece.indices), self.image_size, self.image_size, 3), dtype=np.uint8)
         try:
-            for position, index in enumerate(piece.indices):
-                image = open_image(self.root / self.files[index].decode())
-                images[position] = np.asarray(self._transform(image, piece, position))
+            images = self.decoded(piece)
+            return torch.stack(images) if self.transform is None else self.transform(images, piece.worker, piece.step)
         except ConfigError as error:
             return str(error)
-        return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
-    def _transform(self, image: Image, piece: Piece, position: int) -> Image:
+    def decoded(self, piece: Piece) -> list[Tensor]:
+        """The images before they are transformed. Raises ConfigError that names a broken one."""
+        found = []
+        for position, index in enumerate(piece.indices):
+            image = self._cropped(open_image(self.root / self.files[index].decode()), piece, position)
+            found.append(torch.from_numpy(np.array(image).transpose(2, 0, 1)))
+        return found
+
+    def _cropped(self, image: Image, piece: Piece, position: int) -> Image:
+        if self.whole:
+            return image
         if self.augment_seed is None:
             return resize_and_crop(image, round(self.image_size * 256 / 224), self.image_size)
         draws = numpy_generator(self.augment_seed, "augment", piece.worker, piece.step, position)
@@ -104,10 +122,16 @@ class Streamed(Loaded):
         prefetch_steps: int,
         device: torch.device | str,
         seed: int,
+        crops: bool = True,
+        transform: Transform | None = None,
     ):
         self.device, self.num_classes = torch.device(device), num_classes
         self.num_loaders, self.prefetch_steps = num_loaders, prefetch_steps
-        self._train, self._test = ImageFiles(*train[:2], image_size, seed), ImageFiles(*test[:2], image_size, None)
+        whole = transform is not None and not crops
+        self._train = ImageFiles(*train[:2], image_size, seed if crops else None, transform, whole)
+        self._test = ImageFiles(*test[:2], image_size, None)
+        if transform is not None:
+            transform.try_on(self._train.decoded(Piece(np.arange(min(TRIED, len(train[1]))))))
         self.train_labels, self._test_labels = train[2], torch.from_numpy(test[2])
         self.num_test = len(self._test_labels)
         self._labels = torch.from_numpy(self.train_labels)

@@ -36,7 +36,7 @@ class OwnLoss:
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
         """Their mean or sum."""
-        with blame.named():
+        with blame.calling(f"task.loss={self.name}"):
             found: Any = self.function(outputs, targets)
         if not isinstance(found, Tensor) or found.shape not in ((), targets.shape):
             kind = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"

@@ -1,0 +1,67 @@
+"""Random transforms of training images: torchvision's AutoAugment, or one of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.randomness import seeded
+from decentral.registry import blame, plugins
+from decentral.registry.signature import function
+
+TRIED = 4  # images, when a run begins
+
+
+class Transform:
+    """What is done to the training images of a worker's draw, one after the other: bytes [C, H, W] -> bytes.
+
+    The global generators of torch, numpy and Python are seeded by (seed, worker, draw) before the first of them, and
+    then are as they were. Images are transformed on the CPU, so that the device makes no difference.
+    """
+
+    def __init__(self, name: str, policy: str, shape: Sequence[int], seed: int) -> None:
+        """name: autoaugment, with the policy of that name in torchvision, or module:transform, which is a function, an
+        object that can be called, or the class of one. `shape` [C, H, W] is what it has to give."""
+        self.name, self.policy, self.shape, self.seed = name, policy, tuple(shape), seed
+        self._passport, self._made = plugins.passport(), list[Callable[[Tensor], Any]]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_made": []}
+
+    def __call__(self, images: Sequence[Tensor], worker: int, draw: int) -> Tensor:
+        """Images [C, H, W] -> [B, C, H, W]. Raises ConfigError for what is no image of this shape."""
+        with blame.calling(f"data.augment={self.name}"), seeded(self.seed, "augment", worker, draw):
+            self._made = self._made or [self._make()]
+            found = [self._made[0](image) for image in images]
+        for one in found:
+            if not isinstance(one, Tensor) or one.dtype != torch.uint8 or one.shape != self.shape:
+                kind = f"{one.dtype} {list(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+                raise ConfigError(
+                    f"data.augment={self.name} returns {kind.removeprefix('torch.')}: return uint8 {list(self.shape)} "
+                    "for an image of bytes; the data set normalizes it afterwards."
+                )
+        return torch.stack(found).as_subclass(Tensor)
+
+    def try_on(self, images: Iterable[Tensor]) -> None:
+        """Raise ConfigError if it fails on the first of these images, or gives something else when it is repeated."""
+        some = [image.cpu() for image in islice(images, TRIED)]
+        found = [self([image.clone() for image in some], 0, 0) for _ in range(2)]
+        if not torch.equal(*found):
+            raise ConfigError(
+                f"data.augment={self.name} gives something else when a draw is repeated: let it draw from the global "
+                "generators of torch, numpy or random, which are seeded for every worker and draw."
+            )
+
+    def _make(self) -> Callable[[Tensor], Any]:
+        if self.name == "autoaugment":
+            from torchvision.transforms import v2
+
+            return v2.AutoAugment(v2.AutoAugmentPolicy(self.policy))
+        plugins.enter(self._passport)
+        found = function("data.augment", self.name)
+        return found() if isinstance(found, type) else found
