@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import math
 import os
 import subprocess
 import sys
@@ -116,6 +119,50 @@ def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("test/loss/mean")] == [(1, 1.0), (2, 2.0)]
 
 
+TRACKIO = """
+import json
+class init:
+    def __init__(self, project, name=None, group=None, config=None, resume="never", embed=True):
+        self.note(project, name, group, config["lr"], resume)
+    def note(self, *what):
+        with open("trackio.jsonl", "a") as file:
+            file.write(json.dumps(what) + "\\n")
+    def log(self, metrics, step=None):
+        self.note(step, metrics)
+    def finish(self):
+        self.note("finished")
+"""
+
+
+def test_trackio_gets_every_worker_and_the_learning_rate(tmp_path: Path, monkeypatch, capsys) -> None:
+    if importlib.util.find_spec("trackio") is None:
+        assert "pip install 'decentral[trackio]'" in refused(capsys, "logger=trackio")
+    (tmp_path / "trackio.py").write_text(TRACKIO)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    monkeypatch.chdir(tmp_path)
+    told = run(capsys, "logger=trackio", "logger.every_worker=true", "logger.project=mine", "schedule=cosine")
+    first, *steps, last = map(json.loads, (tmp_path / "trackio.jsonl").read_text().splitlines())
+    name = next(Path("results/runs").iterdir()).name
+    assert (first, last) == (["mine", name, None, 0.1, "allow"], ["finished"])
+    assert f'Logged:   trackio show --project "mine"  (run {name})' in told
+    for step, values in steps:
+        assert values["lr"] == pytest.approx(0.05 * (1 + math.cos(math.pi * max(0, step - 1) / 6)))
+        each = [values[key] for key in sorted(values) if "/suboptimality/worker" in key]
+        assert len(each) == 4 and values["objective/suboptimality/worst"] == max(each)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="pip install 'decentral[trackio]'")
+def test_the_real_trackio_takes_a_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "there"))
+    monkeypatch.chdir(tmp_path)
+    assert "Logged:   trackio show" in run(capsys, "logger=trackio") and any((tmp_path / "there").iterdir())
+
+
+def test_every_worker_without_a_logger_is_refused(capsys) -> None:
+    assert "logger=none has no settings" in refused(capsys, "logger.every_worker=true")
+
+
 # Weights & Biases, for real: no network, no key, nobody to ask
 
 WANDB_RUN = """
@@ -176,18 +223,24 @@ def logged(monkeypatch) -> dict[str, list[Any]]:
     return found
 
 
-def test_a_finished_run_gives_its_stored_metrics_to_the_logger_once(tmp_path: Path, capsys, logged) -> None:
-    first, second = f"run_dir={tmp_path / 'first'}", f"run_dir={tmp_path / 'second'}"
-    run(capsys, first, "logger=tensorboard")
-    run(capsys, second)
+@pytest.mark.parametrize(
+    "more", [(), ("schedule=cosine", "lr_per_worker=[0.1,0.1,0.2,0.2]", "logger.every_worker=true")]
+)
+def test_a_finished_run_gives_its_stored_metrics_to_the_logger_once(tmp_path: Path, capsys, logged, more) -> None:
+    first, second = [f"run_dir={tmp_path / 'first'}", *more], [f"run_dir={tmp_path / 'second'}", *more]
+    run(capsys, *first, "logger=tensorboard")
+    run(capsys, *(word for word in second if not word.startswith("logger.")))
     assert list(logged) == ["first"]
     assert "nothing was computed.\nIts stored metrics went to logger=tensorboard." in run(
-        capsys, second, "logger=tensorboard"
+        capsys, *second, "logger=tensorboard"
     )
     assert logged["second"] == logged["first"] and logged["first"][-1] == "done" and len(logged["first"]) > 2
     for known in (first, second):
-        assert "logger=tensorboard had its metrics before." in run(capsys, known, "logger=tensorboard")
+        assert "logger=tensorboard had its metrics before." in run(capsys, *known, "logger=tensorboard")
     assert len(logged["second"]) == len(logged["first"])
+    last = logged["first"][-2][1]
+    assert ("objective/suboptimality/worker3" in last) == bool(more) == ("lr/worker3" in last)
+    assert last["lr"] == pytest.approx(0.15 * (1 + math.cos(math.pi * 5 / 6)) / 2 if more else 0.1)
 
 
 @pytest.mark.slow

@@ -151,9 +151,9 @@ HOUSE = Path(decentral.__file__).parent
 
 ROOMS = (
     "cli",
+    "script",
     "report",
     "study",
-    "script",
     "conformance",
     "measurements",
     "scheduling",

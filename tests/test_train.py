@@ -315,8 +315,34 @@ def test_what_is_ours_goes_by_name(tmp_path):
     assert axes.get_ylabel() == "test accuracy (%)" and len(axes.lines) == 3
     worst = result.metrics.query("worker == 'worst' and metric == 'accuracy'").value
     np.testing.assert_allclose(axes.lines[0].get_ydata(), 100 * worst)
+    figure = result.plot()
+    titles = [panel.get_title("left") for part in figure.subfigs for panel in part.axes]
+    assert titles[0] == "test accuracy" and "consensus distance" in titles
     with pytest.raises(ConfigError, match=r"metric=speed is not among the metrics of .*: accuracy, loss"):
         result.plot("speed")
+
+
+def test_the_list_of_runs_has_what_applies_to_each_and_their_throughput(tmp_path):
+    from decentral.cli.run import main
+
+    common = ["num_workers=2", "steps=4", "device=cpu", "processes=1", "progress=false", f"results_dir={tmp_path}"]
+    for words in (
+        ["algo=allreduce", "data=digits", "model=mlp", "batch_size_per_worker=[8,16]"],
+        ["algo=dpsgd", "task=quadratics"],
+        ["algo=relay_mean", "task=mean_estimation"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *common])
+        assert not ended.value.code
+    runs = decentral.runs(tmp_path).set_index("algo")
+    there = {algo: set(row.dropna().index) for algo, row in runs.iterrows()}
+    heads = {algo: {key.partition(".")[0] for key in keys} for algo, keys in there.items()}
+    assert not heads["allreduce"] & {"topology", "communication", "env"} and "topology" in heads["dpsgd"]
+    assert {"data", "partition", "alpha", "batch_size"} <= heads["allreduce"]
+    assert not heads["dpsgd"] & {"data", "env", "partition", "model", "alpha", "batch_size", "precision"}
+    assert "optim.momentum" in there["dpsgd"] and not heads["relay_mean"] & {"lr", "optim", "schedule"}
+    speed = runs["steps/s"] * 24 / runs["examples/s"]
+    assert speed["allreduce"] == pytest.approx(1) and speed.isna().sum() == 2 and (runs["steps/s"] > 0).all()
 
 
 def test_a_result_is_named_and_found_from_every_folder(tmp_path, digits, monkeypatch, capsys):
@@ -324,7 +350,7 @@ def test_a_result_is_named_and_found_from_every_folder(tmp_path, digits, monkeyp
     result = decentral.train(net(), *digits, results_dir="runs", **(SHORT | {"progress": True}))
     assert f"Result: {result.directory}; result.plot() draws it" in capsys.readouterr().out
     monkeypatch.chdir("/")
-    assert len(result.plot().lines) == 3
+    assert len(result.plot("accuracy").lines) == 3 and result.plot().subfigs
 
 
 @pytest.mark.parametrize(

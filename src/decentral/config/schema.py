@@ -93,6 +93,7 @@ class Config(Settings):
     alpha: float = setting(
         0.1,
         help="heterogeneity of the workers' data: Dirichlet concentration, smaller is more different",
+        group="partition",
         above=0,
         hint="such as 1, 0.1 or 0.01",
     )

@@ -221,21 +221,32 @@ class Scale(NamedTuple):
 
 
 def save_learning_curves(run_dir: Path, curves: Curves) -> Path:
-    """Draw `run_dir/learning_curves.png` from the metrics and return its path.
+    """Draw `run_dir/learning_curves.png` from the metrics and return its path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    canvas = FigureCanvasAgg(figure)
+    draw_learning_curves(figure, run_dir, curves)
+    path = run_dir / "learning_curves.png"
+    with replacing(path) as file:
+        canvas.print_png(file)
+    return path
+
+
+def draw_learning_curves(figure: Figure, run_dir: Path, curves: Curves) -> None:
+    """Draw the learning curves of a run on an empty figure.
 
     Above, what the run is judged by, over epochs with every worker's own line, and beside it over the bytes that a
     worker has sent; with simulated time over that first. Below, a panel for each other metric, over simulated time if
     there is any. Without any metric yet the figure says so.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     first, *others = list(dict.fromkeys(metric for _, metric in curves.series))[:_MAX_METRICS] or [""]
     scales = _scales(curves) if first else []
     simulated = bool(scales) and scales[0].axis == "simulated_s"
     heights = [_HEAD + _HEIGHT, _HEIGHT][: 2 if others else 1]
-    figure = Figure(figsize=(_WIDER if simulated else _WIDTH, sum(heights)), dpi=130)
-    canvas = FigureCanvasAgg(figure)
+    figure.set_size_inches(_WIDER if simulated else _WIDTH, sum(heights))
+    figure.set_dpi(130)
     figure.suptitle(describe(run_dir), fontsize=11, x=0.01, y=1 - 0.1 / sum(heights), ha="left", fontweight="bold")
     if first:
         above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -251,10 +262,6 @@ def save_learning_curves(run_dir: Path, curves: Curves) -> Path:
     else:
         figure.text(0.5, 0.5, "no metrics yet", ha="center", fontsize=12)
     style.plain(figure)
-    path = run_dir / "learning_curves.png"
-    with replacing(path) as file:
-        canvas.print_png(file)
-    return path
 
 
 def _scales(curves: Curves) -> list[Scale]:

@@ -168,7 +168,9 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         if measure.split == "test" and (own.split, own.metric) in known:
             settings |= {"local": own.of(path).value, "local_label": own.of(path).label}
         numbers = found._asdict() | {"run": facts.get("run_id", ""), "seed": settings.get("seed", 0)}
-        rows.append(settings | numbers | _speed(settings, facts) | {"directory": path, "measure": measure})
+        unit, speed = list(throughput(settings, facts).items())[-1]
+        facts_of = {"speed": speed, "speed_unit": unit, "directory": path, "measure": measure}
+        rows.append(settings | numbers | facts_of)
     if not rows:
         which = f" with {' and '.join(layout.where)}" if layout.where else ""
         place = source if isinstance(source, Path) else "this sweep"
@@ -243,18 +245,15 @@ def _metric(wanted: str, known: dict[tuple[str, str], Metric], run: Path) -> tup
     return found[0]
 
 
-def _speed(settings: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """How fast a run was, while it trained: in examples where there are some, else in steps."""
+def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
+    """How fast a run with these settings and this status trained: 'steps/s', and 'examples/s' where there are some."""
     steps, wall_s = facts.get("step", 0), float(facts.get("wall_s", 0.0))
-    if not wall_s:
-        return {"speed": math.nan, "speed_unit": "steps/s"}
-    task = component("tasks", str(settings.get("task")))
-    if "model" not in getattr(task, "uses", ()):
-        return {"speed": steps / wall_s, "speed_unit": "steps/s"}
-    examples = sum(facts.get("examples_per_worker", [])) or (
-        steps * settings["num_workers"] * settings["batch_size"] * settings.get("accumulate", 1)
-    )
-    return {"speed": examples / wall_s, "speed_unit": "examples/s"}
+    found = {"steps/s": steps / wall_s if wall_s else math.nan}
+    if wall_s and "model" in getattr(component("tasks", str(settings.get("task"))), "uses", ()):
+        each = settings["batch_size"] * settings.get("accumulate", 1)
+        examples = facts.get("examples_per_worker") or [steps * each] * settings["num_workers"]
+        found["examples/s"] = sum(examples) / wall_s
+    return found
 
 
 def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:

@@ -18,6 +18,7 @@ from decentral.store import RunStore
 from decentral.store.files import read_json
 from decentral.store.metrics import read_lines
 from decentral.terminal.console import aligned, duration, in_bytes
+from decentral.training.loggers.stored import FILE as LOGGED
 
 _MISSING = "-"
 _RATIOS_TOLD = 5
@@ -191,6 +192,7 @@ def _places(run_dir: Path) -> list[str]:
     ):
         if (run_dir / f"{name}.png").exists():
             lines.append(f"{words}{run_dir / f'{name}.png'}{more}")
+    lines += [f"Logged:   {place}" for place in (read_json(run_dir / LOGGED) or {}).get("places", {}).values()]
     if (run_dir / "models.safetensors").exists():
         folder = ""  # of the user's configurations
         given = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])

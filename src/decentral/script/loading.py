@@ -6,17 +6,21 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from decentral.config.parsing import folders_of, read, run_settings
+from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision, cast
 from decentral.host.torch_state import left_as_found
-from decentral.registry import component
+from decentral.registry import component, components
+from decentral.report.run_figures import draw_learning_curves
+from decentral.report.runs_table import throughput
+from decentral.report.series import read_curves
 from decentral.store import RunStore, Status, find_runs, read_metrics
 from decentral.store.files import at_home, is_locked, read_json
 from decentral.store.metrics import AXES, read_metadata
@@ -25,6 +29,7 @@ from decentral.store.run_store import LOCK, recorded_id
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from torch import nn
 
 
@@ -53,13 +58,22 @@ class Trained:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_absolute", Path(os.path.abspath(self.directory)))  # after os.chdir, too
 
-    def plot(self, metric: str | None = None, x: str = "epoch") -> Axes:
-        """The metric (by default what the run is judged by) of the worst worker, the averaged model and all workers'
-        mean over `x`: epoch, step, wall_s or bytes_sent. Raises ConfigError if nothing was evaluated yet."""
+    def plot(self, metric: str | None = None, x: str | None = None) -> Figure | Axes:
+        """The run's figure, learning_curves.png of its directory.
+
+        With `metric` or `x` one panel instead, as axes: the metric (by default what the run is judged by) of the worst
+        worker, the averaged model and all workers' mean over epoch, step, wall_s, bytes_sent or simulated_s. Raises
+        ConfigError if nothing was evaluated yet.
+        """
         import matplotlib.pyplot as plt
 
         if self.metrics.empty:
             raise ConfigError(f"{self.directory} has no metrics yet: it is {self.status}.")
+        if metric is None and x is None:
+            figure = plt.figure()
+            draw_learning_curves(figure, self._absolute, read_curves(self._absolute))
+            return figure
+        x = x or "epoch"
         known = list(read_metadata(self._absolute, zip(self.metrics.split, self.metrics.metric, strict=True)).values())
         shown = next((one for one in known if one.split != "train" and metric in (None, one.name)), None)
         if shown is None:
@@ -196,14 +210,31 @@ def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> n
 def runs(results_dir: str | Path = "results") -> pd.DataFrame:
     """All runs in a folder of results, a row for each: id, status, directory, settings and last metrics.
 
-    A setting has the name that it has on the command line (`algo`, `algo.fill`, `lr`); a metric is called
-    'test accuracy (worst)', and so on for mean and averaged. A run that cannot be read has its status only.
+    A setting has the name that it has on the command line (`algo`, `algo.fill`, `lr`), where it makes a difference:
+    the topology of an all-reduce has none. A metric is called 'test accuracy (worst)', and so on for mean and averaged;
+    'steps/s' and 'examples/s' are the throughput of training. A run that cannot be read has its status only.
     """
     rows = []
     for found in find_runs(at_home(results_dir)):
         row: dict[str, Any] = {"id": found.run_id, "status": str(found.status), "directory": str(found.path)}
-        rows.append(row | run_settings(found.path) | _last(found.path))
+        settings = run_settings(found.path)
+        row |= _applicable(settings) | throughput(settings, RunStore.peek(found.path) or {})
+        rows.append(row | _last(found.path))
     return pd.DataFrame(rows)
+
+
+def _applicable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Without those of groups that the task or the algorithm does not use."""
+    task, algo = (components(GROUPS[group]).get(str(settings.get(group))) for group in ("task", "algo"))
+    unused = {"data", "env", "partition", "model"} - set(getattr(task, "uses", GROUPS))
+    unused |= set() if getattr(algo, "uses_topology", True) else {"topology", "communication"}
+    unused |= {"optim", "schedule", "lr"} if getattr(algo, "needs_samples", False) else set()
+    belongs = {f.name: f.metadata.get("group") for f in fields(Config)}
+    return {
+        key: value
+        for key, value in settings.items()
+        if key.partition(".")[0] not in unused and belongs.get(key) not in unused
+    }
 
 
 def _directory(run: str | Path, results_dir: str | Path) -> Path:

@@ -4,7 +4,7 @@ distance."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,16 +101,6 @@ class Evaluation:
             return []
         gain, error, density = self.compression_stats.unbind(1)
         return list(zip(MESSAGES, (gain, gain.sqrt(), error, density), strict=True))
-
-    def summary(self) -> dict[str, float]:
-        """One number for each (split, metric, aggregate), for loggers and the status file."""
-        return summarized(self.rows())
-
-
-def summarized(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Of rows that are no single worker's: 'split/metric/aggregate' -> value."""
-    some = [row for row in rows if not isinstance(row["worker"], int)]
-    return {f"{row['split']}/{row['metric']}/{row['worker']}": row["value"] for row in some}
 
 
 def evaluate(

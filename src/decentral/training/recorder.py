@@ -29,9 +29,10 @@ from decentral.store.provenance import collect
 from decentral.store.run_store import DirectoryLost
 from decentral.terminal.progress import Progress, progress
 from decentral.training import operations
-from decentral.training.evaluation import Evaluation, recorded, summarized
+from decentral.training.evaluation import Evaluation, recorded
 from decentral.training.loggers.logger import Guarded
 from decentral.training.loggers.stored import remember
+from decentral.training.loggers.stored import shown as shown_to_logger
 from decentral.training.timing import spans_of
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Recorder:
         rows = found.rows(**place)
         self.store.append([*rows, *chosen_rows(r.stepper.choices(), place)])
         if self.sink is not None:
-            self.sink.log(t, summarized(rows) | {"epoch": epoch, "bytes_sent": float(r.net.traffic.bytes_sent)})
+            self.sink.log(t, shown_to_logger(self.config, rows, r.problem.steps_per_epoch))
         metric = found.metrics[0]
         texts = {
             "loss": f"{found.train_losses.mean().item():.3g}" if len(found.train_losses) else "",
@@ -196,8 +197,9 @@ class Recorder:
             self.store.remove_replaced()
         if self.sink is not None:
             self.sink.close(status.value)
-            if status in (Status.done, Status.diverged) and not self.sink.failed:
-                remember(self.config, self.store.path)
+            if not self.sink.failed:
+                whole = status in (Status.done, Status.diverged)
+                remember(self.config, self.store.path, self.sink.place, whole)
 
     def _keep_timeline(self, r: Run, status: Status) -> None:
         """The beginning of the timeline becomes a file, where it follows from the configuration."""

@@ -20,6 +20,9 @@ _MAX_WAITING = 10_000
 class Sink:
     """Somewhere that metrics go; this one swallows everything."""
 
+    place = ""
+    """Where a user finds them: a folder, an address or a command."""
+
     def log(self, step: int, values: dict[str, float]) -> None:
         """Show these values at this step; steps do not decrease."""
 
@@ -28,7 +31,12 @@ class Sink:
 
 
 class Logger(Settings, ABC, where="logger"):
-    """A choice of `logger=...`. Its components are dataclasses; what they open may be slow and may fail."""
+    """A choice of `logger=...`. Its components are dataclasses; what they open may be slow and may fail.
+
+    every_worker   also the metrics of every worker, as in test/accuracy/worker3: a field of those that offer it
+    """
+
+    every_worker = False
 
     @abstractmethod
     def check(self) -> None:
@@ -110,6 +118,7 @@ class Guarded(Sink):
     def _serve(self, logger: Logger, run_id: str, config: dict[str, Any], directory: Path) -> None:
         try:
             sink = logger.open(run_id, config, directory)
+            self.place = sink.place
             while not self.failed:
                 item = self._waiting.get()
                 if isinstance(item, str):

@@ -1,9 +1,14 @@
-"""Logging what a run has recorded before: a finished run is not run again for the sake of its logger."""
+"""What a logger gets of a run: as it goes, or of what it has recorded before, since a finished run is not run again for
+the sake of its logger."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 from decentral.config.identity import run_id
 from decentral.config.parsing import plain
@@ -13,46 +18,65 @@ from decentral.store.files import read_json, write_json
 from decentral.store.metrics import read_metrics
 from decentral.training.loggers.logger import Guarded
 
-_FILE = "logged.json"
+FILE = "logged.json"
+
+
+def shown(config: Config, rows: Sequence[dict[str, Any]], steps_per_epoch: float) -> dict[str, float]:
+    """What a logger gets of the metrics after a step: 'split/metric/worst', so for mean and averaged, and for each
+    worker if it wants them; the learning rate of that step, the mean of the workers' where they have their own; the
+    epoch and the bytes."""
+    step, each = rows[0]["step"], config.logger.every_worker
+    values: dict[str, float] = {axis: float(rows[0][axis]) for axis in ("epoch", "bytes_sent") if axis in rows[0]}
+    for row in rows:
+        who = row["worker"]
+        if each or not isinstance(who, int):
+            values[f"{row['split']}/{row['metric']}/{f'worker{who}' if isinstance(who, int) else who}"] = row["value"]
+    total_steps = config.steps or max(1, round(config.epochs * steps_per_epoch))
+    factor, own = config.schedule.rates(steps_per_epoch, total_steps)(max(0, step - 1)), config.own("lr")
+    values["lr"] = factor * (config.lr if own is None else float(own.mean()))
+    if own is not None and each:
+        values |= {f"lr/worker{worker}": factor * lr for worker, lr in enumerate(own.tolist())}
+    return values
 
 
 def log_stored(config: Config, directory: Path) -> str:
     """Give the stored metrics of a finished run to `logger`, unless it has had them; a sentence on that, '' without a
     logger."""
-    name, settings = config.logger.name, plain(config.logger)
+    name = config.logger.name
     if name == "none":
         return ""
-    if settings in _logged(directory):
+    if _settings(config) in _logged(directory):
         return f"logger={name} had its metrics before."
     sink = Guarded(config.logger, run_id(config), plain(config), directory)
-    for step, values in _by_step(directory).items():
-        sink.log(step, values)
+    rows = sorted(read_metrics(directory), key=itemgetter("step"))
+    last = rows[-1] if rows else {}
+    steps_per_epoch = last["step"] / last["epoch"] if last.get("epoch") else 1.0
+    for step, some in groupby(rows, itemgetter("step")):
+        sink.log(step, shown(config, list(some), steps_per_epoch))
     sink.close(str((RunStore.peek(directory) or {}).get("status")))
     if sink.failed:
         return ""
-    remember(config, directory)
+    remember(config, directory, sink.place)
     return f"Its stored metrics went to logger={name}."
 
 
-def remember(config: Config, directory: Path) -> None:
-    """Note that the logger has had all metrics of the run; a folder that cannot be written is left as it is."""
-    if config.logger.name != "none":
-        known = [one for one in _logged(directory) if one != plain(config.logger)]
-        with contextlib.suppress(OSError):
-            write_json(directory / _FILE, {"loggers": [*known, plain(config.logger)]})
+def remember(config: Config, directory: Path, place: str, whole: bool = True) -> None:
+    """Note where the logger has the metrics of the run, and whether all of them; a folder that cannot be written is
+    left as it is."""
+    if config.logger.name == "none":
+        return
+    known = [one for one in _logged(directory) if one != _settings(config)]
+    loggers = [*known, _settings(config)] if whole else known
+    places = (read_json(directory / FILE) or {}).get("places", {}) | {config.logger.name: place}
+    with contextlib.suppress(OSError):
+        write_json(directory / FILE, {"loggers": loggers, "places": places})
 
 
-def _logged(directory: Path) -> list[object]:
-    found = (read_json(directory / _FILE) or {}).get("loggers")
-    return found if isinstance(found, list) else []
+def _settings(config: Config) -> dict[str, Any]:
+    return {"every_worker": False} | plain(config.logger)
 
 
-def _by_step(directory: Path) -> dict[int, dict[str, float]]:
-    """Step -> what a logger gets at it: as in `Evaluation.summary`, without single workers."""
-    found: dict[int, dict[str, float]] = {}
-    for row in read_metrics(directory):
-        values = found.setdefault(row["step"], {})
-        if not isinstance(row["worker"], int):
-            values[f"{row['split']}/{row['metric']}/{row['worker']}"] = row["value"]
-        values |= {axis: float(row[axis]) for axis in ("epoch", "bytes_sent") if axis in row}
-    return dict(sorted(found.items()))
+def _logged(directory: Path) -> list[dict[str, Any]]:
+    """The settings of the loggers that have all metrics of the run."""
+    found = (read_json(directory / FILE) or {}).get("loggers")
+    return [{"every_worker": False} | one for one in found or [] if isinstance(one, dict)]

@@ -20,6 +20,7 @@ class TensorBoard(Logger):
     """TensorBoard event files in the run directory; look at them with `tensorboard --logdir results/runs`."""
 
     name: str = "tensorboard"
+    every_worker: bool = False
 
     def check(self) -> None:
         """Raise ConfigError if tensorboard is not installed."""
@@ -29,14 +30,15 @@ class TensorBoard(Logger):
         """Write event files into `directory/tensorboard`."""
         from torch.utils.tensorboard import SummaryWriter
 
-        writer = SummaryWriter(log_dir=str(directory / "tensorboard"), flush_secs=_FLUSH_S)
+        folder = directory / "tensorboard"
+        writer = SummaryWriter(log_dir=str(folder), flush_secs=_FLUSH_S)
         writer.add_text("config", f"```\n{json.dumps(config, indent=2, default=str)}\n```", 0)
-        return _Events(writer)
+        return _Events(writer, f"{folder}  (tensorboard --logdir {directory.parent})")
 
 
 class _Events(Sink):
-    def __init__(self, writer: SummaryWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: SummaryWriter, place: str) -> None:
+        self._writer, self.place = writer, place
         self._last_step = 0
 
     def log(self, step: int, values: dict[str, float]) -> None:

@@ -42,6 +42,7 @@ class WeightsAndBiases(Logger):
     entity: str | None = None
     group: str | None = None
     tags: list[str] = field(default_factory=list)
+    every_worker: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.project) <= 128 or set(self.project) & set("/\\#?%:"):
@@ -97,12 +98,13 @@ class WeightsAndBiases(Logger):
             dir=str(directory),
             settings=settings,
         )
-        return _Run(run)
+        here = f"{directory / 'wandb'}  (wandb sync {directory / 'wandb' / 'offline-run-*'})"
+        return _Run(run, run.url if mode == "online" else here)
 
 
 class _Run(Sink):
-    def __init__(self, run: Any) -> None:
-        self._run = run
+    def __init__(self, run: Any, place: str) -> None:
+        self._run, self.place = run, place
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
