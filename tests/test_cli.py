@@ -260,7 +260,7 @@ REFUSED = [
     ("topolgy=dbt", "topolgy", "'topology'"),
     ("+foo=1", "foo", "lr"),
     ("algo.fil=own", "algo=relaysgd", "'fill'"),
-    ("data.path=x", "data=digits", "no settings"),
+    ("data.path=x", "data=digits", "no setting 'path'"),
     ("network.drop=1", "network", "drop_probability"),
     ("experiment=thesis_cifar10 optim.momentun=1", "momentun", "'momentum'"),
     ("momentum=0.9", "'momentum'", "Did you mean 'optim.momentum'?"),
