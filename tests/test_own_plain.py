@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -256,3 +257,168 @@ def test_what_does_not_fit_is_refused_in_a_sentence(
     capsys: pytest.CaptureFixture[str], module: str, arguments: tuple[str, ...], words: str
 ) -> None:
     assert words in refusal_of(capsys, *(argument.format(module) for argument in arguments))
+
+
+NAMES = '''"""Functions and a class that are named in the place of ours."""
+
+import math
+
+import networkx
+import numpy as np
+
+
+def inverse(t, power: float = 1.0):
+    return (t + 1) ** -power
+
+
+def cosine(t, steps_per_epoch, total_steps, warmup_epochs: float = 0.0):
+    assert warmup_epochs in (0, 3)
+    return (1 + math.cos(math.pi * t / total_steps)) / 2
+
+
+def negative(epoch):
+    return -epoch
+
+
+def sorts(labels, num_workers, seed, turned: int = 0):
+    return np.array_split(np.roll(np.argsort(labels, kind="stable"), turned), num_workers)
+
+
+def drawn(labels, num_workers):
+    return np.array_split(np.random.permutation(len(labels)), num_workers)
+
+
+def twice(labels, num_workers):
+    return [np.zeros(3, int)] * num_workers
+
+
+def few(labels):
+    return [np.arange(len(labels))]
+
+
+def circle(num_workers):
+    return networkx.cycle_graph(num_workers)
+
+
+def arrows(num_workers: int, weighted: bool = False):
+    found = [np.roll(np.eye(num_workers), 2**s, axis=0) for s in range(2)]
+    return [(one + np.eye(num_workers)) / 2 if weighted else one.astype(int) for one in found]
+
+
+def small(num_workers):
+    return np.eye(num_workers - 1)
+
+
+def falls(num_workers):
+    return np.eye(num_workers) / 2
+
+
+def asks(num_workers, k: int):
+    return np.ones((num_workers, num_workers), bool)
+
+
+class Lines:
+    def __init__(self, directory, run_id, config, ending: str = "txt"):
+        assert config["logger"]["ending"] == ending and len(run_id) == 12
+        self.file = (directory / f"lines.{ending}").open("a")
+
+    def log(self, step, values):
+        print(step, sorted(values)[0], file=self.file)
+
+    def close(self, status):
+        print(status, file=self.file)
+        self.file.close()
+
+
+class Silent:
+    pass
+'''
+SMALL = ("task=quadratics", "num_workers=4", "algo=dpsgd", "steps=12", "progress=false", "device=cpu", "trace=true",
+         "task.initial_distance=1", "processes=1")  # fmt: skip
+
+
+@pytest.fixture
+def names(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The name of a module with those functions in the current folder."""
+    name = f"names_{abs(hash(request.node.name)) % 10**9}"
+    (tmp_path / f"{name}.py").write_text(NAMES)
+    return name
+
+
+def iterates(*settings: str) -> np.ndarray:
+    directory = f"run {abs(hash(settings))}"
+    with pytest.raises(SystemExit) as exit:
+        main([*SMALL, *settings, f"run_dir={directory}"])
+    assert exit.value.code in (0, None)
+    return np.load(Path(directory) / "trace.npz")["iterates"]
+
+
+@pytest.mark.parametrize(
+    ("named", "ours"),
+    [
+        ("schedule={}:inverse topology=ring", "schedule=inverse topology=ring"),
+        (
+            "schedule={}:inverse schedule.power=0.5 schedule.warmup_epochs=4 topology=ring",
+            "schedule=inverse_sqrt schedule.warmup_steps=1 schedule.warmup_epochs=4 topology=ring",
+        ),
+        ("schedule={}:cosine topology=ring", "schedule=cosine topology=ring"),
+        (
+            "schedule={}:cosine schedule.warmup_epochs=3 topology=ring",
+            "schedule=cosine topology=ring",
+        ),  # in it, if at all
+        ("topology={}:circle", "topology=ring"),
+        ("topology={}:arrows", "topology=one_peer_exponential"),
+        ("topology={}:arrows topology.weighted=true", "topology=one_peer_exponential"),
+    ],
+)
+def test_what_a_function_returns_is_what_ours_is(names: str, named: str, ours: str) -> None:
+    expected = iterates(*ours.split())
+    for processes in (1, 2):
+        found = iterates(*named.format(names).split(), f"processes={processes}")
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_function_deals_out_the_data_and_a_class_logs(names: str) -> None:
+    chosen = (f"partition={names}:sorts", f"logger={names}:Lines", "logger.ending=log", "data=digits", "model=mlp")
+    with pytest.raises(SystemExit) as exit:
+        main([*QUICK, *chosen, "run_dir=run", "partition.turned=5"])
+    assert exit.value.code in (0, None)
+    assert Path("run/lines.log").read_text() == "0 bytes_sent\n4 bytes_sent\ndone\n"
+    table = Path("run/partition.csv").read_text().splitlines()
+    assert len(table) == 5 and table[1].endswith(",5,360") and table[1].count(",0") == 6, "a fourth of sorted digits"
+    labels, one = np.arange(40) % 10, component("partition", f"{names}:drawn")
+    assert one is not None
+    dealt = [one().indices(labels, 4, seed) for seed in (0, 0, 1)]
+    assert (dealt[0][0] == dealt[1][0]).all() and (dealt[0][0] != dealt[2][0]).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("schedule={}:negative", "in step 1: return the factor on lr, a finite number >= 0."),
+        ("partition={}:twice", "returns 12 indices, not each of 0 ... 1437 once: deal out every sample once."),
+        (
+            "partition={}:few",
+            "returns 1 parts with 1438 samples at least: return one with at least one sample for each",
+        ),
+        ("topology={}:small", "returns an array [3, 3] for num_workers=4: return a graph or W [4, 4]"),
+        ("topology={}:falls", "have to be row-stochastic (pull) or column-stochastic (push)"),
+        ("topology={}:asks", "topology.k has no default: give it a value"),
+        ("topology={}:arrows topology.weighted=true topology.weights=pull", "contradicts topology=names"),
+        ("topology={}:arrows topology.weight=true", "has no setting 'weight'. Did you mean"),
+        ("logger={}:Silent", "Silent has no method log(step, values): define it."),
+    ],
+)
+def test_what_a_function_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], names: str, arguments: str, words: str
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main(["data=digits", "model=mlp", "lr=0.01", *QUICK, *arguments.format(names).split()])
+    err = capsys.readouterr().err
+    assert exit.value.code not in (0, None) and words in err and "Traceback" not in err, err
+
+
+def test_help_has_a_topology_that_needs_a_setting(capsys: pytest.CaptureFixture[str], names: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help", f"topology={names}:asks"])
+    assert "topology.k=???" in capsys.readouterr().out

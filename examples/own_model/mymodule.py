@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -48,3 +52,30 @@ def focal(outputs: Tensor, targets: Tensor) -> Tensor:
     """Focal loss (Lin et al., ICCV 2017) with gamma = 2, a number for each example: [B, C], [B] -> [B]."""
     loss = cross_entropy(outputs, targets, reduction="none")
     return (1 - torch.exp(-loss)) ** 2 * loss
+
+
+def halves(epoch: float, every: float = 5.0) -> float:
+    """Half the learning rate after so many epochs each."""
+    return float(0.5 ** (epoch // every))
+
+
+def sorted_labels(labels: np.ndarray, num_workers: int) -> list[np.ndarray]:
+    """Each worker has neighboring labels."""
+    return np.array_split(np.argsort(labels, kind="stable"), num_workers)
+
+
+def small_world(num_workers: int, rewired: float = 0.3) -> nx.Graph:
+    """A ring of which some edges lead elsewhere."""
+    return nx.connected_watts_strogatz_graph(num_workers, 4, rewired, seed=0)
+
+
+class Lines:
+    """A logger that appends a line to a file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "lines.txt"
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """The step and the worst worker's accuracy."""
+        with self.path.open("a") as file:
+            print(step, values["test/accuracy/worst"], file=file)

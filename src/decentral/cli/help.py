@@ -71,11 +71,11 @@ class Choice:
         return {name: settings_of(node, self.values.get(name)) for name, node in nested.items()}
 
     def rounds(self, num_workers: int) -> Rounds | None:
-        """Of a topology with default settings; None if it does not exist for this number of workers."""
+        """Of a topology with default settings; None if it does not exist for this number of workers, or needs more."""
         assert self.cls is not None
         try:
             made: Rounds = self.cls(**{k: v for k, v in self.values.items() if k != "name"}).schedule(num_workers)
-        except ConfigError:
+        except (ConfigError, TypeError):
             return None
         return made
 

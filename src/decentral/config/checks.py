@@ -89,8 +89,9 @@ def resolve(config: Config) -> Config:
     _check_own(config)
     check_compression(config)
     check_communication(config.algo, config.communication)
+    rounds = config.rounds()
     weights_given = config.algo.uses_topology and config.topology.weights_given()
-    check(config.rounds(), config.algo.needs, config.algo.name, config.topology.name, weights_given)
+    check(rounds, config.algo.needs, config.algo.name, config.topology.name, weights_given)
     _check_losses(config)
     config.logger.check()
     return config

@@ -44,8 +44,8 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
         """
         factor = partial(self.factor, steps_per_epoch=steps_per_epoch)
         warms_up = self.__dataclass_fields__["warmup_epochs"].metadata.get("in_rates") and self.warmup_epochs > 0
-        if "total_steps" in signature(self.factor).parameters:
-            if total_steps is None:
+        if (length := signature(self.factor).parameters.get("total_steps")) is not None:
+            if total_steps is None and length.default is length.empty:
                 raise ConfigError(
                     f"schedule={getattr(self, 'name', type(self).__name__)} needs the length of a run, and this one "
                     "ends when it has reached its target: use schedule=constant, or another one without a length."

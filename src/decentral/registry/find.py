@@ -46,7 +46,10 @@ CONTRACTS = {
 """Package -> what a component of one's own has to be; it is looked for in a folder (and entry points) with the last
 part of the package's name."""
 
-PLAIN = {"models": "model", "data": "data", "optim": "optim"}
+PLAIN = {
+    **{"models": "model", "data": "data", "optim": "optim", "lr_schedules": "schedule"},
+    **{"partition": "partition", "topology": "topology", "training.loggers": "logger"},
+}
 """Package -> key of the configuration for which a plain class or function of a module is taken, too."""
 
 

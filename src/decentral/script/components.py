@@ -16,10 +16,9 @@ from decentral.compression.dense import NoCompression
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
-from decentral.topology.rounds import Rounds
+from decentral.topology.matrices import Matrices
 from decentral.topology.topology import Topology
 
-_TOLERANCE = 1e-6  # matrices may come as float32
 _KINDS = (
     "topology has to be the name of a topology, a Topology, a matrix W [n, n], or a list of such matrices, one for "
     "each round"
@@ -156,48 +155,6 @@ def _numbers(matrices: Any) -> list[np.ndarray]:
     if array.ndim not in (2, 3):
         raise ConfigError(f"{_KINDS}; numbers of shape {list(array.shape)} are none of them.")
     return [array] if array.ndim == 2 else list(array)
-
-
-@dataclasses.dataclass(eq=False)
-class Matrices(Topology):
-    """W [n, n] of each round of a period; W[i, j] is the weight of what rank i takes from rank j.
-
-    Weights are at least 0, and all rows sum to 1 (pull) or all columns do (push), in every round.
-    """
-
-    rounds: list[np.ndarray]
-    name = "matrices"
-
-    def implied_num_workers(self) -> int | None:
-        """n."""
-        return len(self.rounds[0]) if self.rounds and self.rounds[0].ndim == 2 else None
-
-    def schedule(self, num_workers: int) -> Rounds:
-        """The matrices, checked."""
-        if not self.rounds:
-            raise ConfigError("topology is a list without matrices: give at least one, W [n, n].")
-        for round, W in enumerate(self.rounds):
-            where = "W" if len(self.rounds) == 1 else f"W of round {round}"
-            if W.shape != (num_workers, num_workers):
-                raise ConfigError(
-                    f"{where} has the shape {list(W.shape)}, but there are {num_workers} workers: it has to be "
-                    f"[{num_workers}, {num_workers}]."
-                )
-            for wrong, words in ((~np.isfinite(W), "not a finite number"), (W < 0, "negative")):
-                for i, j in np.argwhere(wrong)[:1]:
-                    raise ConfigError(
-                        f"{where} has {W[i, j]:g} at [{i}, {j}], which is {words}: weights are finite and at least 0."
-                    )
-        off = [max(abs(W.sum(axis) - 1).max() for W in self.rounds) for axis in (1, 0)]
-        if min(off) > _TOLERANCE:  # rows that sum to one keep agreement, columns that do keep the sum
-            sums = (self.rounds[0].sum(axis) for axis in (1, 0))
-            rows, columns = (f"[{', '.join(f'{value:.4g}' for value in each)}]" for each in sums)
-            raise ConfigError(
-                "the matrices have to be row-stochastic (pull) or column-stochastic (push) in all rounds, but neither "
-                f"holds: in round 0 rows sum to {rows} and columns to {columns}. W[i, j] is the weight of what i takes "
-                "from j."
-            )
-        return Rounds(num_workers, lambda round: (self.rounds[round],), period=len(self.rounds))
 
 
 _SETTING = re.compile(r"\b(?:topology|communication|algo|compress)\.(\w+)=(\w[\w.]*)")

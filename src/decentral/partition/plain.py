@@ -1,0 +1,49 @@
+"""Partitions from a function of a module of one's own: partition=mymodule:function."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from decentral.errors import ConfigError
+from decentral.partition.partition import Partition
+from decentral.randomness import seeded
+from decentral.registry import blame
+from decentral.registry.signature import Plain, component_from, taken
+
+GIVEN = ("labels", "num_workers", "seed")
+"""What the function is told, where a parameter has this name."""
+
+
+class PlainPartition(Plain, Partition):
+    """A function that returns the samples of each worker; its other parameters are the settings.
+
+    It is told the `labels` int64 [N] of the training set, `num_workers` and the run's `seed`.
+    """
+
+    def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
+        """What the function returns, called with seeded generators. Raises ConfigError for what is no partition."""
+        self.check(len(labels), num_workers)
+        known = dict(zip(GIVEN, (labels, num_workers, seed), strict=True))
+        with blame.named(), seeded(seed, "partition"):
+            parts = [np.asarray(one) for one in self.target()(**self.settings(), **taken(self.target(), known))]
+        sizes = [len(one) for one in parts]
+        what = f"partition={self.name} returns"
+        if len(parts) != num_workers or not all(sizes):
+            raise ConfigError(
+                f"{what} {len(parts)} parts with {min(sizes, default=0)} samples at least: return one with at least "
+                f"one sample for each of the {num_workers} workers."
+            )
+        dealt = np.concatenate(parts)
+        if not np.array_equal(np.sort(dealt), np.arange(len(labels))):
+            raise ConfigError(
+                f"{what} {len(dealt)} indices, not each of 0 ... {len(labels) - 1} once: deal out every sample once."
+            )
+        return [one.astype(np.int64) for one in parts]
+
+
+@cache
+def plain(name: str) -> type:
+    """The partition for `module:function`. Raises ConfigError if there is no such thing."""
+    return component_from("partition", name, PlainPartition, GIVEN)

@@ -1,0 +1,78 @@
+"""Topologies from a function of a module of one's own: topology=mymodule:function."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from decentral.errors import ConfigError
+from decentral.randomness import seeded
+from decentral.registry import blame
+from decentral.registry.signature import Plain, component_from
+from decentral.topology.graph import Graph
+from decentral.topology.matrices import Matrices
+from decentral.topology.rounds import Rounds
+from decentral.topology.topology import GraphTopology, Weights, check_num_workers
+
+
+class PlainTopology(Plain, GraphTopology):
+    """A function of `num_workers` that returns a graph, or mixing weights W [n, n]; its other parameters are the
+    settings.
+
+    A graph is one of networkx, or a matrix [n, n] of bools or whole numbers: entry [i, j] says whether j sends to i.
+    Its weights follow the rule `weights`. In a matrix of floats, W[i, j] is the weight of what i takes from j. A list
+    has one of them for each round.
+    """
+
+    _weighted = False
+
+    def weights_given(self) -> bool:
+        """Whether the function has returned weights."""
+        return self._weighted
+
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
+        """Of what the function returns."""
+        return [(Graph.of(one),) for one in self._made(num_workers)]
+
+    def schedule(self, num_workers: int) -> Rounds:
+        """The rounds for `num_workers` workers; ConfigError if the function returns none."""
+        check_num_workers(num_workers)
+        made = self._made(num_workers)
+        self._weighted = any(one.dtype.kind == "f" for one in made)
+        if not self._weighted:
+            return super().schedule(num_workers)
+        if self.weights is not Weights.auto:
+            raise ConfigError(
+                f"topology.weights={self.weights.name} contradicts topology={self.name}, which returns weights: leave "
+                "topology.weights out, or return a graph."
+            )
+        return Matrices(made).schedule(num_workers)
+
+    def _made(self, num_workers: int) -> list[np.ndarray]:
+        with blame.named(), seeded(0, "topology"):
+            made: Any = self.target()(num_workers=num_workers, **self.settings())
+            found = [_array(one) for one in (made if isinstance(made, list | tuple) and made else [made])]
+        for one in found:
+            if one.shape != (num_workers, num_workers):
+                raise ConfigError(
+                    f"topology={self.name} returns an array {list(one.shape)} for num_workers={num_workers}: return "
+                    f"a graph or W [{num_workers}, {num_workers}], or a list of them."
+                )
+        return found
+
+
+def _array(made: Any) -> np.ndarray:
+    """A matrix [n, n], from one or from a graph of networkx."""
+    if hasattr(made, "adjacency"):
+        import networkx as nx
+
+        return np.asarray(nx.to_numpy_array(made, sorted(made), dtype=bool, weight=None)).T
+    return np.asarray(made)
+
+
+@cache
+def plain(name: str) -> type:
+    """The topology for `module:function`. Raises ConfigError if there is no such thing."""
+    return component_from("topology", name, PlainTopology, ("num_workers",))

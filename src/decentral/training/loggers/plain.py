@@ -1,0 +1,49 @@
+"""Loggers from a class of a module of one's own: logger=mymodule:Name."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from decentral.errors import ConfigError
+from decentral.registry.signature import Plain, component_from, taken
+from decentral.training.loggers.logger import Logger, Sink
+
+GIVEN = ("run_id", "config", "directory")
+"""What the class is told of the run, where a parameter has this name."""
+
+
+class PlainLogger(Plain, Logger):
+    """A class whose objects have `log(step, values)` and maybe `close(status)`; its parameters are the settings.
+
+    It is told the run's `run_id`, `config` (a dict) and `directory` (a Path), where it has such parameters.
+    """
+
+    def check(self) -> None:
+        """Raise ConfigError for a class without `log`."""
+        if isinstance(self.target(), type) and not callable(getattr(self.target(), "log", None)):
+            raise ConfigError(f"logger={self.name} has no method log(step, values): define it.")
+
+    def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
+        """An object of the class, or what the function returns."""
+        known = dict(zip(GIVEN, (run_id, config, directory), strict=True))
+        return _Calls(self.target()(**self.settings(), **taken(self.target(), known)))
+
+
+class _Calls(Sink):
+    def __init__(self, made: Any) -> None:
+        self._made = made
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._made.log(step, values)
+
+    def close(self, status: str) -> None:
+        if hasattr(self._made, "close"):
+            self._made.close(status)
+
+
+@cache
+def plain(name: str) -> type:
+    """The logger for `module:Name`. Raises ConfigError if there is no such thing."""
+    return component_from("training.loggers", name, PlainLogger, GIVEN)
