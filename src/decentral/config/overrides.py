@@ -254,9 +254,9 @@ def meant(key: str) -> str:
     part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
     longer = [one for one in known if part.search(one)]
     first = [one for one in longer if one in (name, *_KEYS)]
-    words = rf"\b{re.escape(name.replace('_', ' '))}\b"
-    told = [f.name for f in dataclasses.fields(Config) if re.search(words, f.metadata.get("help", ""))]
-    found = first or longer or get_close_matches(name, known, n=1, cutoff=0.7) or told
+    words = re.compile(rf"(.*?)\b{re.escape(name.replace('_', ' '))}\b")
+    told = [(len(at[1]), f.name) for f in dataclasses.fields(Config) if (at := words.match(f.metadata.get("help", "")))]
+    found = first or longer or get_close_matches(name, known, n=1, cutoff=0.7) or [key for _, key in sorted(told)[:1]]
     if not found:
         return suggest(name, (*_KEYS, "experiment"))
     return f" Did you mean {' or '.join(repr(place) for one in found for place in known[one])}?"
