@@ -61,6 +61,7 @@ class A2CiD2(AsynchronousAlgorithm):
     name: str = "a2cid2"
     gossips_per_step: int = setting(1, at_least=1)
     mix_before_gradient: bool = field(default=True, metadata={"older": True})
+    own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.undirected, Need.connected, Need.bipartite})

@@ -40,6 +40,7 @@ class ADPSGD(AsynchronousAlgorithm):
 
     name: str = "adpsgd"
     gossips_per_step: int = setting(1, at_least=1)
+    own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.undirected, Need.connected, Need.bipartite})

@@ -79,6 +79,9 @@ class Algorithm(Settings, ABC, where="algo"):
     uses_topology: ClassVar[bool] = True
     """Whether the topology makes a difference; if not, it is no part of the run's identity."""
 
+    own_starts: ClassVar[bool] = False
+    """Whether workers may begin at models that differ (a file's `x0 [n, d]`)."""
+
     own_rates: ClassVar[bool] = True
     """Whether the rate of an update is one worker's, so that rates may differ (`lr_per_worker`)."""
 
@@ -141,7 +144,8 @@ class Algorithm(Settings, ABC, where="algo"):
 
     @abstractmethod
     def init(self, x: Tensor, net: Network) -> Any:
-        """The state before step 0, for the initial models x [k, P], the same for all workers; x is donated."""
+        """The state before step 0, for the initial models x [k, P], the same for all workers unless `own_starts`; x is
+        donated."""
 
     @abstractmethod
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:

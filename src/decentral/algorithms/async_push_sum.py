@@ -49,6 +49,7 @@ class AsyncPushSum(AsynchronousAlgorithm):
     """
 
     name: str = "async_push_sum"
+    own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "one_peer_exponential"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
     free_running: ClassVar[bool] = True

@@ -46,6 +46,7 @@ class DmSGD(Algorithm):
     name: str = "dmsgd"
     form: Form = Form.yu
     beta: float = setting(0.9, at_least=0, below=1)
+    own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}

@@ -44,6 +44,7 @@ class DPSGD(Algorithm):
 
     name: str = "dpsgd"
     mode: Mode = Mode.atc
+    own_starts: ClassVar[bool] = True
     only_local_between: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})

@@ -38,6 +38,7 @@ class GASLoC(Algorithm):
     period_steps: int = setting(50, at_least=1)
     outer_lr: float = setting(0.7, at_least=0)
     outer_momentum: float = setting(0.9, at_least=0, below=1)
+    own_starts: ClassVar[bool] = True
     only_local_between: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})

@@ -36,6 +36,7 @@ class GradientTracking(Algorithm):
 
     name: str = "gradient_tracking"
     mode: Mode = field(default=Mode.atc, metadata={"older": Mode.atc})
+    own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 

@@ -38,6 +38,7 @@ class MomentumTracking(Algorithm):
 
     name: str = "momentum_tracking"
     beta: float = setting(0.9, at_least=0, below=1)
+    own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar = None

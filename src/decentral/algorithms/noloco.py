@@ -47,6 +47,7 @@ class NoLoCo(Algorithm):
     consensus: float = setting(0.7, at_least=0, below=2)
     group_size: int = setting(2, at_least=2)
     seed: int = 0
+    own_starts: ClassVar[bool] = True
     only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False

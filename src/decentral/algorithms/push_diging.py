@@ -39,6 +39,7 @@ class PushDIGing(Algorithm):
 
     name: str = "push_diging"
     mode: Mode = Mode.atc
+    own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "one_peer_exponential"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
 

@@ -39,6 +39,7 @@ class SGP(Algorithm):
     name: str = "sgp"
     rounds: int = setting(1, at_least=1)
     authors_rounds: bool = False
+    own_starts: ClassVar[bool] = True
     only_local_between: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "one_peer_exponential"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})

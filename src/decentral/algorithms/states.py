@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 
@@ -28,6 +28,8 @@ class Start(Enum):
 class OnlyModels(Algorithm):
     """An algorithm that remembers the models and what the local optimizer does."""
 
+    own_starts: ClassVar[bool] = True
+
     class State(NamedTuple):
         """Models and the local optimizer."""
 
@@ -41,6 +43,8 @@ class OnlyModels(Algorithm):
 
 class WithCorrections(Algorithm):
     """An algorithm that remembers a correction c_i for each worker, which is added to its model before averaging."""
+
+    own_starts: ClassVar[bool] = True
 
     class State(NamedTuple):
         """Models, corrections and the local optimizer."""
@@ -56,6 +60,8 @@ class WithCorrections(Algorithm):
 
 class WithMomentum(Algorithm):
     """An algorithm that has a momentum m_i for each worker, apart from what the local optimizer has."""
+
+    own_starts: ClassVar[bool] = True
 
     class State(NamedTuple):
         """Models, momentum and the local optimizer."""

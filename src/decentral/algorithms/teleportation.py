@@ -48,6 +48,7 @@ class Teleportation(OnlyModels):
     graph: str = setting("ring", choices=partial(components, "topology"))
     seed: int = 0
     own_rates: ClassVar[bool] = False
+    own_starts: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar = None

@@ -86,6 +86,11 @@ def resolve(config: Config) -> Config:
     config.cluster.check(config.num_workers)
     config.algo.check_workers(config.num_workers)
     check_time(config)
+    if config.task.own_starts() and not config.algo.own_starts:
+        raise ConfigError(
+            f"task={config.task.name} has a start x0 for each worker, and algo={config.algo.name} begins at one model "
+            "that all share: give x0 [d], or use an algorithm such as dpsgd."
+        )
     _check_own(config)
     check_compression(config)
     check_communication(config.algo, config.communication)

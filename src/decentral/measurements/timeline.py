@@ -302,7 +302,7 @@ def _measured(config: Config, passes: int) -> np.ndarray:
     problem = config.task.open(config, range(config.num_workers), torch.device("cpu"))
     try:
         with torch.no_grad():
-            return measure(problem, problem.init().repeat(config.num_workers, 1), passes)
+            return measure(problem, problem.init().expand(config.num_workers, -1), passes)
     finally:
         problem.close()
 

@@ -27,8 +27,8 @@ class Quadratics(Task):
         f(x) = 1/n sum_i ||A_i x - b_i||^2
         g_i(x) = A_i^T (A_i x - b_i)                         half of the gradient, as the authors use it
 
-    problem            .npz with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]` (else zeros); the keys of the
-                       generator are then not used, but for the noise
+    problem            .npz with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]`, or `x0 [n, d]` with a start for each
+                       worker (else zeros); the keys of the generator are then not used, but for the noise
     dimension          d
     singular_min       mu, the smallest singular value of the A_i (null: no rescaling but by the largest)
     singular_max       L, the largest
@@ -66,13 +66,11 @@ class Quadratics(Task):
         """The file's n, where there is a file."""
         if self.problem is None:
             return super().resolve_num_workers(config)
-        n = len(read_problem(self.problem)["A"])
-        if config.num_workers not in (None, n):
-            raise ConfigError(
-                f"num_workers={config.num_workers} does not fit task.problem={self.problem}, which has {n} "
-                "workers: leave it out."
-            )
-        return n
+        return _workers_of(f"task.problem={self.problem}", read_problem(self.problem), config)
+
+    def own_starts(self) -> bool:
+        """Whether the file says so."""
+        return self.problem is not None and read_problem(self.problem)["x0"].ndim == 2
 
     def check(self, config: TaskConfig) -> None:
         """A single worker is not heterogeneous; A [n, d, d] has to fit into memory."""
@@ -105,26 +103,39 @@ class Quadratics(Task):
 
 
 def read_problem(path: str) -> dict[str, np.ndarray]:
-    """A [n, d, d], b [n, d] and x0 [d], float64, from an .npz file. Raises ConfigError for anything else."""
-    wanted = "it has to be an .npz with finite real numbers A [n, d, d], b [n, d] and, if any, x0 [d]"
+    """A [n, d, d], b [n, d] and x0 [d] or [n, d], float64, from an .npz file. Raises ConfigError for anything else."""
+    wanted = "it has to be an .npz with finite real numbers A [n, d, d], b [n, d] and, if any, x0 [d] or [n, d]"
+    return _read_arrays(f"task.problem={path}", path, wanted, square=True)
+
+
+def _workers_of(said: str, arrays: dict[str, np.ndarray], config: TaskConfig) -> int:
+    """The file's n. Raises ConfigError for another one."""
+    n = len(arrays["A"])
+    if config.num_workers not in (None, n):
+        raise ConfigError(f"num_workers={config.num_workers} does not fit {said}, which has {n} workers: leave it out.")
+    return n
+
+
+def _read_arrays(said: str, path: str, wanted: str, square: bool) -> dict[str, np.ndarray]:
+    """A [n, m, d], b [n, m] and x0 from an .npz file; m = d if `square`."""
     file = at_home(path)
     if not file.is_file():
-        raise ConfigError(f"task.problem={path} is not a file: {wanted}.")
+        raise ConfigError(f"{said} is not a file: {wanted}.")
     try:
         with np.load(file, allow_pickle=False) as found:
             names = [key for key in ("A", "b", "x0") if key in found]
             arrays = {key: found[key].astype(np.float64, casting="same_kind") for key in names}
     except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError, EOFError, MemoryError):
-        raise ConfigError(f"task.problem={path} cannot be read: {wanted}.") from None
+        raise ConfigError(f"{said} cannot be read: {wanted}.") from None
     A = arrays.get("A", np.empty(0))
-    n, d = A.shape[:2] if A.ndim == 3 else (0, 0)
-    arrays.setdefault("x0", np.zeros(d))
-    shapes = {key: array.shape for key, array in arrays.items()}
+    n, m, d = A.shape if A.ndim == 3 else (0, 0, 0)
+    x0 = arrays.setdefault("x0", np.zeros(d))
     finite = all(np.isfinite(array).all() for array in arrays.values())
-    if not (finite and A.size and shapes == {"A": (n, d, d), "b": (n, d), "x0": (d,)}):
+    fits = len(arrays) == 3 and arrays["b"].shape == (n, m) and x0.shape in ((d,), (n, d)) and (m == d or not square)
+    if not (finite and A.size and fits):
         kind = "" if finite else " with numbers that are not finite"
         has = ", ".join(f"{key} {list(array.shape)}" for key, array in arrays.items())
-        raise ConfigError(f"task.problem={path} holds {has}{kind}: {wanted}.")
+        raise ConfigError(f"{said} holds {has}{kind}: {wanted}.")
     return arrays
 
 
@@ -149,8 +160,11 @@ class Regression(Task):
 
     m samples and d = dimension for each worker, full gradients. The optimum is the solution of the normal equations
     (linear), or is found by Newton's method to machine precision (logistic). The metrics are f(x) - f(x*),
-    ||x - x*|| and ||x - x*||^2 / ||x*||^2. All of it is drawn from the run's seed.
+    ||x - x*|| and ||x - x*||^2 / ||x*||^2. All of it is drawn from the run's seed, or read from a file.
 
+    samples              .npz with the samples `A [n, m, d]`, their labels `b [n, m]` (logistic: -1 or 1), and maybe the
+                         start `x0 [d]`, or `x0 [n, d]` with one for each worker (else zeros); all keys below but l2 and
+                         loss are then not used
     loss                 linear or logistic
     samples_per_worker   m
     dimension            d
@@ -162,12 +176,13 @@ class Regression(Task):
     eval_every_epochs: ClassVar[float | None] = None
     precision: ClassVar[Precision | None] = Precision.fp64
     name: str = "regression"
+    samples: str | None = setting(None, content=True, older=None)
     loss: Loss = Loss.linear
-    samples_per_worker: int = setting(20, at_least=1)
-    dimension: int = setting(5, at_least=1)
+    samples_per_worker: int = setting(20, at_least=1, when="is_drawn")
+    dimension: int = setting(5, at_least=1, when="is_drawn")
     l2: float = setting(0.01, at_least=0)
-    noise: float = setting(1.0, at_least=0)
-    heterogeneity: float = setting(1.0, at_least=0)
+    noise: float = setting(1.0, at_least=0, when="is_drawn")
+    heterogeneity: float = setting(1.0, at_least=0, when="is_drawn")
 
     def __post_init__(self) -> None:
         if self.loss is Loss.logistic and self.l2 == 0:
@@ -179,21 +194,57 @@ class Regression(Task):
     def check(self, config: TaskConfig) -> None:
         """Without regularisation, fewer samples than coordinates do not determine the optimum; all have to fit into
         memory."""
-        samples = config.num_workers * self.samples_per_worker
-        refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * samples * self.dimension)
-        if self.l2 == 0 and samples < self.dimension:
+        if self.samples is not None:
+            n, m, d = self._arrays()["A"].shape
+        else:
+            n, m, d = config.num_workers, self.samples_per_worker, self.dimension
+            refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * n * m * d)
+        if self.l2 == 0 and n * m < d:
             raise ConfigError(
-                f"task.l2=0 needs at least task.dimension={self.dimension} samples, but {config.num_workers} workers "
-                f"with task.samples_per_worker={self.samples_per_worker} have {samples}: use task.l2=0.01, say."
+                f"task.l2=0 needs at least task.dimension={d} samples, but {n} workers "
+                f"with task.samples_per_worker={m} have {n * m}: use task.l2=0.01, say."
             )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the samples are random ones."""
+        return not self.samples
+
+    def resolve_num_workers(self, config: TaskConfig) -> int:
+        """The file's n, where there is a file."""
+        if self.samples is None:
+            return super().resolve_num_workers(config)
+        return _workers_of(f"task.samples={self.samples}", self._arrays(), config)
+
+    def own_starts(self) -> bool:
+        """Whether the file says so."""
+        return self.samples is not None and self._arrays()["x0"].ndim == 2
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """What is in the file. Raises ConfigError where it is not as it has to be."""
+        wanted = "it has to be an .npz with finite real numbers A [n, m, d], b [n, m] and, if any, x0 [d] or [n, d]"
+        assert self.samples is not None
+        found = _read_arrays(f"task.samples={self.samples}", self.samples, wanted, square=False)
+        if self.loss is Loss.logistic and not (np.abs(found["b"]) == 1).all():
+            raise ConfigError(
+                f"task.samples={self.samples} has labels b that are not -1 or 1: give these, or task.loss=linear."
+            )
+        return found
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The data of all workers, and the optimum."""
-        from decentral.tasks.problems.convex import LOSSES, RegressionProblem, draw
+        import torch
 
-        shape = config.num_workers, self.samples_per_worker, self.dimension
-        data = draw(*shape, self.loss.value, self.noise, self.heterogeneity, config.seed)
-        return RegressionProblem(data, LOSSES[self.loss.value], self.l2, workers, device)
+        from decentral.tasks.problems.convex import LOSSES, RegressionProblem, Samples, draw
+
+        loss, x0 = LOSSES[self.loss.value], None
+        if self.samples is not None:
+            A, b, x0 = (torch.from_numpy(self._arrays()[key]) for key in ("A", "b", "x0"))
+            data = Samples(A, b)
+        else:
+            shape = config.num_workers, self.samples_per_worker, self.dimension
+            data = draw(*shape, self.loss.value, self.noise, self.heterogeneity, config.seed)
+        return RegressionProblem(data, loss, self.l2, workers, device, x0)
 
 
 @dataclass

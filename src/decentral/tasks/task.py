@@ -167,6 +167,10 @@ class Task(Settings, ABC, where="task"):
         """How many examples there are for training and for testing; None where problems are not made of examples."""
         return None
 
+    def own_starts(self) -> bool:
+        """Whether each worker begins at a model of its own."""
+        return False
+
     def resolve_num_workers(self, config: TaskConfig) -> int:
         """The number of workers: the user's, or else what the topology is made for, or else what the task suits."""
         found: int = config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
@@ -226,7 +230,8 @@ class Problem(ABC):
 
     @abstractmethod
     def init(self) -> Tensor:
-        """The initial model x^0 [P], the same for all workers, on the device."""
+        """The initial model x^0 [P], the same for all workers, on the device; where a file says so, those of the local
+        workers [k, P]."""
 
     @abstractmethod
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A topology read from a file."""
+"""A topology read from a file: one graph, or one for each round."""
 
 from __future__ import annotations
 
@@ -17,25 +17,48 @@ from decentral.store.digests import file_digest
 from decentral.store.files import at_home
 from decentral.topology.graph import Graph, directed, undirected
 from decentral.topology.mixing_matrix import MixingMatrix, row_sums
-from decentral.topology.topology import GraphTopology, Weights
+from decentral.topology.rounds import Rounds
+from decentral.topology.topology import MAX_ROUNDS, GraphTopology, Weights, check_num_workers
 
 _COLUMNS = ("source", "target", "weight")
+_NAMES = [{*_COLUMNS[:count], *more} for count in (2, 3) for more in ((), ("round",))]
+"""What the columns of a CSV file may be called."""
 
 
 @dataclass(frozen=True)
 class EdgeList:
-    """Edges source[e] -> target[e], int64 [E], with weights float64 [E] or none; `place[e]` says where e was read."""
+    """Edges source[e] -> target[e] of round[e], int64 [E], with weights float64 [E] or none; `place[e]` says where it
+    was read."""
 
     path: Path
     source: np.ndarray
     target: np.ndarray
     weight: np.ndarray | None
     place: list[str]
+    round: np.ndarray | None = None
+    matrices: tuple[int, int] | None = None
+    """T and n of a file of matrices: its edges go one way each."""
+
+    @property
+    def period(self) -> int:
+        """How many rounds there are."""
+        if self.matrices is not None:
+            return self.matrices[0]
+        return 1 if self.round is None else int(self.round.max()) + 1
+
+    def of_round(self, round: int) -> EdgeList:
+        """Those of one round."""
+        if self.round is None:
+            return self
+        its = np.flatnonzero(self.round == round)
+        weight = None if self.weight is None else self.weight[its]
+        return EdgeList(self.path, self.source[its], self.target[its], weight, [self.place[e] for e in its])
 
     def check(self, num_workers: int, directed: bool) -> None:
         """Raise ConfigError, naming the place, for what cannot be a graph on `num_workers` workers."""
-        seen: dict[tuple[int, int], str] = {}
-        for source, target, place in zip(self.source.tolist(), self.target.tolist(), self.place, strict=True):
+        seen: dict[tuple[int, ...], str] = {}
+        round = [0] * len(self.place) if self.round is None else self.round.tolist()
+        for t, source, target, place in zip(round, self.source.tolist(), self.target.tolist(), self.place, strict=True):
             if min(source, target) < 0 or max(source, target) >= num_workers:
                 raise ConfigError(
                     f"{place} of topology.path={self.path} has the edge {source},{target}, but with "
@@ -46,7 +69,7 @@ class EdgeList:
                     f"{place} of topology.path={self.path} is a loop from worker {source} to itself: "
                     "give all edges a weight, or remove the loop."
                 )
-            edge = (source, target) if directed else (min(source, target), max(source, target))
+            edge = (t, source, target) if directed else (t, min(source, target), max(source, target))
             if edge in seen:
                 why = "" if directed else " (an edge goes both ways unless topology.directed=true)"
                 raise ConfigError(
@@ -59,12 +82,13 @@ class EdgeList:
 def _no_edges(path: Path) -> ConfigError:
     return ConfigError(
         f"topology.path={path} holds no edges: give a .csv file with lines source,target[,weight], separated by "
-        "commas, or an .npz file with the integers 'edges' [E, 2]."
+        "commas, or an .npz file with the integers 'edges' [E, 2], or 'matrices' [T, n, n]."
     )
 
 
 def read_csv(path: Path) -> EdgeList:
-    """Read source,target[,weight], one edge a line; a first line of words names the columns, in any order."""
+    """Read source,target[,weight], one edge a line; a first line of words names the columns, in any order, and maybe
+    round."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         try:
@@ -75,10 +99,10 @@ def read_csv(path: Path) -> EdgeList:
     if rows and not any(_is_number(cell) for cell in rows[0][1]):
         where, head = rows.pop(0)
         names = [cell.lstrip("# ").lower() for cell in head]
-        if sorted(names) not in (sorted(_COLUMNS), sorted(_COLUMNS[:2])):
+        if set(names) not in _NAMES or len(set(names)) < len(names):
             raise ConfigError(
                 f"{where} of topology.path={path} names the columns {','.join(head)}: name them source,target or "
-                "source,target,weight, in any order, or leave this line out."
+                "source,target,weight, in any order, with round where graphs change, or leave this line out."
             )
     if not rows:
         raise _no_edges(path)
@@ -96,14 +120,21 @@ def read_csv(path: Path) -> EdgeList:
     if "weight" in names:
         column = names.index("weight")
         weight = np.array([_number(row[column], float, "a finite weight", place, path) for place, row in rows])
-    return EdgeList(path, source, target, weight, [place for place, _ in rows])
+    round = None
+    if "round" in names:
+        column = names.index("round")
+        round = np.array([_number(row[column], np.uint32, "a round", place, path) for place, row in rows], np.int64)
+    return EdgeList(path, source, target, weight, [place for place, _ in rows], round)
 
 
 def read_npz(path: Path) -> EdgeList:
-    """Read the integers `edges` [E, 2] (source, target) and, where there are any, `weights` [E]."""
+    """Read the integers `edges` [E, 2] (source, target) and, where there are any, `weights` [E] and `round` [E]; or
+    `matrices` [T, n, n] or [n, n]."""
     try:
         with path.open("rb") as file, np.load(file) as arrays:
-            edges, weights = arrays["edges"], arrays.get("weights")
+            if "matrices" in arrays:
+                return _of_matrices(path, arrays["matrices"])
+            edges, weights, round = arrays["edges"], arrays.get("weights"), arrays.get("round")
     except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
         raise ConfigError(f"topology.path={path} cannot be read as .npz with an array 'edges': {error}.") from error
     if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
@@ -114,8 +145,12 @@ def read_npz(path: Path) -> EdgeList:
         raise _no_edges(path)
     place = [f"row {e} of 'edges'" for e in range(len(edges))]
     source, target = edges.astype(np.int64).T
+    if round is not None and not (
+        round.shape == (len(edges),) and np.issubdtype(round.dtype, np.integer) and (round >= 0).all()
+    ):
+        raise ConfigError(f"'round' of topology.path={path} must be {len(edges)} integers from 0, one for each edge.")
     if weights is None:
-        return EdgeList(path, source, target, None, place)
+        return EdgeList(path, source, target, None, place, round)
     if weights.shape != (len(edges),):
         raise ConfigError(
             f"'weights' of topology.path={path} must have one entry for each of the {len(edges)} edges, "
@@ -123,7 +158,21 @@ def read_npz(path: Path) -> EdgeList:
         )
     numbers = zip(weights.tolist(), place, strict=True)
     weight = np.array([_number(value, float, "a finite weight", where, path) for value, where in numbers])
-    return EdgeList(path, source, target, weight, place)
+    return EdgeList(path, source, target, weight, place, round)
+
+
+def _of_matrices(path: Path, matrices: np.ndarray) -> EdgeList:
+    """The entries of W [T, n, n] or [n, n] that are not 0, and all of the diagonals."""
+    W = matrices[None] if matrices.ndim == 2 else matrices
+    if W.ndim != 3 or W.shape[1] != W.shape[2] or not W.size or not np.isfinite(W).all():
+        raise ConfigError(
+            f"'matrices' of topology.path={path} must be finite numbers of shape [T, n, n] or [n, n], not "
+            f"{list(matrices.shape)}."
+        )
+    round, target, source = np.nonzero((W != 0) | np.eye(W.shape[1], dtype=bool))
+    place = [f"matrix {t}, row {i}, column {j}" for t, i, j in zip(round, target, source, strict=True)]
+    weight = W[round, target, source].astype(float)
+    return EdgeList(path, source, target, weight, place, round, (len(W), W.shape[1]))
 
 
 def _is_number(cell: str) -> bool:
@@ -146,13 +195,17 @@ def _number(cell: str, kind: Any, what: str, place: str, path: Path) -> Any:
 
 @dataclass
 class File(GraphTopology):
-    """A graph of your own, read from the .csv or .npz file at `path`.
+    """A graph of your own, or one for each round, read from the .csv or .npz file at `path`.
 
     A CSV file has lines `source,target[,weight]`, or a header with these names in any order; an .npz file has `edges`
     [E, 2] and maybe `weights` [E]. Workers are numbered from 0. Edges are listed once and go both ways unless
     directed=true. With weights, W[target, source] = weight, and a worker without a loop `i,i,weight` of its own keeps
     1 - the rest of its row. Without, W follows the rule `weights`. The path may start with ~ and is relative to the
     working directory.
+
+    Graphs that change: a CSV file with a header has a column `round` (0, 1, ...; in a round without edges nothing is
+    sent), an .npz file `round` [E], or, instead of edges, `matrices` [T, n, n] with W[i, j] of each round. After the
+    last round the first one follows.
     """
 
     name: str = "file"
@@ -160,12 +213,16 @@ class File(GraphTopology):
     directed: bool = False
 
     def implied_num_workers(self) -> int:
-        """One more than the largest number in the file."""
+        """One more than the largest number in the file, or the size of its matrices."""
         edges = self._edges()
+        if edges.matrices is not None:
+            return edges.matrices[1]
         return int(max(edges.source.max(), edges.target.max())) + 1
 
     def notes(self) -> tuple[str, ...]:
         """Which way the lines were read."""
+        if self._edges().matrices is not None:
+            return ()
         way = "from a to b only" if self.directed else "both ways; topology.directed=true reads it from a to b only"
         return (f"a line a,b of topology.path={self.path} is an edge {way}",)
 
@@ -174,15 +231,28 @@ class File(GraphTopology):
         return self._edges().weight is not None
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """The graph of the file; ConfigError if it cannot be read or is none on n workers."""
+        """The graph of each round of the file; ConfigError if it cannot be read or is none on n workers."""
         edges = self._edges(num_workers)
-        join = directed if self.directed else undirected
-        return [(join(num_workers, edges.source, edges.target),)]
+        return [(self._graph(edges.of_round(t), num_workers),) for t in range(edges.period)]
 
-    def matrix(self, A: Graph) -> MixingMatrix:
+    def schedule(self, num_workers: int) -> Rounds:
+        """The rounds of the file; ConfigError if it cannot be read or is none for n workers."""
+        check_num_workers(num_workers)
+        edges = self._edges(num_workers)
+        each = [edges.of_round(t) for t in range(edges.period)]
+        found = [self._matrix(its, self._graph(its, num_workers)) for its in each]
+        return Rounds(num_workers, lambda round: (found[round],), period=len(found))
+
+    def _one_way(self) -> bool:
+        return self.directed or self._edges().matrices is not None
+
+    def _graph(self, edges: EdgeList, num_workers: int) -> Graph:
+        join = directed if self._one_way() else undirected
+        return join(num_workers, edges.source, edges.target)
+
+    def _matrix(self, edges: EdgeList, A: Graph) -> MixingMatrix:
         """W from the weights of the file; where it has none, by the rule `weights`."""
         n = A.num_workers
-        edges = self._edges(n)
         if edges.weight is None:
             return super().matrix(A)
         if self.weights is not Weights.auto:
@@ -195,7 +265,7 @@ class File(GraphTopology):
         own[edges.source[loops]] = edges.weight[loops]
         weight = np.zeros(len(A))
         ends = [(edges.source, edges.target), (edges.target, edges.source)]
-        for source, target in ends[: 1 if self.directed else 2]:
+        for source, target in ends[: 1 if self._one_way() else 2]:
             weight[np.searchsorted(A.keys, (target * n + source)[~loops])] = edges.weight[~loops]
         rest = np.isnan(own)
         own[rest] = 1.0 - row_sums(n, A.src, A.dst, weight)[rest]
@@ -215,8 +285,15 @@ class File(GraphTopology):
         if not path.is_file():
             raise ConfigError(f"topology.path={self.path} is not a file (looked for {path.absolute()}).")
         edges = _read_unchanged(path, file_digest(path))
+        if edges.period > MAX_ROUNDS:
+            raise ConfigError(f"topology.path={self.path} has {edges.period} rounds: {MAX_ROUNDS} are the most.")
         if num_workers is not None:
-            edges.check(num_workers, self.directed)
+            edges.check(num_workers, self._one_way())
+            if edges.matrices is not None and edges.matrices[1] != num_workers:
+                raise ConfigError(
+                    f"topology.path={self.path} has matrices for {edges.matrices[1]} workers, not for num_workers="
+                    f"{num_workers}: leave num_workers out."
+                )
         return edges
 
 

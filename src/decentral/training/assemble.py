@@ -145,7 +145,7 @@ def assemble(config: Config, world: World) -> Run:
     x0 = problem.init()
     if config.init is not None:
         x0 = problem.begin_with(load_models(init_directory(config))[AVERAGED])
-    x = x0.repeat(len(net.workers), 1)
+    x = x0.expand(len(net.workers), -1).clone()
     total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
     shape, trace = (total_steps + 1, net.n, x.shape[-1]), None
     if config.trace and world.leader:
@@ -159,7 +159,7 @@ def assemble(config: Config, world: World) -> Run:
     own = config.own("lr")
     rates = None if own is None else torch.from_numpy(own[net.workers.start : net.workers.stop, None]).to(x)
     lr = learning_rate(config, problem.steps_per_epoch, total_steps, rates)
-    algorithm = with_rate(config, lr, problem.layout(x0), problem.steps_per_epoch)
+    algorithm = with_rate(config, lr, problem.layout(x[0]), problem.steps_per_epoch)
     if local_steps is not None:
         algorithm = algorithm.bind(UnevenRule(algorithm.local, local_steps.of(net.workers)), algorithm.compressor)
     stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)

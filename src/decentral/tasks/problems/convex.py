@@ -22,7 +22,7 @@ class LeastSquares(NamedTuple):
 
     A: Tensor  # [n, d, d]
     b: Tensor  # [n, d]
-    x0: Tensor  # [d]
+    x0: Tensor  # [d], or [n, d]
 
     def optimum(self) -> Tensor:
         """The x* [d] with the least f (and the least norm, if there are several)."""
@@ -91,6 +91,11 @@ def _heterogeneous(problem: LeastSquares, directions: Tensor, zeta2: float) -> L
     return scaled(scale)
 
 
+def _local(x0: Tensor, workers: range) -> Tensor:
+    """A copy of the start [d] of all, or of the rows of x0 [n, d] that are the workers' own."""
+    return x0.clone() if x0.dim() == 1 else x0[workers.start : workers.stop].clone()
+
+
 class QuadraticProblem(Problem):
     """The local workers' part of a least-squares problem, with seeded gradient noise of variance noise^2 per worker."""
 
@@ -109,8 +114,8 @@ class QuadraticProblem(Problem):
         self.mean_H = torch.einsum("nij,nik->jk", A, A) / len(A)
 
     def init(self) -> Tensor:
-        """The problem's x^0 [d]."""
-        return self.problem.x0.clone()
+        """The problem's x^0 [d], or those of the local workers [k, d]."""
+        return _local(self.problem.x0, self.workers)
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """||A_i x_i - b_i||^2 [r] and A_i^T (A_i x_i - b_i) + noise [r, d]."""
@@ -233,9 +238,13 @@ class RegressionProblem(Problem):
     )
     steps_per_epoch = 1.0
 
-    def __init__(self, data: Samples, loss: Loss, l2: float, workers: range, device: torch.device) -> None:
-        self.loss, self.l2 = loss, l2
+    def __init__(
+        self, data: Samples, loss: Loss, l2: float, workers: range, device: torch.device, x0: Tensor | None = None
+    ) -> None:
+        """`x0` is the start [d], or those of all workers [n, d]; None: zeros."""
+        self.loss, self.l2, self.workers = loss, l2, workers
         self.optimum = optimum(data, loss, l2).to(device)
+        self.x0 = torch.zeros_like(self.optimum) if x0 is None else x0.to(device)
         self.all = Samples(*(part.to(device) for part in data))
         local = slice(workers.start, workers.stop)
         self.A, self.b = self.all.A[local], self.all.b[local]
@@ -243,8 +252,8 @@ class RegressionProblem(Problem):
         self.least = self.all.A @ self.optimum  # the margins [n, m] at x*
 
     def init(self) -> Tensor:
-        """Zeros [d]."""
-        return torch.zeros_like(self.optimum)
+        """x^0 [d], or those of the local workers [k, d]."""
+        return _local(self.x0, self.workers)
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """F_i(x_i) [r] and its gradient 1/m A_i^T slope(A_i x_i, b_i) + l2 x_i [r, d], the same in every draw."""

@@ -1,0 +1,130 @@
+"""What another code base has drawn is given, and replayed: starts, samples, graphs and events."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configure import configure
+from decentral.config.identity import run_id
+from decentral.errors import ConfigError
+
+N, D, STEPS = 4, 3, 7
+RANDOM = np.random.default_rng(0)
+A, B = RANDOM.normal(size=(N, D, D)), RANDOM.normal(size=(N, D))
+X0 = RANDOM.normal(size=(N, D))
+RUN = ["task=quadratics", "lr=0.05", f"steps={STEPS}", "trace=true", "evaluation.every_epochs=4"]
+
+
+@pytest.fixture
+def problem(tmp_path: Path) -> str:
+    np.savez(tmp_path / "problem.npz", A=A, b=B, x0=X0)
+    return f"task.problem={tmp_path / 'problem.npz'}"
+
+
+def gradients(x):
+    return np.einsum("nji,nj->ni", A, np.einsum("nij,nj->ni", A, x) - B)
+
+
+def matrices(T: int) -> np.ndarray:
+    """Doubly stochastic, not symmetric, another one in each round; the last one sends nothing."""
+    shifts = [np.roll(np.eye(N), 1 + t % (N - 1), axis=1) for t in range(T)]
+    return np.stack(
+        [*((0.3 + 0.1 * t) * np.eye(N) + (0.7 - 0.1 * t) * P for t, P in enumerate(shifts[:-1])), np.eye(N)]
+    )
+
+
+def gossip(W, x=X0, steps=STEPS, lr=0.05):
+    found = [x]
+    for t in range(steps):
+        found.append(W[t % len(W)] @ (found[-1] - lr * gradients(found[-1])))
+    return np.stack(found)
+
+
+def write_edges(path: Path, W: np.ndarray) -> str:
+    lines = ["round,target,weight,source"]
+    lines += [f"{t},{i},{W[t, i, j]!r},{j}" for t, i, j in np.argwhere(W) if i != j]
+    path.write_text("\n".join(lines).replace("np.float64(", "").replace(")", "") + "\n")
+    return f"topology.path={path}"
+
+
+@pytest.mark.parametrize("form", ["csv", "edges", "matrices"])
+def test_each_round_has_the_graph_that_a_file_gives_it(start, tmp_path, problem, form):
+    W = matrices(4)
+    t, i, j = np.nonzero(W * (1 - np.eye(N)))
+    if form == "csv":
+        given = [write_edges(tmp_path / "rounds.csv", W[:3]), "topology.directed=true"]
+        W = W[:3]
+    elif form == "edges":
+        np.savez(tmp_path / "w.npz", edges=np.stack([j, i], 1), weights=W[t, i, j], round=t)
+        given, W = [f"topology.path={tmp_path / 'w.npz'}", "topology.directed=true"], W[:3]
+    else:
+        np.savez(tmp_path / "w.npz", matrices=W)
+        given = [f"topology.path={tmp_path / 'w.npz'}"]
+    shape = [*RUN, problem, "algo=dpsgd", "topology=file", *given]
+    one = start(*shape, directory="one")
+    assert np.abs(one.iterates - gossip(W)).max() < 1e-12
+    assert np.abs(start(*shape, processes=2, directory="two").iterates - one.iterates).max() < 1e-12
+
+
+def test_a_worker_begins_where_the_file_says_also_after_a_pause(start, problem):
+    shape = [*RUN, problem, "algo=dpsgd", "topology=ring", "checkpoint_every_s=0"]
+    whole = start(*shape, directory="whole")
+    assert np.array_equal(whole.iterates[0], X0)
+    assert start(*shape, directory="broken", interrupt_at=3).status == "interrupted"
+    assert np.array_equal(start(*shape, directory="broken").iterates, whole.iterates)
+    for algo in ("d2", "gradient_tracking", "extra", "noloco", "sgp", "qg_dpsgd", "local_sgd"):
+        assert np.array_equal(start(*RUN, problem, f"algo={algo}", directory=algo).iterates[0], X0)
+    with pytest.raises(ConfigError, match="algo=relaysgd begins at one model that all share: give x0"):
+        configure(*RUN, problem, "algo=relaysgd", "topology=chain")
+
+
+@pytest.mark.parametrize("loss", ["linear", "logistic"])
+def test_a_regression_has_the_samples_of_a_file(start, tmp_path, loss):
+    a, w = RANDOM.normal(size=(N, 6, D)), RANDOM.normal(size=D)
+    b = np.sign(a @ w) if loss == "logistic" else a @ w + 0.1
+    np.savez(tmp_path / "s.npz", A=a, b=b, x0=X0)
+    shape = ["task=regression", f"task.loss={loss}", f"task.samples={tmp_path / 's.npz'}", "task.l2=0.1", *RUN[1:]]
+    found, x = start(*shape, "algo=dpsgd", "topology=complete").iterates, X0
+    for t in range(STEPS):
+        assert np.abs(found[t] - x).max() < 1e-12
+        z = np.einsum("nmd,nd->nm", a, x)
+        slope = z - b if loss == "linear" else -b / (1 + np.exp(b * z))
+        x = x - 0.05 * (np.einsum("nmd,nm->nd", a, slope) / 6 + 0.1 * x)
+        x = np.tile(x.mean(0), (N, 1))
+    ids = {run_id(configure(*shape, "algo=dpsgd", "topology=complete", more)) for more in ("seed=0", "task.noise=3")}
+    assert len(ids) == 1  # which is not used
+
+
+def test_files_that_cannot_be_replayed_are_refused(tmp_path, monkeypatch, problem):
+    monkeypatch.chdir(tmp_path)
+    np.savez("three.npz", matrices=matrices(2)[:, :3])
+    np.savez("four.npz", matrices=matrices(2))
+    np.savez("round.npz", edges=np.array([[0, 1], [1, 0]]), round=np.array([0.5, 1]))
+    Path("twice.csv").write_text("source,target,round\n0,1,0\n1,2,0\n1,0,0\n")
+    Path("late.csv").write_text("source,target,round\n0,1,20000\n")
+    Path("half.csv").write_text("source,target,round\n0,1,1.5\n")
+    np.savez("labels.npz", A=np.ones((2, 3, 4)), b=np.full((2, 3), 0.5))
+    np.savez("shape.npz", A=np.ones((2, 3, 4)), b=np.ones((2, 4)))
+    for settings, sentence in {
+        "topology=file topology.path=three.npz": "must be finite numbers of shape [T, n, n] or [n, n], not [2, 3, 4]",
+        "topology=file topology.path=four.npz num_workers=5": "has matrices for 4 workers, not for num_workers=5",
+        "topology=file topology.path=round.npz": "'round' of topology.path=round.npz must be 2 integers from 0",
+        "topology=file topology.path=twice.csv": "repeats the edge 1,0 of line 2",
+        "topology=file topology.path=late.csv": "has 20001 rounds: 10000 are the most",
+        "topology=file topology.path=half.csv": "has '1.5' where a round should be",
+        "task=regression task.samples=labels.npz task.loss=logistic": "has labels b that are not -1 or 1",
+        "task=regression task.samples=shape.npz": "holds A [2, 3, 4], b [2, 4], x0 [4]: it has to be",
+        "task=regression task.samples=none.npz": "task.samples=none.npz is not a file",
+    }.items():
+        with pytest.raises(ConfigError, match=re.escape(sentence)):
+            configure(
+                "task=quadratics",
+                "algo=dpsgd",
+                "topology=complete",
+                "num_workers=4" if "=file" in settings and "num" not in settings else "seed=0",
+                *settings.split(),
+            )
