@@ -116,6 +116,7 @@ def test_all_studies_have_the_jobs_that_they_had_at_larger_scales(scale: str) ->
 
 NOT_ADAPTED = "algo=allreduce task=quadratics compress=topk"
 DRAWN = "algo=dpsgd topology=ring task=quadratics num_workers=4"
+REGRESSION = "algo=dpsgd topology=ring task=regression num_workers=4"
 IDLE = {
     "compress.candidates=[0.1,0.2]": (NOT_ADAPTED, f"{NOT_ADAPTED} compress.adapt=knee cluster=even"),
     "compress.explore_steps=3": (NOT_ADAPTED, f"{NOT_ADAPTED} compress.adapt=knee cluster=even"),
@@ -145,6 +146,9 @@ IDLE = {
     "task.zeta2=2": (f"{DRAWN} task.problem=problem.npz", DRAWN),
     "task.initial_distance=1": (f"{DRAWN} task.problem=problem.npz", DRAWN),
     "task.problem_seed=3": (f"{DRAWN} task.problem=problem.npz", DRAWN),
+    "task.samples_per_worker=3": (f"{REGRESSION} task.samples=samples.npz", REGRESSION),
+    "task.noise=2": (f"{REGRESSION} task.samples=samples.npz", REGRESSION),
+    "task.heterogeneity=2": (f"{REGRESSION} task.samples=samples.npz", REGRESSION),
     "lr=0.5": ("task=mean_estimation algo=relay_mean topology=chain", "task=mean_estimation algo=dpsgd topology=chain"),
     "optim=adam": (
         "task=mean_estimation algo=relay_mean topology=chain",
