@@ -79,3 +79,10 @@ class Lines:
         """The step and the worst worker's accuracy."""
         with self.path.open("a") as file:
             print(step, values["test/accuracy/worst"], file=file)
+
+
+def kappa(outputs: Tensor, targets: Tensor) -> float:
+    """Cohen's kappa of all test examples, [N, C] and [N]: 0 for guessing by the classes' frequencies, 1 at best."""
+    guesses, C = outputs.argmax(1), outputs.shape[1]
+    by_chance = torch.bincount(guesses, minlength=C) @ torch.bincount(targets, minlength=C) / len(targets) ** 2
+    return float(((guesses == targets).float().mean() - by_chance) / (1 - by_chance))

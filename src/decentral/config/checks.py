@@ -16,6 +16,7 @@ from decentral.gradients.precision import Precision
 from decentral.host.torchrun import under_torchrun
 from decentral.registry import components
 from decentral.store.models import FILE, stored_facts
+from decentral.tasks.supervised import SupervisedTask
 from decentral.topology.communication import Communication
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Need
@@ -74,6 +75,11 @@ def resolve(config: Config) -> Config:
         raise ConfigError(
             f"evaluation.split={config.evaluation.split} is for test examples with classes, and task="
             f"{config.task.name} has none: leave it out, or use task=images or task=text."
+        )
+    if config.metrics and not isinstance(config.task, SupervisedTask):
+        raise ConfigError(
+            f"metrics={config.metrics} is for tasks that train a network on examples, such as task=images: leave it "
+            f"out with task={config.task.name}."
         )
     if config.init is not None and not stored_facts(init_directory(config)):
         raise ConfigError(

@@ -87,6 +87,7 @@ def identity(config: Config) -> dict[str, Any]:
         value = getattr(config, f.name)
         if f.name in _KEYS and f.metadata.get("group") in (None, *config.task.uses) and _counts(f, value):
             known[f.name] = plain(value)
+    known |= {name: function_source(key, name)["sha256"] for key, name in functions(Config, vars(config))}
     if config.steps is not None:
         known.pop("epochs")
     if config.lr_per_worker is not None:

@@ -131,6 +131,14 @@ class Config(Settings):
         hint="a number of passes over the data",
     )
     steps: int | None = setting(None, help="steps, instead of epochs", at_least=1)
+    metrics: list[str] = setting(
+        [],
+        help="recorded first, before the task's own: accuracy, f1 (mean over classes), per_class_accuracy, or "
+        "module:function, with + or - before it if larger or smaller is better; the first judges the run",
+        older=[],
+        group="data",
+        code="metrics",
+    )
     init: str | None = setting(
         None, help="start from the averaged model of another run: its directory, or its id in results_dir", older=None
     )

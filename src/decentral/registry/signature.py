@@ -19,6 +19,8 @@ from decentral.registry import plugins, sources
 from decentral.registry.find import NAMED, PLAIN, load
 
 _PLAIN = (bool, int, float, str)
+EXTRAS = {"torchmetrics": "metrics"}
+"""Package that settings may name -> the extra of ours that installs it."""
 
 
 class Plain:
@@ -134,9 +136,10 @@ def _imported(module: str, where: str) -> Any:
             known = importlib.util.find_spec(module) is not None
         except (ImportError, ValueError):
             known = False
-        if not known and importlib.util.find_spec(module.partition(".")[0]) is None:
+        if not known and importlib.util.find_spec(top := module.partition(".")[0]) is None:
+            hint = f": pip install 'decentral[{EXTRAS[top]}]'" if top in EXTRAS else ""
             raise ConfigError(
-                f"{where}: there is no module {module} in this folder ({here}), on PYTHONPATH or installed."
+                f"{where}: there is no module {module} in this folder ({here}), on PYTHONPATH or installed{hint}."
             )
         plugins.search(here)
         found = load(module, where)

@@ -37,7 +37,7 @@ _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 _LINE_STYLES = ("-", "--", ":", "-.")
 _MARKERS_PER_LINE = 9
-_MAX_METRICS = 6
+_MAX_METRICS, _IN_ONE_ROW, _IN_ROWS = 16, 5, 4  # panels: in all, below the first if they fit into a row, or else
 _LOG_FROM_RATIO = 10.0
 _WIDTH, _HEIGHT, _HEAD = 10.0, 3.6, 0.4  # inches: of the figure, of a row of panels, of the title
 _WIDER = 13.0  # with three panels above
@@ -239,15 +239,20 @@ def draw_learning_curves(figure: Figure, run_dir: Path, curves: Curves) -> None:
 
     Above, what the run is judged by, over epochs with every worker's own line, and beside it over the bytes that a
     worker has sent; with simulated time over that first. Below, a panel for each other metric, over simulated time if
-    there is any. Without any metric yet the figure says so.
+    there is any; the title counts those for which there is no room. Without any metric yet the figure says so.
     """
-    first, *others = list(dict.fromkeys(metric for _, metric in curves.series))[:_MAX_METRICS] or [""]
+    metrics = list(dict.fromkeys(metric for _, metric in curves.series)) or [""]
+    first, *others = metrics[:_MAX_METRICS]
+    width = _IN_ONE_ROW if len(others) <= _IN_ONE_ROW else _IN_ROWS
+    rows = [others[start : start + width] for start in range(0, len(others), width)]
     scales = _scales(curves) if first else []
     simulated = bool(scales) and scales[0].axis == "simulated_s"
-    heights = [_HEAD + _HEIGHT, _HEIGHT][: 2 if others else 1]
+    heights = [_HEAD + _HEIGHT, *[_HEIGHT] * len(rows)]
     figure.set_size_inches(_WIDER if simulated else _WIDTH, sum(heights))
     figure.set_dpi(130)
-    figure.suptitle(describe(run_dir), fontsize=11, x=0.01, y=1 - 0.1 / sum(heights), ha="left", fontweight="bold")
+    more = f" (without {len(metrics) - _MAX_METRICS} metrics)" if len(metrics) > _MAX_METRICS else ""
+    top = 1 - 0.1 / sum(heights)
+    figure.suptitle(describe(run_dir) + more, fontsize=11, x=0.01, y=top, ha="left", fontweight="bold")
     if first:
         above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         ratios = [6, *[5] * (len(scales) - 1)]
@@ -255,10 +260,13 @@ def draw_learning_curves(figure: Figure, run_dir: Path, curves: Curves) -> None:
         for panel, scale in zip(panels, scales, strict=True):
             _draw(panel, curves, first, scale, every_worker=True, legend=panel is panels[0])
         above.subplots_adjust(**_MARGINS, top=1 - (_HEAD + 0.25) / heights[0], bottom=0.55 / heights[0], wspace=0.04)
-        for row in below:
-            for panel, metric in zip(row.subplots(1, len(others), squeeze=False)[0], others, strict=True):
+        for row, some in zip(below, rows, strict=True):
+            columns = min(len(others), width)
+            for panel, metric in zip(row.subplots(1, columns, squeeze=False)[0], some, strict=False):
                 _draw(panel, curves, metric, scales[0])
-            row.subplots_adjust(**_MARGINS, top=1 - 0.3 / _HEIGHT, bottom=0.55 / _HEIGHT, wspace=0.07 * len(others))
+            for panel in row.axes[len(some) :]:
+                panel.remove()
+            row.subplots_adjust(**_MARGINS, top=1 - 0.3 / _HEIGHT, bottom=0.55 / _HEIGHT, wspace=0.07 * columns)
     else:
         figure.text(0.5, 0.5, "no metrics yet", ha="center", fontsize=12)
     style.plain(figure)

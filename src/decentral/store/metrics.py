@@ -195,6 +195,8 @@ class Metric:
     larger_is_better  None: neither; it describes, and judges nothing
     unit              'nats', 's'; '%' for a fraction of 1 that people read in percent
     chance            what guessing gives, as a fraction where `unit` is '%'; None where there is no such thing
+    may_lack          whether nan says that there is nothing to tell, as of a class without examples, and is not
+                      recorded; if another metric is not finite, a run has diverged
     """
 
     split: str
@@ -202,6 +204,7 @@ class Metric:
     larger_is_better: bool | None = False
     unit: str = ""
     chance: float | None = None
+    may_lack: bool = False
 
     @property
     def percent(self) -> bool:
@@ -220,7 +223,10 @@ class Metric:
 
 def write_metadata(run_dir: Path, metrics: Iterable[Metric]) -> None:
     """Replace `run_dir/metrics.json` atomically; the first metric is what the run is judged by."""
-    write_json(run_dir / _FILE, {"metrics": [asdict(metric) for metric in metrics]})
+    known = [asdict(metric) for metric in metrics]
+    for one in known:
+        del one["may_lack"]  # of interest to evaluations alone
+    write_json(run_dir / _FILE, {"metrics": known})
 
 
 def read_metadata(run_dir: Path, measured: Iterable[tuple[str, str]] = ()) -> dict[tuple[str, str], Metric]:

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from decentral.tasks.task import Problem
 
+COUNTED = ("accuracy", "f1", "per_class_accuracy")
+"""Metrics that every task with classes, or tokens, has."""
 LOSSES = ("cross_entropy", "mse")
+_MOST_CLASSES, _MOST_OUTPUTS = 200, 2e8  # a metric for each; 1.6 GB
 _MULTIPLICATIONS_PER_S = 5e10
 _CALLS_S = 50e-6  # for the calls of a worker's layers in a step
 _START_S = 1.0  # until a process has started and found the others
@@ -57,6 +60,7 @@ class SupervisedTask(Task):
         for part in (self, config.data):
             for named in functions(type(part), vars(part)):
                 function(*named)
+        self._check_metrics(config, info)
         config.model.check(info)
         config.partition.check(info.num_train, config.num_workers)
         config.partition.check_labels(info.num_labels, config.num_workers)
@@ -67,6 +71,46 @@ class SupervisedTask(Task):
                 f"num_workers={config.num_workers} workers gets of data={config.data.name}: use "
                 + (f"batch_size={share} or less." if share > 1 else "fewer workers.")
             )
+
+    def _check_metrics(self, config: TaskConfig, info: DataDescription) -> None:
+        """Raise ConfigError for metrics that are not there, or that would take too much memory."""
+        names, own = config.metrics, [name for name in config.metrics if ":" in name]
+        known = [name.rpartition(":")[2] for name in names]
+        for name in names:
+            if name not in (*COUNTED, *own):
+                raise ConfigError(f"metrics={name} does not exist: use {', '.join(COUNTED)}, or module:function.")
+            if known.count(name.rpartition(":")[2]) > 1:
+                raise ConfigError(f"metrics={names} has {name.rpartition(':')[2]} more than once: name each once.")
+        classes = self.num_classes(info)
+        if "per_class_accuracy" in names and classes > _MOST_CLASSES:
+            raise ConfigError(
+                f"metrics=per_class_accuracy would record {classes} metrics, and {_MOST_CLASSES} are the most: use f1."
+            )
+        if not own:
+            return
+        if not hasattr(info, "num_classes"):
+            raise ConfigError(
+                f"metrics={own[0]} is for examples with a class each, and task={self.name} has {info.kind}: use "
+                f"{', '.join(COUNTED)}."
+            )
+        if config.num_workers * info.num_test * classes > _MOST_OUTPUTS:
+            raise ConfigError(
+                f"metrics={own[0]} keeps the outputs of all workers, {config.num_workers} x {info.num_test} x "
+                f"{classes} numbers, and {_MOST_OUTPUTS:g} are the most: use {', '.join(COUNTED)}."
+            )
+        from decentral.tasks.problems.scores import OwnMetric
+
+        directions = {name: OwnMetric(name, classes).metric.larger_is_better for name in own}
+        if directions.get(names[0], True) is None:
+            raise ConfigError(
+                f"metrics={names[0]} does not say whether larger is better, and the first one judges the run: write "
+                f"+{names[0]} or -{names[0]}, or name another one first."
+            )
+
+    @staticmethod
+    def num_classes(info: DataDescription) -> int:
+        """How many different targets there may be: classes, or tokens."""
+        return int(getattr(info, "num_classes", 0) or getattr(info, "vocabulary", 1))
 
     def prepare(self, config: TaskConfig) -> None:
         """Download or decode the data."""

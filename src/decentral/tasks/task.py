@@ -124,6 +124,7 @@ class TaskConfig(Protocol):
     seed: int
     epochs: float
     steps: int | None
+    metrics: list[str]
     init: str | None
     execution: str
     precision: Precision
@@ -280,8 +281,18 @@ class Problem(ABC):
     @property
     def scores(self) -> tuple[Metric, ...]:
         """What an evaluation gives: the metrics on the whole test set, then those on each worker's own."""
-        local = tuple(replace(metric, split="local") for metric in self.metrics)
-        return {"global": self.metrics, "local": local, "both": (*self.metrics, *local)}[self.split]
+        known = self.evaluated
+        local = tuple(replace(metric, split="local") for metric in known)
+        return {"global": known, "local": local, "both": (*known, *local)}[self.split]
+
+    @property
+    def evaluated(self) -> tuple[Metric, ...]:
+        """The metrics, with those that were asked for."""
+        return self.metrics
+
+    def values(self, statistics: Tensor) -> Tensor:
+        """`finish`, with the metrics that were asked for: [..., S] -> [..., len(evaluated)]."""
+        return self.finish(statistics)
 
     def finish(self, statistics: Tensor) -> Tensor:
         """Metrics from statistics that are complete: [..., S] -> [..., len(metrics)].

@@ -52,7 +52,8 @@ class Evaluation:
     def diverged(self) -> bool:
         """Whether something is infinite or not a number (a worker that has drawn nothing has no training loss)."""
         losses = self.train_losses
-        return not bool(self.workers.isfinite().all() and losses.isfinite().all() and math.isfinite(self.consensus))
+        certain = self.workers[:, [not metric.may_lack for metric in self.metrics]]
+        return not bool(certain.isfinite().all() and losses.isfinite().all() and math.isfinite(self.consensus))
 
     @property
     def train_losses(self) -> Tensor:
@@ -61,8 +62,14 @@ class Evaluation:
 
     def worst(self, m: int) -> float:
         """Of metric m: the least favourable worker's. Not a number if any worker's is."""
-        column = self.workers[:, m]
+        column = self._told(m)
         return (column.min() if self.metrics[m].larger_is_better else column.max()).item()
+
+    def _told(self, m: int) -> Tensor:
+        """Metric m of the workers of whom it says something."""
+        column = self.workers[:, m]
+        told = column[~column.isnan()] if self.metrics[m].may_lack else column
+        return told if len(told) else column
 
     @property
     def worst_worker(self) -> int:
@@ -76,14 +83,15 @@ class Evaluation:
         found: list[dict[str, Any]] = []
 
         def add(metric: Metric, worker: int | str, value: float) -> None:
-            found.append(place | {"worker": worker, "split": metric.split, "metric": metric.name, "value": value})
+            if not (metric.may_lack and math.isnan(value)):
+                found.append(place | {"worker": worker, "split": metric.split, "metric": metric.name, "value": value})
 
         for m, metric in enumerate(self.metrics):
             for worker, value in enumerate(self.workers[:, m].tolist()):
                 add(metric, worker, value)
             if metric.larger_is_better is not None:
                 add(metric, "worst", self.worst(m))
-            add(metric, "mean", self.workers[:, m].mean().item())
+            add(metric, "mean", self._told(m).mean().item())
             add(metric, "averaged", self.averaged[m].item())
         if len(self.train_losses):
             add(TRAIN_LOSS, "mean", self.train_losses.mean().item())
@@ -142,8 +150,8 @@ def evaluate(
     *found, losses, drawn, apart, messages = net.gather(torch.cat(columns, dim=1)).split(
         [column.shape[1] for column in columns], dim=1
     )
-    workers = torch.cat([problem.finish(statistics) for statistics in found[::2]], dim=1)
-    averaged = torch.cat([problem.finish(shares.sum(0)) for shares in found[1::2]])
+    workers = torch.cat([problem.values(statistics) for statistics in found[::2]], dim=1)
+    averaged = torch.cat([problem.values(shares.sum(0)) for shares in found[1::2]])
     everyone = TrainLosses(losses[:, 0], drawn[:, 0] > 0)
     read = messages if some else None
     return Evaluation(problem.scores, workers, averaged, everyone, apart.mean().item(), read)

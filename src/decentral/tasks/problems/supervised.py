@@ -27,11 +27,13 @@ from decentral.randomness import seeded, torch_generator
 from decentral.registry import blame, components
 from decentral.tasks.problems.averaged_model import AveragedModel, note
 from decentral.tasks.problems.batches import BatchOrder, DrawOrder
+from decentral.tasks.problems.scores import Scores
 from decentral.tasks.task import WHOLE, Problem, Scope, TaskConfig
 
 if TYPE_CHECKING:
     from decentral.data.dataset import Batch, Batches
     from decentral.network.network import Network
+    from decentral.store.metrics import Metric
     from decentral.tasks.supervised import SupervisedTask
 
 _STATISTICS_BATCH_SIZE = 64
@@ -123,6 +125,32 @@ class Supervised(Problem):
         shares = [] if local_steps is None else (local_steps.steps / local_steps.every).tolist()
         self.steps_per_epoch = order.steps_per_epoch(shares)
         self.together = order.is_even
+
+    @cached_property
+    def asked(self) -> Scores:
+        """What `metrics=` asks for."""
+        info, classes = self.config.data.inspect(), self.task.num_classes(self.config.data.inspect())
+        chance = 1 / classes if hasattr(info, "num_classes") else None
+        return Scores(self.config.metrics, chance, classes, self.data.num_test, self.ignored)
+
+    @property
+    def evaluated(self) -> tuple[Metric, ...]:
+        """See `Problem`: those of the task are left out that were asked for."""
+        return *self.asked.metrics, *(metric for metric in self.metrics if metric not in self.asked.metrics)
+
+    def values(self, statistics: Tensor) -> Tensor:
+        """See `Problem`."""
+        if not self.config.metrics:
+            return self.finish(statistics)
+        own, more = statistics.split([self.num_statistics, self.asked.size], dim=-1)
+        kept = [m for m, metric in enumerate(self.metrics) if metric not in self.asked.metrics]
+        return torch.cat([self.asked.finish(more, self.dtype), self.finish(own)[..., kept]], dim=-1)
+
+    def add(self, total: Tensor, outputs: Tensor, targets: Tensor, numbers: Tensor) -> None:
+        """Add all statistics of test examples with these numbers to total [S + those of `asked`], in place."""
+        self.add_statistics(total[: self.num_statistics], outputs, targets)
+        if self.config.metrics:
+            self.asked.add(total[self.num_statistics :], outputs, targets, numbers)
 
     @abstractmethod
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
@@ -351,7 +379,8 @@ class Supervised(Problem):
 
         A forward pass is on no more examples of a batch than are fast (`forward_examples`).
         """
-        totals = torch.zeros(len(modules), self.num_statistics, dtype=torch.float64, device=self.device)
+        width = self.num_statistics + self.asked.size
+        totals = torch.zeros(len(modules), width, dtype=torch.float64, device=self.device)
         chosen, size = scope.numbers, self.config.evaluation.batch_size
         if chosen is None and scope.examples is not None:
             chosen = self._test_examples(scope.examples)
@@ -359,13 +388,15 @@ class Supervised(Problem):
         piece = self.forward_examples or self.config.evaluation.batch_size
         with self.config.evaluation.precision.testing(self.device):
             batches = self.data.test_batches(size, chosen, part, parts)
-            for number, (inputs, targets) in enumerate(batches):
+            places = (torch.arange(self.data.num_test) if chosen is None else chosen).split(size)[part::parts]
+            for number, ((inputs, targets), numbers) in enumerate(zip(batches, places, strict=True)):
                 inputs = self.memory_format(self._as_exact(inputs))
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"evaluating {name}, batch {number + 1} of {num_batches}")
                     seed_draws(self.device, self.seed, part + number * parts, purpose="evaluation")
-                    for some, their in zip(inputs.clone().split(piece), targets.split(piece), strict=True):
-                        self.add_statistics(total, self._outputs(module, some), their)
+                    pieces = (each.split(piece) for each in (inputs.clone(), targets, numbers))
+                    for some, their, which in zip(*pieces, strict=True):
+                        self.add(total, self._outputs(module, some), their, which)
         return totals.cpu()
 
     def _outputs(self, module: torch.nn.Module, inputs: Any) -> Tensor:

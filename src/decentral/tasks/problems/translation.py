@@ -283,7 +283,8 @@ class Translating(Supervised):
     def _tested(self, modules: dict[str, nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test sentences: [modules, S]."""
         batches = self._test_batches(scope)[part::parts]
-        totals, task = torch.zeros(len(modules), self.num_statistics, dtype=torch.float64), self.translation
+        width, task = self.num_statistics + self.asked.size, self.translation
+        totals = torch.zeros(len(modules), width, dtype=torch.float64)
         with self.config.evaluation.precision.testing(self.device):
             for number, batch in enumerate(batches):
                 sentences, target = self.data.batch(self.data.test, batch)
@@ -291,7 +292,7 @@ class Translating(Supervised):
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"translating with {name}, batch {number + 1} of {len(batches)}")
                     lent = tree_map(Tensor.clone, sentences)
-                    self.add_statistics(total, self._outputs(module, lent), target)
+                    self.add(total, self._outputs(module, lent), target, torch.from_numpy(batch))
                     if task.beam == 1:
                         written = greedy(module, lent.source, task.extra_length)
                     else:

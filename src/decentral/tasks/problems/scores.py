@@ -1,0 +1,129 @@
+"""The metrics that `metrics=` asks for, beside those that a task has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.randomness import seeded
+from decentral.registry import blame
+from decentral.registry.signature import function, taken
+from decentral.store.metrics import Metric
+
+_TRIED = 4  # examples of each class
+
+
+class OwnMetric:
+    """`function(outputs [N, C], targets [N])` of all test examples -> one number; or what a class of this name makes.
+
+    It says by `larger_is_better` (or torchmetrics' `higher_is_better`) and `unit` what it is; a sign before its name,
+    + or -, decides. It gets `num_classes`, and task="multiclass", if it has parameters of these names.
+    """
+
+    def __init__(self, name: str, num_classes: int) -> None:
+        """Raises ConfigError unless it gives a number for random outputs."""
+        self.name, path = name, name.lstrip("+-")
+        target: Any = function("metrics", path)
+        given = {"num_classes": num_classes, "task": "multiclass"}
+        with blame.calling(f"metrics={name}"):
+            self._given = taken(target, given)
+            self._function = target(**self._given) if isinstance(target, type) else target
+        if isinstance(target, type):
+            self._given = {}
+        larger = getattr(self._function, "larger_is_better", getattr(self._function, "higher_is_better", None))
+        self.metric = Metric(
+            "test",
+            path.partition(":")[2],
+            larger_is_better={"+": True, "-": False}.get(name[0], larger),
+            unit=getattr(self._function, "unit", ""),
+            may_lack=True,
+        )
+        targets = torch.arange(_TRIED * num_classes) % num_classes
+        with seeded(0, "try the metric"):
+            self(torch.randn(len(targets), num_classes), targets)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> float:
+        """The number; nan where there is none."""
+        with blame.calling(f"metrics={self.name}"), seeded(0, "metric"):
+            found: Any = self._function(outputs, targets, **self._given)
+        if isinstance(found, Tensor) and found.numel() == 1:
+            found = found.item()
+        if not isinstance(found, int | float):
+            kind = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            raise ConfigError(f"metrics={self.name} returns {kind}: return one number for all test examples.")
+        return float(found)
+
+
+class Scores:
+    """Statistics of test examples that are added up, and the metrics that follow from them.
+
+        f1 = mean over classes of 2 tp / (n + p)
+
+    for n examples of a class, p that are taken for it, tp both; of classes that have an example, or are taken for one.
+    For `accuracy`, `f1` and `per_class_accuracy`: tp, n, p [3, C]. For functions of one's own: the outputs of all N
+    test examples, each in its row [N, C + 2], with its target and how often it was looked at.
+    """
+
+    def __init__(
+        self, names: Sequence[str], chance: float | None, num_classes: int, num_test: int, ignored: int | None
+    ):
+        """names: as in `metrics=`; chance: of guessing the class of an example; ignored: targets that do not count."""
+        self.names, self.num_classes, self.num_test, self.ignored = list(names), num_classes, num_test, ignored
+        self.own = {name: OwnMetric(name, num_classes) for name in names if ":" in name}
+        self.num_counts = 3 * num_classes if len(self.own) < len(names) else 0
+        self.size = self.num_counts + (num_test * (num_classes + 2) if self.own else 0)
+        """S, the number of statistics."""
+        percent: dict[str, Any] = {"larger_is_better": True, "unit": "%"}
+        each = range(num_classes if "per_class_accuracy" in names else 0)
+        known = {
+            "accuracy": [Metric("test", "accuracy", **percent, chance=chance)],
+            "f1": [Metric("test", "f1", **percent)],
+            "per_class_accuracy": [Metric("test", f"accuracy_of_class_{c}", **percent, may_lack=True) for c in each],
+            **{name: [one.metric] for name, one in self.own.items()},
+        }
+        self.metrics = tuple(metric for name in names for metric in known[name])
+
+    def add(self, total: Tensor, outputs: Tensor, targets: Tensor, numbers: Tensor) -> None:
+        """Add to total [S]: outputs [b, ..., C] for targets [b, ...], of test examples with these numbers [b]."""
+        C = self.num_classes
+        if self.own and outputs.shape != (len(targets), C):
+            raise ConfigError(
+                f"metrics={next(iter(self.own))} takes outputs [N, {C}], a number for each class, and the model gives "
+                f"{list(outputs.shape)} for {len(targets)} examples: use accuracy, f1 or per_class_accuracy."
+            )
+        if self.num_counts:
+            taken_for, labels = outputs.argmax(-1).flatten(), targets.flatten()
+            if self.ignored is not None:
+                taken_for, labels = taken_for[labels != self.ignored], labels[labels != self.ignored]
+            right = labels[taken_for == labels]
+            counts = [torch.bincount(one[one < C], minlength=C) for one in (right, labels, taken_for)]
+            total[: 3 * C] += torch.cat(counts)
+        if self.own:
+            rows = torch.cat([outputs, targets[:, None], torch.ones_like(targets)[:, None]], dim=1).to(total)
+            total[self.num_counts :].view(self.num_test, C + 2).index_add_(0, numbers.to(total.device), rows)
+
+    def finish(self, statistics: Tensor, dtype: torch.dtype) -> Tensor:
+        """[..., S] -> [..., metrics]; outputs have this type."""
+        rows = statistics.reshape(-1, self.size)
+        tables = rows[:, self.num_counts :].view(len(rows), -1, self.num_classes + 2)
+        found: dict[str, Tensor] = {}
+        if self.num_counts:
+            right, labels, taken_for = rows[:, : self.num_counts].view(len(rows), 3, -1).unbind(1)
+            found["accuracy"] = (right.sum(1) / labels.sum(1))[:, None]
+            found["f1"] = (2 * right / (labels + taken_for)).nanmean(1, keepdim=True)
+            found["per_class_accuracy"] = right / labels
+        for name, metric in self.own.items():
+            found[name] = rows.new_tensor([[metric(*_examples(table, dtype))] for table in tables])
+        return torch.cat([found[name] for name in self.names], dim=1).view(*statistics.shape[:-1], -1)
+
+
+def _examples(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Outputs [N, C] and targets [N] of those that were looked at, as often as they were: [N', C + 2] -> ..."""
+    times = table[:, -1].long()
+    seen = table[times > 0].repeat_interleave(times[times > 0], dim=0)
+    seen = seen[:, :-1] / seen[:, -1:]
+    return seen[:, :-1].to(dtype), seen[:, -1].round().long()

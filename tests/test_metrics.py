@@ -1,0 +1,271 @@
+"""`metrics=`: what is recorded beside the task's own, against scikit-learn, whatever the processes and batches are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score, roc_auc_score
+from torch import Tensor
+
+from configure import configure
+from decentral.cli.run import main
+from decentral.config.composition import compose
+from decentral.config.identity import run_id
+from decentral.errors import ConfigError
+from decentral.network.world import World
+from decentral.registry.signature import function
+from decentral.report.run_figures import save_learning_curves
+from decentral.report.runs_table import table
+from decentral.report.series import Curves, read_curves
+from decentral.store.metrics import Metric, read_metadata, read_metrics
+from decentral.training.assemble import Run, assemble
+from decentral.training.evaluation import Evaluation, evaluate
+from decentral.training.oracle import TrainLosses
+
+HERE = World(0, 1, torch.device("cpu"))
+SMALL = ("algo=dpsgd", "topology=ring", "data=digits", "model=mlp", "model.hidden=[8]", "num_workers=3", "steps=6",
+         "batch_size=16", "lr=0.2", "processes=1", "device=cpu", "progress=false")  # fmt: skip
+SEQUENCES = {
+    "language": (
+        *("task=language", "data=textfile", "data.longest=16", "evaluation.examples=40", "batch_size=4", "steps=3"),
+        *("model.dim=8", "model.heads=2", "model.hidden=8", "model.layers=1", "num_workers=2", "device=cpu"),
+    ),
+    "translation": (
+        *("task=translation", "data.num_train=120", "data.num_test=6", "data.longest=8", "num_workers=2", "steps=3"),
+        *("model.dim=16", "model.heads=2", "model.hidden=16", "batch_size=4", "device=cpu"),
+    ),
+}
+
+
+def kappa(outputs: Tensor, targets: Tensor) -> float:
+    return float(cohen_kappa_score(targets, outputs.argmax(1)))
+
+
+kappa.larger_is_better = True  # type: ignore[attr-defined]
+kappa.unit = "points"  # type: ignore[attr-defined]
+
+
+def auc(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One that needs all outputs at once, and all classes."""
+    return torch.tensor(roc_auc_score(targets, outputs.double().softmax(1), multi_class="ovr"))
+
+
+def nothing(outputs: Tensor, targets: Tensor) -> float:
+    return np.nan
+
+
+def two(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.mean(0)[:2]
+
+
+def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.nothing
+
+
+def trained(*overrides: str) -> Run:
+    run = assemble(configure(*SMALL, *overrides), HERE)
+    with torch.no_grad():
+        for _ in range(run.total_steps):
+            run.stepper.step()
+    return run
+
+
+def evaluated(run: Run) -> dict[tuple[str, str, Any], float]:
+    """(split, metric, worker) -> value."""
+    losses = TrainLosses(torch.ones(run.net.n, dtype=torch.float64), torch.ones(run.net.n, dtype=torch.bool))
+    with torch.no_grad():
+        found = evaluate(run.problem, run.stepper.models, run.net, losses, 0, 1)
+    assert not found.diverged
+    return {(row["split"], row["metric"], row["worker"]): row["value"] for row in found.rows()}
+
+
+def outputs_of(run: Run, worker: int) -> tuple[Tensor, Tensor]:
+    run.problem.models.bind(run.stepper.models)
+    ((inputs, targets),) = run.problem.data.test_batches(10_000)
+    with torch.no_grad():
+        return run.problem.models.for_tests(worker).eval()(inputs), targets
+
+
+@pytest.mark.parametrize("settings", [(), ("evaluation.batch_size=37",)])
+def test_metrics_are_those_of_scikit_learn(settings: tuple[str, ...]) -> None:
+    own = f"metrics=[f1,accuracy,per_class_accuracy,{__name__}:kappa,+{__name__}:auc]"
+    run = trained(own, *settings)
+    found, names = evaluated(run), [metric.name for metric in run.problem.scores]
+    each = [f"accuracy_of_class_{c}" for c in range(10)]
+    assert names == ["f1", "accuracy", *each, "kappa", "auc", "loss"]
+    for worker in range(3):
+        outputs, targets = outputs_of(run, worker)
+        guesses = outputs.argmax(1)
+        recalls = recall_score(targets, guesses, average=None, zero_division=0)
+        expected = dict(zip(each, recalls, strict=True)) | {
+            "f1": f1_score(targets, guesses, average="macro"),
+            "accuracy": accuracy_score(targets, guesses),
+            "kappa": kappa(outputs, targets),
+            "auc": auc(outputs, targets).item(),
+        }
+        assert {name: found["test", name, worker] for name in expected} == pytest.approx(expected, rel=1e-6)
+    assert found["test", "auc", "worst"] == min(found["test", "auc", w] for w in range(3))
+
+
+def test_metrics_are_the_same_for_any_share_of_the_processes_and_on_workers_own_test_sets() -> None:
+    run = trained(f"metrics=[accuracy,f1,+{__name__}:kappa]", "evaluation.split=both", "alpha=0.3")
+    problem, mean = run.problem, run.stepper.models.mean(0)
+    with torch.no_grad():
+        whole = problem.values(problem.average_statistics(mean, 0, 1))
+        parts = problem.values(sum(problem.average_statistics(mean, part, 3) for part in range(3)))
+        problem.models.bind(run.stepper.models)
+    torch.testing.assert_close(parts, whole)
+    found = evaluated(run)
+    ((inputs, labels),) = problem.data.test_batches(10_000)
+    for worker in range(3):
+        outputs, targets = outputs_of(run, worker)
+        some = problem.local_tests[worker]
+        assert found["local", "kappa", worker] == pytest.approx(kappa(outputs[some], targets[some]))
+        expected = f1_score(targets[some], outputs[some].argmax(1), average="macro", zero_division=0)
+        assert found["local", "f1", worker] == pytest.approx(expected)
+    averaged = run.config.model.build(run.config.data.inspect())
+    torch.nn.utils.vector_to_parameters(mean, averaged.parameters())
+    union = torch.cat(problem.local_tests)
+    assert found["local", "kappa", "averaged"] == pytest.approx(kappa(averaged(inputs)[union], labels[union]))
+
+
+@pytest.mark.parametrize("task", SEQUENCES)
+def test_tasks_with_tokens_count_them(task: str) -> None:
+    found = {}
+    for metrics in ("[accuracy,f1]", "[]"):
+        run = assemble(compose([*SEQUENCES[task], f"metrics={metrics}"]), HERE)
+        found[metrics] = evaluated(run)
+    plain = {key: value for key, value in found["[accuracy,f1]"].items() if key[1] not in ("accuracy", "f1")}
+    assert plain == pytest.approx(found["[]"], nan_ok=True)
+    assert 0 <= found["[accuracy,f1]"]["test", "f1", 0] <= 1
+    with pytest.raises(ConfigError, match=r"kappa is for examples with a class each, and task="):
+        compose([*SEQUENCES[task], f"metrics=[accuracy,{__name__}:kappa]"])
+
+
+def test_language_models_are_right_about_so_many_tokens() -> None:
+    run = assemble(compose([*SEQUENCES["language"], "metrics=[accuracy]", "evaluation.examples=all"]), HERE)
+    found = evaluated(run)["test", "accuracy", 0]
+    right = count = 0
+    run.problem.models.bind(run.stepper.models)
+    for inputs, targets in run.problem.data.test_batches(100):
+        guesses = run.problem.models.for_tests(0).eval()(inputs).argmax(-1)
+        right, count = right + ((guesses == targets) & (targets != 0)).sum(), count + (targets != 0).sum()
+    assert found == pytest.approx((right / count).item())
+
+
+def test_what_cannot_be_told_is_not_recorded_and_no_divergence() -> None:
+    metrics = (Metric("test", "loss"), Metric("test", "accuracy_of_class_3", larger_is_better=True, may_lack=True))
+    nan, losses = torch.nan, TrainLosses(torch.ones(3).double(), torch.ones(3, dtype=torch.bool))
+    workers = torch.tensor([[1.0, nan], [2.0, 0.25], [3.0, 0.75]]).double()
+    found = Evaluation(metrics, workers, torch.tensor([1.0, nan]), losses, 0.0)
+    rows = {row["worker"]: row["value"] for row in found.rows() if row["metric"] == "accuracy_of_class_3"}
+    assert not found.diverged and rows == {1: 0.25, 2: 0.75, "worst": 0.25, "mean": 0.5}
+    assert Evaluation(metrics, workers[:, [1, 0]], torch.tensor([1.0, nan]), losses, 0.0).diverged
+    assert ("test", "nothing", 0) not in evaluated(trained(f"metrics=[accuracy,{__name__}:nothing]"))
+
+
+STAND_IN = """
+def multiclass_f1_score(preds, target, num_classes, average="macro", validate_args=True):
+    from sklearn.metrics import f1_score
+    return preds.new_tensor(f1_score(target, preds.argmax(1), average=average, labels=range(num_classes)))
+
+def f1_score(preds, target, task, threshold=0.5, num_classes=None):
+    assert task == "multiclass"
+    return multiclass_f1_score(preds, target, num_classes)
+
+class MulticlassF1Score:
+    higher_is_better = True
+
+    def __init__(self, num_classes, average="macro", **kwargs):
+        self.num_classes = num_classes
+
+    def __call__(self, preds, target):
+        return multiclass_f1_score(preds, target, self.num_classes)
+"""
+
+
+def test_metrics_of_torchmetrics_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "standin_metrics/functional").mkdir(parents=True)
+    (tmp_path / "standin_metrics/__init__.py").write_text("")
+    (tmp_path / "standin_metrics/functional/__init__.py").write_text("")
+    (tmp_path / "standin_metrics/functional/classification.py").write_text(STAND_IN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = "standin_metrics.functional.classification"
+    names = [f"+{module}:multiclass_f1_score", f"-{module}:f1_score", f"{module}:MulticlassF1Score"]
+    run = trained(f"metrics=[f1,{','.join(names)}]")
+    found = evaluated(run)
+    for name in ("multiclass_f1_score", "f1_score", "MulticlassF1Score"):
+        assert found["test", name, 1] == pytest.approx(found["test", "f1", 1], rel=1e-6)
+    directions = {metric.name: metric.larger_is_better for metric in run.problem.scores}
+    assert (directions["multiclass_f1_score"], directions["f1_score"], directions["MulticlassF1Score"]) == (1, 0, 1)
+
+
+def test_torchmetrics_itself() -> None:
+    pytest.importorskip("torchmetrics")
+    names = "torchmetrics.functional.classification:multiclass_cohen_kappa"
+    found = evaluated(trained(f"metrics=[+{names},{__name__}:kappa]"))
+    assert found["test", "multiclass_cohen_kappa", 0] == pytest.approx(found["test", "kappa", 0], abs=1e-5)
+
+
+REFUSED = {
+    "metrics=[acc]": "metrics=acc does not exist: use accuracy, f1, per_class_accuracy, or module:function",
+    "metrics=[f1,f1]": "has f1 more than once",
+    "metrics=[torchmetrics_:f1]": "there is no module torchmetrics_",
+    "metrics=[per_class_accuracy] data=synthetic": "would record 1000 metrics, and 200 are the most: use f1",
+    f"metrics=[{__name__}:auc]": r"does not say whether larger is better, and the first one judges the run: write \+",
+    f"metrics=[f1,{__name__}:two]": r"returns \[2\]: return one number for all test examples",
+    f"metrics=[f1,{__name__}:broken]": "broken fails .*AttributeError",
+    f"metrics=[f1,{__name__}:kappa] num_workers=100000 partition=iid batch_size=1": "numbers, and 2e\\+08 are the most",
+    "metrics=[accuracy] task=quadratics": "is for tasks that train a network on examples",
+}
+
+
+@pytest.mark.parametrize("settings", REFUSED)
+def test_what_cannot_be_right_is_refused_before_a_run_begins(settings: str) -> None:
+    function.cache_clear()
+    with pytest.raises(ConfigError, match=REFUSED[settings]):
+        configure(*SMALL, *settings.split())
+
+
+def test_units_directions_and_names_are_in_rows_tables_and_figures(tmp_path: Path, capsys: Any) -> None:
+    own = f"metrics=[f1,per_class_accuracy,{__name__}:kappa]"
+    assert run_id(configure(*SMALL, own)) != run_id(configure(*SMALL)) == run_id(configure(*SMALL, "metrics=[]"))
+    directory = tmp_path / "results" / "runs" / "one"
+    with pytest.raises(SystemExit) as ended:
+        main([*SMALL, own, f"run_dir={directory}", "evaluation.every_epochs=0.1"])
+    assert not ended.value.code
+    told = capsys.readouterr().out
+    assert "test f1" in told and "test accuracy of class 9" in told and "test kappa" in told
+    known = read_metadata(directory)
+    assert next(iter(known)) == ("test", "f1") and known["test", "f1"].percent
+    assert (known["test", "kappa"].unit, known["test", "kappa"].larger_is_better) == ("points", True)
+    assert {row["metric"] for row in read_metrics(directory)} == {name for _, name in known}
+    frame = table(tmp_path / "results", rows=["algo"], metric="kappa")
+    assert frame["metric"][0] == "test kappa"
+
+
+def test_the_figure_has_a_panel_for_each_of_many_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panels(number: int) -> tuple[int, float]:
+        sizes = []
+        monkeypatch.setattr("decentral.report.style.plain", lambda figure: sizes.append(figure) or figure)
+        rows = [
+            {"step": t, "epoch": t, "bytes_sent": 0, "wall_s": t, "worker": "mean", "split": "test", "metric": f"m{m}",
+             "value": t / (m + 1)}
+            for t in range(3)
+            for m in range(number)
+        ]  # fmt: skip
+        series: dict[Any, Any] = {}
+        for row in rows:
+            series.setdefault(("test", row["metric"]), {}).setdefault("mean", []).append(row)
+        metrics = {key: Metric(*key, larger_is_better=True, unit="%") for key in series}
+        save_learning_curves(tmp_path, Curves(series, metrics, rows))
+        (figure,) = sizes
+        return len([panel for panel in figure.axes if panel.get_title(loc="left")]), figure.get_figheight()
+
+    assert panels(6) == (6, pytest.approx(7.6)) and panels(15) == (15, pytest.approx(18.4))
+    assert panels(40) == (16, pytest.approx(18.4))
+    assert read_curves(tmp_path).rows == []
