@@ -106,7 +106,7 @@ def test_a_command_runs(command: str, folder: Path, capsys: pytest.CaptureFixtur
     assert all('"status": "done"' in run.read_text() for run in runs)
 
 
-def test_the_other_commands_of_the_readme_and_of_the_pages_can_be_read() -> None:
+def test_the_other_commands_of_the_readme_and_of_the_pages_can_be_read(folder: Path) -> None:
     assert len(DOCS) >= 20 and len(RUNS) >= 8
     for command in [*DOCS, *STUDIES]:
         name, *words = shlex.split(command)
