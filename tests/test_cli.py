@@ -296,7 +296,7 @@ REFUSED = [
     # types
     ("alpha=abc", "alpha=abc", "a number, such as 0.1"),
     ("num_workers=2.5", "num_workers=2.5", "a whole number"),
-    ("trace=maybe", "trace=maybe", "true or false"),
+    ("trace=maybe", "trace=maybe", "true, false or state"),
     ("algo.fill=onw", "algo.fill=onw", "'own'"),
     ("model=mlp model.hidden=5", "model.hidden=5", "a list"),
     ("experiment=relaysum_cifar10 optim.weight_decay=x", "optim.weight_decay=x", "a number"),

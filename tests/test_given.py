@@ -128,3 +128,54 @@ def test_files_that_cannot_be_replayed_are_refused(tmp_path, monkeypatch, proble
                 "num_workers=4" if "=file" in settings and "num" not in settings else "seed=0",
                 *settings.split(),
             )
+
+
+def test_a_trace_of_the_state_has_all_of_its_fields(start, problem, tmp_path):
+    """Gradient tracking by hand: x and c of every step; RelaySGD has messages of edges, and momentum a buffer."""
+    np.savez(tmp_path / "problem.npz", A=A, b=B, x0=X0[0])
+    shape = [*RUN, problem, "algo=gradient_tracking", "topology=ring", "optim=momentum", "trace=state"]
+    whole = np.load(start(*shape, directory="whole").directory / "trace.npz")
+    assert set(whole) == {"iterates", "state.xc", "state.opt.0"}
+    x, c = whole["state.xc"][:, :, 0], whole["state.xc"][:, :, 1]
+    m = whole["state.opt.0"]
+    W = np.array([[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]]) / 4
+    W = np.where(np.eye(N), 1 / 3, np.where(W > 0, 1 / 3, 0))
+    assert np.array_equal(x, whole["iterates"])
+    for t in range(STEPS):
+        assert np.abs(m[t + 1] - (0.9 * m[t] + gradients(x[t]))).max() < 1e-12
+        u = -0.05 * m[t + 1]
+        assert np.abs(x[t + 1] - W @ (x[t] + u + c[t])).max() < 1e-12
+        assert np.abs(c[t + 1] - (W @ (c[t] + u) - u)).max() < 1e-12
+    two = np.load(start(*shape, processes=2, directory="two").directory / "trace.npz")
+    assert set(two) == set(whole) and all(np.abs(two[name] - whole[name]).max() < 1e-12 for name in two)
+    shape = [*RUN, problem, "algo=relaysgd", "topology=chain", "trace=state", "checkpoint_every_s=0"]
+    whole = np.load(start(*shape, directory="relay").directory / "trace.npz")
+    assert start(*shape, directory="broken", interrupt_at=3).status == "interrupted"
+    broken = np.load(start(*shape, directory="broken").directory / "trace.npz")
+    two = np.load(start(*shape, processes=2, directory="relay two").directory / "trace.npz")
+    assert {"state.m", "state.c", "state.x0"} < set(whole) and whole["state.m"].shape == (STEPS + 1, 6, D)
+    assert all(
+        np.array_equal(whole[name], broken[name]) and np.allclose(whole[name], two[name], atol=1e-12) for name in whole
+    )
+
+
+@pytest.mark.parametrize("algo", ["adpsgd", "a2cid2", "wagma"])
+def test_workers_that_go_on_by_themselves_in_simulated_time_leave_a_trace(start, algo):
+    shape = [
+        "task=quadratics",
+        "num_workers=4",
+        "topology=ring",
+        f"algo={algo}",
+        "cluster=even",
+        "steps=9",
+        "trace=state",
+    ]
+    shape += ["cluster.compute.distribution=lognormal", "cluster.compute.sigma=0.5", "checkpoint_every_s=0"]
+    found = start(*shape, directory="whole")
+    whole = np.load(found.directory / "trace.npz")
+    assert whole["iterates"].shape[:2] == (10, 4) and np.array_equal(whole["iterates"], whole["state.x"])
+    assert whole["simulated_s"][0] == 0 and (np.diff(whole["simulated_s"]) > 0).all()
+    assert whole["simulated_s"][-1] == pytest.approx(found.facts["simulated_s"])
+    assert start(*shape, directory="broken", interrupt_at=4).status == "interrupted"
+    broken = np.load(start(*shape, directory="broken").directory / "trace.npz")
+    assert all(np.array_equal(whole[name], broken[name]) for name in whole)

@@ -202,7 +202,10 @@ REFUSED = {
     "a group of text": ([*WAGMA, "algo.group_size=many"], r"algo.group_size=many .* a power of two, or auto"),
     "six workers": (["algo=wagma", "num_workers=6"], r"num_workers=6 .* a power of two, for example 4 or 8"),
     "an odd ring": (["algo=adpsgd", "topology=ring", "num_workers=5"], r"algo=adpsgd .* odd length"),
-    "a trace": ([*WAGMA, "trace=true"], r"trace=true .* evaluation.every_simulated_s"),
+    "a trace": (
+        ["algo=adpsgd", "topology=ring", "num_workers=4", "processes=2", "trace=true"],
+        r"trace=true .* leave processes=",
+    ),
     "evaluations": ([*RING, "evaluation.every_simulated_s=1"], r"evaluation.every_simulated_s=1 .* choose a cluster"),
     "two paces": (
         [*RING, *FREE, "evaluation.every_epochs=2", "evaluation.every_simulated_s=5"],

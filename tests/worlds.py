@@ -26,6 +26,7 @@ from decentral.store import provenance
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.run import run
 from decentral.training.stepper import Stepper
+from decentral.training.virtual import AsynchronousStepper
 
 _PATIENCE_S = 120.0
 
@@ -165,6 +166,6 @@ def _faults(crash_at: int, interrupt_at: int) -> Iterator[None]:
         return taken
 
     with ExitStack() as patches:
-        for kind in (Stepper, ThreadedStepper):
+        for kind in (Stepper, ThreadedStepper, AsynchronousStepper):
             patches.enter_context(mock.patch.object(kind, "step", sabotaged(kind.step)))
         yield

@@ -229,10 +229,10 @@ def check_time(config: Config) -> None:
             )
     if not goes_by_itself(config):
         return
-    if config.trace:
+    if config.trace and (config.processes not in ("auto", "1") or under_torchrun()):
         raise ConfigError(
-            f"trace=true is for methods in steps: with algo={config.algo.name} workers are not equally far; "
-            "give evaluation.every_simulated_s instead."
+            f"trace={str(config.trace).lower()} is for one process where workers go on by themselves, as those of algo="
+            f"{config.algo.name} do: leave processes= out."
         )
     if config.network.drop_probability:
         raise ConfigError(

@@ -157,7 +157,11 @@ class Config(Settings):
         help="timeline: only what so many steps= would take in a virtual cluster, without training",
         older=Simulate.training,
     )
-    trace: bool = setting(False, help="write every step's models to trace.npz: iterates [steps + 1, n, P]")
+    trace: Any = setting(
+        False,
+        help="write every step's models to trace.npz: iterates [steps + 1, n, P]; state: every field of the "
+        "algorithm's state, too",
+    )
     record_operations: bool = setting(
         False, help="write what each worker did and when to operations.jsonl", older=False
     )
@@ -191,6 +195,8 @@ class Config(Settings):
             raise ConfigError(
                 f"processes={self.processes} makes no sense: give a number from 1 to num_workers, or auto."
             )
+        if self.trace not in (False, True, "state"):
+            raise ConfigError(f"trace={self.trace} does not exist: use true, false or state.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device} is unknown: use auto, cpu, cuda, or one of several: cuda:1.")
         empty = next((key for key in ("results_dir", "run_dir", "init") if getattr(self, key) == ""), None)

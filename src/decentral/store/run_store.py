@@ -88,7 +88,15 @@ def refuse_foreign(path: Path, run_id: str) -> None:
 
 
 _RESULTS = (
-    *("metrics.jsonl", "metrics.json", "provenance.json", "partition.csv", "trace.npz", "logged.json"),
+    *(
+        "metrics.jsonl",
+        "metrics.json",
+        "provenance.json",
+        "partition.csv",
+        "local_tests.csv",
+        "trace.npz",
+        "logged.json",
+    ),
     *("models.safetensors", "learning_curves.png", "staleness.png"),
     *("timeline.json", "timeline.png", "timeline.jsonl", "workers.csv"),
     *("operations.jsonl", "gradient_times.csv"),

@@ -65,6 +65,9 @@ class Run:
     """How many test examples the evaluations before the last one look at; None for all."""
     trace: Tensor | None
     """[steps + 1, n, P]: the models of all workers after each step, on the leader of a run with trace=true."""
+    traced: dict[str, list[Tensor]] = field(default_factory=dict)
+    """Beside it, of each step: each field of the state, with trace=state; `simulated_s` where workers go on by
+    themselves."""
     start: int = 0
     """How many steps had been taken before this attempt."""
     evaluated_s: float = 0.0
@@ -165,7 +168,11 @@ def assemble(config: Config, world: World) -> Run:
     stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)
     counts, epochs = config.task.num_examples(config), total_steps / problem.steps_per_epoch
     some = None if counts is None else config.evaluation.on_the_way(counts[0], counts[1], net.n, epochs)
-    state_fields(stepper.state)  # a state that cannot be stored is refused now, not at the first checkpoint
+    fields = state_fields(stepper.state)  # a state that cannot be stored is refused now, not at the first checkpoint
+    if config.trace == "state":
+        rows = [value for _, _, values in fields for value in (values if isinstance(values, tuple) else [values])]
+        if sum(each.nbytes for each in rows) * (total_steps + 1) * world.size > _LONGEST_TRACE:
+            raise ConfigError("trace=state would keep more than 8 GiB in memory: use fewer steps, or trace=true.")
     return Run(
         config,
         world,

@@ -27,6 +27,7 @@ from decentral.training.evaluation import Evaluation
 from decentral.training.oracle import GradientOracle
 
 if TYPE_CHECKING:
+    from decentral.network.world import World
     from decentral.store import RunStore
     from decentral.training.assemble import Run
 
@@ -105,6 +106,25 @@ def _older_states(part: dict[str, Any]) -> list[dict[str, Any]]:
     buffers = {name.removeprefix("buffer "): rows for name, rows in part["rows"].items() if name.startswith("buffer ")}
     workers = range(part["workers"][1] - part["workers"][0])
     return [{"tensors": {name: rows[j] for name, rows in buffers.items()}} for j in workers] if buffers else []
+
+
+def whole_state(state: Any, world: World) -> dict[str, Tensor]:
+    """Copies of the fields of a state as they are on all processes together, on the CPU, named `state.x`, `state.opt.0`
+    and so on: on the leader; elsewhere nothing. All call this."""
+    own, shared = dict[str, Tensor](), set()
+    for name, kind, value in state_fields(state):
+        each = {f"state.{name}.{i}": buffer for i, buffer in enumerate(value)} if kind == "Buffers" else {}
+        own |= each or ({} if _is_empty(value) or kind == "Buffers" else {f"state.{name}": value})
+        if kind == "Shared":
+            shared.add(f"state.{name}")
+    file = BytesIO()
+    torch.save({name: value.cpu() for name, value in own.items()}, file)
+    parts = [torch.load(BytesIO(part), weights_only=True) for part in world.collect_any(file.getvalue())]
+    if not world.leader:
+        return {}
+    return {
+        name: value if name in shared else torch.cat([part[name] for part in parts]) for name, value in parts[0].items()
+    }
 
 
 def _is_empty(value: Any) -> bool:

@@ -168,7 +168,8 @@ class Recorder:
             return
         if r.trace is not None:
             with self.store.in_place(), replacing(self.store.path / "trace.npz") as file:
-                np.savez_compressed(file, iterates=r.trace[: step + 1].numpy())
+                beside: dict[str, Any] = {name: torch.stack(values).numpy() for name, values in r.traced.items()}
+                np.savez_compressed(file, iterates=r.trace[: step + 1].numpy(), **beside)
         facts: dict[str, Any] = {
             "wall_s": r.times["steps"],
             "bytes_sent": r.net.traffic.bytes_sent,

@@ -21,7 +21,7 @@ from decentral.tasks.task import Scope
 from decentral.terminal.progress import Progress
 from decentral.training import faults
 from decentral.training.assemble import Run, assemble
-from decentral.training.checkpoint import Keeper, from_parts, to_part
+from decentral.training.checkpoint import Keeper, from_parts, to_part, whole_state
 from decentral.training.evaluation import Evaluation, evaluate
 from decentral.training.operations import go_on_after
 from decentral.training.oracle import TrainLosses
@@ -121,10 +121,15 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
 
 
 def trace(r: Run, step: int) -> None:
-    """Keep the models of all workers after `step` steps."""
+    """Keep the models of all workers after `step` steps, and what else is asked for."""
     models = r.net.gather(r.stepper.models)
+    found = whole_state(r.stepper.state, r.world) if r.config.trace == "state" else {}
     if r.trace is not None:
         r.trace[step] = models
+        if goes_by_itself(r.config) and r.stepper.simulated_s is not None:
+            found["simulated_s"] = torch.tensor(r.stepper.simulated_s, dtype=torch.float64)
+        for name, value in found.items():
+            r.traced.setdefault(name, []).append(value)
 
 
 def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progress: Progress) -> Evaluation:
@@ -144,6 +149,7 @@ def save(r: Run, t: int, recorder: Recorder) -> None:
     part = to_part(r.stepper.state, r.problem, r.oracle, r.net) | r.stepper.on_the_way()
     if r.trace is not None:
         part["trace"] = r.trace[: t + 1]
+        part["traced"] = {name: torch.stack(values) for name, values in r.traced.items()}
     recorder.keep_operations(r)
     written = recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
     recorder.commit(r, t, [Written.unpack(packed) for packed in r.world.collect(written.pack())])
@@ -170,7 +176,9 @@ def restore(r: Run, store: RunStore, world: World) -> None:
         int(checkpoint.meta["messages_sent"]),
     )
     if r.trace is not None:
-        r.trace[: step + 1] = next(part["trace"] for part in parts if "trace" in part)
+        kept = next(part for part in parts if "trace" in part)
+        r.trace[: step + 1] = kept["trace"]
+        r.traced = {name: list(values) for name, values in kept.get("traced", {}).items()}
 
 
 def synchronize(world: World) -> None:
