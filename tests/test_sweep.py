@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -26,7 +27,7 @@ from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump
 from decentral.measurements.training_run import TrainingRun
 from decentral.report.runs_table import layout_of
-from decentral.scheduling.scheduler import Tally
+from decentral.scheduling.scheduler import Tally, schedule
 from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
 from decentral.study.catalogue import study_from
 from waiting import PATIENCE_S, alive, stands_still, until
@@ -281,6 +282,146 @@ def test_ctrl_c_lets_the_runs_write_checkpoints_and_the_same_command_goes_on():
     runs = find_runs(Path("results"))
     assert [run.status for run in runs] == ["interrupted"] * 2
     assert all(list((run.path / "checkpoints").iterdir()) for run in runs)
+
+
+OPTUNA = """
+import json, random, types
+from pathlib import Path
+
+def kinds(**made):
+    return types.SimpleNamespace(**{name: staticmethod(of) for name, of in made.items()})
+
+def checked(low, high, log=False):
+    if low > high or (log and low <= 0):
+        raise ValueError(f"{low} to {high}")
+    return lambda random: low * (high / low) ** random if log else low + (high - low) * random
+
+distributions = kinds(
+    FloatDistribution=checked, IntDistribution=lambda low, high: lambda random: int(low + (high - low) * random),
+    CategoricalDistribution=lambda places: lambda random: places[int(len(places) * random)],
+)
+STATES = {name: types.SimpleNamespace(name=name) for name in ("RUNNING", "COMPLETE", "FAIL")}
+trial = types.SimpleNamespace(TrialState=types.SimpleNamespace(**STATES))
+logging = types.SimpleNamespace(WARNING=0, set_verbosity=lambda level: None)
+samplers = types.SimpleNamespace(TPESampler=lambda seed, constant_liar: random.Random(seed))
+
+class Study:
+    def __init__(self, file):
+        self.file = Path(file)
+        lines = self.file.read_text().splitlines() if self.file.exists() else []
+        known = map(json.loads, lines)
+        self.trials = [types.SimpleNamespace(**(one | {"state": STATES[one["state"]]})) for one in known]
+    def keep(self):
+        lines = (json.dumps(vars(one) | {"state": one.state.name}) for one in self.trials)
+        self.file.write_text("".join(line + "\\n" for line in lines))
+    def ask(self, wanted):
+        params = {name: of(self.sampler.random()) for name, of in wanted.items()}
+        made = types.SimpleNamespace(number=len(self.trials), params=params, state=STATES["RUNNING"], value=None)
+        self.trials.append(made)
+        self.keep()
+        return made
+    def tell(self, number, value=None, state=None, skip_if_finished=False):
+        self.trials[number].state, self.trials[number].value = state or STATES["COMPLETE"], value
+        self.keep()
+
+def create_study(storage, study_name, load_if_exists):
+    return Study(storage)
+"""
+SEARCH = ("sweeper=optuna", "lr=log(1e-2,1)", "algo,topology=(dpsgd,ring),(relaysgd,dbt)", *QUICK)
+
+
+@pytest.fixture
+def optuna(tmp_path, monkeypatch) -> None:
+    """A stand-in that draws at random, with what the sweep uses of Optuna's interface."""
+    for name, text in {
+        "__init__": OPTUNA,
+        "storages": "JournalStorage = str",
+        "storages/journal": "JournalFileBackend = str",
+    }.items():
+        file = tmp_path / "optuna" / (f"{name}/__init__.py" if name == "storages" else f"{name}.py")
+        file.parent.mkdir(exist_ok=True, parents=True)
+        file.write_text(text)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "optuna"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def journal() -> list[dict]:
+    (file,) = Path("results/sweeps").glob("*/optuna.journal")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_a_search_asks_for_runs_and_goes_on(capsys, optuna, monkeypatch):
+    code, out, _ = command(capsys, *SEARCH, "trials=3", "launcher.slots=2")
+    trials = journal()
+    assert code == 0 and [trial["state"] for trial in trials] == ["COMPLETE"] * 3
+    runs = decentral.runs().set_index("lr")
+    for trial in trials:
+        run = runs.loc[float(f"{trial['params']['lr']:.6g}")]
+        assert 1e-2 <= run.name <= 1 and f"algo={run.algo} topology={run.topology}" == trial["params"]["algo,topology"]
+        assert trial["value"] == run["objective suboptimality (worst)"]
+    best = min(trials, key=lambda trial: trial["value"])
+    assert f"Best:     lr={best['params']['lr']:.6g} {best['params']['algo,topology']}  (of 3 trials)" in out
+
+    code, out, _ = command(capsys, *SEARCH, "trials=3")
+    assert code == 0 and "started" not in out and journal() == trials
+    monkeypatch.setattr("decentral.cli.sweep.schedule", lambda source, *_: Tally(source.pending() and [], True))
+    code, out, _ = command(capsys, *SEARCH, "trials=5", "launcher.slots=1")  # Ctrl-C before the fourth is done
+    assert code == 130 and "Stopped:  3 done, 0 interrupted, 1 not started" in out
+    asked = journal()
+    assert [trial["state"] for trial in asked] == ["COMPLETE"] * 3 + ["RUNNING"]
+    monkeypatch.setattr("decentral.cli.sweep.schedule", schedule)
+    code, out, _ = command(capsys, *SEARCH, "trials=5")
+    assert code == 0 and [trial["params"] for trial in journal()[:4]] == [trial["params"] for trial in asked]
+    assert [trial["state"] for trial in journal()] == ["COMPLETE"] * 5
+
+
+def test_what_a_search_cannot_run_is_told_and_costs_a_trial(capsys, optuna):
+    code, _, err = command(
+        capsys, *QUICK, "sweeper=optuna", "trials=4", "topology=ring", "algo=relaysgd", "lr=log(0.1,1)"
+    )
+    assert code == 2 and "topology=ring" in err  # no run of it is possible
+    code, _, err = command(capsys, *QUICK, "sweeper=optuna", "trials=4", "algo=dpsgd,relaysgd", "topology=ring")
+    states = Counter(trial["state"] for trial in journal())
+    assert (
+        code == (2 if states["FAIL"] else 0)
+        and sum(states.values()) == 4
+        and err.count("relays over") == states["FAIL"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sweeper=optuna", "lr=log(1e-3,1)", "seed=0,1"], "seed= has several values, of which a search would find"),
+        (["sweeper=optuna", "lr=log(0,1)"], "lr=log(0,1) is no interval"),
+        (["sweeper=optuna", "batch_size=int(1,x)"], "batch_size=int(1,x) is no interval"),
+        (["sweeper=optuna", "lrr=log(1e-3,1)"], "Did you mean 'lr'?"),
+        (["sweeper=optuna", "lr=log(1e-3,1)", "lr=0.1"], "lr= is given more than once"),
+        (["sweeper=optuna", "lr=log(1e-3,1)", "--save-study", "x"], "leave out sweeper=optuna"),
+        (["sweeper=optuna", "lr=log(1e-3,1)", "simulate=timeline", "cluster=even"], "leave out torchrun and simulate"),
+        (["sweeper=optnua", "lr=0.1,0.2"], "sweeper=optnua does not exist. Did you mean 'optuna'?"),
+        (["lr=log(1e-3,1)"], "lr=log(1e-3,1) is an interval: list the values"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(capsys, optuna, arguments, says):
+    code, _, err = command(capsys, *arguments, *QUICK)
+    assert code == 2 and says in err and not Path("results").exists()
+
+
+def test_a_search_needs_optuna_and_many_runs(capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        main(["sweeper=optuna", *QUICK])
+    assert "sweeper=optuna belongs to -m" in capsys.readouterr().err
+    monkeypatch.setattr("decentral.host.machine.find_spec", lambda package: None)
+    assert "pip install 'decentral[optuna]'" in command(capsys, *SEARCH)[2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="pip install 'decentral[optuna]'")
+def test_the_real_optuna_searches(capsys):
+    for trials in (3, 4):
+        code, out, _ = command(capsys, *SEARCH, f"trials={trials}")
+        assert code == 0 and f"(of {trials} trials)" in out
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ def _carry_out_command(arguments: list[str]) -> int:
         raise ConfigError("--resolve belongs to --cfg job, which prints the configuration.")
 
     from decentral.config.composition import as_yaml, compose
+    from decentral.config.schema import Config
 
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")
@@ -58,6 +59,8 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.save_study:
         raise ConfigError("--save-study belongs to -m, which starts the runs of a study.")
     config = compose(options.words, options.config_dir)
+    if config.sweeper != Config.sweeper:
+        raise ConfigError(f"sweeper={config.sweeper} belongs to -m, which starts several runs.")
     if config.launcher.name != "local" and not under_torchrun():
         from decentral.cli.sweep import submit
 

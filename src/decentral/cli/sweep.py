@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
@@ -27,15 +28,19 @@ from decentral.report.run_figures import draw
 from decentral.report.summary import overview
 from decentral.scheduling.board import board, failure_line
 from decentral.scheduling.job import Ended
-from decentral.scheduling.scheduler import Fixed, schedule
+from decentral.scheduling.scheduler import Fixed, Source, schedule
 from decentral.store import RunStore
 from decentral.store.failures import Failure
 from decentral.store.files import at_home
-from decentral.study.catalogue import write_study
+from decentral.study.catalogue import reserved, write_study
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, aligned, is_leader, report_error, say
 from decentral.training.loggers.stored import log_stored
 
 _LISTED = 12  # runs, up to which each has a line beside the table of means
+
+
+INTERVAL = re.compile(r"([\w.]+)=(log|int|interval)\(([^,()]+),([^,()]+)\)")
+"""For sweeper=optuna: `lr=log(1e-3,1)`, `batch_size=int(8,64)`, `alpha=interval(0.1,1)`."""
 
 
 class Combination(NamedTuple):
@@ -53,8 +58,18 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
 
     All are composed before the first one starts, so that files that are edited meanwhile do not change later runs.
     """
+    intervals = [one for one in overrides if INTERVAL.fullmatch(one.lstrip("+"))]
+    if reserved(overrides, "sweeper")[0] == "optuna":
+        if save_study:
+            raise ConfigError("--save-study writes a grid: leave out sweeper=optuna, whose runs have no order.")
+        return _search([one.lstrip("+") for one in overrides], config_dir)
+    if intervals:
+        raise ConfigError(
+            f"{intervals[0]} is an interval: list the values, use range(start,stop,step), or search it with "
+            "sweeper=optuna."
+        )
     overrides = checked(overrides, folders_of(config_dir), several=True)
-    commands = _combinations(overrides)
+    commands = [list(chain.from_iterable(job)) for job in product(*_axes(overrides))]
     if not commands:
         raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
@@ -131,19 +146,60 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
             f"These {len(runs)} combinations are {number}: settings like execution= and processes= make no difference "
             "to what is computed."
         )
-    ended: dict[str, Ended] = {}
-    interrupted = False
-    if unfinished:
-        config.launcher.check()
-        with board("sweep", config.progress) as shown:
-            tally = schedule(Fixed(unfinished), config.launcher, at_home(config.results_dir), shown)
-        ended, interrupted = {one.job.id: one for one in tally.ended}, tally.interrupted
+    ended, interrupted = _launch(Fixed(unfinished), config) if unfinished else ({}, False)
     table = _table(combinations)
     if not table or len(runs) <= _LISTED:
         say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
     if table:
         say(f"\n{table}")
-    statuses = [0] * before
+    return [0] * before + _statuses(runs, ended, interrupted)
+
+
+def _search(overrides: Sequence[str], config_dir: str | None) -> int:
+    """The runs that Optuna asks for; returns the exit status."""
+    from decentral.cli.search import Trials
+
+    intervals = {one: found for one in overrides if (found := INTERVAL.fullmatch(one))}
+    lowest = [f"{found[1]}={found[3]}" for found in intervals.values()]
+    checked([one for one in overrides if one not in intervals] + lowest, folders_of(config_dir), several=True)
+    lists = iter(_axes([one if one not in intervals else f"{intervals[one][1]}=0,1" for one in overrides]))
+    axes: dict[str, re.Match[str] | dict[str, list[str]]] = {}
+    for one, places in zip(overrides, lists, strict=True):
+        axes[one.partition("=")[0]] = intervals.get(one) or {" ".join(place): place for place in places}
+    if "seed" in axes and (isinstance(axes["seed"], re.Match) or len(axes["seed"]) > 1):
+        raise ConfigError("seed= has several values, of which a search would find the luckiest: give it one.")
+    single = [axis for axis in axes.values() if isinstance(axis, dict) and len(axis) == 1]
+    fixed = set(chain.from_iterable(chain.from_iterable(axis.values() for axis in single)))
+
+    def make(words: list[str], config: Config) -> TrainingRun:
+        title = " ".join(word for word in words if word not in fixed)
+        command, stale = run_command(words, config_dir), written(run_directory(config))
+        return TrainingRun(config, name=title, afterwards=draw, command=command, stale=stale)
+
+    trials = Trials(axes, make, config_dir)
+    before = len(trials.runs)
+    if before:
+        say(f"{before} trials were begun or done before: {trials.file}")
+    ended, interrupted = _launch(trials, trials.config)
+    runs = list(trials.runs.values())
+    say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}\n\n{trials.best()}")
+    say(f"Study:    {trials.file}  (Optuna's; the same command with trials={2 * trials.config.trials} goes on)")
+    for why in trials.refused:
+        report_error(why)
+    return exit_status([REFUSED] * len(trials.refused) + _statuses(runs, ended, interrupted))
+
+
+def _launch(source: Source, config: Config) -> tuple[dict[str, Ended], bool]:
+    """Carry out what the source asks for; how the runs have ended, by their ids, and whether the user stopped it."""
+    config.launcher.check()
+    with board("sweep", config.progress) as shown:
+        tally = schedule(source, config.launcher, at_home(config.results_dir), shown)
+    return {one.job.id: one for one in tally.ended}, tally.interrupted
+
+
+def _statuses(runs: Sequence[TrainingRun], ended: Mapping[str, Ended], interrupted: bool) -> list[int]:
+    """The exit status of each run that was started; those that failed are told, and how far an interrupted sweep is."""
+    statuses = []
     for one in ended.values():
         if one.failure is not None:
             report_error(failure_line(one))
@@ -244,8 +300,8 @@ def exit_status(statuses: Sequence[int]) -> int:
     return FAILED if failed else max(statuses, default=0)
 
 
-def _combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each run of a sweep.
+def _axes(overrides: Sequence[str]) -> list[list[list[str]]]:
+    """The values of each override, each as one or several overrides.
 
     Raises ConfigError if these are more than `max_combinations`, of which none is made, and for values that others for
     the same key would hide.
@@ -271,14 +327,11 @@ def _combinations(overrides: Sequence[str]) -> list[list[str]]:
                 f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
                 "values, or raise it."
             )
-        lists = [axis if isinstance(axis, list) else _words(axis) for axis in axes]
-        return [list(chain.from_iterable(job)) for job in product(*lists)]
+        return [axis if isinstance(axis, list) else _words(axis) for axis in axes]
 
 
 def _words(override: Override) -> list[list[str]]:
     """`key=value` for each of its values, in turn: each in a list, as of one setting."""
-    if override.is_interval_sweep():
-        raise ConfigError(f"{override.input_line} is an interval: list the values, or use range(start,stop,step).")
     several = override.is_sweep_override()
     values = override.sweep_string_iterator() if several else [override.get_value_element_as_str()]
     return [[f"{override.get_key_element()}={value}".replace("\\:", ":")] for value in values]  # mymodule:MyNet

@@ -185,6 +185,14 @@ class Config(Settings):
         3, help="how often a run of several processes goes on by itself when one is killed or hangs", at_least=0
     )
     max_combinations: int = setting(10_000, help="how many combinations of values a sweep (-m) may have", at_least=1)
+    sweeper: str = setting(
+        "grid",
+        help="what a sweep (-m) does: grid, every combination; optuna, trials with values from lists and intervals, "
+        "lr=log(1e-3,1), interval(LOW,HIGH) or int(LOW,HIGH)",
+        choices=lambda: ("grid", "optuna"),
+        older="grid",
+    )
+    trials: int = setting(20, help="how many runs a search has (sweeper=optuna)", older=20, at_least=1)
     results_dir: str = setting("results", help="where runs are kept, as runs/<id>")
     run_dir: str | None = setting(None, help="the directory of this run, instead")
     rerun: bool = setting(False, help="carry a finished run out again, in place of what it had stored")

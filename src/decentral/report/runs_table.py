@@ -28,10 +28,19 @@ from decentral.store import AXES, Metric, RunStore, Status, find_runs, read_meta
 from decentral.store.files import at_home, write_json, write_text
 from decentral.study.measure import DAMAGED, Measure
 
-_FREE = frozenset(
+FREE = frozenset(
     (
         *("results_dir", "run_dir", "device", "processes", "execution", "launcher", "logger", "progress", "rerun"),
-        *("save", "checkpoint_every_s", "restarts", "max_combinations", "record_operations", "evaluation"),
+        *(
+            "save",
+            "checkpoint_every_s",
+            "restarts",
+            "max_combinations",
+            "sweeper",
+            "trials",
+            "record_operations",
+            "evaluation",
+        ),
     )
 )
 """Settings in which runs that are averaged may differ."""
@@ -319,7 +328,7 @@ def _with_best(frame: pandas.DataFrame, layout: Layout, larger_is_better: bool) 
 def _refuse_mixed_cells(chosen: pandas.DataFrame, layout: Layout) -> None:
     """Raise ConfigError where runs of one cell differ in a setting that the layout does not name, or are repeated."""
     named = {*layout.labels, layout.best, layout.over}
-    settings = [key for key in chosen.columns if key not in named and key.partition(".")[0] not in (*_FREE, *_OWN)]
+    settings = [key for key in chosen.columns if key not in named and key.partition(".")[0] not in (*FREE, *_OWN)]
     for _, cell in chosen.groupby(layout.labels, sort=False, dropna=False):
         text = cell[settings].astype(str)
         for key in settings:
