@@ -10,7 +10,7 @@ from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.dense import NoCompression
 from decentral.compression.rows import AcceptedCompression
 from decentral.config.identity import init_directory
-from decentral.config.schema import Config, Simulate
+from decentral.config.schema import Config, EarlyStop, Simulate
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
 from decentral.host.torchrun import under_torchrun
@@ -80,6 +80,11 @@ def resolve(config: Config) -> Config:
         raise ConfigError(
             f"metrics={config.metrics} is for tasks that train a network on examples, such as task=images: leave it "
             f"out with task={config.task.name}."
+        )
+    if config.early_stop.patience is None and config.early_stop != EarlyStop():
+        raise ConfigError(
+            f"early_stop.{_first_key(config.early_stop)} has no effect without early_stop.patience: give a number of "
+            "evaluations, or leave it out."
         )
     if config.init is not None and not stored_facts(init_directory(config)):
         raise ConfigError(
@@ -286,6 +291,11 @@ def _check_timeline(config: Config) -> None:
             f"stop_after_simulated_s={config.stop_after_simulated_s:g} is for training: simulate=timeline takes "
             "steps=, leave it out."
         )
+    if config.early_stop.patience is not None:
+        raise ConfigError(
+            f"early_stop.patience={config.early_stop.patience} is for training: simulate=timeline evaluates nothing, "
+            "leave it out."
+        )
     if config.network.drop_probability:
         raise ConfigError(
             f"network.drop_probability={config.network.drop_probability:g} is for runs that train: simulate=timeline "
@@ -415,8 +425,8 @@ def check_communication(algo: Algorithm, communication: Communication) -> None:
         )
 
 
-def _first_key(own: Communication) -> str:
-    """The first key of `communication` that is not as usual, with its value."""
-    usual = Communication()
+def _first_key(own: Communication | EarlyStop) -> str:
+    """The first key of these settings that is not as usual, with its value."""
+    usual = type(own)()
     key = next(f.name for f in dataclasses.fields(own) if getattr(own, f.name) != getattr(usual, f.name))
     return f"{key}={getattr(own, key)}"

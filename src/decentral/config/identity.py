@@ -67,6 +67,8 @@ def identity(config: Config) -> dict[str, Any]:
         known["task"]["statistics_pictures"] = known["task"].pop("statistics_images")
     if evaluation:
         known["evaluation"] = evaluation
+    if config.early_stop.patience is not None:
+        known["early_stop"] = component_identity(config.early_stop)
     if not isinstance(config.compress, NoCompression):
         known["compress"] = component_identity(config.compress)
     if isinstance(config.cluster, VirtualCluster):

@@ -26,6 +26,24 @@ from decentral.topology.communication import Communication, LocalSteps
 if TYPE_CHECKING:
     from decentral.topology.rounds import Rounds
 
+
+@dataclass
+class EarlyStop(Settings, where="early_stop"):
+    """When a run ends before its last step, because it no longer improves. Schedules go by all its steps.
+
+    patience     evaluations (evaluation.every_epochs) in a row that are not better than the best one before (null:
+                 never). The run is then done, with a last evaluation on all test examples
+    metric       which one, such as loss; by default the first, which judges the run
+    worker       of whom: worst, mean (over the workers), averaged (the averaged model)
+    min_change   by how much a better one is better, at least, in the metric's unit (accuracies: fractions of 1)
+    """
+
+    patience: int | None = setting(None, at_least=1, hint="a number of evaluations")
+    metric: str = ""
+    worker: str = setting("worst", choices=("worst", "mean", "averaged"))
+    min_change: float = setting(0.0, at_least=0)
+
+
 GROUPS = {
     "algo": "algorithms",
     "topology": "topology",
@@ -47,6 +65,7 @@ NODES: dict[str, type] = {
     "network": NetworkSettings,
     "communication": Communication,
     "evaluation": EvaluationSettings,
+    "early_stop": EarlyStop,
 }
 """Settings that belong together and are no choice -> their dataclass, whose docstring describes them."""
 
@@ -90,6 +109,7 @@ class Config(Settings):
     network: NetworkSettings = field(default_factory=NetworkSettings)
     communication: Communication = field(default_factory=Communication)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    early_stop: EarlyStop = field(default_factory=EarlyStop)
     alpha: float = setting(
         0.1,
         help="heterogeneity of the workers' data: Dirichlet concentration, smaller is more different",

@@ -40,6 +40,7 @@ from decentral.topology.delivery import Losses
 from decentral.training.adaptive import AdaptiveStepper, Probe
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
+from decentral.training.early_stop import Patience
 from decentral.training.operations import Operations
 from decentral.training.oracle import Accumulated, GradientOracle, Sleep, uneven, with_measured
 from decentral.training.stepper import Stepper
@@ -78,11 +79,15 @@ class Run:
     attempts before this one `data` and `passes`. Beside the steps `evaluation` and `checkpoints`."""
     rejected: list[str] = field(default_factory=list)
     """A sentence for each damaged checkpoint that was passed over."""
+    patience: Patience | None = None
+    """What may end the run early."""
+    ended_early: bool = False
 
     def ends_at(self, t: int) -> bool:
-        """Whether these were all steps, or the simulated time is over."""
+        """Whether these were all steps, the simulated time is over, or nothing improves any more."""
         stop_s, simulated_s = self.config.stop_after_simulated_s, self.stepper.simulated_s
-        return t == self.total_steps or (stop_s is not None and simulated_s is not None and simulated_s >= stop_s)
+        over = t == self.total_steps or self.ended_early
+        return over or (stop_s is not None and simulated_s is not None and simulated_s >= stop_s)
 
     @property
     def net(self) -> Network:
@@ -183,6 +188,7 @@ def assemble(config: Config, world: World) -> Run:
         eval_every_steps(config, problem.steps_per_epoch, total_steps),
         some,
         trace,
+        patience=Patience(config.early_stop, problem.scores) if config.early_stop.patience is not None else None,
     )
 
 

@@ -186,8 +186,10 @@ class Recorder:
         else:
             facts |= late_facts(r.stepper.lateness())
         notes = list(r.notes)
-        if status is Status.done and stop_s is not None and step < r.total_steps:
+        if status is Status.done and stop_s is not None and step < r.total_steps and not r.ended_early:
             notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
+        if r.ended_early and r.patience is not None:
+            notes.insert(0, r.patience.note(step, r.total_steps))
         notes += self.config.topology.notes() if r.algorithm.uses_topology else ()
         facts |= choices | ({"notes": notes} if notes else {})
         if status is Status.diverged and (suspects := r.problem.suspects()):

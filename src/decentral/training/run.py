@@ -87,7 +87,10 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             stepper.flush()
             synchronize(r.world)
             stopwatch.turn_to("evaluation")
-            found = examine(r, t, oracle.take_losses(), recorder, progress)
+            losses = oracle.take_losses()
+            found = examine(r, t, losses, recorder, progress)
+            if ends_early(r, t, found) and r.examples_on_the_way is not None:
+                found = examine(r, t, losses, recorder, progress)
             if sentence := keeper.evaluated(t, found):
                 progress.line(sentence)
             stopwatch.turn_to("steps")
@@ -120,6 +123,13 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
     raise AssertionError("a run ends within its steps")
 
 
+def ends_early(r: Run, t: int, found: Evaluation) -> bool:
+    """Whether this evaluation is the last one because models no longer improve, by the leader's numbers."""
+    if r.patience is not None and not r.ends_at(t) and not found.diverged:
+        r.ended_early = bool(r.world.agree(r.patience.ends(t, found)))
+    return r.ended_early
+
+
 def trace(r: Run, step: int) -> None:
     """Keep the models of all workers after `step` steps, and what else is asked for."""
     models = r.net.gather(r.stepper.models)
@@ -150,6 +160,8 @@ def save(r: Run, t: int, recorder: Recorder) -> None:
     if r.trace is not None:
         part["trace"] = r.trace[: t + 1]
         part["traced"] = {name: torch.stack(values) for name, values in r.traced.items()}
+    if r.patience is not None:
+        part["early_stop"] = r.patience.state()
     recorder.keep_operations(r)
     written = recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
     recorder.commit(r, t, [Written.unpack(packed) for packed in r.world.collect(written.pack())])
@@ -171,6 +183,8 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     r.stepper.go_on_from(checkpoint.step, parts[0])
     r.start, r.evaluated_s = checkpoint.step, float(checkpoint.meta.get("evaluated_s", 0.0))
     r.times.update({**checkpoint.meta.get("times_s", {}), "steps": float(checkpoint.meta["wall_s"])})
+    if r.patience is not None:
+        r.patience.go_on_from(parts[0]["early_stop"])
     r.net.traffic.bytes_sent, r.net.traffic.messages_sent = (
         int(checkpoint.meta["bytes_sent"]),
         int(checkpoint.meta["messages_sent"]),

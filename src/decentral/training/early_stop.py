@@ -1,0 +1,60 @@
+"""Ending a run that no longer improves: `early_stop.patience`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from decentral.config.schema import EarlyStop
+from decentral.errors import ConfigError
+from decentral.store.metrics import Metric
+from decentral.training.evaluation import Evaluation
+
+
+class Patience:
+    """How many evaluations there have been since the best one; the same on all processes."""
+
+    def __init__(self, settings: EarlyStop, metrics: Sequence[Metric]) -> None:
+        """metrics: those of evaluations. Raises ConfigError if what is watched is none of them, or has no direction."""
+        self._settings, wanted = settings, settings.metric.replace("_", " ")
+        known = [metric for metric in metrics if metric.larger_is_better is not None]
+        found = [metric for metric in known if wanted in ("", metric.words, metric.name.replace("_", " "))]
+        if not found:
+            raise ConfigError(
+                f"early_stop.metric={settings.metric} is none of those that are evaluated and have a direction: use "
+                f"{', '.join(metric.words for metric in known)}."
+            )
+        self._metric, self._place = found[0], list(metrics).index(found[0])
+        self._best, self._step, self._waited = math.nan, 0, 0
+
+    def ends(self, t: int, found: Evaluation) -> bool:
+        """Whether the evaluation after t steps is the last one: none of the last `patience` was better than before."""
+        m = self._place
+        value = {
+            "worst": found.worst(m),
+            "mean": found.workers[:, m].mean().item(),
+            "averaged": found.averaged[m].item(),
+        }[self._settings.worker]
+        gain = value - self._best if self._metric.larger_is_better else self._best - value
+        self._waited += 1
+        if gain > self._settings.min_change or math.isnan(self._best):
+            self._best, self._step, self._waited = value, t, 0
+        return self._waited >= (self._settings.patience or math.inf)
+
+    def note(self, step: int, total_steps: int) -> str:
+        """What ended the run after so many steps."""
+        words = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
+        whose, best = words[self._settings.worker], self._metric.format(self._best, 4)
+        return (
+            f"early_stop.patience={self._settings.patience} ended the run after {step} of {total_steps} steps: "
+            f"{self._metric.words} ({whose}) was best after {self._step}, {best}"
+        )
+
+    def state(self) -> list[Any]:
+        """For checkpoints."""
+        return [self._best, self._step, self._waited]
+
+    def go_on_from(self, state: Sequence[Any]) -> None:
+        """Continue from what `state` once gave."""
+        self._best, self._step, self._waited = state
