@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import decentral
 from configure import configure
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
@@ -179,3 +181,64 @@ def test_workers_that_go_on_by_themselves_in_simulated_time_leave_a_trace(start,
     assert start(*shape, directory="broken", interrupt_at=4).status == "interrupted"
     broken = np.load(start(*shape, directory="broken").directory / "trace.npz")
     assert all(np.array_equal(whole[name], broken[name]) for name in whole)
+
+
+SETTINGS = {
+    "dpsgd": ("exponential", {}, {"mode": "awc"}),
+    "relaysgd": ("chain", {}, {}),
+    "d2": ("ring", {}, {}),
+    "gradient_tracking": ("one_peer_exponential", {}, {}),
+    "sgp": ("exponential", {"drop_probability": 0.2}, {}),
+    "noloco": ("ring", {}, {"period_steps": 2}),
+    "choco": ("ring", {"compress": "topk"}, {"gamma": 0.3}),
+    "local_sgd": ("ring", {}, {"period_steps": 3}),
+}
+
+
+@pytest.mark.parametrize("algo", SETTINGS)
+def test_iterates_with_an_oracle_of_ones_own_are_those_of_a_run(start, tmp_path, algo):
+    topology, more, settings = SETTINGS[algo]
+    np.savez(tmp_path / "problem.npz", A=A, b=B, x0=X0[0])
+    words = [f"algo.{key}={value}" for key, value in settings.items()]
+    words += [
+        f"network.{key}={value}" if key == "drop_probability" else f"{key}={value}" for key, value in more.items()
+    ]
+    words += [
+        "optim=sgd",
+        "optim.momentum=0.9",
+        f"topology={topology}",
+        f"algo={algo}",
+        f"task.problem={tmp_path / 'problem.npz'}",
+    ]
+    found = decentral.iterates(
+        algo, topology, lambda x, t: gradients(x), X0[0], STEPS, lr=0.05, num_workers=N,
+        algo_settings=settings, optim_settings={"momentum": 0.9}, **more,
+    )  # fmt: skip
+    assert np.abs(found - start(*RUN, *words).iterates).max() < 1e-12
+
+
+def test_iterates_on_given_matrices_from_given_starts_with_a_rate_of_each_step():
+    W, seen = matrices(3), []
+
+    def oracle(x, t):
+        seen.append(t)
+        g = torch.tensor(gradients(x))
+        x[:] = 0  # a copy
+        return g
+
+    found = decentral.iterates("dpsgd", W, oracle, X0, STEPS, lr=lambda t: 0.05)
+    assert np.abs(found - gossip(W)).max() < 1e-12 and seen == list(range(STEPS))
+    every = decentral.iterates("dpsgd", W[0], lambda x, t: 0 * x, X0, 4, every=2)
+    assert np.array_equal(every[1], X0) and np.abs(every[2] - W[0] @ X0).max() < 1e-12
+    for arguments, settings, sentence in (
+        (("relaysgd", "chain", oracle, X0, 3), {}, "algo='relaysgd' begins at one model that all share"),
+        (("relaysgd", "ring", oracle, X0[0], 3), {"num_workers": N}, "algo='relaysgd' "),
+        (("adpsgd", "ring", oracle, X0, 3), {}, "has no steps that all workers take together"),
+        (("dpsgd", "ring", oracle, X0[0], 3), {}, "does not say how many there are"),
+        (("dpsgd", "ring", lambda x, t: x[0], X0, 3), {}, r"gave numbers of shape \[3\] for x \[4, 3\]"),
+        (("dpsgd", "ring", oracle, X0 * np.nan, 3), {}, "x0 has to be finite numbers"),
+        (("allreduce", "ring", oracle, X0[0], 3), {"num_workers": N, "drop_probability": 0.1}, "drop_probability=0.1"),
+        (("d2", "ring", oracle, X0, 3), {"every": 2}, "every=2"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            decentral.iterates(*arguments, **settings)

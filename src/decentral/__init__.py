@@ -5,6 +5,7 @@ For your own training loop under torchrun: `decentral.join(...)` gives `Peers`, 
 
 For notebooks: `decentral.train(net, train_data, test_data, algo="relaysgd")` trains a model, `decentral.runs()`
 has all runs in a DataFrame, and `decentral.load(run)` the models of one.
+`decentral.iterates(algo, topology, oracle, x0, steps)` takes the steps of an algorithm with gradients of your own.
 
 Importing this package is cheap on purpose: torch is imported only once a configuration has been accepted, or one of
 these names is used.
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from decentral.errors import ConfigError as ConfigError
     from decentral.report.runs_table import table as table
+    from decentral.script.iterating import iterates as iterates
     from decentral.script.joining import join as join
     from decentral.script.loading import load as load
     from decentral.script.loading import runs as runs
@@ -34,6 +36,7 @@ _HOMES = {
     "DecentralizedOptimizer": "decentral.script.optimizer",
     "Peers": "decentral.script.peers",
     "Window": "decentral.script.window",
+    "iterates": "decentral.script.iterating",
     "join": "decentral.script.joining",
     "load": "decentral.script.loading",
     "runs": "decentral.script.loading",

@@ -55,7 +55,7 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
         ConfigError: a name, a setting or a value that does not exist, settings for an object; an algorithm that does
             not train, or has no steps.
     """
-    algorithm = cast(Algorithm, _chosen("algorithms", algo, Algorithm, _as_dict("algo", settings), ()))
+    algorithm = cast(Algorithm, chosen("algorithms", algo, Algorithm, _as_dict("algo", settings), ()))
     if algorithm.needs_samples:
         raise ConfigError(
             f"algo='{algorithm.name}' averages samples and trains nothing, so that there is no optimizer to wrap: "
@@ -95,7 +95,7 @@ def compression_from(compress: object, settings: dict[str, Any] | None) -> Compr
     if steps_per_epoch <= 0:
         raise ConfigError(f"compress.steps_per_epoch={steps_per_epoch:g} has to be a number of steps above 0.")
     given = NoCompression() if compress is None else compress
-    compressor = cast(Compressor, _chosen("compression", given, Compressor, own, ("seed", "steps_per_epoch")))
+    compressor = cast(Compressor, chosen("compression", given, Compressor, own, ("seed", "steps_per_epoch")))
     if getattr(compressor, "warmup_epochs", 0.0) and math.isnan(steps_per_epoch):
         raise ConfigError(
             "warmup_epochs counts epochs, of which an optimizer in a script knows nothing: say how many steps one has, "
@@ -104,7 +104,7 @@ def compression_from(compress: object, settings: dict[str, Any] | None) -> Compr
     return Compression(compressor, seed, 1.0 if math.isnan(steps_per_epoch) else steps_per_epoch)
 
 
-_KEYS = {"topology": "topology", "algorithms": "algo", "compression": "compress"}
+_KEYS = {"topology": "topology", "algorithms": "algo", "compression": "compress", "optim": "optim"}
 
 
 def _as_dict(key: str, settings: object) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _as_dict(key: str, settings: object) -> dict[str, Any]:
     return dict(settings or {})
 
 
-def _chosen(package: str, given: object, base: type, settings: dict[str, Any], others: Sequence[str]) -> object:
+def chosen(package: str, given: object, base: type, settings: dict[str, Any], others: Sequence[str]) -> object:
     """The component of this name with these settings, or the one that is given. Raises ConfigError if it is neither."""
     key = _KEYS[package]
     if isinstance(given, str):

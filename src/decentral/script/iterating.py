@@ -1,0 +1,121 @@
+"""The iterates of an algorithm on a network, with an oracle of the user's own: `decentral.iterates`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.compression.rows import RowLayout
+from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
+from decentral.errors import ConfigError
+from decentral.network.local import LocalNetwork
+from decentral.optim.optimizer import Optimizer
+from decentral.script.components import algorithm_from, chosen, compression_from, in_a_script, topology_from
+from decentral.topology.communication import Communication
+from decentral.topology.delivery import Losses
+from decentral.topology.requirements import check
+from decentral.training.stepper import Stepper
+
+
+def iterates(
+    algo: object,
+    topology: object,
+    oracle: Callable[[Any, int], Any],
+    x0: Any,
+    steps: int,
+    *,
+    lr: float | Callable[[int], float] = 0.1,
+    num_workers: int | None = None,
+    optim: object = "sgd",
+    compress: object = None,
+    every: int = 1,
+    drop_probability: float = 0.0,
+    seed: int = 0,
+    algo_settings: dict[str, Any] | None = None,
+    topology_settings: dict[str, Any] | None = None,
+    optim_settings: dict[str, Any] | None = None,
+    compress_settings: dict[str, Any] | None = None,
+) -> np.ndarray:
+    """Return the models of all workers before the first and after each step, float64 [steps + 1, n, P].
+
+    All workers are in this process; no run is stored. The steps are those of `decentral-run`.
+
+    >>> import numpy as np, decentral
+    >>> b = np.arange(4.0)[:, None]  # worker i's optimum
+    >>> x = decentral.iterates("dpsgd", "ring", lambda x, t: x - b, np.zeros((4, 1)), 100, lr=0.1)
+    >>> bool(abs(x[-1].mean() - b.mean()) < 1e-3)
+    True
+
+    Args:
+        algo: Name of an algorithm with steps, or an `Algorithm`.
+        topology: Name of a topology, a `Topology`, W [n, n], or [T, n, n] with a matrix for each round, which repeat.
+            Algorithms that do not use it take any.
+        oracle: oracle(x [n, P], t) -> the gradients [n, P] of the workers at their models in step t. It gets a
+            float64 array, a copy, and gives an array or a tensor.
+        x0: The start [P] of all, or [n, P] of each.
+        steps: How many steps are taken.
+        lr: The learning rate, or step t -> its rate.
+        num_workers: n, where neither x0 [n, P] nor the topology says it.
+        optim: Name of a local optimizer, or an `Optimizer`.
+        compress: Name of a compressor, a `Compressor`, or None.
+        every: Local steps: communicate in every so many steps only.
+        drop_probability: Each message is lost with this probability.
+        seed: Decides which messages are lost.
+        algo_settings, topology_settings, optim_settings, compress_settings: Settings of what is named.
+
+    Raises:
+        ConfigError: for what `decentral-run` refuses, a start that the algorithm cannot have, or an oracle that gives
+            another shape.
+    """
+    algorithm, topology = algorithm_from(algo, algo_settings), topology_from(topology, topology_settings or {})
+    optimizer = cast(Optimizer, chosen("optim", optim, Optimizer, dict(optim_settings or {}), ()))
+    start = torch.as_tensor(np.asarray(x0, dtype=np.float64))
+    if start.dim() not in (1, 2) or not start.isfinite().all():
+        raise ConfigError(f"x0 has to be finite numbers [P] or [n, P], not of shape {list(start.shape)}.")
+    n = len(start) if start.dim() == 2 else num_workers or topology.implied_num_workers()
+    if n is None or num_workers not in (None, n):
+        raise ConfigError(f"num_workers={num_workers} does not say how many there are: give x0 [n, P], or n.")
+    x = start.expand(n, -1).clone()
+    if not algorithm.own_starts and not (x == x[:1]).all():
+        raise ConfigError(f"algo='{algorithm.name}' begins at one model that all share: give x0 [P].")
+    compressor, of_messages, per_epoch = compression_from(compress, compress_settings)
+    try:
+        algorithm.check_workers(n)
+        communication = Communication(every=every)
+        check_communication(algorithm, communication)
+        rounds = communication.schedule(topology, n)
+        if algorithm.uses_topology:
+            check(rounds, algorithm.needs, algorithm.name, topology.name, topology.weights_given())
+        if compress is not None:
+            check_compressor(algorithm, compressor)
+            check_compressed_rounds(algorithm, compressor, communication, lambda: rounds, topology.name)
+    except ConfigError as error:
+        raise ConfigError(in_a_script(str(error), algo=True)) from None
+    if drop_probability and not algorithm.survives_loss:
+        raise ConfigError(f"drop_probability={drop_probability:g} cannot be used with algo='{algorithm.name}'.")
+
+    def gradients(x: Tensor, workers: Any = None) -> Tensor:
+        if workers is not None:
+            raise ConfigError(f"algo='{algorithm.name}' asks for the gradients of some workers: use decentral-run.")
+        g = torch.as_tensor(oracle(x.numpy().copy(), stepper.t), dtype=torch.float64).clone()
+        if g.shape != x.shape:
+            raise ConfigError(f"oracle(x, t) gave numbers of shape {list(g.shape)} for x {list(x.shape)}.")
+        return g
+
+    rate = lr if callable(lr) else lambda t: lr
+    per_message = per_epoch / algorithm.steps_per_message
+    layout = RowLayout.flat(x.shape[1])
+    algorithm = algorithm.bind(optimizer.rule(rate, layout), compressor.bound(layout, of_messages, per_message))
+    found = [x.numpy().copy()]
+    with torch.no_grad():
+        net = LocalNetwork(rounds, Losses(drop_probability, seed))
+        stepper = Stepper(algorithm, net, gradients, x)
+        for _ in range(steps):
+            stepper.step()
+            stepper.flush()
+            found.append(stepper.models.numpy().copy())
+    return np.stack(found)
