@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,8 @@ import torch
 from decentral.cli.run import main
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
-from decentral.registry import component
+from decentral.data import plain as plain_data
+from decentral.registry import component, signature
 from decentral.store import RunStore
 
 MODULE = '''"""A module of one's own."""
@@ -174,7 +178,8 @@ def test_the_signature_is_the_schema(module: str) -> None:
     settings = {f.name: f.type for f in dataclasses.fields(cls)}
     assert settings["width"] is int and settings["drop"] is float and settings["wide"] == list[int]
     assert settings["bias"] == bool | None
-    assert settings.keys() == {"name", "width", "drop", "act", "wide", "file", "bias"}, "less what the data decide"
+    own = {"name", "width", "drop", "act", "wide", "file", "bias", "kwargs"}
+    assert settings.keys() == own, "less what the data decide"
     assert cls.__doc__ == "Two layers."
 
 
@@ -422,3 +427,138 @@ def test_help_has_a_topology_that_needs_a_setting(capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         main(["--help", f"topology={names}:asks"])
     assert "topology.k=???" in capsys.readouterr().out
+
+
+# -- models of timm, data of the library datasets ----------------------------------------------------------------------
+
+LIBRARY = '''"""A stand-in for the library datasets: what of it is used."""
+
+import numpy as np
+from PIL import Image
+
+
+class ClassLabel:
+    names = ["even", "odd"]
+
+
+class Dataset:
+    def __init__(self, columns):
+        self._columns, self.column_names = columns, list(columns)
+        self.features = {name: ClassLabel() if name in ("label", "fine") else None for name in columns}
+
+    def __len__(self):
+        return len(self._columns[self.column_names[0]])
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return self._columns[key]
+        assert isinstance(key, int)
+        return {name: values[key] for name, values in self._columns.items()}
+
+
+class DatasetDict(dict):
+    pass
+
+
+def load_dataset(path: str, name: str | None = None, data_dir: str | None = None, split=None, cache_dir=None,
+                 streaming: bool = False, **config_kwargs):
+    assert path == "some/set" and name in (None, "tiny") and split is None and not streaming
+    def part(n, seed):
+        random, labels = np.random.default_rng(seed), [i % 2 for i in range(n)]
+        shape = (12, 9, 3) if name is None else (12, 12)
+        images = [Image.fromarray((random.integers(0, 100, shape) + 100 * i).astype(np.uint8)) for i in labels]
+        texts = [["two four six", "one three nine"][i] for i in labels]
+        return Dataset({"image": images, "vector": [[float(i), 1.0] for i in labels], "title": texts, "more": texts,
+                        "label": labels, "fine": labels} | config_kwargs)
+    return DatasetDict(train=part(80, 0), validation=part(20, 1))
+'''
+FOUND = ("num_workers=4", "batch_size=4", "topology=ring", "algo=dpsgd", "partition=iid", "steps=30", "device=cpu",
+         "progress=false", "data=datasets:load_dataset", "data.path=some/set", "data.test=validation", "lr=0.1",
+         "processes=1", "run_dir=run")  # fmt: skip
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The stand-in in the place of the library, for the time being."""
+    (tmp_path / "datasets.py").write_text(LIBRARY)
+    real = sys.modules.pop("datasets", None)
+    for cached in (signature.function, plain_data.plain):
+        cached.cache_clear()
+    yield
+    sys.modules.pop("datasets", None)
+    if real is not None:
+        sys.modules["datasets"] = real
+    for cached in (signature.function, plain_data.plain):
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("settings", "best"),
+    [
+        ("model=cnn data.image_size=8", 1.0),
+        ("model=mlp data.config=tiny data.label=fine", 1.0),
+        ("model={}:Net data.image=vector", 1.0),
+        ("task=text model=fasttext data.text=[title,more] data.tokens=words data.longest=4", 1.0),
+    ],
+)
+def test_columns_of_a_data_set_of_the_library_are_learned(
+    module: str, library: None, settings: str, best: float
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([*FOUND, *settings.format(module).split()])
+    assert exit.value.code in (0, None)
+    lines = Path("run/metrics.jsonl").read_text().splitlines()
+    found = [row for row in map(json.loads, lines) if (row["metric"], row["worker"]) == ("accuracy", "averaged")]
+    assert found[-1]["value"] == best
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("data.test=test", "has the splits train, validation, not test: choose with data.train= and data.test=."),
+        (
+            "data.image=picture",
+            "has no column picture in train, but image, vector, title, more, label, fine: choose with",
+        ),
+        ("data.text=[title]", "task=images is for images with labels, but data=datasets:load_dataset has texts with labels"),
+        ("data.colour=red", "has no setting 'colour'"),
+    ],
+)
+def test_what_a_data_set_of_the_library_does_not_have(
+    capsys: pytest.CaptureFixture[str], library: None, settings: str, says: str
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        main([*FOUND, "model=cnn", "data.image_size=8", *settings.split()])
+    assert exit.value.code == 2 and says in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("datasets") is not None, reason="the library is installed")
+def test_a_library_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "pip install 'decentral[datasets]'" in refusal_of(capsys, "data=datasets:load_dataset")
+
+
+def test_a_data_set_of_the_real_library(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    for split, n in (("train", 40), ("test", 10)):
+        lines = [json.dumps({"text": ["an even one", "odd"][i % 2], "label": i % 2}) for i in range(n)]
+        Path(f"{split}.jsonl").write_text("\n".join(lines))
+    words = ["task=text", "model=fasttext", "data=datasets:load_dataset", f"data.path={tmp_path}", "data.text=[text]",
+             "data.tokens=words", "num_workers=2"]  # fmt: skip
+    assert compose(words).data.inspect().num_train == 40
+
+
+def test_a_model_of_timm_is_made_for_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    timm = pytest.importorskip("timm")
+    words = ["data=digits", "model=timm:create_model", "num_workers=2", "partition=iid", "algo=dpsgd", "topology=ring"]
+    config = compose([*words, "model.model_name=resnet10t", "model.kwargs={drop_rate:0.25}"])
+    torch.manual_seed(3)
+    ours = config.model.build(config.data.inspect())
+    torch.manual_seed(3)
+    theirs = timm.create_model("resnet10t", num_classes=10, in_chans=1, drop_rate=0.25)
+    assert ours.drop_rate == 0.25
+    assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert run_id(config) != run_id(compose([*words, "model.model_name=resnet10t"]))
+    for more, says in ((["model.kwargs={rate:1}"], "unexpected keyword argument 'rate'"), ([], "Unknown model")):
+        name = "resnet10t" if more else "resnet11t"
+        said = refusal_of(capsys, *words, f"model.model_name={name}", *more, "processes=1")
+        assert "model=timm:create_model cannot be made: " in said and says in said

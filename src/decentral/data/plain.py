@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ class PlainData(Plain, DataSet):
 
     def inspect(self) -> LabelledData:
         """Makes the data sets, and looks at some examples and at all labels."""
-        return self._sets().description
+        found: LabelledData = self._sets().description
+        return found
 
     def prepare(self) -> None:
         """Done by then."""
@@ -75,8 +77,13 @@ class PlainData(Plain, DataSet):
             found.append(f"data={self.name}: the smallest label is {first}, but labels count from 0: subtract {first}")
         return tuple(found)
 
-    def _sets(self) -> Sets:
-        settings = {name: by_content(value) for name, value in self.settings().items()}
+    def called(self) -> Any:
+        """What the function returns."""
+        return self.target()(**self.settings())
+
+    def _sets(self) -> Any:
+        fields = [f for f in dataclasses.fields(self) if not f.metadata.get("volatile")]  # type: ignore[arg-type]
+        settings = {f.name: by_content(getattr(self, f.name)) for f in fields}
         known = json.dumps([self.plain_name, settings], sort_keys=True, default=str)
         if known not in _MADE:
             _MADE[known] = self._made()
@@ -88,7 +95,7 @@ class PlainData(Plain, DataSet):
         from decentral.data.loading.map_style import look_at
 
         with blame.named(), _one_at_a_time(), seeded(0, "make data"):
-            made = self.target()(**self.settings())
+            made = self.called()
         if not isinstance(made, tuple | list) or len(made) != 2:
             raise ConfigError(
                 f"data={self.name} has to return two data sets, (train, test), not a {type(made).__name__}."
@@ -151,6 +158,10 @@ def _one_at_a_time() -> Iterator[None]:
 @cache
 def plain(name: str) -> type:
     """The data set for `module:function`. Raises ConfigError if there is no such thing."""
+    if name == "datasets:load_dataset":
+        from decentral.data.hugging_face import HuggingFace
+
+        return component_from("data", name, HuggingFace, ("name", "split", "cache_dir", "streaming"))
     return component_from("data", name, PlainData, ())
 
 

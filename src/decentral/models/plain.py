@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from decentral.data.dataset import DataDescription, LabelledData
 from decentral.models.model import Model
 from decentral.registry import blame
-from decentral.registry.signature import Plain, component_from, taken
+from decentral.registry.signature import Plain, component_from, further, taken
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,9 +33,14 @@ class PlainModel(Plain, Model):
     def made(self, data: LabelledData) -> Any:
         """What the class makes."""
         given = (data.num_classes, data.shape[0] if data.shape else 1, prod(data.shape), data.shape)
-        known = self.settings()
-        with blame.named():
+        known = dict(zip(("num_classes", "in_chans"), given, strict=False)) if self._of_timm() else {}
+        known |= self.settings()
+        with blame.named(f"model={self.name} cannot be made"):
             return self.target()(**known, **taken(self.target(), dict(zip(GIVEN, given, strict=True))))
+
+    def _of_timm(self) -> bool:
+        """Whether it is a function of timm, which all take these by name, but do not declare them."""
+        return getattr(self, "plain_module", "").partition(".")[0] == "timm" and bool(further(self.target()))
 
     def tried(self, original: Any, data: LabelledData) -> nn.Module:
         """A copy of what was made, as `build` returns it."""

@@ -70,15 +70,16 @@ def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
 
 
 @contextmanager
-def named() -> Iterator[None]:
-    """An exception in one's own code becomes a ConfigError that names the file and the line."""
+def named(otherwise: str = "") -> Iterator[None]:
+    """An exception in one's own code becomes a ConfigError that names the file and the line; any other one that says
+    `otherwise`, if that is given."""
     try:
         yield
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        where = place(error)
-        if where is None:
+        where = place(error) or otherwise
+        if not where:
             raise
         raise ConfigError(f"{where}: {sentence(error)}.") from error
 

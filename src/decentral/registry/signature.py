@@ -19,7 +19,7 @@ from decentral.registry import plugins, sources
 from decentral.registry.find import NAMED, PLAIN, load
 
 _PLAIN = (bool, int, float, str)
-EXTRAS = {"torchmetrics": "metrics"}
+EXTRAS = {"torchmetrics": "metrics", "timm": "timm", "datasets": "datasets"}
 """Package that settings may name -> the extra of ours that installs it."""
 
 
@@ -39,11 +39,13 @@ class Plain:
         return _target(cls.plain_package, cls.plain_name)
 
     def settings(self) -> dict[str, Any]:
-        """What has been set, by the names of the parameters; lists for what is a tuple by default are tuples."""
+        """What has been set, by the names of the parameters; lists for what is a tuple by default are tuples. With what
+        is set of further ones."""
         known, fields = parameters_of(self.target()), dataclasses.fields(self)  # type: ignore[arg-type]
         values = {f.name: getattr(self, f.name) for f in fields if f.name != "name" and f.name in known}
         tuples = {name for name, one in known.items() if isinstance(one.default, tuple)}
-        return {name: tuple(value) if name in tuples else value for name, value in values.items()}
+        values = {name: tuple(value) if name in tuples else value for name, value in values.items()}
+        return values | getattr(self, further(self.target()), {})
 
     def __reduce__(self) -> Any:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -54,7 +56,7 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
     """A dataclass, derived from `base` (a `Plain`), for the class or function `module:Name`.
 
     Its fields are the parameters, less those that are `given` when it is called, and those whose defaults are no plain
-    values. Raises ConfigError if there is no such module, class or function.
+    values; and of **kwargs one, a dictionary. Raises ConfigError if there is no such module, class or function.
     """
     target = _target(package, name)
     where = f"{PLAIN[package]}={name}"
@@ -72,6 +74,8 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
                 )
             continue
         fields.append((one.name, kind, _field(one.default)))
+    if more := further(target):
+        fields.append((more, dict[str, Any], dataclasses.field(default_factory=dict, metadata={"older": {}})))
     names = {
         "__module__": __name__,
         "plain_module": name.partition(":")[0],
@@ -173,6 +177,12 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a class or function that have names."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: one for name, one in inspect.signature(target).parameters.items() if one.kind not in variadic}
+
+
+def further(target: Callable[..., Any]) -> str:
+    """What the parameter is called that takes further ones by name, `kwargs` of **kwargs; '' if there is none."""
+    parameters = inspect.signature(target).parameters.values()
+    return next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD), "")
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:

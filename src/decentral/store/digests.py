@@ -39,12 +39,14 @@ def file_digest(path: Path) -> str:
 
 
 def by_content(value: Any) -> Any:
-    """A setting in which a path of a file or folder is replaced by its name and digest; in lists, too.
+    """A setting in which a path of a file or folder is replaced by its name and digest; in lists and dictionaries, too.
 
     Stored runs in a folder do not count, nor does a folder that the program works in.
     """
     if isinstance(value, list | tuple):
         return [by_content(one) for one in value]
+    if isinstance(value, dict):
+        return {key: by_content(one) for key, one in value.items()}
     if not isinstance(value, str) or not os.path.exists(path := os.path.expanduser(value)):
         return value
     if os.path.isfile(path):

@@ -1,0 +1,164 @@
+"""Data sets of the library datasets, from its cache or from files: data=datasets:load_dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decentral.data.dataset import DataDescription
+from decentral.data.plain import PlainData
+from decentral.data.texts import Part, TextFiles
+from decentral.data.tokens import TextTokens
+from decentral.errors import ConfigError
+from decentral.registry import blame
+from decentral.settings import setting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class HuggingFace(PlainData):
+    """A data set of the library datasets: images (or vectors) with labels, or texts with labels.
+
+    config      the `name` of one of several configurations of the data set, as glue has them
+    train       the split that is trained on
+    test        the split that is tested on
+    image       the column of the inputs: images, which become [C, H, W] from 0 to 1, or lists of numbers
+    text        the columns of the text instead, as in [sentence]; several are put one after the other
+    label       the column of the class, a whole number from 0
+    image_size  cut images to a square of so many pixels, after resizing the shorter side to it
+    tokens, tokenizer, vocabulary, longest    of texts, as for data=textfolder
+    cache_dir   where the library keeps what it has downloaded
+    """
+
+    config: str | None = None
+    train: str = "train"
+    test: str = "test"
+    image: str = "image"
+    text: list[str] = field(default_factory=list)
+    label: str = "label"
+    image_size: int | None = setting(None, at_least=1)
+    tokens: TextTokens = TextTokens.bpe
+    tokenizer: str | None = None
+    vocabulary: int = setting(8000, at_least=3)
+    longest: int = setting(128, at_least=1)
+    cache_dir: str | None = setting(None, volatile=True)
+
+    def settings(self) -> dict[str, Any]:
+        """Those of the function."""
+        return super().settings() | ({} if self.config is None else {"name": self.config})
+
+    def called(self) -> Any:
+        """The two splits, each with its columns. Raises ConfigError for a split or a column that is not there."""
+        columns = [*(self.text or [self.image]), self.label]
+        with blame.named(f"data={self.name} cannot be loaded"):
+            found = super().called()
+        for split in (self.train, self.test):
+            if not isinstance(found, dict) or split not in found:
+                has = f"the splits {', '.join(map(str, found))}" if isinstance(found, dict) else "no splits"
+                raise ConfigError(f"data={self.name} has {has}, not {split}: choose with data.train= and data.test=.")
+            names = list(getattr(found[split], "column_names", None) or ())
+            for column in columns:
+                if column not in names:
+                    raise ConfigError(
+                        f"data={self.name} has no column {column} in {split}, but {', '.join(names)}: choose with "
+                        "data.image= (or data.text=) and data.label=."
+                    )
+        return tuple(found[split] if self.text else Rows(found[split], self) for split in (self.train, self.test))
+
+    def _made(self) -> Any:
+        return self._texts() if self.text else super()._made()
+
+    def _texts(self) -> Texts:
+        parts = [
+            Part(
+                [" ".join(map(str, row)) for row in zip(*(rows[column] for column in self.text), strict=True)],
+                [int(label) for label in rows[self.label]],
+                [f"{split}, row {number}" for number in range(len(rows))],
+            )
+            for split, rows in zip((self.train, self.test), self.called(), strict=True)
+        ]
+        if any(not part.texts or min(part.labels) < 0 for part in parts):
+            raise ConfigError(f"data={self.name} has a split without texts, or labels below 0: choose another column.")
+        settings = {key: getattr(self, key) for key in ("tokens", "tokenizer", "vocabulary", "longest")}
+        return Texts(name="datasets", parts=parts, **settings)
+
+    def inspect(self) -> DataDescription:  # type: ignore[override]
+        """See `DataSet`."""
+        return self._sets().inspect() if self.text else super().inspect()
+
+    def prepare(self) -> Path | None:  # type: ignore[override]
+        """See `DataSet`."""
+        return self._sets().prepare() if self.text else super().prepare()
+
+    def load(self, device: torch.device | str, seed: int) -> Any:
+        """See `DataSet`."""
+        return self._sets().load(device, seed) if self.text else super().load(device, seed)
+
+    def files_digest(self) -> str:
+        """Of all texts, or of the examples and labels that were looked at."""
+        return self._sets().files_digest() if self.text else super().files_digest()
+
+    def notes(self) -> tuple[str, ...]:
+        """See `PlainData`."""
+        return () if self.text else super().notes()
+
+
+@dataclass(kw_only=True)
+class Texts(TextFiles):
+    """Texts that are there already."""
+
+    parts: list[Part] = field(repr=False)
+
+    def files(self) -> list[Path]:
+        """None."""
+        return []
+
+    def files_digest(self) -> str:
+        """Of the texts and labels."""
+        return hashlib.sha256(json.dumps([part[:2] for part in self.parts]).encode()).hexdigest()[:16]
+
+    def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
+        """The texts, and one class more than the largest label."""
+        train, test = self.parts
+        return train, test, max(*train.labels, *test.labels) + 1
+
+
+class Rows:
+    """A split as a map-style data set of pairs (tensor, label)."""
+
+    def __init__(self, rows: Any, of: HuggingFace) -> None:
+        self._rows, self._of = rows, of
+        self.targets = list(rows[of.label])
+        if names := getattr((getattr(rows, "features", None) or {}).get(of.label), "names", None):
+            self.classes = list(names)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Any]:
+        import torch
+
+        row = self._rows[int(i)]
+        return torch.from_numpy(self._array(row[self._of.image])), row[self._of.label]
+
+    def _array(self, value: Any) -> np.ndarray:
+        """float32: an image [C, H, W] from 0 to 1, other numbers as they are."""
+        import numpy as np
+
+        from decentral.data.decode import resize_and_crop
+
+        if not hasattr(value, "convert"):
+            return np.asarray(value, dtype=np.float32)
+        size = self._of.image_size
+        image = value if value.mode in ("L", "RGB") else value.convert("RGB")
+        pixels = np.asarray(image if size is None else resize_and_crop(image, size, size), dtype=np.float32) / 255
+        return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
