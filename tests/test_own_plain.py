@@ -520,7 +520,10 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
             "data.image=picture",
             "has no column picture in train, but image, vector, title, more, label, fine: choose with",
         ),
-        ("data.text=[title]", "task=images is for images with labels, but data=datasets:load_dataset has texts with labels"),
+        (
+            "data.text=[title]",
+            "task=images is for images with labels, but data=datasets:load_dataset has texts",
+        ),
         ("data.colour=red", "has no setting 'colour'"),
     ],
 )
