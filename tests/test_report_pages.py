@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from decentral.cli import report as command
+from decentral.config.composition import compose
+from decentral.config.parsing import dump
 from decentral.errors import ConfigError
 from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.figure import Output, caption, center, output
 from decentral.report.figures.lines import Curves, Scaling
+from decentral.report.html import write_page
 from decentral.report.make import make, report_all, report_pages
 from decentral.report.results import Results, read
 from decentral.store.files import alone
@@ -376,3 +383,109 @@ def test_an_output_that_does_not_exist_is_refused_in_a_sentence(settings: dict[s
     with pytest.raises(ConfigError) as refused:
         output(settings)
     assert str(refused.value).startswith(complaint)
+
+
+# -- report.html -------------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """What is in a page: its tags closed in order, its texts by tag, and whatever it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self.loads: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [f"{tag} {key}" for key, _ in attrs if key in ("src", "href", "data", "action", "poster")]
+        self.texts.setdefault(tag, []).append("")
+        if tag not in ("meta", "input", "line", "circle"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.texts.setdefault(tag, []).append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts[self.open[-1]][-1] += data
+
+
+WICKED = '</script><b onclick=alert(1)>&"x'
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    curves = [*courses("RelaySGD", "dbt", 1, 80), *courses("D-PSGD", "ring", 1, 70), *courses(WICKED, "ring", 1, 60)]
+    values = [*table1(), value(WICKED, "ring", 1, 60)]
+    directory = write(tmp_path / "own" / "relaysum" / "relaysum_table1" / "smoke", values, REPORT, curves)
+    run = compose(["algo=dpsgd", "topology=ring", "num_workers=5", "task=quadratics"])
+    for name in ("D-PSGD-1", "D-PSGD-2"):
+        (tmp_path / "own" / "runs" / name).mkdir(parents=True)
+        (tmp_path / "own" / "runs" / name / "config.yaml").write_text(dump(run))
+    return write_page(read(directory))
+
+
+def test_a_page_of_a_study_is_whole_and_loads_nothing(page: Path) -> None:
+    text = page.read_text()
+    found = Page(text)
+    assert found.open == [] and found.loads == [] and not re.search(r"url\(|@import|fetch\(|https?:", text)
+    assert found.texts["th"] == ["method", "topology", "alpha", "metric", "mean", "std", "runs", "diverged", "rates"]
+    rows = [found.texts["td"][i : i + 9] for i in range(0, len(found.texts["td"]), 9)]
+    assert rows[0] == ["RelaySGD", "dbt", "1", "test accuracy (%)", "87.2", "0.1", "3", "0", "0.1"]
+    assert WICKED in [row[0] for row in rows] and "b" not in found.texts
+    assert found.texts["figcaption"] == ["ring, 5 workers"] and len(found.texts["circle"]) == 5
+    assert len(found.texts["line"]) == 5
+
+
+STUB = """
+const heard = { addEventListener(type, f) { this.on[type] = f; } };
+const made = {}, element = () => ({ innerHTML: "", value: "", checked: false, on: {}, ...heard });
+globalThis.document = { getElementById: id => made[id] ??= element() };
+const row = (...values) => ({ cells: values.map(value => ({ dataset: { value } })) });
+const heads = [element(), element()];
+const body = { rows: [row("b", "10"), row("a", "9"), row("c", "")], append(...rows) { this.rows = rows; } };
+made.table = { tHead: { rows: [{ cells: heads }] }, tBodies: [body] };
+made.metric = element(); made.metric.value = "test accuracy (%)"; made.axis = element(); made.axis.value = "step";
+"""
+SEEN = """
+const lines = () => (made.plot.innerHTML.match(/<polyline/g) || []).length, told = {};
+const x = () => [...made.plot.innerHTML.matchAll(/text-anchor="middle">([^<]*)</g)].map(one => one[1]);
+told.lines = lines(); told.x = x(); told.legend = made.legend.innerHTML; told.axes = made.axis.innerHTML;
+made.axis.value = "epoch"; made.axis.on.change(); told.epochs = x();
+made.legend.on.change({ target: { dataset: { curve: "0" }, checked: false } }); told.fewer = lines();
+made.log.checked = true; made.log.on.change(); told.log = lines();
+const order = () => body.rows.map(one => one.cells[0].dataset.value).join("");
+heads[0].on.click(); told.byText = order(); heads[0].on.click(); told.backwards = order();
+heads[1].on.click(); told.byNumber = order();
+console.log(JSON.stringify(told));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_script_of_a_page_draws_hides_and_sorts(page: Path, tmp_path: Path) -> None:
+    script = re.search(r"<script>(.*)</script>", page.read_text(), re.S)
+    assert script is not None
+    (tmp_path / "page.js").write_text(STUB + script[1] + SEEN)
+    done = subprocess.run(["node", str(tmp_path / "page.js")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["lines"] == 12 and told["fewer"] == 11 and told["log"] == 11  # three methods, four workers
+    assert told["x"] == ["0", "5", "10", "15", "20", "25", "30", "step"] and told["epochs"][-2:] == ["15", "epoch"]
+    assert re.findall(r'value="(\w+)"', told["axes"]) == ["step", "epoch"]
+    assert "<b" not in told["legend"] and "&#60;/script&#62;" in told["legend"]
+    assert (told["byText"], told["backwards"], told["byNumber"]) == ("abc", "cba", "abc")
+
+
+def test_the_command_writes_pages_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = write(tmp_path / "relaysum" / "relaysum_table1" / "smoke", table1(), REPORT)
+    report([f"results_dir={tmp_path}"])
+    assert not (directory / "report.html").exists()
+    report([f"results_dir={tmp_path}", "--html"])
+    assert f"Page:     {directory / 'report.html'}" in capsys.readouterr().out
+    assert "h2" not in Page((directory / "report.html").read_text()).texts  # neither curves nor topologies

@@ -17,9 +17,9 @@ from decentral.terminal.console import say
 
 _HELP = """\
 decentral-report [NAME ...] [scale=smoke|small|laptop|paper] [results_dir=PATH] [figures.KEY=VALUE ...]
-                 [--config-dir FOLDER]
+                 [--html] [--config-dir FOLDER]
 decentral-report runs --rows KEY,... [--columns KEY] [--best KEY] [--over KEY] [--metric NAME] [--worker WHO]
-                 [--where KEY=VALUE ...] [--name NAME] [results_dir=PATH] [figures.KEY=VALUE ...]
+                 [--where KEY=VALUE ...] [--name NAME] [--html] [results_dir=PATH] [figures.KEY=VALUE ...]
 
 The first form makes the tables, figures and verdicts of all studies that have results (or of those named), and the
 pages: results_dir/README.md, the scoreboard, and a README.md for each paper. It runs nothing: decentral-study does.
@@ -31,6 +31,9 @@ figures.title=true|false     a title, and a line on what is drawn; false: what l
 figures.width=screen|column|page|INCHES
                              column is 3.25 inches, page 6.75, with letters as in print; screen: as wide as it takes
 figures.format=[png,svg,pdf] one or several (the usual ones: [png,svg]); fonts are embedded in PDF (Type 42)
+
+--html also writes report.html beside each table: one file, without a server, with the table to sort, the curves over
+any axis, and the topologies.
 
 The same results give the same files. Formats that are not named keep the files that they have.
 --config-dir FOLDER is for claims and figures of your own, in FOLDER/claims/ and FOLDER/figures/.
@@ -65,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    parser = Options("decentral-report", settings=_KEYS)
+    parser = Options("decentral-report", "--html", settings=_KEYS)
     table = {"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": "worst", "name": ""}
     for name, usual in table.items():
         parser.add_argument(f"--{name}", default=usual)
@@ -81,7 +84,7 @@ def _carry_out_command(arguments: list[str]) -> int:
     elif given:
         raise ConfigError(f"--{given[0]} is for tables of runs: decentral-report runs --rows KEY.")
     else:
-        _carry_out(names, settings)
+        _carry_out(names, settings, options.html)
     return 0
 
 
@@ -96,6 +99,7 @@ def _settings(words: Sequence[str]) -> dict[str, str]:
 
 def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     """The table of stored runs."""
+    from decentral.report.html import write_page
     from decentral.report.make import make
     from decentral.report.runs_table import Layout, collect_runs
 
@@ -109,11 +113,14 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     directory = (Path("results") if (source / "values.csv").is_file() else source) / "tables" / name
     check_writable("results_dir", str(directory), directory)
     collect_runs(source, layout, directory)
-    say(make(directory, output(settings)).summary())
+    made = make(directory, output(settings))
+    say(made.summary())
+    if options.html:
+        say(f"Page:     {write_page(made.results)}")
 
 
-def _carry_out(names: list[str], settings: dict[str, str]) -> None:
-
+def _carry_out(names: list[str], settings: dict[str, str], html: bool) -> None:
+    """The reports of studies."""
     scale = settings.get("scale", "")
     if scale and scale not in SCALES:
         raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")
@@ -132,6 +139,7 @@ def _carry_out(names: list[str], settings: dict[str, str]) -> None:
             f"{PUBLISHED_RESULTS} for the reports of what is there."
         )
 
+    from decentral.report.html import write_page
     from decentral.report.make import report_all
     from decentral.report.pages import totals
 
@@ -145,6 +153,8 @@ def _carry_out(names: list[str], settings: dict[str, str]) -> None:
         skipped.append(f"{name} has no results{f' at scale={scale}' if scale else ''} in {results_dir}")
     for remark in skipped:
         say(f"Note:     {remark}")
+    for one in made if html else ():
+        say(f"Page:     {write_page(one.results)}")
     say(f"Made:     {len(made)} report{'s' * (len(made) != 1)}, {sum(len(one.figures) for one in made)} figures")
     say(f"Totals:   {totals(items)}")
     say(f"Pages:    {results_dir}/README.md and a README.md for each paper")

@@ -243,7 +243,7 @@ def _table(combinations: Sequence[Combination]) -> str:
         return f"Note:     there is no table of means: {error}"
     again = f"decentral-report runs --rows {','.join(layout.rows)}"
     again += f" --columns {layout.columns}" * bool(layout.columns) + f" --best {layout.best}" * bool(layout.best)
-    return f"{made.summary()}\nNext:     {again}  (--metric, --worker, --where: any other table)"
+    return f"{made.summary()}\nNext:     {again}  (--metric, --worker, --where: any other table; --html: a page)"
 
 
 def _one_by_one(combinations: Sequence[Combination]) -> list[int]:

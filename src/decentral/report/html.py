@@ -1,0 +1,101 @@
+"""A page of a study or a table of runs that works without a server and a network: report.html beside its table."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
+
+from decentral.config.parsing import read as read_run
+from decentral.errors import ConfigError
+from decentral.report import tables
+from decentral.report.results import Results
+from decentral.store import AXES
+from decentral.store.files import write_text
+from decentral.topology.rounds import all_edges
+
+FILE = "report.html"
+_COLUMNS = ("metric", "mean", "std", "runs", "diverged", "rates")
+_MOST_POINTS = 300  # of a curve
+_MOST_DRAWN, _MOST_WORKERS = 12, 64
+
+
+def write_page(results: Results) -> Path:
+    """Write report.html into the directory of the results, and return its path: a table that can be sorted, curves
+    whose axis can be chosen, and the topologies of the runs that are still there."""
+    templates = Environment(loader=PackageLoader("decentral.report"), autoescape=True, trim_blocks=True)
+    curves = list(_curves(results))
+    axes = {axis: words for axis, words in AXES.items() if any(axis in one for one in curves)}
+    data = json.dumps({"axes": axes, "curves": curves}, allow_nan=False).replace("<", "\\u003c")
+    page = templates.get_template("page.html.j2").render(
+        title=str(results.facts.get("title") or results.study),
+        about=tables.about(results),
+        heads=[*results.labels, *_COLUMNS],
+        texts=len(results.labels) + 1,
+        rows=_rows(results),
+        curves=curves,
+        topologies=list(_topologies(results)),
+        data=Markup(data),
+    )
+    path = results.directory / FILE
+    write_text(path, page)
+    return path
+
+
+def _rows(results: Results) -> list[list[tuple[str, Any]]]:
+    """Of each cell, what is shown and what it is sorted by."""
+    rows = []
+    for one in results.entries():
+        numbers = [one.mean, math.nan if one.std is None else one.std]
+        rates = " ".join(f"{rate:.6g}" for rate in one.rates)
+        rows.append(
+            [(label, label) for label in (*one.labels.values(), one.metric)]
+            + [(f"{value:.4g}", value) if math.isfinite(value) else ("", "") for value in numbers]
+            + [(str(value), value) for value in (one.runs, one.diverged)]
+            + [(f"{rates}{'*' * one.at_edge}", one.rates[0] if one.rates else "")]
+        )
+    return rows
+
+
+def _curves(results: Results) -> Iterator[dict[str, Any]]:
+    """The mean over runs of each cell and worker, where it is on each axis, thinned out."""
+    lines, heads = results.curves, [*results.labels, "metric", "worker"]
+    several = lines["worker"].nunique() > 1
+    for head, own in lines.groupby(heads, sort=False):
+        mean = own.groupby("step")[[*(axis for axis in AXES if axis != "step"), "value"]].mean().reset_index()
+        mean = mean.iloc[:: max(1, len(mean) // _MOST_POINTS)]
+        *labels, metric, worker = map(str, head)
+        numbers = {key: list(map(_number, mean[key])) for key in (*AXES, "value") if mean[key].notna().any()}
+        name = ", ".join(filter(None, labels)) + f" ({worker})" * several
+        yield {"name": name, "metric": metric, "value": []} | numbers
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _topologies(results: Results) -> Iterator[tuple[str, int, list[Any], list[Any]]]:
+    """Name, number of workers, places of nodes and of edges, of each topology of the runs that are still there."""
+    seen = set()
+    folders = [parent / "runs" for parent in results.directory.resolve().parents if (parent / "runs").is_dir()]
+    for run in results.chosen["run"].unique() if folders else ():
+        try:
+            config = read_run(folders[0] / run / "config.yaml")
+            graph = all_edges(config.rounds()) if config.algo.uses_topology else None
+        except ConfigError:  # gone, or with code of the user's
+            continue
+        n = config.num_workers or 0
+        if graph is None or n > _MOST_WORKERS or (config.topology.name, tuple(graph.keys)) in seen:
+            continue
+        seen.add((config.topology.name, tuple(graph.keys)))
+        turns = (2 * math.pi * i / n for i in range(n))
+        nodes = [(round(100 + 85 * math.sin(turn), 1), round(100 - 85 * math.cos(turn), 1)) for turn in turns]
+        pairs = sorted({tuple(sorted(pair)) for pair in zip(graph.src.tolist(), graph.dst.tolist(), strict=True)})
+        yield config.topology.name, n, nodes, [(*nodes[one], *nodes[other]) for one, other in pairs]
+        if len(seen) >= _MOST_DRAWN:
+            return
