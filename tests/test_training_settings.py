@@ -116,6 +116,7 @@ CASES: dict[str, Case] = {
     "mse": (("task.loss=mse",), of_squares, None, SMALL),
     "mse of texts": (("task.loss=mse",), of_squares, None, TEXT),
     "numbers of examples": ((f"task.loss={__name__}:rooted",), lambda *one: rooted(*one).mean(), None, SMALL),
+    "a class": (("task.loss=torch.nn:MultiMarginLoss",), nn.MultiMarginLoss(), None, SMALL),
     "a mean": ((f"task.loss={__name__}:weighted",), weighted, None, SMALL),
     "a mean of texts": ((f"task.loss={__name__}:weighted",), weighted, None, TEXT),
 }

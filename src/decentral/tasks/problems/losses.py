@@ -23,13 +23,18 @@ def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean
 
 
 class OwnLoss:
-    """`function(outputs [B, C], targets [B])` -> a number for each example of a worker's batch [B], or their mean."""
+    """`function(outputs [B, C], targets [B])` -> a number for each example of a worker's batch [B], or their mean.
+
+    Of a class, such as torch.nn:MultiMarginLoss, what it makes without arguments.
+    """
 
     foreign: ClassVar[bool] = True
 
     def __init__(self, name: str, num_classes: int) -> None:
         """name: module:function, which is tried on outputs of zeros. Raises ConfigError if it gives something else."""
-        self.name, self.function = name, function("task.loss", name)
+        target = function("task.loss", name)
+        with blame.calling(f"task.loss={name}"):
+            self.name, self.function = name, target() if isinstance(target, type) else target
         outputs = torch.zeros(num_classes + 1, num_classes, requires_grad=True)
         with torch.enable_grad(), seeded(0, "try the loss"):
             self(outputs, torch.arange(num_classes + 1) % num_classes)

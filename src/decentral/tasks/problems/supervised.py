@@ -134,8 +134,15 @@ class Supervised(Problem):
         return Scores(self.config.metrics, chance, classes, self.data.num_test, self.ignored)
 
     @property
+    def num_summed(self) -> int:
+        """The number of statistics, with those of `asked`."""
+        return self.num_statistics + (self.asked.size if self.config.metrics else 0)
+
+    @property
     def evaluated(self) -> tuple[Metric, ...]:
         """See `Problem`: those of the task are left out that were asked for."""
+        if not self.config.metrics:
+            return self.metrics
         return *self.asked.metrics, *(metric for metric in self.metrics if metric not in self.asked.metrics)
 
     def values(self, statistics: Tensor) -> Tensor:
@@ -379,8 +386,7 @@ class Supervised(Problem):
 
         A forward pass is on no more examples of a batch than are fast (`forward_examples`).
         """
-        width = self.num_statistics + self.asked.size
-        totals = torch.zeros(len(modules), width, dtype=torch.float64, device=self.device)
+        totals = torch.zeros(len(modules), self.num_summed, dtype=torch.float64, device=self.device)
         chosen, size = scope.numbers, self.config.evaluation.batch_size
         if chosen is None and scope.examples is not None:
             chosen = self._test_examples(scope.examples)

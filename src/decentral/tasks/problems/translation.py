@@ -283,8 +283,7 @@ class Translating(Supervised):
     def _tested(self, modules: dict[str, nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test sentences: [modules, S]."""
         batches = self._test_batches(scope)[part::parts]
-        width, task = self.num_statistics + self.asked.size, self.translation
-        totals = torch.zeros(len(modules), width, dtype=torch.float64)
+        totals, task = torch.zeros(len(modules), self.num_summed, dtype=torch.float64), self.translation
         with self.config.evaluation.precision.testing(self.device):
             for number, batch in enumerate(batches):
                 sentences, target = self.data.batch(self.data.test, batch)
