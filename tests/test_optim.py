@@ -303,8 +303,8 @@ def test_a_schedule_of_ones_own_is_told_the_length_of_the_run_and_may_warm_up_by
     class Ramp(LearningRateSchedule):
         warmup_epochs: int = 4
 
-        def factor(self, t, steps_per_epoch):
-            return min(1.0, t / steps_per_epoch / self.warmup_epochs)
+        def factor(self, t, per_epoch):
+            return min(1.0, t / per_epoch / self.warmup_epochs)
 
     assert [Triangle(1.0, final_factor=0.1).rates(7.0, 8)(t) for t in (0, 2, 4)] == [0.1, 0.5, 1]
     assert [Ramp().rates(2.0, 8)(t) for t in (0, 2, 4, 8)] == [0, 0.25, 0.5, 1]

@@ -6,8 +6,8 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from inspect import Parameter, signature
+from inspect import signature
+from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
@@ -42,7 +42,7 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
 
         Raises ConfigError if the factor depends on a length that the run does not have.
         """
-        factor = partial(self.factor, steps_per_epoch=steps_per_epoch)
+        further: dict[str, Any] = {}
         warms_up = self.__dataclass_fields__["warmup_epochs"].metadata.get("in_rates") and self.warmup_epochs > 0
         if (length := signature(self.factor).parameters.get("total_steps")) is not None:
             if total_steps is None and length.default is length.empty:
@@ -50,11 +50,12 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
                     f"schedule={getattr(self, 'name', type(self).__name__)} needs the length of a run, and this one "
                     "ends when it has reached its target: use schedule=constant, or another one without a length."
                 )
-            factor = partial(factor, total_steps=total_steps)
+            further = {"total_steps": total_steps}
 
         def rate(t: int) -> float:
             ramp = min(t / steps_per_epoch / self.warmup_epochs, 1.0) if warms_up else 1.0
-            return (self.warmup_from + (1 - self.warmup_from) * ramp) * max(factor(t), self.final_factor)
+            factor = self.factor(t, steps_per_epoch, **further)
+            return (self.warmup_from + (1 - self.warmup_from) * ramp) * max(factor, self.final_factor)
 
         return rate
 
