@@ -242,3 +242,26 @@ def test_iterates_on_given_matrices_from_given_starts_with_a_rate_of_each_step()
     ):
         with pytest.raises(ConfigError, match=sentence):
             decentral.iterates(*arguments, **settings)
+
+
+def test_noloco_has_the_pairs_of_a_file(start, tmp_path, problem):
+    pairs = [[(0, 1), (2, 3)], [(0, 3), (1, 2)]]
+    lines = [f"{t},{i},{j}" for t, each in enumerate(pairs) for i, j in each]
+    (tmp_path / "pairs.csv").write_text("\n".join(["round,source,target", *lines]) + "\n")
+    shape = [*RUN, problem, "algo=noloco", "algo.period_steps=2", f"algo.pairs={tmp_path / 'pairs.csv'}"]
+    found = start(*shape).iterates
+    x, phi, d = X0, X0, 0 * X0
+    for t in range(STEPS):
+        x = x - 0.05 * gradients(x)
+        if t % 2:
+            Q = np.eye(N) / 2
+            for i, j in pairs[t // 2 % 2]:
+                Q[i, j] = Q[j, i] = 1 / 2
+            d = 0.5 * d + 0.7 * Q @ (x - phi) + 0.7 * (Q @ phi - phi)
+            x = phi = phi + d
+        assert np.abs(found[t + 1] - x).max() < 1e-12
+    (tmp_path / "pairs.csv").write_text("round,source,target\n0,1,9\n")
+    with pytest.raises(ConfigError, match=r"of algo.pairs=.* has the edge 1,9"):
+        configure(*shape)
+    with pytest.raises(ConfigError, match=r"algo.pairs=nowhere.csv is not a file"):
+        configure(*shape[:-1], "algo.pairs=nowhere.csv")

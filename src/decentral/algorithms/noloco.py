@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.errors import ConfigError
 from decentral.optim.rows import add, copy, scale, sub
 from decentral.randomness import numpy_generator
 from decentral.settings import setting
+from decentral.store.digests import file_digest
+from decentral.store.files import at_home
+from decentral.topology.file import File
 from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.requirements import check
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,8 +43,9 @@ class NoLoCo(Algorithm):
     a^2) for pairs). This is heavy-ball momentum, although it is called modified Nesterov. The mean of the phi_i does
     DiLoCo with nesterov=false exactly, with one group of all every worker does; a = 0, b = g = 1 averages the models of
     pairs. Workers do not come to agree while they train: each of them is evaluated, and the mean. Departure: groups
-    follow from (`seed`, number of the outer step), not from numpy's generator with the step as its seed. Topology: not
-    used.
+    follow from (`seed`, number of the outer step), not from numpy's generator with the step as its seed; or they are
+    given: `pairs` is a file as for topology=file, whose round r has the edges of the groups of outer step r, such as a
+    CSV file with the columns round,source,target. Topology: not used.
     """
 
     name: str = "noloco"
@@ -47,6 +55,7 @@ class NoLoCo(Algorithm):
     consensus: float = setting(0.7, at_least=0, below=2)
     group_size: int = setting(2, at_least=2)
     seed: int = 0
+    pairs: str | None = setting(None, content=True, older=None)
     own_starts: ClassVar[bool] = True
     only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
@@ -84,6 +93,8 @@ class NoLoCo(Algorithm):
 
     def groups(self, n: int, round: int) -> MixingMatrix:
         """Q of the outer step `round` = 0, 1, ...: symmetric, 1 / size in every group."""
+        if self.pairs is not None:
+            return self._given(n).mixing(round)[0]
         order = numpy_generator(self.seed, "noloco", round).permutation(n)
         number = max(1, n // self.group_size)
         of = np.empty(n, dtype=np.int64)
@@ -91,6 +102,26 @@ class NoLoCo(Algorithm):
         same = of[:, None] == of
         return MixingMatrix.of(same / same.sum(axis=1, keepdims=True))
 
+    def check_workers(self, num_workers: int) -> None:
+        """Raises ConfigError if the given pairs are not those of so many workers, or do not keep the mean."""
+        if self.pairs is None:
+            return
+        try:
+            check(self._given(num_workers), {Need.doubly_stochastic}, self.name, "file")
+        except ConfigError as error:
+            raise ConfigError(str(error).replace("topology.path", "algo.pairs")) from None
+
+    def _given(self, num_workers: int) -> Rounds:
+        """The groups that the file has for each outer step."""
+        graphs = File(path=self.pairs)
+        graphs.implied_num_workers()  # there is such a file
+        return _read(str(self.pairs), file_digest(at_home(str(self.pairs))), num_workers)
+
     def dilution(self, schedule: Rounds) -> float:
         """(1 - a) / b."""
         return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, _digest: str, num_workers: int) -> Rounds:
+    return File(path=path).schedule(num_workers)
