@@ -11,8 +11,10 @@ import torch
 
 import decentral
 from configure import configure
+from decentral.algorithms.a2cid2 import constants
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
+from decentral.topology.static import Ring
 
 N, D, STEPS = 4, 3, 7
 RANDOM = np.random.default_rng(0)
@@ -265,3 +267,65 @@ def test_noloco_has_the_pairs_of_a_file(start, tmp_path, problem):
         configure(*shape)
     with pytest.raises(ConfigError, match=r"algo.pairs=nowhere.csv is not a file"):
         configure(*shape[:-1], "algo.pairs=nowhere.csv")
+
+
+EVENTS = [
+    *((0.0, "begin", 0), (0.1, "begin", 1), (0.3, "average", 0, 1), (0.7, "begin", 2), (0.9, "update", 1)),
+    *((1.0, "update", 0), (1.2, "average", 2, 3), (1.2, "begin", 0), (1.5, "average", 0, 3), (1.9, "update", 2)),
+    *((2.5, "update", 0), (3.0, "average", 2, 1)),
+]
+
+
+def write_events(path: Path, events=EVENTS) -> str:
+    lines = [",".join(map(str, [*event, ""][:4])) for event in events]
+    path.write_text("\n".join(["time,what,worker,partner", *lines]) + "\n")
+    return f"algo.events={path}"
+
+
+@pytest.mark.parametrize("algo", ["adpsgd", "a2cid2"])
+def test_asynchronous_methods_replay_the_events_of_a_file(start, tmp_path, problem, algo):
+    shape = [word for word in [*RUN, problem, f"algo={algo}", "topology=ring"] if not word.startswith("steps")]
+    shape += [write_events(tmp_path / "events.csv"), "checkpoint_every_s=0"]
+    found = start(*shape, directory="whole").iterates
+    assert len(found) == len(EVENTS) + 1
+    x, xt, tau, g = X0.copy(), X0.copy(), np.zeros(N), {}
+    eta, alpha = (0.0, 0.5) if algo == "adpsgd" else constants(Ring().schedule(N), 1)
+
+    def mix(i, s):
+        a = (1 + np.exp(-2 * eta * (s - tau[i]))) / 2
+        x[i], xt[i], tau[i] = a * x[i] + (1 - a) * xt[i], (1 - a) * x[i] + a * xt[i], s
+
+    for step, (time, what, i, *j) in enumerate(EVENTS):
+        for worker in (i, *j):
+            mix(worker, time)
+        if what == "begin":
+            g[i] = gradients(x)[i].copy()
+        elif what == "update":
+            x[i], xt[i] = x[i] - 0.05 * g[i], xt[i] - 0.05 * g[i]
+        else:
+            m = x[i] - x[j[0]]
+            x[i], x[j[0]] = x[i] - m / 2, x[j[0]] + m / 2
+            xt[i], xt[j[0]] = xt[i] - alpha * m, xt[j[0]] + alpha * m
+        assert np.abs(found[step + 1] - x).max() < 1e-12, (step, what)
+    assert start(*shape, directory="broken", interrupt_at=6).status == "interrupted"
+    assert np.array_equal(start(*shape, directory="broken").iterates, found)
+
+
+def test_events_that_cannot_be_are_refused(tmp_path, problem):
+    path = tmp_path / "events.csv"
+    shape = [*RUN[:2], problem, "algo=adpsgd", "topology=ring", f"algo.events={path}"]
+    for events, more, sentence in (
+        ([(0, "begin", 0), (1, "begin", 0)], [], "line 3 .* worker 0 has to begin a gradient before each update"),
+        ([(0, "update", 0)], [], "worker 0 has to begin a gradient"),
+        ([(1, "begin", 0), (0.5, "update", 0)], [], "has '0.5' where a time that is not before the last one"),
+        ([(0, "average", 1, 1)], [], "is no event"),
+        ([(0, "meet", 1, 2)], [], "is no event"),
+        ([(0, "begin", 4)], [], "has '4' where the number of a worker should be"),
+        ([], [], "holds no events"),
+        (EVENTS, ["steps=99"], "steps=99 is more than the 12 events"),
+        (EVENTS, ["cluster=even"], "leave cluster= and processes= out"),
+        (EVENTS, ["processes=2"], "leave cluster= and processes= out"),
+    ):
+        write_events(path, events)
+        with pytest.raises(ConfigError, match=sentence):
+            configure(*shape, *more)

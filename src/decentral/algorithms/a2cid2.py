@@ -54,6 +54,7 @@ class A2CiD2(AsynchronousAlgorithm):
     knows it: the paper's unit, whatever the machine.
 
     gossips_per_step       how often a worker of the asking side meets another one for each of its gradients
+    events                 a CSV file that says what happens, instead of a clock: see `adpsgd`; times are in gradients
     mix_before_gradient    take the gradient at the mixed model, as the differential equation does; false: at the model
                            as it is, as the authors' code does
     """
@@ -61,6 +62,7 @@ class A2CiD2(AsynchronousAlgorithm):
     name: str = "a2cid2"
     gossips_per_step: int = setting(1, at_least=1)
     mix_before_gradient: bool = field(default=True, metadata={"older": True})
+    events: str | None = setting(None, content=True, older=None)
     own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     free_running: ClassVar[bool] = True

@@ -36,10 +36,14 @@ class ADPSGD(AsynchronousAlgorithm):
     `steps`.
 
     gossips_per_step    how often a worker that asks averages for each of its gradients
+    events              a CSV file that says what happens, one event in each step, instead of a clock: lines
+                        time,what,worker,partner below these words. begin: the worker begins a gradient at its model as
+                        it is; update: it takes it; average: with the partner
     """
 
     name: str = "adpsgd"
     gossips_per_step: int = setting(1, at_least=1)
+    events: str | None = setting(None, content=True, older=None)
     own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     free_running: ClassVar[bool] = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.given_events import read_events
 from decentral.cluster.operations import Gradient, Local
 from decentral.errors import ConfigError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.algorithms.algorithm import Oracle
+    from decentral.algorithms.given_events import Event
     from decentral.cluster.operations import Operation
     from decentral.network.network import Network
     from decentral.topology.rounds import Rounds
@@ -70,6 +72,11 @@ class AsynchronousAlgorithm(Algorithm):
     def in_rounds(cls) -> bool:
         """Whether it can be carried out in steps that all workers take together, too."""
         return cls.step is not AsynchronousAlgorithm.step
+
+    def given_events(self, num_workers: int) -> list[Event]:
+        """What happens when, where a file says it; [] where time decides."""
+        name = getattr(self, "events", None)
+        return [] if name is None else read_events(name, num_workers)
 
     @abstractmethod
     def place(self, team: Team) -> Any:

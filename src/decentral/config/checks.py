@@ -97,6 +97,7 @@ def resolve(config: Config) -> Config:
     config.cluster.check(config.num_workers)
     config.algo.check_workers(config.num_workers)
     check_time(config)
+    config = _with_events(config)
     if config.task.own_starts() and not config.algo.own_starts:
         raise ConfigError(
             f"task={config.task.name} has a start x0 for each worker, and algo={config.algo.name} begins at one model "
@@ -111,6 +112,22 @@ def resolve(config: Config) -> Config:
     _check_losses(config)
     config.logger.check()
     return config
+
+
+def _with_events(config: Config) -> Config:
+    """As many steps as there are given events, unless fewer are asked for. Raises ConfigError where a clock decides."""
+    assert config.num_workers is not None
+    algo = config.algo
+    events = algo.given_events(config.num_workers) if isinstance(algo, AsynchronousAlgorithm) else []
+    if not events:
+        return config
+    if isinstance(config.cluster, VirtualCluster) or config.processes not in ("auto", "1") or under_torchrun():
+        raise ConfigError(
+            f"algo.events={algo.events} says what happens when, in one process: leave cluster= and processes= out."
+        )
+    if config.steps is not None and config.steps > len(events):
+        raise ConfigError(f"steps={config.steps} is more than the {len(events)} events of algo.events={algo.events}.")
+    return dataclasses.replace(config, steps=config.steps or len(events))
 
 
 def _check_own(config: Config) -> None:

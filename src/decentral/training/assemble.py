@@ -41,6 +41,7 @@ from decentral.training.adaptive import AdaptiveStepper, Probe
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
 from decentral.training.early_stop import Patience
+from decentral.training.given import GivenStepper
 from decentral.training.operations import Operations
 from decentral.training.oracle import Accumulated, GradientOracle, Sleep, uneven, with_measured
 from decentral.training.stepper import Stepper
@@ -237,6 +238,8 @@ def open_stepper(
         return stepper
     assert isinstance(algorithm, AsynchronousAlgorithm)
     team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
+    if alone and (events := algorithm.given_events(net.n)):
+        return GivenStepper(algorithm, net, oracle, x, team, events)
     if alone:
         machines = times, cluster.costs(net.n)
         simulated = AsynchronousStepper(algorithm, net, oracle, x, team, machines, described_bytes(config))

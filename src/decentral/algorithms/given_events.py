@@ -1,0 +1,122 @@
+"""What happens when in an asynchronous method, given by a file instead of a simulated clock: `algo.events`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from decentral.cluster.operations import Gradient, Local
+from decentral.cluster.settings import LONGEST_S, Line, read_lines
+from decentral.errors import ConfigError
+
+if TYPE_CHECKING:
+    from decentral.cluster.operations import Operation, Pairs
+
+_HEAD = ["time", "what", "worker", "partner"]
+_KINDS = ("begin", "update", "average")
+
+
+class Event(NamedTuple):
+    """begin: the worker begins a gradient, at its model as it is; update: that gradient is over, and is taken; average:
+    the worker and its partner average. `time` is in gradients."""
+
+    time: float
+    what: str
+    worker: int
+    partner: int
+
+
+def read_events(name: str, num_workers: int) -> list[Event]:
+    """The lines time,what,worker,partner of a CSV file, below these words. Raises ConfigError for what cannot be."""
+    said = f"algo.events={name}"
+    head, *lines = read_lines("algo.events", name) or [Line(said, [])]
+    if head.cells != _HEAD or not lines:
+        raise ConfigError(f"{said} holds no events: give lines time,what,worker,partner below these words.")
+    found: list[Event] = []
+    begun = [False] * num_workers
+    for line in lines:
+        line.check_columns(_HEAD)
+        time, what = (
+            line.number(0, "a time that is not before the last one", found[-1].time if found else 0, LONGEST_S),
+            line.cells[1],
+        )
+        worker = line.integer(2, "worker", num_workers)
+        partner = line.integer(3, "worker", num_workers) if what == "average" else worker
+        if what not in _KINDS or (what == "average") == (partner == worker):
+            raise ConfigError(
+                f"{line.said} is no event: give begin or update of a worker, or average of a worker with another one."
+            )
+        if what != "average" and begun[worker] == (what == "begin"):
+            raise ConfigError(f"{line.said}: worker {worker} has to begin a gradient before each update, and only one.")
+        begun[worker] = begun[worker] if what == "average" else what == "begin"
+        found.append(Event(time, what, worker, partner))
+    return found
+
+
+class GivenEvents:
+    """Carries out events one after the other, with what the programs of the workers do to their rows; where a timeline
+    stands otherwise."""
+
+    def __init__(
+        self,
+        events: Sequence[Event],
+        programs: Sequence[Iterator[Operation]],
+        pairs: Pairs,
+        bytes_per_row: int,
+        rows: Any,
+    ) -> None:
+        self.events, self.pairs, self.bytes_per_row, self.rows = events, pairs, bytes_per_row, rows
+        self._own = [filter(_is_own, program) for program in programs]
+        self.drawn = [0] * len(programs)
+        """How many gradients each worker has begun."""
+        self.done = 0
+        """How many events have happened."""
+        self.bytes_sent = self.messages_sent = 0
+
+    @property
+    def now(self) -> float:
+        """When the last event was."""
+        return self.events[self.done - 1].time if self.done else 0.0
+
+    def run(self, events: int) -> None:
+        """Go on until so many events have happened."""
+        while self.done < events:
+            event = self.events[self.done]
+            self.done += 1
+            _CARRY_OUT[event.what](self, event)
+
+    def begin(self, event: Event) -> None:
+        """What comes before a gradient, and its begin."""
+        i = event.worker
+        for operation in self._own[i]:
+            if isinstance(operation, Gradient):
+                self.drawn[i] += 1
+                self.rows.begin_gradient(i, operation.copied)
+                return
+            self._local(i, operation, event.time)
+
+    def update(self, event: Event) -> None:
+        """The gradient is over, and taken."""
+        self.rows.end_gradient(event.worker)
+        self._local(event.worker, next(self._own[event.worker]), event.time)
+
+    def average(self, event: Event) -> None:
+        """Two workers average, at once."""
+        self.messages_sent += 2
+        self.bytes_sent += 2 * self.bytes_per_row
+        self.rows.call(self.pairs.average, event.worker, event.partner, event.time)
+
+    def _local(self, i: int, operation: Any, now: float) -> None:
+        self.rows.local(i, operation.what, self.drawn[i] - 1, *((now,) if operation.timed else ()))
+
+
+def _is_own(operation: Operation) -> bool:
+    """Whether a worker does it by itself."""
+    return isinstance(operation, Gradient | Local)
+
+
+_CARRY_OUT: dict[str, Callable[[GivenEvents, Event], None]] = {
+    "begin": GivenEvents.begin,
+    "update": GivenEvents.update,
+    "average": GivenEvents.average,
+}
