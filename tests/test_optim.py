@@ -30,6 +30,7 @@ from decentral.lr_schedules.schedule import (
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
 from decentral.optim.adam import Adam, AdamW
+from decentral.optim.muon import _COEFFICIENTS, Compute, Muon, Polynomial, Scale
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components
@@ -68,13 +69,14 @@ RULES = {
     "adamw": (AdamW(weight_decay=0.1), torch.optim.AdamW, {"weight_decay": 0.1}),
     "clipped": (SGD(weight_decay=0.1, clip_norm=2.0), torch.optim.SGD, {"weight_decay": 0.1}),
     "adamw, clipped": (AdamW(clip_norm=1.0), torch.optim.AdamW, {"weight_decay": 0.01}),
+    "muon on vectors": (Muon(beta2=0.9), torch.optim.AdamW, {"betas": (0.9, 0.9), "weight_decay": 0.1}),
 }
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_rule_is_that_of_torch_for_every_worker_with_a_rate_that_changes(name):
     rule, torch_rule, settings = RULES[name]
-    local = LocalRule(rule, rate)
+    local = rule.rule(rate, RowLayout.flat(P))
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(K, P)))
     theirs = [row.clone().requires_grad_() for row in x]
     optimizers = [torch_rule([row], lr=1.0, **settings) for row in theirs]
@@ -226,6 +228,111 @@ def configure_and_step(*words: str) -> None:
     config = configure(*SMALL, *words, "num_workers=3", "processes=1", "device=cpu")
     with torch.no_grad():
         assemble(config, World(0, 1, torch.device("cpu"))).stepper.step()
+
+
+# -- Muon, against its polynomial applied to singular values, and against torch's --------------------------------------
+
+MATRICES = RowLayout(
+    ("tokens.weight", "a.weight", "b.weight", "kernel", "a.bias", "c.weight", "out.weight", "out.bias"),
+    ((7, 3), (6, 4), (4, 6), (3, 2, 2, 1), (6,), (6, 4), (5, 4), (5,)),
+)
+ADAMW = [0, 4, 6, 7]  # the embedding, vectors, and the last matrix
+SCALES = {
+    Scale.original: lambda r, c: max(1, r / c) ** 0.5,
+    Scale.match_rms_adamw: lambda r, c: 0.2 * max(r, c) ** 0.5,
+    Scale.spectral: lambda r, c: (r / c) ** 0.5,
+    Scale.none: lambda r, c: 1,
+}
+
+
+def by_singular_values(d: torch.Tensor, polynomial: Polynomial) -> torch.Tensor:
+    U, s, Vh = torch.linalg.svd(d.flatten(1), full_matrices=False)
+    norm = (s**2).sum() ** 0.5
+    s = s / (1.02 * norm + 1e-6 if polynomial is Polynomial.polar_express else norm)
+    for a, b, c in _COEFFICIENTS[polynomial]:
+        s = a * s + b * s**3 + c * s**5
+    return (U * s @ Vh).view(d.shape)
+
+
+@pytest.mark.parametrize("scale", Scale)
+@pytest.mark.parametrize(
+    ("polynomial", "nesterov"), [*((each, True) for each in Polynomial), (Polynomial.quintic, False)]
+)
+def test_muon_is_its_formula_for_every_worker(scale: Scale, polynomial: Polynomial, nesterov: bool) -> None:
+    rule = Muon(scale=scale, polynomial=polynomial, nesterov=nesterov, momentum=0.8, weight_decay=0.3, adamw_scale=0.5)
+    local, P = rule.rule(rate, MATRICES), MATRICES.num_coordinates
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(K, P)))
+    places = list(zip(MATRICES.slices, MATRICES.shapes, strict=True))
+    theirs = [[torch.nn.Parameter(row[place].view(shape)) for place, shape in places] for row in x.clone()]
+    adamw = [torch.optim.AdamW([row[i] for i in ADAMW], betas=(0.9, 0.95), weight_decay=0.3) for row in theirs]
+    m = [[torch.zeros_like(each) for each in row] for row in theirs]
+    buffers = local.init(x)
+    assert sum(buffer.shape[1] for buffer in buffers) < 2 * P
+    for t in range(6):
+        g = torch.from_numpy(np.random.default_rng(t).normal(size=(K, P)))
+        for i in range(K):
+            gradients = [g[i, place].view(shape).clone() for place, shape in places]
+            for each in ADAMW:
+                theirs[i][each].grad = gradients[each]
+            adamw[i].param_groups[0]["lr"] = 0.5 * rate(t)
+            adamw[i].step()
+            for each in set(range(len(places))) - set(ADAMW):
+                w, new = theirs[i][each], gradients[each]
+                m[i][each] = 0.8 * m[i][each] + new
+                d = new + 0.8 * m[i][each] if nesterov else m[i][each]
+                r, c = w.flatten(1).shape
+                d = SCALES[scale](r, c) * by_singular_values(d, polynomial)
+                w.data = (1 - 0.3 * rate(t)) * w.data - rate(t) * d
+        x, buffers = local.adapt(x, g, buffers, t, out=g if t == 3 else None)
+        x = x.clone()
+        expected = torch.stack([torch.cat([one.flatten() for one in row]) for row in theirs])
+        torch.testing.assert_close(x, expected.detach(), rtol=0, atol=1e-10)
+
+
+def test_muon_in_bf16_is_that_of_torch() -> None:
+    layout = RowLayout(("a", "b"), ((6, 4), (4, 6)))
+    rule = Muon(compute=Compute.bf16, scale=Scale.original, adamw_last=False).rule(rate, layout)
+    named = compose(["optim=torch.optim:Muon", "task=quadratics"]).optim.rule(rate, layout)
+    x0 = torch.from_numpy(np.random.default_rng(0).normal(size=(K, 48)))
+    moved = []
+    for local in (rule, named):
+        x, buffers = x0.clone(), local.init(x0)
+        with torch.no_grad():
+            for t in range(5):
+                g = torch.from_numpy(np.random.default_rng(t).normal(size=(K, 48)))
+                x, buffers = local.adapt(x, g, buffers, t)
+        moved.append(x - x0)
+    assert (moved[0] - moved[1]).abs().max() < 0.03 * moved[1].abs().max()  # the roundings of bf16
+
+
+def test_muon_makes_directions_whose_length_does_not_count() -> None:
+    muon = Muon()
+    d = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 5, 3)))
+    torch.testing.assert_close(muon.orthogonal(1e3 * d), muon.orthogonal(d), rtol=0, atol=1e-9)
+    torch.testing.assert_close(muon.orthogonal(d.mT), muon.orthogonal(d).mT, rtol=0, atol=1e-12)
+    assert not muon.orthogonal(torch.zeros(5, 3)).any()
+    values = torch.linalg.svdvals(muon.orthogonal(d))
+    assert values.min() > 0.6 and values.max() < 1.25
+
+
+IMAGES = ["data=digits", "model=cnn", "optim=muon", "optim.clip_norm=1", "num_workers=4", "algo=dpsgd", "topology=ring",
+          "precision=fp64", "batch_size=8", "steps=8", "lr=0.02", "trace=true", "save=none"]  # fmt: skip
+
+
+def test_muon_is_the_same_with_processes_executions_and_after_a_break(start) -> None:
+    whole = start(*IMAGES, directory="whole")
+    run = assemble(configure(*IMAGES, "processes=1", "device=cpu"), World(0, 1, torch.device("cpu")))
+    assert len(run.algorithm.local.optimizer._groups) > 1
+    for way in (["execution=loop"], ["execution=batched"]):
+        found = start(*IMAGES, *way, directory=way[0])
+        assert np.abs(found.iterates - whole.iterates).max() < 1e-9
+    two = start(*IMAGES, processes=2, directory="two")
+    assert np.abs(two.iterates - whole.iterates).max() < 1e-9
+    settings = [*IMAGES, "checkpoint_every_s=0", "evaluation.every_epochs=0.01"]
+    assert start(*settings, directory="broken", interrupt_at=5).status == "interrupted"
+    np.testing.assert_array_equal(
+        start(*settings, directory="broken").iterates, start(*settings, directory="straight").iterates
+    )
 
 
 TEN = 10.0  # steps per epoch
