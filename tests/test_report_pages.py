@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ from decentral.report.figures.lines import Curves, Scaling
 from decentral.report.html import write_page
 from decentral.report.make import make, report_all, report_pages
 from decentral.report.results import Results, read
-from decentral.store.files import alone
+from decentral.store.files import alone, read_json, write_json
 from decentral.study import catalogue
+from decentral.study.collect import digest, is_current
 from decentral.study.study import Study
 from handmade import PUBLISHED, TABLE, courses, table1, value, write
 
@@ -383,6 +385,24 @@ def test_an_output_that_does_not_exist_is_refused_in_a_sentence(settings: dict[s
     with pytest.raises(ConfigError) as refused:
         output(settings)
     assert str(refused.value).startswith(complaint)
+
+
+def test_a_report_that_is_cut_off_has_its_verdicts_and_says_how_far_it_is(tmp_path, monkeypatch, capsys) -> None:
+    directory = write(
+        tmp_path / "relaysum" / "relaysum_table1" / "smoke", table1(), REPORT, courses("RelaySGD", "dbt", 1, 80)
+    )
+    definition: dict[str, Any] = {}
+    facts = read_json(directory / "study.json") | {"digest": digest(definition, []), "files": {}}
+    write_json(directory / "study.json", facts)
+    monkeypatch.setattr("decentral.report.make.canvas.save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        make(directory)
+    assert (directory / "verdicts.csv").exists() and (directory / "table.md").exists()
+    assert not is_current(directory, definition, [])
+    monkeypatch.undo()
+    monkeypatch.setattr("decentral.terminal.display.time.monotonic", count(step=3).__next__)
+    make(directory)
+    assert is_current(directory, definition, []) and "Drawing figures: 100%" in capsys.readouterr().err
 
 
 # -- report.html -------------------------------------------------------------------------------------------------------

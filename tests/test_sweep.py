@@ -22,6 +22,7 @@ from decentral.cli.report import main as report
 from decentral.cli.run import main
 from decentral.cli.run import main as run_main
 from decentral.cli.study import main as study
+from decentral.cli.sweep import closing_table
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump
@@ -176,6 +177,25 @@ def test_a_combination_that_is_refused_is_said_once(capsys, planned):
     refusal, count = err.splitlines()
     assert code == 2 and len(planned) == 12 and "of 6 runs, 6 refused" in count
     assert "algo=relaysgd topology=ring" in refusal and "(6 of 18 runs)" in refusal and "lr=" not in refusal
+
+
+def test_the_tables_of_a_sweep_have_simulated_time_where_runs_have_some(tmp_path):
+    rows = []
+    for seed, seconds in enumerate((30.0, 90.0, None)):
+        config = compose([*QUICK, f"seed={seed}"])
+        with RunStore.open(run_directory(config), run_id(config), dump(config)) as store:
+            store.describe([Metric("test", "cost", larger_is_better=False)])
+            row = {"step": 1, "epoch": 1.0, "split": "test", "metric": "cost", "value": 2.0}
+            store.append([row | {"worker": worker} for worker in (0, "worst", "mean", "averaged")])
+            store.set_status(Status.done, step=1, wall_s=1.0, **({} if seconds is None else {"simulated_s": seconds}))
+        rows.append((f"seed={seed}", run_directory(config), None))
+    head, _, *lines = closing_table(rows).splitlines()
+    assert head.split()[-2:] == ["simulated", "results"]
+    assert ["30.0 s" in lines[0], "1 min 30 s" in lines[1], " -  " in lines[2]] == [True] * 3
+    assert "simulated" not in closing_table(rows[2:])
+    cells = decentral.table(rows="algo").set_index("metric")
+    assert cells.loc["simulated time (s)", "mean"] == 60 and cells.loc["throughput (steps/s)", "mean"] == 1
+    assert "simulated time (s)" not in set(decentral.table(rows="algo", where="seed=2")["metric"])
 
 
 def test_an_interrupted_sweep_counts_what_is_done_interrupted_and_not_started(capsys, monkeypatch):

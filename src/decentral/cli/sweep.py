@@ -33,7 +33,7 @@ from decentral.store import RunStore
 from decentral.store.failures import Failure
 from decentral.store.files import at_home
 from decentral.study.catalogue import reserved, write_study
-from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, aligned, is_leader, report_error, say
+from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, aligned, duration, is_leader, report_error, say
 from decentral.training.loggers.stored import log_stored
 
 _LISTED = 12  # runs, up to which each has a line beside the table of means
@@ -268,14 +268,19 @@ def _one_by_one(combinations: Sequence[Combination]) -> list[int]:
 
 
 def closing_table(runs: Sequence[tuple[str, Path, Ended | None]]) -> str:
-    """A line for each run: its topology, how it ended, its first metric: worst worker, their mean, averaged model.
+    """A line for each run: its topology, how it ended, its first metric: worst worker, their mean, averaged model; and
+    what it took in simulated time, where some run has that.
 
     `runs` are titles, directories, and how the launcher says that they ended, if they were started.
     """
-    rows = [["run", "topology", "status", "metric", "worst", "mean", "averaged model", "results"]]
+    rows = [["run", "topology", "status", "metric", "worst", "mean", "averaged model", "simulated", "results"]]
     for title, directory, ended in runs:
-        topology, status, *numbers = overview(directory)
-        rows.append([title, topology, status if ended is None else ended.status.value, *numbers])
+        topology, status, *numbers, path = overview(directory)
+        seconds = (RunStore.peek(directory) or {}).get("simulated_s")
+        took = "-" if seconds is None else duration(seconds)
+        rows.append([title, topology, status if ended is None else ended.status.value, *numbers, took, path])
+    if all(row[-2] == "-" for row in rows[1:]):
+        rows = [[*row[:-2], row[-1]] for row in rows]
     return aligned(rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from decentral.report.pages import CAPTIONS, Item, Run, report_pages, skip
 from decentral.report.results import find, read
 from decentral.report.verdicts import Verdict
 from decentral.store.files import refuse_links, write_json, write_text
-from decentral.terminal.display import counted
+from decentral.terminal.display import counted, unless_quick
 
 _MANY = 8  # reports, from which on several processes make them, and say how far they are
 _Told = tuple[list[Verdict], list[Path], list[str]]
@@ -60,9 +61,10 @@ class Made(Run):
         return list({path.with_suffix(""): path for path in sorted(drawn, key=lambda p: p.suffix == ".png")}.values())
 
 
-def make(directory: Path, output: Output = SCREEN) -> Made:
-    """Write table.csv, .md and .tex, <listing>.csv and .md, the figures as `output` says (<figure>.png and .svg) with
-    what their captions say, and, last of all, verdicts.csv into `directory`; each replaced whole.
+def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
+    """Write table.csv, .md and .tex, <listing>.csv and .md, verdicts.csv, the figures as `output` says (<figure>.png
+    and .svg) and, last of all, what their captions say into `directory`; each replaced whole. What takes long says how
+    far it is where the report is `alone`.
 
     Reads study.json, values.csv and curves.csv there and nothing else. The same results give the same bytes. Raises
     ConfigError if they are not there or their `report` section is wrong.
@@ -74,20 +76,23 @@ def make(directory: Path, output: Output = SCREEN) -> Made:
         texts |= listing.texts(results)
     for name, text in sorted(texts.items()):
         write_text(directory / name, text)
-    files, remarks, captions = [directory / name for name in sorted(texts)], [], {}
-    for figure in results.spec.figures:
-        lines = figure.data(results)
-        drawn = canvas.save(figure, results, lines, output)
-        if drawn:
-            captions[figure.file] = caption(figure, results, lines)
-        else:
-            remarks.append(f"{figure.file} has no data yet, so it was not drawn.")
-            for suffix in FORMATS:
-                (directory / f"{figure.file}.{suffix}").unlink(missing_ok=True)
-        files += drawn
-    if results.spec.figures:
-        write_json(directory / CAPTIONS, captions)
     write_text(directory / "verdicts.csv", verdicts.as_csv(found))
+    files, remarks, captions = [directory / name for name in sorted(texts)], [], {}
+    figures = results.spec.figures
+    with unless_quick("Drawing figures", len(figures)) if alone else nullcontext(lambda _: None) as advance:
+        for figure in figures:
+            lines = figure.data(results)
+            drawn = canvas.save(figure, results, lines, output)
+            if drawn:
+                captions[figure.file] = caption(figure, results, lines)
+            else:
+                remarks.append(f"{figure.file} has no data yet, so it was not drawn.")
+                for suffix in FORMATS:
+                    (directory / f"{figure.file}.{suffix}").unlink(missing_ok=True)
+            files += drawn
+            advance(1)
+    if figures:
+        write_json(directory / CAPTIONS, captions)
     remarks += results.tried()
     missed = {one.what for one in found if one.kind == "claim" and one.verdict == verdicts.NOT_MET}
     for says in sorted(results.reasons.keys() - missed):
@@ -132,7 +137,7 @@ def _made(directory: Path, output: Output) -> _Told | ConfigError:
     """What is known of a report but its results, which may hold what is not to be pickled; or why there is none."""
     try:
         with blame.named():
-            made = make(directory, output)
+            made = make(directory, output, alone=False)
     except ConfigError as error:
         return error
     return made.verdicts, made.files, made.remarks

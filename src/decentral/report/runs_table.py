@@ -58,6 +58,7 @@ _OWN = (
     "remark",
     "measure",
     "directory",
+    "simulated_s",
     "speed",
     "speed_unit",
     "local",
@@ -129,10 +130,12 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         metrics[label] = metrics[metric]
         beside = {"value": frame["local"], "worst": "", "mean": "", "averaged": ""}
         values = pandas.concat([values, values.assign(metric=label, **beside)])
-    if "speed" in frame:
-        speed = f"throughput ({frame['speed_unit'].iloc[0]})"
-        beside = {"value": frame["speed"], "at_edge": False, "worst": "", "mean": "", "averaged": ""}
-        values = pandas.concat([values, values[values["metric"] == metric].assign(metric=speed, **beside)])
+    costs = {f"throughput ({frame['speed_unit'].iloc[0]})": "speed"} if "speed" in frame else {}
+    if "simulated_s" in frame and frame["simulated_s"].notna().any():
+        costs["simulated time (s)"] = "simulated_s"
+    for name, column in costs.items():
+        beside = {"value": frame[column], "at_edge": False, "worst": "", "mean": "", "averaged": ""}
+        values = pandas.concat([values, values[values["metric"] == metric].assign(metric=name, **beside)])
     size = frame["value"].abs().median()  # nan where no run has a value
     plain_form = "scientific" if size < 0.01 else "plain"
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
@@ -178,8 +181,8 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
             settings |= {"local": own.of(path).value, "local_label": own.of(path).label}
         numbers = found._asdict() | {"run": facts.get("run_id", ""), "seed": settings.get("seed", 0)}
         unit, speed = list(throughput(settings, facts).items())[-1]
-        facts_of = {"speed": speed, "speed_unit": unit, "directory": path, "measure": measure}
-        rows.append(settings | numbers | facts_of)
+        costs = {"speed": speed, "speed_unit": unit, "simulated_s": facts.get("simulated_s", math.nan)}
+        rows.append(settings | numbers | costs | {"directory": path, "measure": measure})
     if not rows:
         which = f" with {' and '.join(layout.where)}" if layout.where else ""
         place = source if isinstance(source, Path) else "this sweep"

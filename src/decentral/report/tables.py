@@ -21,6 +21,7 @@ from decentral.terminal.console import aligned
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\b")
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
+_MOST_SHOWN = 4  # tables on a terminal: of a sweep those of the metric (also of own test sets) and its costs
 _WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
 _CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
 _ESCAPES = {
@@ -164,7 +165,7 @@ def about(results: Results) -> str:
     words, cells = f"{found[0].heading[:1].upper()}{found[0].heading[1:]}", found[0].cells.values()
     if any(one.std is not None for one in cells):
         words += f": mean ± standard deviation over {results.spec.repeats}s"
-    if len(found) > 2:
+    if len(found) > _MOST_SHOWN:
         words += f"; the first of {len(found)} tables in table.md"
     if any(one.at_edge for one in cells):
         words += ". * The best learning rate lies at the edge of those that were tried"
@@ -172,10 +173,10 @@ def about(results: Results) -> str:
 
 
 def as_text(results: Results) -> str:
-    """The first table, and the second where there are no more than two, for a terminal; '' if there is none."""
+    """The tables, or the first of more than four, for a terminal; '' if there is none."""
     found = grids(results)
     blocks: list[str] = []
-    for grid in found if len(found) <= 2 else found[:1]:
+    for grid in found if len(found) <= _MOST_SHOWN else found[:1]:
         blocks += [f"{_capital(grid.heading)}:"] * bool(blocks)
         blocks.append(aligned(grid.lines(grid.text), left=len(grid.table.rows)))
     return "\n\n".join(blocks)

@@ -18,6 +18,7 @@ from decentral.scheduling.job import Job
 from decentral.store import AXES
 from decentral.store.files import csv_text, read_json, refuse_links, write_bytes, write_json, write_text
 from decentral.study.study import Cell, Study
+from decentral.terminal.display import unless_quick
 
 _VALUE_COLUMNS = (
     "metric",
@@ -50,18 +51,24 @@ _PROVENANCE = (
     "ended",
 )
 _FILES = ("values.csv", "curves.csv", "curves.csv.gz")
+_REPORT = ("verdicts.csv", "captions.json")  # with the tables; with the figures, where there are some
 
 
 def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[str, Any]) -> None:
     """Write what the cells know now; replaces the files of an earlier call, each atomically.
 
-    The verdicts of an earlier call go: a report ends with those, so that one that was cut off is known. `facts` are the
-    entries of study.json that the study itself does not know: command, commit, times, counts.
+    The verdicts and captions of an earlier call go: a report begins and ends with those, so that one that was cut off
+    is known. `facts` are the entries of study.json that the study itself does not know: command, commit, times, counts.
     """
     refuse_links(directory, above=2)
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "verdicts.csv").unlink(missing_ok=True)
-    values = [value for cell in cells for value in cell.values()]
+    values: list[Value] = []
+    with unless_quick("Collecting what the runs have left", len(cells)) as advance:
+        for cell in cells:
+            values += cell.values()
+            advance(1)
+    for name in _REPORT:
+        (directory / name).unlink(missing_ok=True)
     labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
     _write_values(directory / "values.csv", labels, values)
     _write_curves(directory, labels, cells)
@@ -179,8 +186,9 @@ def digest(definition: dict[str, Any], finished: Iterable[str]) -> str:
 
 def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[str]) -> bool:
     """Whether the collected files, which are as they were written, and their report are made from just this."""
-    whole = all((directory / name).exists() for name in ("values.csv", "verdicts.csv"))
     facts = read_facts(directory)
+    drawn = bool((facts.get("report") or {}).get("figures"))
+    whole = all((directory / name).exists() for name in ("values.csv", *_REPORT[: 1 + drawn]))
     if not whole or facts.get("digest") != digest(definition, finished):
         return False
     written = facts.get("files") or {}
