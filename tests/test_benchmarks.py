@@ -27,7 +27,7 @@ from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
 from decentral.measurements.advice.advise import advise
 from decentral.measurements.advice.machine import fitted, layout_of
-from decentral.measurements.advice.methods import METHODS, Case, in_means, predict_overlapped
+from decentral.measurements.advice.methods import CODING_NS, METHODS, Case, in_means, predict_overlapped
 from decentral.registry import components
 from decentral.report.listings import Costs, costs
 from decentral.report.results import read
@@ -336,7 +336,7 @@ def test_an_all_reduce_is_hidden_behind_the_backward_pass_but_for_the_last_bucke
     ],
 )
 def test_bytes_of_a_compressed_mean_are_those_of_its_verbs(compress: str, verbs: int, bytes_per_worker: float):
-    found = in_means(components("compression")[compress](), LAYOUT, N)
+    found = in_means(components("compression")[compress](), LAYOUT, N, measured=True)
     assert len(found.sent) == verbs
     assert found.bytes_per_worker == pytest.approx(bytes_per_worker)
     assert found.work_s > 0
@@ -348,13 +348,28 @@ def test_every_method_is_predicted_or_says_why_not():
     told: list[str] = []
     found = advise(given, None, None, told.append)
     assert {row["method"] for row in found["methods"]} == {method.title for method in METHODS}
-    assert len(told) == len(METHODS)
-    assert not found["impossible"]
+    assert told == [] and not found["impossible"]
     times = [row["step_s"] for row in found["methods"]]
     assert times == sorted(times) and times[0] >= 0.16
     assert all(row["bytes_per_step"] > 0 for row in found["methods"])
     layout = layout_of(compose(["simulate=timeline", "steps=8", *given]))
     assert found["num_parameters"] == layout.num_coordinates and len(layout.shapes) > 1
+
+
+def test_with_a_cluster_nothing_is_timed_and_the_answer_is_the_same_twice(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("decentral.measurements.advice.advise.METHODS", METHODS[1:2] + METHODS[9:])
+    given = ["num_workers=8", "cluster=slow_network", *MODEL]
+    one, again = (advise(given, None, None, lambda _: None) for _ in range(2))
+    assert one == again and one["coding"] == "table"
+    assert {
+        name for method in METHODS for word in method.words if (name := word.removeprefix("compress=")) != word
+    } <= {*CODING_NS}
+    coding = {row["method"]: row["coding_s"] for row in one["methods"]}
+    assert coding["all-reduce, int8"] == pytest.approx(1e-9 * one["num_parameters"] * (6.4 + 7 * 0.55))
+    assert coding["CHOCO-SGD on a ring, top-k 1 %"] == pytest.approx(1e-9 * one["num_parameters"] * (2.3 + 4 * 0.15))
+    told: list[str] = []
+    assert advise(given, None, None, told.append, measures=True)["coding"] == "measured"
+    assert "timing encoding and decoding on this machine: about" in told[0]
 
 
 @pytest.mark.slow
@@ -409,7 +424,7 @@ def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert found["num_workers"] == found["measured"]["processes"] == 2
     assert found["measured"]["latency_s"] > 0 and found["measured"]["bandwidth_gbps"] > 0
     assert found["gradient_s"] > 0 and 0 <= found["backward_share"] <= 1
-    assert "measuring passes of model=mlp" in told
+    assert "measuring a pass of model=mlp" in told and "in each of 2 processes: about" in told
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

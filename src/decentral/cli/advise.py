@@ -14,7 +14,7 @@ from decentral.store.files import encode, write_text
 from decentral.terminal.console import say
 
 _HELP = """\
-decentral-advise [key=value ...] [--json] [--output FILE] [--config-dir FOLDER]
+decentral-advise [key=value ...] [--measure] [--json] [--output FILE] [--config-dir FOLDER]
 
 Predicts, without training, how long a step takes and what a worker sends in it, for all-reduce as
 DistributedDataParallel does it (float32 and bf16), gossip, local steps, WAGMA, RelaySGD and compressed messages, and
@@ -23,11 +23,13 @@ prints them by time. Models and data are described as for decentral-run; there n
 decentral-advise model=resnet50 data=imagenet num_workers=16 cluster=slow_network
 decentral-advise model=cnn data=digits processes=4
 
-With cluster=, gradients and links take what it says. Without, they are measured on this machine, for about 30 s: passes
-of the model, latency and bandwidth between processes= local processes (by default one per core, at least two).
-num_workers= then says for how many workers it is worked out (by default as many). Encoding and decoding are always
-measured here.
+With cluster=, gradients and links take what it says, and encoding and decoding what a table has for one CPU core
+(docs/advise.md): nothing is timed, and the same question has the same answer. Without, this machine is measured, and
+how long that takes is said beforehand: passes of the model, latency and bandwidth between processes= local processes
+(by default one per core, at least two), encoding and decoding. num_workers= then says for how many workers it is worked
+out (by default as many).
 
+--measure      with cluster=: time encoding and decoding on this machine
 --json         print the result as JSON, and nothing else, on the standard output
 --output FILE  write the JSON to a file, too
 Exit status: 0 done, 2 refused.
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out(arguments: list[str]) -> int:
-    parser = Options("decentral-advise", "--json")
+    parser = Options("decentral-advise", "--json", "--measure")
     parser.add_argument("--output", type=Path)
     options = parser.begin(arguments, _HELP)
     if options is None:
@@ -56,7 +58,7 @@ def _carry_out(arguments: list[str]) -> int:
         check_writable("--output", str(options.output), options.output.parent)
     from decentral.measurements.advice.advise import advise, text
 
-    found = advise(words, processes, options.config_dir, _tell)
+    found = advise(words, processes, options.config_dir, _tell, options.measure)
     told = json.dumps(encode(found), indent=2)
     say(told if options.json else text(found))
     if options.output is not None:

@@ -10,9 +10,9 @@ from decentral.config.composition import compose, compose_each
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
 from decentral.measurements.advice.machine import Machine, check_passes, layout_of, measure
-from decentral.measurements.advice.methods import METHODS, Case, Method, Prediction
+from decentral.measurements.advice.methods import METHODS, Case, Method, Prediction, coding_s
 from decentral.measurements.timing import host
-from decentral.terminal.console import aligned, in_bytes
+from decentral.terminal.console import aligned, duration, in_bytes
 from decentral.training.assemble import mean_seconds
 
 Tell = Callable[[str], None]
@@ -28,12 +28,15 @@ _ASSUMED_BACKWARD = 2 / 3
 _STEPS, _LEAST_STEPS, _GRADIENTS = 200, 40, 20_000
 
 
-def advise(words: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell) -> dict[str, Any]:
+def advise(
+    words: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell, measures: bool = False
+) -> dict[str, Any]:
     """Of the overrides of a model, data and perhaps a cluster: the methods by predicted time, those that are impossible
     with the reason, and what it was worked out from, for JSON; seconds and bytes.
 
-    Without a cluster this machine is measured, with so many processes (None: one per core, at least two). Raises
-    ConfigError for what cannot be.
+    Without a cluster this machine is measured, with so many processes (None: one per core, at least two). With one,
+    nothing is, so that the same question has the same answer, but for encoding and decoding where it `measures` them.
+    Raises ConfigError for what cannot be.
     """
     timeline, machine = [*words, "simulate=timeline", f"steps={_STEPS}"], None
     if not has_cluster(words):
@@ -52,14 +55,16 @@ def advise(words: Sequence[str], processes: int | None, config_dir: str | None, 
     num_steps = max(_LEAST_STEPS, min(_STEPS, _GRADIENTS // n)) // 8 * 8
     rows, impossible = list[tuple[Method, Prediction]](), dict[str, str]()
     found = compose_each([[*timeline, *method.words] for method in METHODS], config_dir)
+    measures = measures or machine is not None
+    if measures:
+        tell(f"timing encoding and decoding on this machine: about {duration(coding_s(layout))}")
     for method, each in zip(METHODS, found, strict=True):
-        tell(f"predicting: {method.title}")
         try:
             if isinstance(each, ConfigError):
                 raise each
             if method.needs_shapes and len(layout.shapes) == 1:
                 raise ConfigError("it needs the shapes of the parameters, of which only the number is known.")
-            rows.append((method, method.predict(Case(each, layout, backward, num_steps))))
+            rows.append((method, method.predict(Case(each, layout, backward, num_steps, measures))))
         except ConfigError as error:
             impossible[method.title] = str(error)
     rows.sort(key=lambda row: row[1].step_s)
@@ -76,6 +81,7 @@ def advise(words: Sequence[str], processes: int | None, config_dir: str | None, 
         "cluster": cluster,  # as the user calls it; null: this machine
         "gradient_s": mean_seconds(virtual.gradient_times(n, config.seed)),  # stragglers included, by its first ones
         "backward_share": backward,
+        "coding": "measured" if measures else "table",
         "measured": {"processes": machine.num_processes, **machine.links._asdict()} if machine else None,
         "methods": [
             {"method": method.title, "settings": list(method.words), **prediction._asdict()}
@@ -107,8 +113,8 @@ def _measured_machine(
     size = processes or max(2, num_cores())
     ring = compose([*host("dpsgd", "ring"), *network, f"num_workers={size}", f"processes={size}"], config_dir)
     layout_of(base)
-    tell(f"measuring passes of model={base.model.name} with batch_size={base.batch_size}, and exchanges")
-    return measure(base, ring, size)
+    tell(f"measuring a pass of model={base.model.name} with batch_size={base.batch_size}")
+    return measure(base, ring, size, tell)
 
 
 # -- as a person reads it ----------------------------------------------------------------------------------------------
@@ -123,7 +129,8 @@ def text(facts: dict[str, Any]) -> str:
     lines = [f"{facts['model']}: {facts['num_parameters']:,} parameters, {facts['num_workers']} workers"]
     if links is None:
         lines.append(f"{gradient} (as cluster={facts['cluster']} says; the share is assumed).")
-        lines.append("Links as the cluster says; encoding and decoding measured on this machine.")
+        how = {"measured": "measured on this machine", "table": "those of one CPU core; --measure times this machine"}
+        lines.append(f"Links as the cluster says; encoding and decoding {how[facts['coding']]}.")
     else:
         lines.append(f"{gradient} (measured, {links['processes']} processes).")
         lines.append(

@@ -19,9 +19,10 @@ from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
 from decentral.measurements.timing import Turns, Verb, Work, in_group
 from decentral.runtime.devices import device_kind
+from decentral.terminal.console import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from decentral.config.schema import Config
     from decentral.data.dataset import DataDescription
@@ -35,6 +36,8 @@ _TELLING = 3.0
 """How many times as long as the small rows large ones have to take, so that bandwidth is not lost in noise."""
 _ROUNDS, _EXCHANGES, _LEAST_S = 5, 2, 1e-12
 _PASSES_S, _MOST_PASSES = 15.0, 20
+_STARTS_S = 5.0
+"""Until processes have begun."""
 
 
 class MeasuredLinks(NamedTuple):
@@ -110,13 +113,18 @@ def check_passes(config: Config) -> None:
         )
 
 
-def measure(config: Config, ring: Config, size: int) -> Machine:
-    """What passes of a configured model, and exchanges on a ring, take where `size` processes do them together."""
+def measure(config: Config, ring: Config, size: int, tell: Callable[[str], None]) -> Machine:
+    """What passes of a configured model, and exchanges on a ring, take where `size` processes do them together; `tell`
+    hears beforehand how long this takes."""
     alone = Pass(config, True)
     began = time.perf_counter()
     alone()
     pass_s = (time.perf_counter() - began) * max(1.0, size / num_cores())
     rounds = max(1, min(_MOST_PASSES, int(_PASSES_S / (2 * pass_s)) - 1))
+    passes_s = _STARTS_S + (rounds + (rounds > 1)) * 1.4 * pass_s  # a forward pass takes about 0.4 of it
+    tell(
+        f"measuring {rounds} passes in each of {size} processes: about {duration(passes_s)}; then exchanges: about 10 s"
+    )
     works: dict[str, Setup] = {"pass": partial(Pass, config, True), "forward": partial(Pass, config, False)}
     (found,) = in_group(size, [Turns(works, rounds, warm_up=int(rounds > 1))])
     whole_s, forward_s = median(found["wall"]["pass"]), median(found["wall"]["forward"])

@@ -38,6 +38,8 @@ class Case(NamedTuple):
     layout: RowLayout
     backward: float
     num_steps: int
+    measured: bool = False
+    """Whether encoding and decoding are timed on this machine, or are as in `CODING_NS`."""
 
     @property
     def n(self) -> int:
@@ -62,7 +64,30 @@ class Prediction(NamedTuple):
     coding_s: float = 0.0
 
 
-# -- what encoding and decoding take on this machine -------------------------------------------------------------------
+# -- what encoding and decoding take -----------------------------------------------------------------------------------
+
+
+class CodingCost(NamedTuple):
+    """Nanoseconds for each coordinate of the model."""
+
+    mean: float
+    """Of encoding, and of decoding one message, where a mean of all is compressed."""
+    heard: float
+    """Of decoding each further message."""
+    encode: float = 0.0
+    """Of encoding a message to neighbors."""
+    decode: float = 0.0
+    """Of decoding one of them."""
+
+
+CODING_NS = {
+    "bf16": CodingCost(2.4, 0.04),
+    "topk": CodingCost(3.7, 0.001, encode=2.3, decode=0.15),
+    "artopk": CodingCost(3.3, 0.01),
+    "powersgd": CodingCost(7.7, 0.0),
+    "int8": CodingCost(6.4, 0.55),
+}
+"""Of the settings in `METHODS`, measured for 10 million float32 coordinates on one core of an AMD EPYC with torch 2.14.1."""
 
 
 class Sent(NamedTuple):
@@ -110,16 +135,17 @@ class _Others:
         return payload
 
 
-def in_means(compressor: Compressor, layout: RowLayout, num_workers: int) -> Coding:
-    """The mean of all workers' rows of float32, compressed: measured with one and with several messages to decode, of
-    which all others take as long. Raises ConfigError if it cannot compress such rows."""
+def in_means(compressor: Compressor, layout: RowLayout, num_workers: int, measured: bool = False) -> Coding:
+    """The mean of all workers' rows of float32, compressed: by `CODING_NS`, or `measured` with one and with several
+    messages to decode, of which all others take as long. Raises ConfigError if it cannot compress such rows."""
     part, row, scale = _beginning(layout)
+    calls = _CALLS if measured else 0
 
     def combined(heard: int) -> Coding:
         bound, g = compressor.bound(part, 0), row[None]
         r, memory = bound.residual(g), bound.memory(g, num_workers)
         seconds, others = math.inf, _Others(num_workers, heard)
-        for call in range(1 + _CALLS):
+        for call in range(1 + calls):
             rows, others = g.clone(), _Others(num_workers, heard)
             began = time.perf_counter()
             _, r, memory = bound.combine(rows, r, memory, others, call * num_workers)  # type: ignore[arg-type]
@@ -127,15 +153,21 @@ def in_means(compressor: Compressor, layout: RowLayout, num_workers: int) -> Cod
         return Coding(seconds, tuple(others.sent))
 
     work_s, sent = combined(1)
-    heard = min(num_workers, _HEARD)
-    if heard > 1 and any(each.name == "allgather" for each in sent):
+    heard, gathers = min(num_workers, _HEARD), any(each.name == "allgather" for each in sent)
+    if not measured:
+        cost = CODING_NS[compressor.name]
+        work_s = 1e-9 * row.numel() * (cost.mean + (num_workers - 1) * cost.heard * gathers)
+    elif heard > 1 and gathers:
         work_s += (num_workers - 1) * max(0.0, combined(heard).work_s - work_s) / (heard - 1)
     return Coding(scale * work_s, tuple(each._replace(num_bytes=scale * each.num_bytes) for each in sent))
 
 
-def in_messages(compressor: Encoder, layout: RowLayout, num_neighbors: float) -> Coding:
+def in_messages(compressor: Encoder, layout: RowLayout, num_neighbors: float, measured: bool = False) -> Coding:
     """A message to so many neighbours, whose own are decoded, and one's own three times (CHOCO-SGD: two sums, and what
     neighbours know). Its bytes are not said here."""
+    if not measured:
+        cost = CODING_NS[compressor.name]
+        return Coding(1e-9 * layout.num_coordinates * (cost.encode + (num_neighbors + 2) * cost.decode))
     part, row, scale = _beginning(layout)
     bound, out = compressor.bound(part, 0), torch.zeros_like(row)
     encode_s, decode_s = math.inf, math.inf
@@ -180,14 +212,14 @@ def predict_messages(case: Case) -> Prediction:
     assert isinstance(compressor, Encoder)
     sent = predict_rows(case)
     graph = case.config.rounds().mixing(0)[0].graph
-    coding = in_messages(compressor, case.layout, len(graph) / case.n)
+    coding = in_messages(compressor, case.layout, len(graph) / case.n, case.measured)
     return Prediction(sent.step_s + coding.work_s, sent.bytes_per_step, coding.work_s)
 
 
 def predict_means(case: Case) -> Prediction:
     """An all-reduce of something compressed, after the gradient: t <- max over all t + encode + decode, then what its
     verbs take."""
-    coding, clock = in_means(case.config.compress, case.layout, case.n), case.clock()
+    coding, clock = in_means(case.config.compress, case.layout, case.n, case.measured), case.clock()
     for _ in range(case.num_steps):
         clock.gradient()
         _work(clock, coding.work_s)
@@ -209,7 +241,7 @@ def predict_overlapped(case: Case) -> Prediction:
     num_bytes = dense = 4.0 * case.layout.num_coordinates
     coding = Coding(0.0)
     if not isinstance(config.compress, NoCompression):
-        coding = in_means(config.compress, case.layout, n)
+        coding = in_means(config.compress, case.layout, n, case.measured)
         num_bytes = sum(each.num_bytes for each in coding.sent)
     count = max(1, math.ceil(dense / _BUCKET_BYTES))
     clock = case.clock()
@@ -270,3 +302,10 @@ METHODS: tuple[Method, ...] = (
     Method("all-reduce, int8", (*_MEAN, "compress=int8"), predict_means),
     Method("CHOCO-SGD on a ring, top-k 1 %", ("algo=choco", "topology=ring", *_TOPK), predict_messages),
 )
+
+
+def coding_s(layout: RowLayout) -> float:
+    """About how many seconds it takes to time what all methods encode and decode, by `CODING_NS`."""
+    coordinates = min(layout.num_coordinates, _LARGEST)
+    each = [cost for method in METHODS for name, cost in CODING_NS.items() if f"compress={name}" in method.words]
+    return 1e-9 * coordinates * (1 + _CALLS) * sum(2 * cost.mean + _HEARD * cost.heard for cost in each)
