@@ -87,7 +87,7 @@ CODING_NS = {
     "powersgd": CodingCost(7.7, 0.0),
     "int8": CodingCost(6.4, 0.55),
 }
-"""Of the settings in `METHODS`, measured for 10 million float32 coordinates on one core of an AMD EPYC with torch 2.14.1."""
+"""Of the settings in `METHODS`, for 10 million float32 coordinates on one core of an AMD EPYC with torch 2.14.1."""
 
 
 class Sent(NamedTuple):
