@@ -62,6 +62,12 @@ def two(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.mean(0)[:2]
 
 
+def single(outputs: Tensor, targets: Tensor) -> Any:
+    """A number of numpy; fails on what is not finite, as functions of scikit-learn do."""
+    assert outputs.isfinite().all()
+    return np.float32(outputs.mean())
+
+
 def broken(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.nothing
 
@@ -165,6 +171,10 @@ def test_what_cannot_be_told_is_not_recorded_and_no_divergence() -> None:
     rows = {row["worker"]: row["value"] for row in found.rows() if row["metric"] == "accuracy_of_class_3"}
     assert not found.diverged and rows == {1: 0.25, 2: 0.75, "worst": 0.25, "mean": 0.5}
     assert Evaluation(metrics, workers[:, [1, 0]], torch.tensor([1.0, nan]), losses, 0.0).diverged
+    run = trained(f"metrics=[accuracy,{__name__}:single]", "lr=1e30", "optim=sgd")
+    with torch.no_grad():
+        assert evaluate(run.problem, run.stepper.models, run.net, losses, 0, 1).diverged
+    assert ("test", "single", 0) in evaluated(trained(f"metrics=[accuracy,{__name__}:single]"))
     assert ("test", "nothing", 0) not in evaluated(trained(f"metrics=[accuracy,{__name__}:nothing]"))
 
 
@@ -181,9 +191,11 @@ class MulticlassF1Score:
     higher_is_better = True
 
     def __init__(self, num_classes, average="macro", **kwargs):
-        self.num_classes = num_classes
+        self.num_classes, self.calls = num_classes, 0
 
     def __call__(self, preds, target):
+        self.calls += 1
+        assert self.calls == 1
         return multiclass_f1_score(preds, target, self.num_classes)
 """
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,20 +29,17 @@ class OwnMetric:
 
     def __init__(self, name: str, num_classes: int) -> None:
         """Raises ConfigError unless it gives a number for random outputs."""
-        self.name, path = name, name.lstrip("+-")
-        target: Any = function("metrics", path)
-        given = {"num_classes": num_classes, "task": "multiclass"}
+        self.name, path, given = name, name.lstrip("+-"), {"num_classes": num_classes, "task": "multiclass"}
+        self._target: Any = function("metrics", path)
         with blame.calling(f"metrics={name}"):
-            self._given = taken(target, given)
-            self._function = target(**self._given) if isinstance(target, type) else target
-        if isinstance(target, type):
-            self._given = {}
-        larger = getattr(self._function, "larger_is_better", getattr(self._function, "higher_is_better", None))
+            self._given = taken(self._target, given)
+            made = self._made()
+        larger = getattr(made, "larger_is_better", getattr(made, "higher_is_better", None))
         self.metric = Metric(
             "test",
             path.partition(":")[2],
             larger_is_better={"+": True, "-": False}.get(name[0], larger),
-            unit=getattr(self._function, "unit", ""),
+            unit=getattr(made, "unit", ""),
             may_lack=True,
         )
         targets = torch.arange(_TRIED * num_classes) % num_classes
@@ -47,15 +47,22 @@ class OwnMetric:
             self(torch.randn(len(targets), num_classes), targets)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
-        """The number; nan where there is none."""
+        """The number; nan where there is none, as for a model that has diverged."""
+        if not outputs.isfinite().all():
+            return math.nan
+        given = {} if isinstance(self._target, type) else self._given
         with blame.calling(f"metrics={self.name}"), seeded(0, "metric"):
-            found: Any = self._function(outputs, targets, **self._given)
-        if isinstance(found, Tensor) and found.numel() == 1:
+            found: Any = self._made()(outputs, targets, **given)
+        if isinstance(found, Tensor | np.ndarray) and math.prod(found.shape) == 1:
             found = found.item()
-        if not isinstance(found, int | float):
-            kind = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        if not isinstance(found, Real):
+            kind = list(found.shape) if isinstance(found, Tensor | np.ndarray) else f"a {type(found).__name__}"
             raise ConfigError(f"metrics={self.name} returns {kind}: return one number for all test examples.")
         return float(found)
+
+    def _made(self) -> Any:
+        """The function; or what the class makes, anew for each call, since it may remember others."""
+        return self._target(**self._given) if isinstance(self._target, type) else self._target
 
 
 class Scores:
