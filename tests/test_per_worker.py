@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from configure import configure
+from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.config.per_worker import per_worker
 from decentral.errors import ConfigError
@@ -122,6 +123,27 @@ def test_a_distribution_is_drawn_from_the_seed_for_each_worker_by_itself():
     ids = {run_id(configure(*RUN, *own)) for own in ([], [OWN[0]], [OWN[1]], [OWN[2]], OWN)}
     assert len(ids) == 5
     assert run_id(configure(*RUN, OWN[0])) == run_id(configure(*RUN, OWN[0], "lr=0.3"))  # which is not used
+    with pytest.raises(ConfigError, match=r"lr=0.3 is not used beside lr_per_worker=\[0.1,0.2,0.05,0.1\]"):
+        compose([*RUN, OWN[0], "lr=0.3"])
+
+
+@pytest.mark.parametrize("text", [[], ["task=text", "data=synthetic_text", "model=fasttext"]], ids=["images", "text"])
+def test_the_last_batches_of_a_pass_are_counted_as_they_are(start, text):
+    """Of 1438 // 4 images, or 1000 // 4 texts: in passes of 23 and 45 batches, and so on."""
+    shape = [*RUN[:5], *text, OWN[1], "task.drop_last=false", "steps=30", "save=none"]
+    found = {way: start(*shape, f"execution={way}", directory=way) for way in ("loop", "batched")}
+    m = configure(*shape).data.inspect().num_train // N
+    drawn = [sum(min(size, m - size * (t % -(-m // size))) for t in range(30)) for size in SIZES]
+    assert found["loop"].facts["examples_per_worker"] == found["batched"].facts["examples_per_worker"] == drawn
+    last = [each.last("loss", "averaged") for each in found.values()]
+    assert last[0] == pytest.approx(last[1], rel=1e-4)
+
+
+def test_asynchronous_workers_have_batches_and_times_of_their_own(start):
+    shape = ["data=digits", "model=mlp", "num_workers=4", "algo=adpsgd", "topology=ring", "steps=20", "batch_size=8"]
+    facts = start(*shape, OWN[1], "cluster=even", "cluster.compute.mean_s=0.1", "save=none").facts
+    drawn = [each / size for each, size in zip(facts["examples_per_worker"], SIZES, strict=True)]
+    assert sum(drawn) == 4 * 20 and drawn[0] > 1.8 * drawn[1] and drawn[3] > 1.4 * drawn[0]
 
 
 REFUSED = {

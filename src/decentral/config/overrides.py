@@ -39,6 +39,9 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
     from hydra.errors import HydraException
 
     plain = [override.lstrip("+") for override in spelt_out(overrides, folders)]
+    given = {override.partition("=")[0]: override for override in plain if not override.endswith("=null")}
+    if {"lr", "lr_per_worker"} <= given.keys():
+        raise ConfigError(f"{given['lr']} is not used beside {given['lr_per_worker']}: leave one of them out.")
     for override in plain:
         key, _, text = override.partition("=")
         if pairs := together(override):

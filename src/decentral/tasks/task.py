@@ -302,6 +302,10 @@ class Problem(ABC):
         """
         return statistics
 
+    def examples(self, draws: np.ndarray) -> list[int]:
+        """How many examples are in the first draws [n] of all n workers, of each; [] where there are no examples."""
+        return []
+
     def suspects(self) -> tuple[str, ...]:
         """What in the data may have made the run diverge, a sentence each; asked for once it has."""
         return ()

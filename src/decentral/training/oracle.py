@@ -277,6 +277,10 @@ class Accumulated:
             self._seconds[:] = map(sum, zip(self._seconds, self._each or [], strict=True))
         return losses.div_(self.number), total.div_(self.number)
 
+    def examples(self, draws: np.ndarray) -> list[int]:
+        """Of m times as many draws."""
+        return self.problem.examples(draws * self.number)
+
     def keep_seconds(self) -> list[float] | None:
         """Of all m draws together."""
         self._each = self.problem.keep_seconds()

@@ -163,7 +163,7 @@ class Recorder:
     def end(self, r: Run, status: Status, step: int) -> None:
         """The final status."""
         own = self.config.batch_size_per_worker or self.config.steps_per_worker
-        draws = r.net.gather(torch.from_numpy(r.oracle.draws)[:, None].double())[:, 0].tolist() if own else []
+        draws = r.net.gather(torch.from_numpy(r.oracle.draws)[:, None])[:, 0].numpy() if own else np.empty(0)
         if not self.world.leader:
             return
         if r.trace is not None:
@@ -177,8 +177,7 @@ class Recorder:
             "times_s": r.spent_s,
         }
         if own:
-            sizes = zip(draws, self.config.batch_sizes().tolist(), strict=True)
-            facts["examples_per_worker"] = [round(drawn) * size * self.config.accumulate for drawn, size in sizes]
+            facts["examples_per_worker"] = r.problem.examples(draws)
         choices, stop_s = r.stepper.choices(), self.config.stop_after_simulated_s
         if r.stepper.simulated_s is not None:
             facts |= {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())

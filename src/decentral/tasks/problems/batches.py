@@ -60,6 +60,12 @@ class BatchOrder(DrawOrder):
         self.is_even = len(set(self.sizes)) == 1
         self._shuffles = [(-1, part) for part in self.parts]  # of each part: the epoch, and the part as shuffled then
 
+    def examples(self, worker: int, draws: int) -> int:
+        """How many examples are in the first so many draws of a worker."""
+        size, m = self.sizes[worker], self.samples_per_epoch
+        passes, batches = divmod(draws, self.passes[worker])
+        return passes * min(self.passes[worker] * size, m) + min(batches * size, m)
+
     def steps_per_epoch(self, shares: Sequence[float] = ()) -> float:
         """In how many steps the workers take a pass on average, of whom worker i draws in this share of them, or in
         each."""

@@ -159,6 +159,11 @@ class Supervised(Problem):
         if self.config.metrics:
             self.asked.add(total[self.num_statistics :], outputs, targets, numbers)
 
+    def examples(self, draws: np.ndarray) -> list[int]:
+        """See `Problem`."""
+        assert isinstance(self.order, BatchOrder)
+        return [self.order.examples(worker, drawn) for worker, drawn in enumerate(draws.tolist())]
+
     @abstractmethod
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Add those of test examples, outputs [b, ...] for targets [b, ...], to total [S], in place."""
@@ -193,15 +198,16 @@ class Supervised(Problem):
         if self.passes.execution == "loop":
             return
         first = int(draws.min())
-        if self.together:
-            with closing(self.data.train_batches(self.order, self.workers, first, first + 1)) as batches:
-                inputs, targets = next(batches)
-        else:  # of the size of the smallest
-            inputs, targets = _together(self._batches(range(len(self.workers)), [first] * len(self.workers)))
-            least = min(map(len, targets))
-            inputs, targets = (torch.stack([one[:least] for one in each]) for each in (inputs, targets))
+        order = self.order if self.together else self._cut
+        with closing(self.data.train_batches(order, self.workers, first, first + 1)) as batches:
+            inputs, targets = next(batches)
         self.passes, notes = self.execution.proven(self.workload, self.passes, x, self._as_exact(inputs), targets)
         self.facts, self.notes = {**self.facts, "execution": self.passes.execution}, (*self.notes, *notes)
+
+    def _cut(self, draw: int) -> Tensor:
+        """What all local workers draw, cut to the size of the smallest batch: [k, B]."""
+        rows = [self.order.row(i, draw) for i in range(len(self.workers))]
+        return torch.stack([row[: min(map(len, rows))] for row in rows])
 
     def _gradient(
         self, x: Tensor, inputs: Any, targets: Any, draws: np.ndarray, places: Sequence[int]
