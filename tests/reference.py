@@ -288,6 +288,18 @@ def d2(s: Setting, lazy: bool = False) -> Iterates:
         yield x
 
 
+def led(s: Setting, every: int, lazy: bool) -> Iterates:
+    """Local exact diffusion: `every` steps with a part of the dual y, then x = W F and y <- y + F - x."""
+    F = s.start()
+    y = np.zeros_like(F)
+    for t in itertools.count():
+        F = F + s.update(F, t) - y / every
+        if (t + 1) % every == 0:
+            x = s.mix(F, t, lazy)
+            y, F = y + F - x, x
+        yield F
+
+
 def exact_diffusion(s: Setting) -> Iterates:
     yield from d2(s, lazy=True)
 
@@ -413,12 +425,17 @@ def relaysgd(
     correct_lr: bool = False,
     initial_count: int = 0,
     compress: Compress | None = None,
+    every: int = 1,
 ) -> Iterates:
     factor = correction(s.pieces, s.n, overlap) if correct_lr else 1.0
     x, relay = s.start(), RelaySum(s, compress)
     relay.counts = {(h, i, j): float(initial_count) for h, piece in enumerate(s.pieces) for i, j in piece.edges}
     for t in itertools.count():
         y = x + s.optimizer.update(s.gradient(x), factor * s.lr(t))
+        if (t + 1) % every:
+            x = y
+            yield x
+            continue
         before = relay.received()
         relay.exchange(y, t)
         total, count = before if overlap else relay.received()

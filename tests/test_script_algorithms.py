@@ -115,6 +115,8 @@ CASES = {
     "relaysgd": Case("relaysgd", "dbt", NESTEROV),
     "relaysgd_adam": Case("relaysgd", "chain", ADAM, {"fill": "previous", "overlap": True}),
     "relaysgd_corrected": Case("relaysgd", "dbt", MOMENTUM, {"correct_lr": True}),
+    "relaysgd_every": Case("relaysgd", "dbt", NESTEROV, settings={"every": 2}),
+    "exact_diffusion_every": Case("exact_diffusion", "ring", MOMENTUM, settings={"every": 2}),
     "relaysgd_grad": Case("relaysgd_grad", "dbt", MOMENTUM),
     "relaysgd_grad_receiver": Case("relaysgd_grad", "chain", ADAM, {"receiver_lr": True}),
     "sparseloco": Case("sparseloco", "ring", ADAM, {"period_steps": 2}, compress="topk"),

@@ -89,6 +89,9 @@ class Algorithm(Settings, ABC, where="algo"):
     """Whether all that a step does between two communications is x_i + u_i, which a worker may leave out
     (`steps_per_worker`)."""
 
+    has_local_steps: ClassVar[bool] = False
+    """Whether it has a form for `communication.every`, although it needs the same graph in every round."""
+
     asynchronous: ClassVar[bool] = False
     """Whether processes go on without each other, so that the result of several depends on their pace."""
 

@@ -75,6 +75,11 @@ class RelaySGD(Algorithm):
     initial_count  what counts c start at: 1 with fill=count is the thesis' code, although no message is there yet.
                    This shrinks all weights in the first steps (see the head of this file).
 
+    With `communication.every` = H workers relay in every H-th step only, and in between train alone, x_i <- x_i + u_i.
+    Counts stay as they are meanwhile, and delays count in relays:  x_i^{t+1} = 1/n sum_j y_j^{t - H max(tau_ij - 1, 0)}
+    for t + 1 = H, 2H, ... This is RelaySGD whose updates are the sums of H local ones, as in local SGD: with different
+    data it ends beside the optimum, by an error that falls with H and the rate.
+
     Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from
     the tree and the losses, so every process computes them and they are not sent.
 
@@ -92,6 +97,8 @@ class RelaySGD(Algorithm):
     correct_lr: bool = False
     initial_count: int = setting(0, choices=(0, 1))
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
+    has_local_steps: ClassVar[bool] = True
+    only_local_between: ClassVar[bool] = True
     takes = AcceptedCompression.rows
 
     class State(NamedTuple):
@@ -117,10 +124,13 @@ class RelaySGD(Algorithm):
         )
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one message over every edge in each direction."""
+        """One gradient, one message over every edge in each direction, unless the round is silent."""
         x, m, c, x0, compression_stats, opt = s
         lr = self.local.lr(t) * (1 + net.mean_delay(overlap=self.overlap)) if self.correct_lr else None
         g = oracle(x)
+        if net.rounds.is_silent(t):
+            x, opt = self.local.adapt(x, g, opt, t, lr=lr)
+            return s._replace(x=x, opt=opt)
         y, opt = self.local.adapt(x, g, opt, t, out=g, lr=lr)  # y_i = x_i^t + u_i
         if self.overlap:
             net.arrive()  # the messages of the step before

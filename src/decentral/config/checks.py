@@ -433,12 +433,16 @@ def check_communication(algo: Algorithm, communication: Communication) -> None:
             f"algo={algo.name} does not use the topology, so that communication.{_first_key(communication)} has no "
             "meaning for it: leave it out."
         )
+    if algo.has_local_steps and communication == Communication(every=communication.every):
+        return
     changes = communication.every > 1 or communication.global_every is not None
     if Need.tree in algo.needs or (changes and Need.static in algo.needs):
-        kind = "relays over the same trees" if Need.tree in algo.needs else "needs the same graph"
+        kind, other = "needs the same graph", "d2, exact_diffusion, gradient_tracking or dpsgd"
+        if Need.tree in algo.needs:
+            kind, other = "relays over the same trees", "dpsgd" if algo.has_local_steps else "relaysgd"
         raise ConfigError(
             f"algo={algo.name} {kind} in every step, so that communication.{_first_key(communication)} cannot be "
-            "used: leave it out, or use an algorithm that mixes, such as dpsgd."
+            f"used: leave it out, or use algo={other}."
         )
 
 

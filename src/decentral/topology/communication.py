@@ -108,23 +108,21 @@ def now_and_then(base: Rounds, every: int, global_every: int | None, topology: s
             f"repeat after {period} steps only, more than {MAX_PERIOD}: use smaller numbers."
         )
 
-    def silent(round: int) -> bool:
-        return (round + 1) % every > 0
-
     def everybody(round: int) -> bool:
         return global_every is not None and (round // every + 1) % global_every == 0
 
     def matrices(round: int) -> tuple[MixingMatrix, ...]:
-        if silent(round):
+        if rounds.is_silent(round):
             return (MixingMatrix.identity(n),) * d
         return (MixingMatrix.average(n),) * d if everybody(round) else base.mixing(round // every)
 
     def phases(round: int) -> list[Phase]:
-        if silent(round):
+        if rounds.is_silent(round):
             return []
         return [MEAN] if everybody(round) else base.phases(round // every)
 
-    return Rounds(n, matrices, num_pieces=d, period=period, split=base.split, phases=phases)
+    rounds = Rounds(n, matrices, num_pieces=d, period=period, split=base.split, phases=phases, every=every)
+    return rounds
 
 
 class LocalSteps(NamedTuple):

@@ -68,7 +68,7 @@ def _is_connected(rounds: Rounds) -> bool:
 
 def _is_tree(rounds: Rounds) -> bool:
     most = 2 * (rounds.num_workers - 1)
-    return rounds.period == 1 and all(is_undirected(A) and is_connected(A) and len(A) <= most for A in rounds.graphs())
+    return rounds.are_equal and all(is_undirected(A) and is_connected(A) and len(A) <= most for A in rounds.graphs())
 
 
 def _rows_sum_to_one(rounds: Rounds) -> bool:
@@ -127,7 +127,7 @@ _CHECKS: dict[Need, tuple[Callable[[Rounds], bool], str | Callable[[Rounds, str]
         "sends whole models, but {where} cuts them in pieces: use a single graph, such as ring",
     ),
     Need.static: (
-        lambda rounds: rounds.period == 1,
+        lambda rounds: rounds.are_equal,
         "needs the same graph in every round, but {where} changes with the round: use a static topology, such as ring",
     ),
     Need.undirected: (

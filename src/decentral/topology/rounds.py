@@ -117,16 +117,18 @@ class Rounds:
         period: int = 1,
         split: Split = Split.contiguous,
         phases: Callable[[int], list[Phase]] | None = None,
+        every: int = 1,
     ) -> None:
         """`matrices` gives the d = num_pieces matrices of a round, 0 <= round < period, dense [n, n] or by entries.
 
         It is called once for a round that is asked again soon, and must be pure. Rounds that never repeat pass as their
-        period how many of them will be asked for.
+        period how many of them will be asked for. Of `every` rounds all but the last are silent, W = I.
         """
         assert num_workers >= 1 and num_pieces >= 1 and period >= 1
         self.num_workers = num_workers
         self.num_pieces = num_pieces
         self.period = period if num_workers > 1 else 1  # one that is alone does the same in every round
+        self.every = every if num_workers > 1 else 1
         self.split = split
         self._compute = matrices
         self._phases = phases
@@ -166,10 +168,19 @@ class Rounds:
         """The d slices of range(num_coordinates), one for each piece; see the function `slices`."""
         return slices(num_coordinates, self.num_pieces, self.split)
 
+    @property
+    def are_equal(self) -> bool:
+        """Whether all rounds are the same, but for those that are silent."""
+        return self.period == self.every
+
+    def is_silent(self, round: int) -> bool:
+        """Whether nothing is sent in this round, so that workers go on by themselves (`communication.every`)."""
+        return (round + 1) % self.every > 0
+
     def graphs(self) -> tuple[Graph, ...]:
-        """The graph of each piece, the same in all rounds: the period must be 1."""
-        assert self.period == 1, "the graphs of rounds that change are those of their matrices"
-        return tuple(W.graph for W in self.mixing(0))
+        """The graph of each piece, the same in all rounds that are not silent."""
+        assert self.are_equal, "the graphs of rounds that change are those of their matrices"
+        return tuple(W.graph for W in self.mixing(self.every - 1))
 
     def edges(self) -> RelayEdges:
         """The directed edges to relay over. The rounds must not change, and their graphs be undirected."""

@@ -1,0 +1,123 @@
+"""communication.every=H: RelaySGD that relays every H steps, and LED; against their formulas, and in what they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference
+from configure import configure
+from decentral.errors import ConfigError
+from reference_runs import LOCALS, Case, assert_agree, compression, program, setting
+from reference_topology import graph, hops
+from test_resume import same_results
+
+H, STEPS = 3, 40
+EVERY = {"every": H, "global_every": None, "workers_per_machine": 1}
+RELAYS = [
+    Case("relaysgd", "chain", 5),
+    Case("relaysgd", "dbt", 6, {"overlap": True, "correct_lr": True}),
+    Case("relaysgd", "bt", 6, {"fill": "count"}, compress={"name": "bf16"}),
+    Case("relaysgd", "dbt", 5, {"fill": "previous"}, {"split": "interleaved"}),
+]
+LED = {False: [Case("d2", "ring", 5), Case("d2", "dbt", 4)], True: [Case("exact_diffusion", "star", 5)]}
+SMALL = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "num_workers=5", "trace=true",
+         "evaluation.every_epochs=1000")  # fmt: skip
+
+
+@pytest.mark.parametrize("local", ["momentum", "warm_up"])
+@pytest.mark.parametrize("case", RELAYS, ids=str)
+def test_relaysgd_relays_every_so_many_steps(tmp_path: Path, case: Case, local: str) -> None:
+    found = program(tmp_path, case, LOCALS[local], STEPS, communication=EVERY)
+    options: dict[str, Any] = {**case.options, **compression(case), "every": H}
+    assert_agree(found, reference.run(reference.relaysgd, setting(case, LOCALS[local]), STEPS, **options))
+
+
+@pytest.mark.parametrize("local", ["nesterov", "decay"])
+@pytest.mark.parametrize(("lazy", "case"), [(lazy, case) for lazy, cases in LED.items() for case in cases])
+def test_d2_and_exact_diffusion_are_led(tmp_path: Path, lazy: bool, case: Case, local: str) -> None:
+    found = program(tmp_path, case, LOCALS[local], STEPS, communication=EVERY)
+    assert_agree(found, reference.run(reference.led, setting(case, LOCALS[local]), STEPS, every=H, lazy=lazy))
+
+
+@pytest.mark.parametrize(("topology", "overlap"), [("chain", False), ("bt", True)])
+def test_models_are_as_many_relays_old_as_they_are_far(tmp_path: Path, topology: str, overlap: bool) -> None:
+    """x_i^{t+1} = 1/n sum_j y_j^{t - H delay_ij} after each relay, delay = max(tau - 1, 0), with overlap tau."""
+    n, steps, local = 6, 60, LOCALS["sgd"]
+    case = Case("relaysgd", topology, n, {"overlap": overlap})
+    x = program(tmp_path, case, local, steps, communication=EVERY)
+    s = setting(case, local)
+    y = np.array([x[t] + s.update(x[t], t) for t in range(steps)])
+    tau = hops(graph(topology, n), n)
+    delay = H * (tau if overlap else np.maximum(tau - 1, 0))
+    for t in range(steps):
+        if (t + 1) % H:
+            assert_agree(x[t + 1 : t + 2], y[t : t + 1])
+            continue
+        known = [[y[t - delay[i, j], j] if t >= delay[i, j] else s.x0 for j in range(n)] for i in range(n)]
+        assert_agree(x[t + 1 : t + 2], np.mean(known, axis=1)[None])
+
+
+def test_a_pair_that_relays_is_local_sgd_and_sends_once_in_so_many_steps(start) -> None:
+    settings = (*SMALL, "num_workers=2", "topology=chain", "steps=12", "lr=0.1")
+    relayed = start("algo=relaysgd", "communication.every=4", *settings, directory="relayed")
+    local = start("algo=local_sgd", "algo.period_steps=4", *settings, directory="local")
+    np.testing.assert_allclose(relayed.iterates, local.iterates, rtol=0, atol=1e-12)
+    assert relayed.rows[-1]["bytes_sent"] == 2 * 3 * 6 * 8
+
+
+@pytest.mark.parametrize("algo", ["d2 topology.weights=constant topology.edge_weight=0.3", "exact_diffusion"])
+def test_led_is_exact_with_different_functions(start, algo: str) -> None:
+    settings = ("topology=ring", "communication.every=4", "lr=0.02", "steps=4000")
+    found = start(*f"algo={algo}".split(), *SMALL[:-2], *settings, "evaluation.every_epochs=4000")
+    assert found.last("distance_to_optimum", "worst") < 1e-8
+    assert found.last("consensus_distance", "mean") < 1e-12
+
+
+@pytest.mark.parametrize("overlap", ["false", "true"])
+def test_a_timeline_knows_when_nothing_is_sent(start, overlap: str) -> None:
+    settings = (*SMALL[:-2], "algo=relaysgd", "topology=chain", f"algo.overlap={overlap}", "cluster=even", "steps=13",
+                "cluster.links.latency_s=1", "evaluation.every_epochs=13")  # fmt: skip
+    seconds = {}
+    for every in (1, 4):
+        trained = start(*settings, f"communication.every={every}", directory=f"trained {every}")
+        timed = start(*settings, f"communication.every={every}", "simulate=timeline", directory=f"timed {every}")
+        seconds[every] = trained.facts["simulated_s"]
+        assert timed.facts["simulated_s"] == pytest.approx(seconds[every], rel=1e-12)
+    assert seconds[1] - seconds[4] > 8 or overlap == "true"
+
+
+LONG = (
+    "algo=relaysgd topology=dbt network.drop_probability=0.1",
+    "algo=relaysgd topology=bt steps_per_worker=[1,3,2,3,3]",
+    "algo=exact_diffusion topology=ring optim=adam",
+)
+
+
+@pytest.mark.parametrize("method", LONG)
+def test_processes_and_a_break_make_no_difference(start, method: str) -> None:
+    settings = [*SMALL, *method.split(), "communication.every=3", "steps=14", "task.noise=0.1", "lr=0.05"]
+    whole = start(*settings, directory="whole")
+    two = start(*settings, processes=2, directory="two")
+    np.testing.assert_allclose(two.iterates, whole.iterates, rtol=0, atol=1e-12)
+    often = [*settings, "checkpoint_every_s=0", "evaluation.every_epochs=2"]
+    assert start(*often, directory="broken", interrupt_at=7).status == "interrupted"
+    same_results(start(*often, directory="straight"), start(*often, directory="broken"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("algo=relaysgd_grad topology=bt", "or use algo=relaysgd."),
+        ("algo=extra topology=ring", "or use algo=d2, exact_diffusion, gradient_tracking or dpsgd."),
+        ("algo=choco topology=ring", "or use algo=d2, exact_diffusion, gradient_tracking or dpsgd."),
+        ("algo=relaysgd topology=bt communication.global_every=2", "or use algo=dpsgd."),
+    ],
+)
+def test_what_has_no_local_steps_names_what_has(words: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=r"so that communication\.every=3 cannot be used: leave it out, ") as refused:
+        configure(*SMALL, *words.split(), "communication.every=3")
+    assert str(refused.value).endswith(says)
