@@ -423,7 +423,10 @@ def test_a_matrix_may_depend_on_data():
         (["communication.global_every=50000", "communication.every=7"], "repeat after 350000 steps only"),
         (["communication.global_every=2", "network.drop_probability=0.1"], "what machines and all workers do together"),
         (["algo=allreduce", "communication.every=2"], "communication.every=2 has no meaning for it"),
-        (["algo=relaysgd", "topology=bt", "communication.every=2"], "relays over the same trees in every step, so"),
+        (
+            ["algo=relaysgd_grad", "topology=bt", "communication.every=2"],
+            "relays over the same trees in every step, so",
+        ),
         (["algo=d2", "communication.global_every=3"], "algo=d2 needs the same graph in every step"),
     ],
 )
