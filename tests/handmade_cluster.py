@@ -45,6 +45,8 @@ class Costs:
     copy: float = 0.0
     ways: int = 1
     devices: None = None
+    per_machine: int = 1
+    shared: float = 0.0
 
     def all_reduce(self, num_workers: int, num_bytes: float, begins: float) -> tuple[CollectiveName, float]:
         return CollectiveName.recursive_doubling, self.mean
@@ -147,7 +149,7 @@ class Virtual:
         programs = [self.algorithm.program(i, team) for i in range(n)]
         carries: Any = watched if trains else None
         self.timeline = watched.timeline = Timeline(
-            programs, Table(times), costs, 8 * dimension, None, n * steps, carries  # type: ignore[arg-type]
+            programs, Table(times), costs, 8 * dimension, n * steps, carries  # type: ignore[arg-type]
         )  # fmt: skip
 
     def run(self) -> np.ndarray:

@@ -38,10 +38,16 @@ def costs(links: Links = PLAIN, n: int = 4, **changed: Any) -> LinkCosts:
     return Machines(compute=ComputeTimes(mean_s=1.0), links=opened).costs(n)
 
 
+def ready(known: LinkCosts, src: np.ndarray, dst: np.ndarray, now: np.ndarray, num_bytes: Any) -> np.ndarray:
+    """When everybody is ready, if all ports are free."""
+    free = np.zeros(len(now))
+    return known.plan(src, dst).move(now, num_bytes, free, free).ready
+
+
 def exchange(now: list[float], edges: list[tuple[int, int]], num_bytes: Any, **changed: Any) -> list[float]:
     """When everybody is ready, for edges (from, to)."""
     src, dst = np.array(edges, dtype=np.int64).reshape(-1, 2).T
-    return costs(n=len(now), **changed).plan(src, dst).ready(np.array(now), num_bytes).tolist()
+    return ready(costs(n=len(now), **changed), src, dst, np.array(now), num_bytes).tolist()
 
 
 def test_machines_have_links_of_two_kinds() -> None:
@@ -84,16 +90,16 @@ def test_two_workers_wait_for_the_later_one() -> None:
 
 def test_what_machines_share_is_as_fast_as_all_of_it_together() -> None:
     shared = dataclasses.replace(TWO_TIERS, shared_gbps=8e-9 / 5)  # 5 s per byte
-    found = costs(shared).plan(*RING).ready(np.zeros(4), 1.0)
+    found = ready(costs(shared), *RING, np.zeros(4), 1.0)
     np.testing.assert_allclose(found, 3 + 2 * 5)  # two messages leave each machine, and two come in
-    one = costs(shared, ports=Ports.one).plan(*RING).ready(np.zeros(4), 1.0)
+    one = ready(costs(shared, ports=Ports.one), *RING, np.zeros(4), 1.0)
     np.testing.assert_allclose(one, 3 + 4 * 5)
-    crossing = costs(shared).plan(np.array([1, 0]), np.array([0, 2])).ready(np.zeros(4), 1.0)
+    crossing = ready(costs(shared), np.array([1, 0]), np.array([0, 2]), np.zeros(4), 1.0)
     # 1 -> 0 stays inside; 0 -> 2 crosses: 1 has no part in that
     np.testing.assert_allclose(crossing, [5, BETA, 3 + 5, 0])
     fast = dataclasses.replace(shared, shared_gbps=inf)
     np.testing.assert_array_equal(
-        costs(fast).plan(*RING).ready(np.zeros(4), 1.0), costs(TWO_TIERS).plan(*RING).ready(np.zeros(4), 1.0)
+        ready(costs(fast), *RING, np.zeros(4), 1.0), ready(costs(TWO_TIERS), *RING, np.zeros(4), 1.0)
     )
 
 
@@ -103,7 +109,7 @@ def test_exchanges_of_many_workers_are_the_maxima_and_sums_of_their_edges() -> N
     now, sizes = rng.uniform(size=n), rng.uniform(size=400)
     for ports in Ports:
         known = costs(TWO_TIERS, n=n, ports=ports)
-        found = known.plan(src, dst).ready(now, sizes)
+        found = ready(known, src, dst, now, sizes)
         port_s = [known.message_s(s, d, b) - known.hop_s(s, d) for s, d, b in zip(src, dst, sizes, strict=True)]
         sent, received = np.bincount(src, port_s, n), np.bincount(dst, port_s, n)
         left = now + sent

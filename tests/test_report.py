@@ -273,7 +273,6 @@ def test_a_timeline_alone_trains_nothing_and_says_what_steps_cost(tmp_path: Path
     ("overrides", "sentence"),
     [
         (("steps=5",), "simulate=timeline works out time in a virtual cluster: choose one"),
-        (("steps=5", "cluster=even", "network.drop_probability=0.1"), "does not know which messages are lost"),
         (("cluster=even", "steps=5", "processes=2"), "leave processes= out"),
         (("cluster=even",), "trains nothing, so that there are no epochs: give steps="),
         (("cluster=even", "steps=5", "stop_after_simulated_s=3"), "stop_after_simulated_s=3 is for training"),

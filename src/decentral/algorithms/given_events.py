@@ -71,12 +71,16 @@ class GivenEvents:
         """How many gradients each worker has begun."""
         self.done = 0
         """How many events have happened."""
-        self.bytes_sent = self.messages_sent = 0
+        self._averaged = 0
 
     @property
     def now(self) -> float:
         """When the last event was."""
         return self.events[self.done - 1].time if self.done else 0.0
+
+    def sent_by_now(self) -> tuple[int, int]:
+        """How many bytes and messages have been sent."""
+        return 2 * self._averaged * self.bytes_per_row, 2 * self._averaged
 
     def run(self, events: int) -> None:
         """Go on until so many events have happened."""
@@ -102,8 +106,7 @@ class GivenEvents:
 
     def average(self, event: Event) -> None:
         """Two workers average, at once."""
-        self.messages_sent += 2
-        self.bytes_sent += 2 * self.bytes_per_row
+        self._averaged += 1
         self.rows.call(self.pairs.average, event.worker, event.partner, event.time)
 
     def _local(self, i: int, operation: Any, now: float) -> None:

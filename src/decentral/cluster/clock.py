@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from decentral.cluster.links import ALL_GATHER, BROADCAST, LinkCosts, Prices
+from decentral.cluster.ports import Exchange as PortExchange
 from decentral.cluster.ports import Movement
 from decentral.topology.delivery import Exchange, Neighbors
 
@@ -20,10 +21,18 @@ if TYPE_CHECKING:
 
 
 class Underway(NamedTuple):
-    """An exchange that has begun: when each worker has all its messages, and how much of it is travel: float64 [n]."""
+    """An exchange that has begun: float64 [n] each."""
 
     ready: np.ndarray
+    """When each worker has all its messages, in seconds."""
     travelled: np.ndarray
+    """How many seconds of the time until then are travel."""
+    left: np.ndarray
+    """When all messages of a worker have left its port."""
+    num_bytes: np.ndarray
+    """How many bytes these are."""
+    messages: np.ndarray
+    """How many messages."""
 
 
 class Use(NamedTuple):
@@ -106,19 +115,18 @@ class Clock(Prices):
             over.memo["plan"] = self.costs.plan(*over.memo["messages"][:2])
         src, dst, size = over.memo["messages"]
         if not len(src):
-            return Underway(self.now, np.zeros(self.n))
+            return Underway(self.now, *np.zeros((4, self.n)))
         began = np.full(self.n, self.now.max()) if self.waits_for_everyone else self.now
-        each = (np.asarray(num_bytes, dtype=float) * self.bytes_scale + extra)[size]
-        moved = over.memo["plan"].move(began, each, self.out, self.into)
-        self._use(moved)
+        each = (np.asarray(num_bytes, dtype=float) + extra)[size]
+        moved = self._moved(over.memo["plan"], began, each)
         latest = began.copy()
         np.maximum.at(latest, dst, began[src])
-        return Underway(moved.ready, np.maximum(moved.ready - latest, 0.0))
+        travelled = np.maximum(moved.ready - latest, 0.0)
+        return Underway(moved.ready, travelled, moved.left, moved.sent, np.bincount(src, minlength=self.n))
 
     def begin_collective(self, name: str, num_bytes: float) -> tuple[Underway, int, float]:
         """All workers begin an all_reduce, allgather or broadcast of rows of num_bytes. Returns what is under way, the
         number of messages that all send for it, and how many rows these amount to."""
-        num_bytes *= self.bytes_scale
         begins = float(max(self.now.max(), self.out.max(), self.into.max()))
         collective = {"allgather": ALL_GATHER, "broadcast": BROADCAST}.get(name)
         if collective is None:
@@ -132,7 +140,14 @@ class Clock(Prices):
         each, all_begin = np.full(self.n, rows * num_bytes / self.n), np.full(self.n, begins)
         ends = all_begin + seconds
         self._use(Movement(ends, all_begin, ends, all_begin, ends, each, each))
-        return Underway(ends, np.full(self.n, seconds)), round(messages), rows
+        sent = np.full(self.n, messages / self.n)
+        return Underway(ends, np.full(self.n, seconds), ends, each, sent), round(messages), rows
+
+    def _moved(self, plan: PortExchange, now: np.ndarray, num_bytes: float | np.ndarray) -> Movement:
+        """What becomes of messages that begin now, which take the ports."""
+        moved = plan.move(now, num_bytes, self.out, self.into)
+        self._use(moved)
+        return moved
 
     def _use(self, moved: Movement) -> None:
         """The ports are taken by this."""
@@ -148,10 +163,19 @@ class Clock(Prices):
         """Once all are there, messages of so many bytes go from src to dst (int64 [E], a worker in one pair at most)
         and back; returns half of what the slowest takes."""
         begun = self.latest_s
-        there = self.costs.plan(src, dst).ready(np.full(self.n, begun), num_bytes)
-        ready = self.costs.plan(dst, src).ready(there, num_bytes)
-        self.wait(Underway(ready, ready - begun))
-        return (float(ready.max()) - begun) / 2
+        there = self._moved(self.costs.plan(src, dst), np.full(self.n, begun), num_bytes)
+        back = self._moved(self.costs.plan(dst, src), there.ready, num_bytes)
+        self.wait(Underway(back.ready, back.ready - begun, *np.zeros((3, self.n))))
+        return (float(back.ready.max()) - begun) / 2
+
+    def not_left(self) -> tuple[int, int]:
+        """Bytes and messages that have begun to leave, and are not out of their ports when the last worker is where it
+        is."""
+        staying = [(one, one.left > self.latest_s) for one in self.underway]
+        num_bytes, messages = (
+            sum(float(getattr(one, what)[stays].sum()) for one, stays in staying) for what in ("num_bytes", "messages")
+        )
+        return round(num_bytes), round(messages)
 
     def wait(self, underway: Underway) -> None:
         """All go on once an exchange is over for them."""
@@ -169,7 +193,7 @@ class Clock(Prices):
         return {"compute": self.compute_s, "wait": self.wait_s, "exchange": self.exchange_s}
 
     def state(self) -> np.ndarray:
-        """Everything it remembers, for a checkpoint: float64 [7 + 2 for each exchange underway, n]."""
+        """Everything it remembers, for a checkpoint: float64 [7 + 5 for each exchange underway, n]."""
         gradients = np.full(self.n, self.gradients)
         underway = [row for one in self.underway for row in one]
         return np.stack(
@@ -181,7 +205,8 @@ class Clock(Prices):
         gradients, self.now, out, into, self.compute_s, self.wait_s, self.exchange_s, *underway = np.array(state)
         self.gradients = int(gradients[0])
         self.out[:], self.into[:] = out, into
-        self.underway = [Underway(*pair) for pair in zip(underway[::2], underway[1::2], strict=True)]
+        each = len(Underway._fields)
+        self.underway = [Underway(*underway[first : first + each]) for first in range(0, len(underway), each)]
 
     def _span(self, kind: str, begins: np.ndarray, ends: np.ndarray) -> None:
         if self.spans is not None:
@@ -191,11 +216,12 @@ class Clock(Prices):
 
 def _messages(over: Exchange | RelayEdges | Neighbors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Sender and receiver of every message of an exchange, and which size it has, int64 [E]: one for each weight or
-    edge, as long as its piece; between neighbors, as its sender says."""
+    edge, as long as its piece; between neighbors, as its sender says. Of messages that get lost, too: they travel, and
+    are waited for, as all others."""
     if isinstance(over, Neighbors):
-        return over.src, over.dst, over.src
+        return *over.sent, over.sent[0]
     if not isinstance(over, Exchange):
         return over.src, over.dst, over.piece
-    graphs = [W.graph for W in over.pieces]
+    graphs = [W.graph for W in over.sent]
     src, dst = (np.concatenate([getattr(graph, end) for graph in graphs]) for end in ("src", "dst"))
     return src, dst, np.repeat(np.arange(len(graphs)), [len(graph) for graph in graphs])

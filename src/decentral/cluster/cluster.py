@@ -80,7 +80,7 @@ class Machines(VirtualCluster):
     network      how latency and bandwidth of the links change under way
     waits_for    for whom a worker waits that exchanges rows with neighbours: its neighbors, or everyone, as on
                  the single global clock that the WAGMA paper gives D-PSGD
-    num_parameters  of the model whose messages are timed (null: the one that is trained)
+    num_parameters  of the model whose messages are timed and counted (null: the one that is trained)
     devices      path of a CSV file that says over time how fast each worker's machine is (null: all are alike): a line
                  worker,seconds,slowdown,up_gbps,down_gbps, and below it from when on, in simulated seconds, a gradient
                  of that worker takes `slowdown` times as long as `compute` says, and its port sends and receives at

@@ -97,9 +97,9 @@ class Meeting:
         """How many workers have not taken a sum, or may take it again, where there are rows."""
         self.postponed: list[tuple[_Version, int]] = []
         self.exchange_s = timeline.costs.collective_s(
-            RECURSIVE_DOUBLING, place.schedule.group_size, timeline.timed_bytes
+            RECURSIVE_DOUBLING, place.schedule.group_size, timeline.bytes_per_row
         )
-        self.copy_s = timeline.costs.copy_s(timeline.timed_bytes)
+        self.copy_s = timeline.costs.copy_s(timeline.bytes_per_row)
         self._word: dict[int, np.ndarray] = {}
         """Of some who have set a version off: how long word of it is on its way to each worker."""
         self._workers = np.arange(n)
@@ -188,7 +188,7 @@ class Meeting:
             if len(workers) <= _REMEMBERED:
                 self._word[i] = word
         one.takes_part = list(map(min, one.arrived, (now + word).tolist()))
-        timeline.sent(timeline.n - 1, 8 * (timeline.n - 1))
+        timeline.sent(timeline.n - 1, 8 * (timeline.n - 1), now)
         for group in range(len(one.groups)):
             self._schedule(one, group)
 
@@ -250,7 +250,7 @@ class Meeting:
         seconds = self.exchange_s
         if timeline.costs.devices is not None:
             seconds = timeline.costs.collective_s(
-                RECURSIVE_DOUBLING, len(members), timeline.timed_bytes, begins, members
+                RECURSIVE_DOUBLING, len(members), timeline.bytes_per_row, begins, members
             )
         ends, key = begins + seconds, (one.number, group)
         has_rows = timeline.rows is not None
@@ -258,8 +258,8 @@ class Meeting:
             copies = {j: kept[j][1] for j in members if j in kept}
             timeline.rows.total(key, members, copies, self.place.empties)
         messages, sent = timeline.costs.sends(RECURSIVE_DOUBLING, len(members))
-        timeline.sent(round(messages), round(sent * timeline.bytes_per_row))
-        timeline.busy(members, sent / len(members) * timeline.timed_bytes, begins, ends)
+        timeline.sent(round(messages), round(sent * timeline.bytes_per_row), ends)
+        timeline.busy(members, sent / len(members) * timeline.bytes_per_row, begins, ends)
         of_all = self.members
         contributed = {j: of_all[j].published for j in members}
         if kept:

@@ -31,6 +31,21 @@ def whole(num_workers: int) -> float:
     return (num_workers - 1).bit_length()
 
 
+Phase = list[tuple[int, int]]
+"""(source, target) of the messages that travel at the same time."""
+
+
+def up_a_tree(num_workers: int) -> list[Phase]:
+    """A binomial tree with worker 0 as its root, from the leaves on."""
+    bits = [1 << level for level in range((num_workers - 1).bit_length())]
+    return [[(i + bit, i) for i in range(0, num_workers - bit, 2 * bit)] for bit in bits]
+
+
+def turned(phases: list[Phase]) -> list[Phase]:
+    """The same messages in the other direction, the last ones first."""
+    return [[(target, source) for source, target in phase] for phase in reversed(phases)]
+
+
 class Collective(NamedTuple):
     """An algorithm for something that all workers do together."""
 
@@ -42,6 +57,8 @@ class Collective(NamedTuple):
     """Whether a worker sends and receives at the same time, which takes twice as long through one port."""
     all_at_once: bool
     """Whether all workers of a machine send to another machine at the same time."""
+    phases: Callable[[int], list[Phase]] | None = None
+    """P -> who sends a row to whom in each phase, where not all workers do the same."""
 
     def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """How long P >= 2 workers take that begin together."""
@@ -74,6 +91,7 @@ TREE = Collective(
     lambda P, log2: (2 * (P - 1), 2 * (P - 1)),
     both_ways=False,
     all_at_once=False,
+    phases=lambda P: [*up_a_tree(P), *turned(up_a_tree(P))],
 )
 """Whole rows up a binomial tree and down again."""
 DOUBLE_TREE = Collective(
@@ -90,6 +108,7 @@ STAR = Collective(
     lambda P, log2: (2 * (P - 1), 2 * (P - 1)),
     both_ways=False,
     all_at_once=False,
+    phases=lambda P: [[(i, 0)] for i in range(1, P)] + [[(0, i)] for i in range(1, P)],
 )
 """Whole rows to one worker, a parameter server, and back: through its port one after the other."""
 DIRECT = Collective(
@@ -112,6 +131,7 @@ BROADCAST = Collective(
     lambda P, log2: (P - 1, P - 1),
     both_ways=False,
     all_at_once=False,
+    phases=lambda P: turned(up_a_tree(P)),
 )
 """What one worker has to all others, down a binomial tree."""
 
@@ -168,8 +188,8 @@ class Links(Settings, where=_WHERE):
                             retransmissions (null: 0). study=time_measured finds about 0.015 for TCP over shaped links
     host_gbps               what the hosts at its ends do to a byte, in series with the link, as if it were a link of
                             that bandwidth (null: inf). Both hold for all bandwidths that are given here
-    ports                   duplex: a worker sends and receives at the same time; one: one after the other. Several
-                            messages of a worker go one after the other in both cases
+    ports                   duplex: a worker sends and receives at the same time; one: one after the other. Messages
+                            that it begins to send at the same time share its port in both cases
     copy_gbps               what a worker copies within its memory, in Gbit/s; inf: copies cost nothing
     collective              of an all-reduce: recursive_doubling, rabenseifner, ring, tree, double_tree, star or direct;
                             auto: in every step the fastest of the first four, ring_or_tree: of these two
@@ -332,8 +352,8 @@ class LinkCosts:
     ) -> float:
         """How long `num_workers` of the workers, who begin together, take for it.
 
-        `begins` and `members` (None: all) matter where devices have ports of their own: whoever takes longest for the
-        bytes of a worker decides.
+        `begins` and `members` (None: all) matter where devices have ports of their own: in each phase whoever takes
+        longest for its bytes decides.
 
         By its formula (`collectives`) with alpha the largest latency and beta the most seconds per
         byte of all links between the n workers: the slowest link decides in every phase. Through one port what is
@@ -345,9 +365,14 @@ class LinkCosts:
         log2 = whole if self.links.whole_phases else math.log2
         ways = self.ways if collective.both_ways else 1
         if self.devices is not None:
-            size = collective.seconds(num_workers, num_bytes, 0.0, float(ways), log2)
             devices = self.devices if members is None else [self.devices[j] for j in members]
-            ends = max(device.ends(way, begins, size) for device in devices for way in ("out", "into"))
+            ends = begins
+            if collective.phases is None:
+                size = collective.seconds(num_workers, num_bytes, 0.0, float(ways), log2)
+                ends = max(device.ends(way, begins, size) for device in devices for way in ("out", "into"))
+            for phase in collective.phases(num_workers) if collective.phases else ():
+                uses = [each for source, target in phase for each in ((source, "out"), (target, "into"))]
+                ends = max(devices[j].ends(way, ends, num_bytes) for j, way in uses)
             return collective.seconds(num_workers, num_bytes, self._alpha, 0.0, log2) + ends - begins
         beta = self._beta
         if self.shared and self.num_workers > self.per_machine:

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -101,13 +103,13 @@ class _All:
         arrived, self.arrived = self.arrived, []
         timeline.critical[i] += 1
         begins = max(now, *timeline.out, *timeline.into)
-        chosen, seconds = timeline.costs.all_reduce(n, timeline.timed_bytes, begins)
+        chosen, seconds = timeline.costs.all_reduce(n, timeline.bytes_per_row, begins)
         messages, rows = timeline.costs.sends(chosen.value, n)
-        timeline.sent(round(messages), round(rows * timeline.bytes_per_row))
         if timeline.rows is not None:
             timeline.rows.mean()
         ends = begins + seconds
-        timeline.busy(range(n), rows / n * timeline.timed_bytes, begins, ends)
+        timeline.sent(round(messages), round(rows * timeline.bytes_per_row), ends)
+        timeline.busy(range(n), rows / n * timeline.bytes_per_row, begins, ends)
         for at, j in arrived:
             timeline.resume(j, at, begins, ends, None)
 
@@ -149,15 +151,17 @@ class _Strands:
 
     def ask(self, i: int, j: int, now: float) -> None:
         """i and j exchange rows once both strands are idle, and then take the mean."""
-        timeline = self.timeline
+        timeline, costs, num_bytes = self.timeline, self.timeline.costs, self.timeline.bytes_per_row
         busy = timeline.out  # which the port in is as long
         begins = max(now, busy[i], busy[j])
-        ends = busy[i] = busy[j] = self.own_until[i] = begins + timeline.costs.pair_s(
-            i, j, timeline.timed_bytes, begins
-        )
+        ends = begins + costs.pair_s(i, j, num_bytes, begins)
+        for here, there in ((i, j), (j, i)) if costs.shared else ():
+            gone = max(timeline.crosses(way, here, there, num_bytes, begins) for way in ("out", "into"))
+            ends = max(ends, gone + costs.hop_s(here, there))
+        busy[i] = busy[j] = self.own_until[i] = ends
         if timeline.ledger is not None:
-            timeline.busy((i, j), timeline.timed_bytes, begins, ends)
-        timeline.sent(2, 2 * timeline.bytes_per_row)
+            timeline.busy((i, j), num_bytes, begins, ends)
+        timeline.sent(2, 2 * num_bytes, ends)
         timeline.at(ends, partial(self._average, i, j))
 
     def _average(self, i: int, j: int, now: float) -> None:
@@ -189,6 +193,8 @@ class Average(Operation):
 
 _Coming = dict[int, tuple[float, int]]
 """The senders whose share a receiver has not taken, with the time when it arrives and its version."""
+_Departure = tuple[float, int, int, "list[_Way]", int, float]
+"""When shares leave, in which order at that time, whose they are and which, their version, and when they have left."""
 _Way = tuple[int, float, _Coming, float, float]
 """Receiver and weight of a share, where it waits, how long it is in a port, and the latency of its link."""
 
@@ -214,14 +220,15 @@ class _Slots:
         self.place, self.timeline = place, timeline
         self.coming: list[_Coming] = [{} for _ in range(timeline.n)]
         self.takes = [partial(self.take, i) for i in range(timeline.n)]
+        self._queued: list[_Departure] = []  # for busy ports, a heap
+        self._number = count()
 
     def push(self, i: int, push: Push, now: float) -> None:
         """Leave shares, side by side through the port; a share for a slot that is not empty stays."""
         timeline, own, ways = self.timeline, push.own, push.ways
         rows, version = timeline.rows, timeline.drawn[i] - 1
-        num_bytes = timeline.timed_bytes + WEIGHT_BYTES
+        num_bytes, costs = timeline.bytes_per_row + WEIGHT_BYTES, timeline.costs
         if ways is None:
-            costs = timeline.costs
             ways = push.ways = []
             for j, weight in push.shares:
                 hop_s = costs.hop_s(i, j)
@@ -231,27 +238,36 @@ class _Slots:
             if i in way[2]:
                 own += way[1]
         if leaving:
-            begins, sent, devices = timeline.out[i], len(leaving), timeline.costs.devices
+            begins, sent, devices = timeline.out[i], len(leaving), costs.devices
             if begins < now:
                 begins = now
             if devices is not None:
                 left = devices[i].ends("out", begins, sent * num_bytes)
             else:
                 left = begins + (leaving[0][3] if sent == 1 else sum(way[3] for way in leaving))
+            if costs.shared:
+                left = max(left, *(timeline.crosses("out", i, way[0], num_bytes, begins) for way in leaving))
             timeline.out[i] = left
-            timeline.messages_sent += sent
-            timeline.bytes_sent += sent * (timeline.bytes_per_row + WEIGHT_BYTES)
+            timeline.sent(sent, sent * num_bytes, left)
+            if timeline.ledger is not None:
+                timeline.ledger += [Use(i, "out", num_bytes, begins, left)] * sent
             if rows is not None:
                 for j, weight, *_ in leaving:
                     rows.put(("share", i, j), self.place.share, i, weight)
             if begins > now:
                 for way in leaving:
                     way[2][i] = inf, version
-                timeline.at(begins, partial(self._leave, i, leaving, version, left))
+                heappush(self._queued, (begins, next(self._number), i, leaving, version, left))
             else:
+                while self._queued and self._queued[0][0] < now:
+                    self._leave_next()
                 self._leave(i, leaving, version, left, now)
         if rows is not None and own != 1:
             rows.call(self.place.kept, i, own)
+
+    def _leave_next(self) -> None:
+        begins, _, i, leaving, version, left = heappop(self._queued)
+        self._leave(i, leaving, version, left, begins)
 
     def _leave(self, i: int, leaving: list[_Way], version: int, left: float, now: float) -> None:
         """Shares leave the port of worker i until `left`; a receiver takes in one after the other."""
@@ -262,22 +278,25 @@ class _Slots:
             if opens < into[j]:
                 opens = into[j]
             if timeline.costs.devices is not None:
-                taken = timeline.costs.devices[j].ends("into", opens, timeline.timed_bytes + WEIGHT_BYTES)
+                taken = timeline.costs.devices[j].ends("into", opens, timeline.bytes_per_row + WEIGHT_BYTES)
             else:
                 taken = opens + port_s
+            if timeline.costs.shared:
+                taken = max(taken, timeline.crosses("into", j, i, timeline.bytes_per_row + WEIGHT_BYTES, opens))
             if arrives < taken:
                 arrives = taken
             into[j] = arrives
             slots[i] = arrives, version
             if timeline.ledger is not None:
-                num_bytes = timeline.timed_bytes + WEIGHT_BYTES
-                timeline.ledger += [Use(i, "out", num_bytes, now, left), Use(j, "into", num_bytes, opens, arrives)]
+                timeline.ledger.append(Use(j, "into", timeline.bytes_per_row + WEIGHT_BYTES, opens, arrives))
 
     def take(self, i: int, now: float) -> None:
         """Worker i takes all that has arrived."""
         timeline, coming = self.timeline, self.coming[i]
         if not coming:
             return
+        while self._queued and self._queued[0][0] <= now:
+            self._leave_next()
         ages, rows, newest = timeline.ages, timeline.rows, timeline.drawn[i] - 1
         for j in sorted(coming):
             arrives, version = coming[j]

@@ -8,6 +8,7 @@ messages, so that a port is shared fairly, and waits for what the worker began t
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -49,17 +50,18 @@ class Device(NamedTuple):
 def read_devices(name: str, num_workers: int) -> list[Device]:
     """The device of each of n workers, from lines worker,seconds,slowdown,up_gbps,down_gbps: what holds from then on.
 
-    Raises ConfigError, with file and line, for what is missing, out of order or no such number.
+    Lines of further workers are read, too, and left out. Raises ConfigError, with file and line, for what is missing,
+    out of order or no such number.
     """
     lines = read_lines(_KEY, name)
     if not lines or lines[0].cells != _COLUMNS:
         raise ConfigError(f"{_KEY}={name} does not begin with a line {','.join(_COLUMNS)}.")
-    found = [Device([], [], {"out": [], "into": []}, {"out": [], "into": []}) for _ in range(num_workers)]
+    found: defaultdict[int, Device] = defaultdict(
+        lambda: Device([], [], {"out": [], "into": []}, {"out": [], "into": []})
+    )
     for line in lines[1:]:
         line.check_columns(_COLUMNS)
         worker = line.integer(0, "worker")
-        if worker >= num_workers:
-            continue
         device, begins = found[worker], line.seconds(1)
         if begins <= device.begins[-1] if device.begins else begins != 0:
             expected = f"after {device.begins[-1]:g}" if device.begins else "at 0, its first one"
@@ -71,10 +73,10 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
             device.speed[way].append(line.gbps(place, finite=True) / 8e-9)
         device.begins.append(begins)
         device.slowdown.append(line.number(2, "a factor above 0, by which a gradient takes longer,", 1e-9, 1e9))
-    for worker, device in enumerate(found):
-        if not device.begins:
+    for worker in range(num_workers):
+        if worker not in found:
             raise ConfigError(f"{_KEY}={name} has no line of worker {worker}: give one for each of {num_workers}.")
-    return found
+    return [found[worker] for worker in range(num_workers)]
 
 
 class Movement(NamedTuple):
@@ -144,13 +146,6 @@ class Exchange:
         taken[here] = np.maximum((opens + self._costs.port_s("into", opens, moved[0], received))[here], arrived)
         ready[here] = np.maximum(ready, taken)[here]
         return Movement(ready, begins, left, opens, taken, sent=moved[1], received=moved[0])
-
-    def ready(self, now: np.ndarray, num_bytes: float | np.ndarray) -> np.ndarray:
-        """When each worker has sent and received its messages, float64 [n], if all ports are free: see `move`."""
-        if not len(self._src):
-            return np.array(now, dtype=np.float64)
-        out = np.zeros(self._costs.num_workers)
-        return self.move(np.asarray(now, dtype=np.float64), num_bytes, out, out).ready
 
     def _loads(self, each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Seconds that each worker's port is busy with what it receives, and with what it sends: [n]."""

@@ -119,17 +119,14 @@ class Timeline:
         times: GradientTimes,
         costs: LinkCosts,
         bytes_per_row: int,
-        timed_bytes: float | None = None,
         most_gradients: float = inf,
         rows: RowExecutor | None = None,
         spans: Spans | None = None,
     ) -> None:
-        """No gradient begins after the first `most_gradients` of all; whoever wants another one is done. What is sent
-        takes as long as if a row had `timed_bytes` (None: as many as it has)."""
+        """No gradient begins after the first `most_gradients` of all; whoever wants another one is done."""
         self.n = len(programs)
         self.costs, self.rows, self.spans = costs, rows, spans
         self.bytes_per_row = bytes_per_row
-        self.timed_bytes = float(bytes_per_row) if timed_bytes is None else timed_bytes
         self.now = 0.0
         """Seconds, simulated: nothing that happens later has happened."""
         self.drawn = [0] * self.n
@@ -144,7 +141,12 @@ class Timeline:
             self.into = self.out
         self.ledger: list[Use] | None = None
         """What has gone through each port, if that is to be kept."""
-        self.bytes_sent = self.messages_sent = 0
+        across = [0.0] * (self.n // costs.per_machine)
+        self._across = {"out": across, "into": across if costs.ways == 2 else across.copy()}
+        """When what the workers of each machine share is free, in either direction."""
+        self._sent = [0, 0]
+        """Bytes and messages that had left their ports when somebody asked."""
+        self._leaving: list[tuple[float, int, int]] = []  # when, bytes and messages: those that had not, a heap
         self.ages = Counter[int]()
         """How often a contribution, or a model that was averaged, was so many versions old."""
         self.critical = [0] * self.n
@@ -271,10 +273,26 @@ class Timeline:
         """Let worker i go on after `then`, which happens after what all workers do at this time."""
         self._last.append((i, then))
 
-    def sent(self, messages: int, num_bytes: int) -> None:
-        """Count messages."""
-        self.messages_sent += messages
-        self.bytes_sent += num_bytes
+    def sent(self, messages: int, num_bytes: int, left: float) -> None:
+        """Count messages, which will have left by then."""
+        heappush(self._leaving, (left, num_bytes, messages))
+
+    def sent_by_now(self) -> tuple[int, int]:
+        """How many bytes and messages have left their ports."""
+        while self._leaving and self._leaving[0][0] <= self.now:
+            _, num_bytes, messages = heappop(self._leaving)
+            self._sent[0] += num_bytes
+            self._sent[1] += messages
+        return self._sent[0], self._sent[1]
+
+    def crosses(self, way: str, i: int, other: int, num_bytes: float, begins: float) -> float:
+        """When bytes between workers i and `other`, which begin to go then, have gone "out" of the machine of i, or
+        "into" it, through what its workers share: first come, first served (`cluster.links.shared_gbps`)."""
+        machine, across = i // self.costs.per_machine, self._across[way]
+        if not self.costs.shared or machine == other // self.costs.per_machine:
+            return begins
+        across[machine] = max(begins, across[machine]) + num_bytes * self.costs.shared
+        return across[machine]
 
     def busy(self, workers: Iterable[int], each: float, begins: float, ends: float) -> None:
         """The ports of these workers are taken, both ways; so many bytes go out of each, and into it."""

@@ -92,7 +92,8 @@ class Compressor(Settings, ABC, where="compress"):
 
     @property
     def smallest_row(self) -> int:
-        """How long a row of nothing is, at least, whose message is as large a part of it as that of a long row."""
+        """How long a row of nothing is, at least, whose message is as large a part of it as that of a long row, and has
+        more than one of each number that a longer row has more of."""
         return 1000
 
     def residual(self, x: Tensor) -> Tensor:

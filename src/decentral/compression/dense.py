@@ -34,8 +34,8 @@ class NoCompression(Encoder):
 
     @property
     def smallest_row(self) -> int:
-        """A number."""
-        return 1
+        """Two numbers."""
+        return 2
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
         """P numbers."""

@@ -197,8 +197,8 @@ class Ratio(Compressor):
 
     @property
     def smallest_row(self) -> int:
-        """See `Compressor.smallest_row`: k is keep P there, and a thousandth of the row at least, or one number."""
-        return min(_LONGEST, math.ceil(max(1, math.ceil(1000 * self.keep)) / self.keep))
+        """See `Compressor.smallest_row`: k is keep P there, and a thousandth of the row at least, or two numbers."""
+        return min(_LONGEST, math.ceil(max(2, math.ceil(1000 * self.keep)) / self.keep))
 
     def ratio(self, step: int) -> float:
         """keep_t of step t = 0, 1, ..."""

@@ -313,11 +313,6 @@ def _check_timeline(config: Config) -> None:
             f"early_stop.patience={config.early_stop.patience} is for training: simulate=timeline evaluates nothing, "
             "leave it out."
         )
-    if config.network.drop_probability:
-        raise ConfigError(
-            f"network.drop_probability={config.network.drop_probability:g} is for runs that train: simulate=timeline "
-            "does not know which messages are lost, leave it out."
-        )
     if warmup_epochs := getattr(config.compress, "warmup_epochs", 0):
         raise ConfigError(
             f"compress.warmup_epochs={warmup_epochs:g} counts epochs, and simulate=timeline has none: leave it out."

@@ -23,7 +23,7 @@ from decentral.store.models import stored_facts
 
 IDENTITY_VERSION = 2
 """Part of every run id: raised when the same configuration begins to mean another computation."""
-CLOCK_VERSION = 2
+CLOCK_VERSION = 3
 """Part of the id of every run in a virtual cluster: raised when the clock begins to say other times."""
 
 _ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")

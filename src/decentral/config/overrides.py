@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -325,7 +326,7 @@ def _unknown(key: str, error: Any) -> str:
     known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name"]
     owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
     elsewhere = places().get(name, [key])
-    if key not in elsewhere:
+    if key not in elsewhere and not difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"{owner} has no setting '{name}'.{meant(name)}"
     return f"{owner} has no setting '{name}'.{suggest(name, known)}" if known else f"{owner} has no settings."
 

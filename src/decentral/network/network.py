@@ -100,13 +100,13 @@ class Network(PayloadVerbs, ABC):
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
-        with self.traffic.collective("all_reduce", _row_bytes(x)):
+        with self.traffic.collective("all_reduce", self._row_bytes(x)):
             return self._mean(x)
 
     def begin_mean(self, x: Tensor) -> None:
         """The `mean` of these rows begins, in the background in simulated time, and is counted. They may be read, but
         must not change, until `end_mean`, which carries it out."""
-        self.traffic.begin_collective("all_reduce", _row_bytes(x), later=True)
+        self.traffic.begin_collective("all_reduce", self._row_bytes(x), later=True)
 
     def end_mean(self, x: Tensor) -> Tensor:
         """What `begin_mean` has begun for these rows: x_i <- 1/n sum_j x_j. [k, ..., P] -> the same."""
@@ -126,7 +126,7 @@ class Network(PayloadVerbs, ABC):
         a row, and 8 bytes for that of p; one that stays is counted.
         """
         shares = self.delivery.shares(round)
-        num_bytes = _piece_bytes(shares, x)
+        num_bytes = self._piece_bytes(shares, x)
         self.traffic.count_pieces(shares.num_messages, num_bytes, extra=WEIGHT_BYTES)
         self.traffic.begin(shares, num_bytes, extra=WEIGHT_BYTES)()
         return self._push(x, p, shares)
@@ -144,7 +144,7 @@ class Network(PayloadVerbs, ABC):
 
         Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
-        sizes = [width * y.element_size() for width in self.piece_widths(y.shape[-1])]
+        sizes = [width * y.element_size() * self.traffic.scale for width in self.piece_widths(y.shape[-1])]
         self.traffic.count_pieces(self._edges_of_piece, sizes)
         self.traffic.begin(self.edges, sizes, later=later)()
         m = self._relay(y, m)
@@ -349,17 +349,27 @@ class Network(PayloadVerbs, ABC):
         """`_begin`, counted, and in simulated time, too."""
         finish = self._begin(x, exchange)
         if exchange.pieces:
-            num_bytes = _piece_bytes(exchange, x)
+            num_bytes = self._piece_bytes(exchange, x)
             self.traffic.count_pieces(exchange.num_messages, num_bytes)
             wait = self.traffic.begin(exchange, num_bytes)
         else:
-            wait = self.traffic.begin_collective("all_reduce", _row_bytes(x))
+            wait = self.traffic.begin_collective("all_reduce", self._row_bytes(x))
 
         def finish_in_time() -> None:
             wait()
             finish()
 
         return finish_in_time
+
+    def _row_bytes(self, x: Tensor) -> float:
+        """Of a worker's row of x [k, ..., P], or of the one that it stands for."""
+        return math.prod(x.shape[1:]) * x.element_size() * self.traffic.scale
+
+    def _piece_bytes(self, exchange: Exchange, x: Tensor) -> list[float]:
+        """Of each piece of a worker's row, or of the one that it stands for."""
+        between = math.prod(x.shape[1:-1]) * x.element_size() * self.traffic.scale
+        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
+        return [len(range(x.shape[-1])[piece]) * between for piece in pieces]
 
 
 def _collected(edges: Sequence[int], stars: Sequence[Star], weight: float) -> sums.Plan:
@@ -373,15 +383,3 @@ def pairings(n: int) -> list[list[tuple[int, int]]]:
     first = [(i, i + 1) for i in range(0, n - 1, 2)]
     second = [(i, i + 1) for i in range(1, n - 1, 2)] + [(n - 1, 0)] * (n > 2 and n % 2 == 0)
     return [pairs for pairs in (first, second) if pairs]
-
-
-def _row_bytes(x: Tensor) -> int:
-    """Of a worker's row of x [k, ..., P]."""
-    return math.prod(x.shape[1:]) * x.element_size()
-
-
-def _piece_bytes(exchange: Exchange, x: Tensor) -> list[int]:
-    """Of each piece of a worker's row."""
-    between = math.prod(x.shape[1:-1]) * x.element_size()
-    pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
-    return [len(range(x.shape[-1])[piece]) * between for piece in pieces]

@@ -160,7 +160,7 @@ class PayloadVerbs(EdgeLayout, ABC):
     def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
         """Those of the k local workers -> those of all n, by their numbers. Each is sent n - 1 times."""
         known = self._known(payloads, sizes)
-        num_bytes = known.num_bytes + known.length_bytes
+        num_bytes = self._told(known)
         self.traffic.count_senders(np.full(self.n, self.n - 1), num_bytes)
         with self.traffic.collective("allgather", float(num_bytes.max())):
             return self._allgather(payloads, known)
@@ -175,8 +175,8 @@ class PayloadVerbs(EdgeLayout, ABC):
             if ours is None:
                 raise ValueError(f"worker {root} is here, and has no payload to broadcast")
             check_alike([ours], sizes)
-        self.traffic.count(self.n - 1, bytes_of(sizes))
-        with self.traffic.collective("broadcast", float(bytes_of(sizes))):
+        self.traffic.count(self.n - 1, self._bytes_of(sizes))
+        with self.traffic.collective("broadcast", self._bytes_of(sizes)):
             return self._broadcast(ours, root, sizes)
 
     def swap(self, payloads: Sequence[Payload], round: int, sizes: Sizes | None = None) -> list[dict[int, Payload]]:
@@ -186,7 +186,7 @@ class PayloadVerbs(EdgeLayout, ABC):
         lost. Each is sent once over every edge.
         """
         known, neighbors = self._known(payloads, sizes), self.delivery.neighbors(round)
-        num_bytes = known.num_bytes + known.length_bytes
+        num_bytes = self._told(known)
         self.traffic.count_senders(neighbors.num_sent, num_bytes)
         self.traffic.begin(neighbors, num_bytes)()
         return self._swap(payloads, neighbors, known)
@@ -207,7 +207,7 @@ class PayloadVerbs(EdgeLayout, ABC):
             )
         for h, (edges, _) in enumerate(self.stars):
             check_alike([payloads[row] for row in edges], sizes[h])
-        num_bytes = [bytes_of(each) for each in sizes]
+        num_bytes = [self._bytes_of(each) for each in sizes]
         self.traffic.count_pieces(self._edges_of_piece, num_bytes)
         self.traffic.begin(self.edges, num_bytes, later=later)()
         came: list[Payload | None] = [*self._relay_payloads(payloads, sizes)]
@@ -226,6 +226,16 @@ class PayloadVerbs(EdgeLayout, ABC):
         each = self._everybodys_sizes(payloads)
         num_bytes = np.array([bytes_of(sizes) for sizes in each], dtype=np.int64)
         return Known(each, num_bytes, _LENGTH_BYTES * len(each[0]))
+
+    def _bytes_of(self, sizes: Sizes) -> float:
+        """Of a payload, or of the one that it stands for: what is a single number does not grow with the row."""
+        scale = self.traffic.scale
+        return sum(length * dtype.itemsize * (scale if length > 1 else 1.0) for dtype, length in sizes.values())
+
+    def _told(self, known: Known) -> np.ndarray:
+        """The same of each worker's payload [n], with the lengths that travel."""
+        plain = self.traffic.scale == 1
+        return (known.num_bytes if plain else np.array(list(map(self._bytes_of, known.each)))) + known.length_bytes
 
     # -- what an implementation does -----------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ Wait = Callable[[], object]
 class Traffic:
     """Hears of everything that the verbs of a network send.
 
-    bytes_sent, messages_sent   of all n workers together, whatever the number of processes: a message for each edge
+    bytes_begun, messages_begun   what all n workers together have begun to send, whatever the number of processes: a
+               message for each edge
     clock      simulated time, which is put forward by what is sent; None: nobody asks for it
     measured   what probes have found that collectives take; None: nobody has measured
     carried    where that is measured: name of a collective -> how often it was carried out, the seconds that it was to
@@ -33,32 +34,43 @@ class Traffic:
 
     def __init__(self, num_workers: int) -> None:
         self.n = num_workers
-        self.bytes_sent = self.messages_sent = 0
+        self.bytes_begun = self.messages_begun = 0
         self.scale = 1.0
-        """How many times as large rows are as those that are exchanged, where these only stand in for them."""
+        """How many times as large rows are as those that are exchanged, where these only stand in for them: the verbs
+        of a network tell of so many bytes."""
         self.clock: Clock | None = None
         self.measured: Prices | None = None
         self.carried: dict[str, list[float]] = {}
+
+    @property
+    def bytes_sent(self) -> int:
+        """What has been sent: in simulated time without what is on its way out of a port."""
+        return self.bytes_begun - (0 if self.clock is None else self.clock.not_left()[0])
+
+    @property
+    def messages_sent(self) -> int:
+        """The same in messages."""
+        return self.messages_begun - (0 if self.clock is None else self.clock.not_left()[1])
 
     @property
     def prices(self) -> Prices | None:
         """What is known of the time that collectives take: as measured, or else as simulated; None: nothing."""
         return self.clock if self.measured is None else self.measured
 
-    def count(self, num_messages: int, bytes_each: int, extra: int = 0) -> None:
+    def count(self, num_messages: int, bytes_each: float, extra: int = 0) -> None:
         """Count messages of bytes_each bytes of rows, and `extra` bytes each."""
-        self.messages_sent += num_messages
-        self.bytes_sent += num_messages * (round(self.scale * bytes_each) + extra)
+        self.messages_begun += num_messages
+        self.bytes_begun += num_messages * (round(bytes_each) + extra)
 
-    def count_pieces(self, num_messages: Sequence[int], num_bytes: Sequence[int], extra: int = 0) -> None:
+    def count_pieces(self, num_messages: Sequence[int], num_bytes: Sequence[float], extra: int = 0) -> None:
         """Count the messages of each piece h: num_messages[h] of num_bytes[h] bytes, and `extra` bytes each."""
         for messages, each in zip(num_messages, num_bytes, strict=True):
             self.count(messages, each, extra)
 
     def count_senders(self, num_messages: np.ndarray, num_bytes: np.ndarray) -> None:
         """Each worker sends so many messages, of so many bytes each: int64 [n]."""
-        self.messages_sent += int(num_messages.sum())
-        self.bytes_sent += round(self.scale * (num_messages @ num_bytes))
+        self.messages_begun += int(num_messages.sum())
+        self.bytes_begun += round(num_messages @ num_bytes)
 
     def begin(
         self,
@@ -79,8 +91,8 @@ class Traffic:
         if self.clock is not None:
             underway, messages, rows = self.clock.begin_collective(name, num_bytes)
         if name == "all_reduce":
-            self.messages_sent += messages
-            self.bytes_sent += round(rows * self.scale * num_bytes)
+            self.messages_begun += messages
+            self.bytes_begun += round(rows * num_bytes)
         return self._waiting(underway, later)
 
     def arrive(self) -> None:

@@ -34,19 +34,27 @@ class Exchange:
     """One exchange of a round: what every worker takes of each piece; no pieces stand for the mean of all workers."""
 
     pieces: tuple[MixingMatrix, ...]
-    num_messages: list[int]  # that all workers send, for each piece; a lost message was sent
+    sent: tuple[MixingMatrix, ...]  # the same before messages got lost: a lost message was sent, too
     split: Split
     memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
+
+    @property
+    def num_messages(self) -> list[int]:
+        """How many messages all workers send, for each piece."""
+        return [W.num_messages for W in self.sent]
 
 
 @dataclass
 class Neighbors:
     """Who hears of whom in a round, whatever the piece: worker dst[e] of worker src[e], int64 [E], sorted by
-    (dst, src); and how many messages each worker has sent for it, int64 [n], those among them that got lost."""
+    (dst, src); and the edges over which messages were sent for it, those among them that got lost."""
 
     src: np.ndarray
     dst: np.ndarray
+    sent: tuple[np.ndarray, np.ndarray]
+    """Source and destination of every message, int64 [E']."""
     num_sent: np.ndarray
+    """How many messages each worker has sent: int64 [n]."""
     memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
 
 
@@ -54,7 +62,7 @@ def exchange(
     matrices: tuple[MixingMatrix, ...], split: Split, sent: tuple[MixingMatrix, ...] | None = None
 ) -> Exchange:
     """With these matrices; `sent` are those before messages got lost."""
-    return Exchange(matrices, [W.num_messages for W in sent or matrices], split)
+    return Exchange(matrices, sent or matrices, split)
 
 
 class Delivery:
@@ -124,7 +132,7 @@ class Delivery:
             n, planned = self.rounds.num_workers, self.rounds.mixing(round)
             came = _edges([self.matrix(round, h, lazy=False) for h in range(len(planned))])
             sent = _edges(planned) if self.losses.probability else came
-            return Neighbors(came % n, came // n, np.bincount(sent % n, minlength=n))
+            return Neighbors(came % n, came // n, (sent % n, sent // n), np.bincount(sent % n, minlength=n))
 
         return self._known("neighbors", round, made)
 

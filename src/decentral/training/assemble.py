@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
 from decentral.cluster.compute import ComputeTimes, GradientTimes
 from decentral.cluster.links import CollectiveName, LinkCosts, Links
+from decentral.cluster.timeline import Spans
 from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_probes, goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import init_directory
@@ -49,6 +50,7 @@ from decentral.training.virtual import AsynchronousStepper
 
 _STEPS_AVERAGED = 256
 _LONGEST_TRACE = 8 << 30  # bytes
+_SMALL = 1 << 16  # numbers: rows of all their numbers are no slower, and pieces have their lengths
 _EVALUATIONS = 100  # in a run of a task that does not say how often
 
 
@@ -231,18 +233,26 @@ def open_stepper(
     sleep = Sleep(times) if virtual and not alone else None
     if not by_itself:
         oracle.sleep = sleep
-        if alone or has_clock(config):
-            oracle.clock = net.traffic.clock = _clock(config, cluster, times, oracle.problem.steps_per_epoch, x)
+        timekeeper, described, per_epoch = None, cluster.num_parameters, oracle.problem.steps_per_epoch
+        if described is not None and has_clock(config) and _known_without_training(config):
+            timekeeper = without_training(config, cluster, times, described, config.precision.dtype, per_epoch)
+        elif alone or has_clock(config):
+            clock = oracle.clock = net.traffic.clock = _clock(config, cluster, times, per_epoch)
+            clock.chooses |= config.compress.chooses
+            if described is not None:
+                clock.bytes_scale = net.traffic.scale = _bytes(config, described) / (x.shape[1] * x.element_size())
         stepper = (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
         stepper.probe = _probe(config, net) if config.network.measure else None
+        stepper.timekeeper = timekeeper
         return stepper
     assert isinstance(algorithm, AsynchronousAlgorithm)
     team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
     if alone and (events := algorithm.given_events(net.n)):
         return GivenStepper(algorithm, net, oracle, x, team, events)
     if alone:
-        machines = times, cluster.costs(net.n)
-        simulated = AsynchronousStepper(algorithm, net, oracle, x, team, machines, described_bytes(config))
+        machines, described = (times, cluster.costs(net.n)), cluster.num_parameters
+        num_bytes = x.shape[1] * x.element_size() if described is None else _bytes(config, described)
+        simulated = AsynchronousStepper(algorithm, net, oracle, x, team, machines, num_bytes)
         simulated.tells_time = has_clock(config)
         return simulated
     mailbox = Mailbox.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
@@ -264,15 +274,57 @@ def _probe(config: Config, net: Network) -> Probe:
     return Probe(net, config.network, collective, num_processes=dist.get_world_size())
 
 
-def _clock(config: Config, cluster: VirtualCluster, times: GradientTimes, steps_per_epoch: float, x: Tensor) -> Clock:
+def _clock(
+    config: Config,
+    cluster: VirtualCluster,
+    times: GradientTimes,
+    steps_per_epoch: float | None,
+    spans: Spans | None = None,
+) -> Clock:
     """The clock of a method in rounds, the same on every process: it goes by numbers that all of them know."""
     n = times.num_workers
     changing = cluster.changing(n, config.seed, steps_per_epoch)
-    clock = Clock(n, times, cluster.costs(n), cluster.waits_for is WaitsFor.everyone, changing=changing)
-    clock.chooses |= config.compress.chooses
-    if (described := described_bytes(config)) is not None:
-        clock.bytes_scale = described / (x.shape[1] * x.element_size())
-    return clock
+    return Clock(n, times, cluster.costs(n), cluster.waits_for is WaitsFor.everyone, spans, changing)
+
+
+def without_training(
+    config: Config,
+    cluster: VirtualCluster,
+    times: GradientTimes,
+    num_parameters: int,
+    dtype: torch.dtype,
+    steps_per_epoch: float | None = None,
+    spans: Spans | None = None,
+) -> Stepper:
+    """The steps of a method in rounds with models of so many parameters, all zero: what they take, and send.
+
+    Raises ConfigError if the network changes by epochs, and there are none (None).
+    """
+    net, n = local_network(config), times.num_workers
+    clock = net.traffic.clock = _clock(config, cluster, times, steps_per_epoch, spans)
+    few = net.rounds.num_pieces * min(num_parameters, config.compress.smallest_row)  # stand in for all
+    x = torch.zeros(n, num_parameters if n * num_parameters <= _SMALL else few, dtype=dtype)
+    clock.bytes_scale = net.traffic.scale = num_parameters / x.shape[1]
+    algorithm = with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1]), steps_per_epoch or 1.0)
+    return Stepper(algorithm, net, _Instant(clock), x)
+
+
+class _Instant:
+    """An oracle that takes simulated time and gives zeros."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+        if workers is None:  # as the oracle of a run counts
+            self.clock.gradient()
+        return torch.zeros_like(x)
+
+
+def _known_without_training(config: Config) -> bool:
+    """Whether what a method in rounds sends, and when, does not depend on gradients or on what is measured."""
+    compress = config.compress
+    return compress.by_length and not (compress.adapts or compress.chooses or config.network.measure)
 
 
 _EQUALLY_FAST = Machines(
@@ -281,11 +333,9 @@ _EQUALLY_FAST = Machines(
 """A gradient takes a second, everything else no time."""
 
 
-def described_bytes(config: Config) -> float | None:
-    """Of a row of the model that the cluster describes, in the precision of the run; None: messages are those of the
-    model that is trained."""
-    described = config.cluster.num_parameters if isinstance(config.cluster, VirtualCluster) else None
-    return None if described is None else float(described * config.precision.dtype.itemsize)
+def _bytes(config: Config, num_parameters: int) -> int:
+    """Of so many parameters, in the precision of the run."""
+    return num_parameters * config.precision.dtype.itemsize
 
 
 def mean_seconds(times: GradientTimes) -> float:

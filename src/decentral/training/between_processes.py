@@ -336,8 +336,8 @@ class ThreadedStepper(Stepper):
         counted[:, 2] = max(own, default=0)
         self._messages[:] = self._bytes[:] = 0
         found = self.net.gather(counted)
-        self.net.traffic.messages_sent += round(float(found[:, 0].sum()))
-        self.net.traffic.bytes_sent += round(float(found[:, 1].sum()))
+        self.net.traffic.messages_begun += round(float(found[:, 0].sum()))
+        self.net.traffic.bytes_begun += round(float(found[:, 1].sum()))
         ages = torch.zeros(len(self.net.workers), int(found[:, 2].max()) + 1, dtype=torch.int64)
         for age, count in own.items():
             ages[0, age] = count

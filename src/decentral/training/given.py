@@ -34,7 +34,7 @@ class GivenStepper(AsynchronousStepper):
         """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on."""
         self.events = events
         no_machines: Any = None
-        super().__init__(algorithm, net, oracle, x, team, no_machines)
+        super().__init__(algorithm, net, oracle, x, team, no_machines, x[0].nbytes)
         self.tells_time = False
 
     def accounts(self) -> dict[str, np.ndarray]:
@@ -49,5 +49,4 @@ class GivenStepper(AsynchronousStepper):
 
     def _begin(self, rows: Any) -> Any:
         programs = [self.algorithm.program(i, self.team) for i in range(self.net.n)]
-        x = self.models
-        return GivenEvents(self.events, programs, self.algorithm.place(self.team), x[0].nbytes, rows)
+        return GivenEvents(self.events, programs, self.algorithm.place(self.team), self.bytes_per_row, rows)

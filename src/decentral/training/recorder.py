@@ -121,7 +121,7 @@ class Recorder:
             "step": t,
             "epoch": epoch,
             "wall_s": round(r.times["steps"], 6),
-            "bytes_sent": r.net.traffic.bytes_sent,
+            "bytes_sent": r.stepper.traffic.bytes_sent,
         }
         if r.stepper.simulated_s is not None:
             place["simulated_s"] = round(r.stepper.simulated_s, 9)
@@ -151,8 +151,8 @@ class Recorder:
         parts = {f"process{rank}": part for rank, part in enumerate(written)}
         meta = {
             "wall_s": r.times["steps"],
-            "bytes_sent": r.net.traffic.bytes_sent,
-            "messages_sent": r.net.traffic.messages_sent,
+            "bytes_sent": r.net.traffic.bytes_begun,
+            "messages_sent": r.net.traffic.messages_begun,
             "times_s": r.spent_s,
             "evaluated_s": r.evaluated_s,
             "operations": self.operations_bytes,
@@ -172,8 +172,8 @@ class Recorder:
                 np.savez_compressed(file, iterates=r.trace[: step + 1].numpy(), **beside)
         facts: dict[str, Any] = {
             "wall_s": r.times["steps"],
-            "bytes_sent": r.net.traffic.bytes_sent,
-            "messages_sent": r.net.traffic.messages_sent,
+            "bytes_sent": r.stepper.traffic.bytes_sent,
+            "messages_sent": r.stepper.traffic.messages_sent,
             "times_s": r.spent_s,
         }
         if own:

@@ -185,7 +185,7 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     r.times.update({**checkpoint.meta.get("times_s", {}), "steps": float(checkpoint.meta["wall_s"])})
     if r.patience is not None:
         r.patience.go_on_from(parts[0]["early_stop"])
-    r.net.traffic.bytes_sent, r.net.traffic.messages_sent = (
+    r.net.traffic.bytes_begun, r.net.traffic.messages_begun = (
         int(checkpoint.meta["bytes_sent"]),
         int(checkpoint.meta["messages_sent"]),
     )

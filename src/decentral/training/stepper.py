@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Algorithm, Oracle
     from decentral.cluster.timeline import Lateness
     from decentral.network.network import Network
+    from decentral.network.traffic import Traffic
     from decentral.training.adaptive import Probe
 
 
@@ -29,10 +30,15 @@ class Stepper:
         """How many steps have been taken."""
         self.probe: Probe | None = None
         """What measures the network on the way; None: nobody does."""
+        self.timekeeper: Stepper | None = None
+        """What takes the same steps without training, for the time and the bytes of a model of another size; None: they
+        are those of the model that is trained."""
 
     def step(self) -> None:
         """Take a step."""
         self.before_step()
+        if self.timekeeper is not None:
+            self.timekeeper.step()
         self.state = self.algorithm.step(self.state, self.oracle, self.net, self.t)
         self.t += 1
 
@@ -59,18 +65,25 @@ class Stepper:
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """Go on after `step` steps: the state is there already."""
+        while self.timekeeper is not None and self.timekeeper.t < step:
+            self.timekeeper.step()
         self.t = step
         if self.probe is not None:
             self.probe.load_state(part["probe"])
 
     @property
+    def traffic(self) -> Traffic:
+        """What has been sent, and simulated time."""
+        return (self.timekeeper or self).net.traffic
+
+    @property
     def simulated_s(self) -> float | None:
         """When the slowest worker has got so far, in a virtual cluster."""
-        return None if self.net.traffic.clock is None else self.net.traffic.clock.latest_s
+        return None if self.traffic.clock is None else self.traffic.clock.latest_s
 
     def accounts(self) -> dict[str, np.ndarray]:
         """What each worker has spent its simulated time on, in seconds: float64 [n] each; {} without a cluster."""
-        return {} if self.net.traffic.clock is None else self.net.traffic.clock.accounts()
+        return {} if self.traffic.clock is None else self.traffic.clock.accounts()
 
     def lateness(self) -> Lateness | None:
         """Nobody is late where all step together."""
@@ -84,8 +97,8 @@ class Stepper:
         measured, probes    see `Probe.facts`
         """
         found = {} if self.probe is None else self.probe.facts()
-        clock = self.net.traffic.clock
-        used = self.net.traffic.carried if clock is None else clock.used if clock.chooses else {}
+        clock = self.traffic.clock
+        used = self.traffic.carried if clock is None else clock.used if clock.chooses else {}
         if not used:
             return found
         rounded = {name: [int(times), *(round(each, 9) for each in spent)] for name, (times, *spent) in used.items()}

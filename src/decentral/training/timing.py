@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
-from decentral.cluster.clock import Clock, Use
-from decentral.cluster.cluster import VirtualCluster, WaitsFor
+from decentral.cluster.clock import Use
+from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.timeline import Lateness, Span, Spans, Timeline
-from decentral.compression.rows import RowLayout
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
-from decentral.training.assemble import local_network, mean_seconds, with_rate
+from decentral.training.assemble import mean_seconds, without_training
 from decentral.training.oracle import kept, uneven
-from decentral.training.stepper import Stepper
 
-_SMALL = 1 << 16  # numbers: rows of all their numbers are no slower, and pieces have their lengths
 WORKERS_KEPT, STEPS_KEPT = 128, 40
 """How much of a timeline is kept to be looked at."""
 
@@ -84,31 +80,27 @@ def timed(
     """
     cluster, n = config.cluster, config.num_workers
     assert isinstance(cluster, VirtualCluster) and n is not None
-    times, costs = uneven(kept(cluster.gradient_times(n, config.seed), config), config).after(after), cluster.costs(n)
+    times = uneven(kept(cluster.gradient_times(n, config.seed), config), config).after(after)
     precision = config.precision if cluster.num_parameters else config.task.precision or config.precision
     dtype, num_parameters = precision.dtype, cluster.num_parameters or num_parameters
     first = min(first or num_steps, num_steps)
     if isinstance(config.algo, AsynchronousAlgorithm) and goes_by_itself(config):
         team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times))
         with _undisturbed():
-            programs = [config.algo.program(i, team) for i in range(n)]
-            found = Timeline(programs, times, costs, dtype.itemsize * num_parameters, None, n * num_steps, None, spans)
+            programs, costs = [config.algo.program(i, team) for i in range(n)], cluster.costs(n)
+            found = Timeline(programs, times, costs, dtype.itemsize * num_parameters, n * num_steps, None, spans)
             found.ledger = ledger
             found.run() if first == num_steps else found.run(gradients=n * first)
-        return Timed(found.now, found.completed, found.bytes_sent, found.accounts(), found.ages, found.critical)
-    net = local_network(config)
-    changing = cluster.changing(n, config.seed, steps_per_epoch)
-    clock = net.traffic.clock = Clock(n, times, costs, cluster.waits_for is WaitsFor.everyone, spans, changing)
-    few = net.rounds.num_pieces * min(num_parameters, config.compress.smallest_row)  # stand in for all
-    x = torch.zeros(n, num_parameters if n * num_parameters <= _SMALL else few, dtype=dtype)
-    clock.ledger = ledger
-    clock.bytes_scale = net.traffic.scale = num_parameters / x.shape[1]
+        sent = found.sent_by_now()[0]
+        return Timed(found.now, found.completed, sent, found.accounts(), found.ages, found.critical)
     with torch.no_grad(), _undisturbed():
-        algorithm = with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1]), steps_per_epoch or 1.0)
-        stepper = Stepper(algorithm, net, _Instant(clock), x)
+        stepper = without_training(config, cluster, times, num_parameters, dtype, steps_per_epoch, spans)
+        clock = stepper.net.traffic.clock
+        assert clock is not None
+        clock.ledger = ledger
         for _ in range(first):
             stepper.step()
-    return Timed(clock.latest_s, n * first, net.traffic.bytes_sent, clock.accounts(), {}, [])
+    return Timed(clock.latest_s, n * first, stepper.net.traffic.bytes_sent, clock.accounts(), {}, [])
 
 
 def spans_of(
@@ -136,15 +128,3 @@ def _undisturbed() -> Iterator[None]:
         torch.set_num_threads(threads)
         if collected:
             gc.enable()
-
-
-class _Instant:
-    """An oracle that takes simulated time and gives zeros."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        if workers is None:  # as the oracle of a run counts
-            self.clock.gradient()
-        return torch.zeros_like(x)

@@ -192,12 +192,13 @@ class AsynchronousStepper(Stepper):
         x: Tensor,
         team: Team,
         machines: tuple[GradientTimes, LinkCosts],
-        timed_bytes: float | None = None,
+        bytes_per_row: int,
         spans: Spans | None = None,
     ) -> None:
-        """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on."""
+        """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on, of which a row is sent as so
+        many bytes."""
         super().__init__(algorithm, net, oracle, x)
-        self.team, self.machines, self.timed_bytes, self.spans = team, machines, timed_bytes, spans
+        self.team, self.machines, self.bytes_per_row, self.spans = team, machines, bytes_per_row, spans
         together = oracle.problem.facts.get("execution") == "batched" and not any(oracle.problem.model_states())
         self.rows = VirtualRows(algorithm, self.state, oracle, together=together)
         self.tells_time = True
@@ -208,10 +209,7 @@ class AsynchronousStepper(Stepper):
         """Go on until n more gradients have been taken."""
         self.t += 1
         self._advance()
-        self.net.traffic.bytes_sent, self.net.traffic.messages_sent = (
-            self.timeline.bytes_sent,
-            self.timeline.messages_sent,
-        )
+        self.net.traffic.bytes_begun, self.net.traffic.messages_begun = self.timeline.sent_by_now()
 
     def flush(self) -> None:
         """What is on its way stays there."""
@@ -271,11 +269,8 @@ class AsynchronousStepper(Stepper):
     def _begin(self, rows: Any) -> Timeline:
         times, costs = self.machines
         programs = [self.algorithm.program(i, self.team) for i in range(self.net.n)]
-        x = self.models
-        num_bytes = x.shape[1] * x.element_size()
-        return Timeline(
-            programs, times, costs, num_bytes, self.timed_bytes, self.net.n * self.team.num_steps, rows, self.spans
-        )
+        most = self.net.n * self.team.num_steps
+        return Timeline(programs, times, costs, self.bytes_per_row, most, rows, self.spans)
 
 
 class _Nothing:

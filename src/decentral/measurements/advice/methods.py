@@ -254,7 +254,7 @@ def predict_overlapped(case: Case) -> Prediction:
         for b in range(1, count + 1):
             ready = float((began + (1 - case.backward + case.backward * b / count) * took).max())
             end = max(end, ready) + bucket_s
-        clock.wait(Underway(np.full(n, end), np.full(n, end - clock.latest_s)))
+        clock.wait(Underway(np.full(n, end), np.full(n, end - clock.latest_s), *np.zeros((3, n))))
     return Prediction(clock.latest_s / case.num_steps, 2 * (n - 1) / n * num_bytes, coding.work_s)
 
 
