@@ -175,7 +175,8 @@ decentral-run trains n workers with a decentralized algorithm, on one machine or
 
 _OPTIONS = """\
 Options
-  -m, --multirun          run every combination of values such as lr=0.05,0.1
+  -m, --multirun          run every combination of values such as lr=0.05,0.1 and, of settings that vary together,
+                          'algo,topology=(dpsgd,ring),(relaysgd,dbt)'; sweeper=optuna searches instead
   --save-study NAME       with -m: write the sweep as a study, FOLDER/study/NAME.yaml (docs/studies.md)
   --config-dir FOLDER     choices of your own: FOLDER/experiment/mine.yaml is experiment=mine; algo=, model=, ...
                           of your own are FOLDER/algorithms/mine.py, ... (docs/own_components.md)

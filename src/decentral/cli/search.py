@@ -71,11 +71,15 @@ class Trials:
                 self._open.append(trial.number)
         return self._open_runs()
 
+    def left(self) -> int:
+        """How many trials were not asked for."""
+        return max(0, self.config.trials - len(self._study.trials))
+
     def best(self) -> str:
-        """The best run, in words; '' if none is done."""
+        """The best run, in words."""
         done = [trial for trial in self._study.trials if trial.number in self.runs and trial.value is not None]
         if not done:
-            return ""
+            return "Best:     none is done"
         run = self.runs[min(done, key=lambda trial: trial.value).number]
         return f"Best:     {run.title}  (of {len(done)} trials)  {run.directory}"
 

@@ -182,11 +182,12 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
         say(f"{before} trials were begun or done before: {trials.file}")
     ended, interrupted = _launch(trials, trials.config)
     runs = list(trials.runs.values())
-    say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}\n\n{trials.best()}")
+    say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}\n")
+    say(trials.best())
     say(f"Study:    {trials.file}  (Optuna's; the same command with trials={2 * trials.config.trials} goes on)")
     for why in trials.refused:
         report_error(why)
-    return exit_status([REFUSED] * len(trials.refused) + _statuses(runs, ended, interrupted))
+    return exit_status([REFUSED] * len(trials.refused) + _statuses(runs, ended, interrupted, trials.left()))
 
 
 def _launch(source: Source, config: Config) -> tuple[dict[str, Ended], bool]:
@@ -197,21 +198,24 @@ def _launch(source: Source, config: Config) -> tuple[dict[str, Ended], bool]:
     return {one.job.id: one for one in tally.ended}, tally.interrupted
 
 
-def _statuses(runs: Sequence[TrainingRun], ended: Mapping[str, Ended], interrupted: bool) -> list[int]:
-    """The exit status of each run that was started; those that failed are told, and how far an interrupted sweep is."""
+def _statuses(
+    runs: Sequence[TrainingRun], ended: Mapping[str, Ended], interrupted: bool, further: int = 0
+) -> list[int]:
+    """The exit status of each run that was started; those that failed are told, and how far an interrupted sweep is,
+    with so many `further` runs that are not known yet."""
     statuses = []
     for one in ended.values():
         if one.failure is not None:
             report_error(failure_line(one))
         statuses.append(0 if one.failure is None else REFUSED if one.failure == Failure.refused else FAILED)
     if interrupted:
-        say(_stopped(runs, ended))
+        say(_stopped(runs, ended, further))
     return [*statuses, INTERRUPTED] if interrupted else statuses
 
 
-def _stopped(runs: Sequence[TrainingRun], ended: Mapping[str, Ended]) -> str:
+def _stopped(runs: Sequence[TrainingRun], ended: Mapping[str, Ended], further: int) -> str:
     """How far a sweep is that was stopped, each run counted once."""
-    counts = dict.fromkeys(("done", "failed", "interrupted", "not started"), 0)
+    counts = {"done": 0, "failed": 0, "interrupted": 0, "not started": further}
     for run in {run.id: run for run in runs}.values():
         failed = run.id in ended and ended[run.id].failure is not None
         begun = "interrupted" if RunStore.peek(run.directory) else "not started"
