@@ -319,7 +319,8 @@ def test_every_experiment_composes(needs, file):
 def test_a_component_begins_with_its_name_and_has_plain_fields(group, name):
     cls = components(GROUPS[group])[name]
     fields, hints = dataclasses.fields(cls), get_type_hints(cls)
-    assert fields[0].name == "name" and fields[0].default == name
+    known = {f.name: f.default for f in fields}
+    assert next(key for key in cls.__annotations__ if key in known) == "name" and known["name"] == name
     assert not any("Literal" in str(hints[f.name]) or "tuple" in str(hints[f.name]) for f in fields)
     assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), "a docstring of its own, for --help"
 

@@ -408,6 +408,7 @@ def test_a_schedule_of_ones_own_is_told_the_length_of_the_run_and_may_warm_up_by
 
     @dataclass
     class Ramp(LearningRateSchedule):
+        name: str = "ramp"
         warmup_epochs: int = 4
 
         def factor(self, t, per_epoch):
