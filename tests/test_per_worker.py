@@ -18,6 +18,7 @@ from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.tasks.problems.batches import BatchOrder
 from decentral.training.assemble import assemble
+from table import ALGORITHMS, OPTIMIZERS, in_rounds
 from test_resume import same_results
 
 N, SIZES, RATES, STEPS = 4, [8, 16, 16, 5], [0.1, 0.2, 0.05, 0.1], [1, 3, 2, 3]
@@ -99,6 +100,31 @@ def test_methods_with_local_steps_may_give_each_worker_another_number(start, alg
     assert np.abs(usual.iterates - all_of_them.iterates).max() < 1e-12
     x = start(*shape, "steps_per_worker=[1,2,1,2]", "lr_per_worker=[choice,0.1,0.2]", directory="own").iterates
     assert (x[2::2] != x[1:-1:2]).all(axis=2).any() and np.isfinite(x).all()
+
+
+OWN_RATES = [name for name, cls in in_rounds().items() if cls.own_rates and not cls.needs_samples]
+
+
+@pytest.mark.parametrize("algo", OWN_RATES)
+def test_equal_rates_of_workers_are_the_rate_of_all(start, tmp_path, algo):
+    case = ALGORITHMS[algo]
+    shape = [f"algo={algo}", *case.nets[0].overrides(tmp_path), *case.overrides, "task=quadratics", "task.dimension=5"]
+    shape += ["optim=nesterov", "steps=9", "trace=true"]
+    n = configure(*shape).num_workers
+    one = start(*shape, "lr=0.05", directory="one").iterates
+    own = start(*shape, f"lr_per_worker=[{','.join(['0.05'] * n)}]", directory="own").iterates
+    assert np.abs(one - own).max() < 1e-10 * max(1.0, np.abs(one).max())
+    rates = ",".join(map(str, np.linspace(0.02, 0.05, n)))
+    other = start(*shape, f"lr_per_worker=[{rates}]", directory="other").iterates
+    assert (other[1] != one[1]).any(axis=1)[:-1].all()
+
+
+@pytest.mark.parametrize("optim", OPTIMIZERS)
+def test_equal_rates_and_all_steps_change_nothing_with_any_optimizer(start, optim):
+    shape = [*RUN, *OPTIMIZERS[optim]]
+    one = start(*shape, "lr=0.05", directory="one").iterates
+    own = start(*shape, "lr_per_worker=[0.05,0.05,0.05,0.05]", "steps_per_worker=[3,3,3,3]", directory="own").iterates
+    assert np.abs(one - own).max() < 1e-10
 
 
 def test_simulated_time_is_that_of_what_each_worker_does(start):
