@@ -125,6 +125,11 @@ def _with_events(config: Config) -> Config:
         raise ConfigError(
             f"algo.events={algo.events} says what happens when, in one process: leave cluster= and processes= out."
         )
+    if "model" in config.task.uses:
+        raise ConfigError(
+            f"algo.events={algo.events} has a step for each event, and task={config.task.name} counts epochs by "
+            "gradients: use a task whose epochs are steps, such as task=quadratics or regression."
+        )
     if config.steps is not None and config.steps > len(events):
         raise ConfigError(f"steps={config.steps} is more than the {len(events)} events of algo.events={algo.events}.")
     return dataclasses.replace(config, steps=config.steps or len(events))
