@@ -463,6 +463,15 @@ def test_a_page_of_a_study_is_whole_and_loads_nothing(page: Path) -> None:
     assert len(found.texts["line"]) == 5
 
 
+def test_a_long_curve_is_thinned_out_to_its_end(tmp_path: Path) -> None:
+    curves = [["D-PSGD", "ring", 1, "test accuracy (%)", "worst", 1, step, step / 2, step] for step in range(2001)]
+    page = write_page(read(write(tmp_path / "p" / "relaysum_table1" / "smoke", table1(), REPORT, curves)))
+    data = re.search(r"const DATA = (.*);", page.read_text())
+    assert data is not None
+    (one,) = json.loads(data[1])["curves"]
+    assert one["step"][0] == 0 and one["step"][-1] == one["value"][-1] == 2000 and len(one["step"]) == 300
+
+
 STUB = """
 const heard = { addEventListener(type, f) { this.on[type] = f; } };
 const made = {}, element = () => ({ innerHTML: "", value: "", checked: false, on: {}, ...heard });

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
@@ -68,7 +69,7 @@ def _curves(results: Results) -> Iterator[dict[str, Any]]:
     several = lines["worker"].nunique() > 1
     for head, own in lines.groupby(heads, sort=False):
         mean = own.groupby("step")[[*(axis for axis in AXES if axis != "step"), "value"]].mean().reset_index()
-        mean = mean.iloc[:: max(1, len(mean) // _MOST_POINTS)]
+        mean = mean.iloc[np.unique(np.linspace(0, len(mean) - 1, _MOST_POINTS).astype(int))]
         *labels, metric, worker = map(str, head)
         numbers = {key: list(map(_number, mean[key])) for key in (*AXES, "value") if mean[key].notna().any()}
         name = ", ".join(filter(None, labels)) + f" ({worker})" * several
