@@ -288,6 +288,19 @@ def d2(s: Setting, lazy: bool = False) -> Iterates:
         yield x
 
 
+def kgt(s: Setting, every: int) -> Iterates:
+    """K-GT with z, the mean of the steps, and its tracked difference from the mean of all."""
+    F = x = s.start()
+    c = np.zeros_like(x)
+    for t in itertools.count():
+        F = F + s.update(F, t) + c
+        if (t + 1) % every == 0:
+            z = (F - x) / every
+            F = x = s.mix(F, t)
+            c = c + s.mix(z, t) - z
+        yield F
+
+
 def led(s: Setting, every: int, lazy: bool) -> Iterates:
     """Local exact diffusion: `every` steps with a part of the dual y, then x = W F and y <- y + F - x."""
     F = s.start()

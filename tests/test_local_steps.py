@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,15 @@ def test_d2_and_exact_diffusion_are_led(tmp_path: Path, lazy: bool, case: Case, 
     assert_agree(found, reference.run(reference.led, setting(case, LOCALS[local]), STEPS, every=H, lazy=lazy))
 
 
+@pytest.mark.parametrize("local", ["adam", "decay"])
+@pytest.mark.parametrize("case", [Case("gradient_tracking", topology, 5) for topology in ("ring", "dbt")], ids=str)
+def test_gradient_tracking_of_the_mean_is_kgt(tmp_path: Path, case: Case, local: str) -> None:
+    found = program(tmp_path, replace(case, options={"tracked": "mean"}), LOCALS[local], STEPS, communication=EVERY)
+    assert_agree(found, reference.run(reference.kgt, setting(case, LOCALS[local]), STEPS, every=H))
+    whole = program(tmp_path, replace(case, options={"tracked": "mean"}), LOCALS[local], STEPS)
+    assert_agree(whole, reference.run(reference.gradient_tracking, setting(case, LOCALS[local]), STEPS))
+
+
 @pytest.mark.parametrize(("topology", "overlap"), [("chain", False), ("bt", True)])
 def test_models_are_as_many_relays_old_as_they_are_far(tmp_path: Path, topology: str, overlap: bool) -> None:
     """x_i^{t+1} = 1/n sum_j y_j^{t - H delay_ij} after each relay, delay = max(tau - 1, 0), with overlap tau."""
@@ -69,8 +79,11 @@ def test_a_pair_that_relays_is_local_sgd_and_sends_once_in_so_many_steps(start) 
     assert relayed.rows[-1]["bytes_sent"] == 2 * 3 * 6 * 8
 
 
-@pytest.mark.parametrize("algo", ["d2 topology.weights=constant topology.edge_weight=0.3", "exact_diffusion"])
-def test_led_is_exact_with_different_functions(start, algo: str) -> None:
+@pytest.mark.parametrize("algo", [
+        "d2 topology.weights=constant topology.edge_weight=0.3", "exact_diffusion", "gradient_tracking",
+        "gradient_tracking algo.tracked=mean", "push_diging",
+    ])  # fmt: skip
+def test_local_steps_are_exact_with_different_functions(start, algo: str) -> None:
     settings = ("topology=ring", "communication.every=4", "lr=0.02", "steps=4000")
     found = start(*f"algo={algo}".split(), *SMALL[:-2], *settings, "evaluation.every_epochs=4000")
     assert found.last("distance_to_optimum", "worst") < 1e-8
@@ -94,6 +107,7 @@ LONG = (
     "algo=relaysgd topology=dbt network.drop_probability=0.1",
     "algo=relaysgd topology=bt steps_per_worker=[1,3,2,3,3]",
     "algo=exact_diffusion topology=ring optim=adam",
+    "algo=gradient_tracking algo.tracked=mean topology=ring optim=torch.optim:RAdam",
 )
 
 

@@ -116,6 +116,7 @@ CASES = {
     "relaysgd_adam": Case("relaysgd", "chain", ADAM, {"fill": "previous", "overlap": True}),
     "relaysgd_corrected": Case("relaysgd", "dbt", MOMENTUM, {"correct_lr": True}),
     "relaysgd_every": Case("relaysgd", "dbt", NESTEROV, settings={"every": 2}),
+    "kgt": Case("gradient_tracking", "ring", MOMENTUM, {"tracked": "mean"}, {"every": 2}),
     "exact_diffusion_every": Case("exact_diffusion", "ring", MOMENTUM, settings={"every": 2}),
     "relaysgd_grad": Case("relaysgd_grad", "dbt", MOMENTUM),
     "relaysgd_grad_receiver": Case("relaysgd_grad", "chain", ADAM, {"receiver_lr": True}),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.dpsgd import Mode
 from decentral.algorithms.states import beside_zeros
-from decentral.optim.rows import add, sub
+from decentral.errors import ConfigError
+from decentral.optim.rows import add, copy, scale, sub
 from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.algorithm import Buffers, Oracle, Rows
     from decentral.network.network import Network
+
+
+class Tracked(Enum):
+    """Which updates between two communications are tracked."""
+
+    last = "last"
+    mean = "mean"
 
 
 @dataclass
@@ -32,28 +41,46 @@ class GradientTracking(Algorithm):
     has the form that mixes u^{t+1} - u^t too. Two vectors per step; they lie side by side in one row and travel as one
     message. W is doubly stochastic, static or time-varying. Lost messages: both vectors are lost together and the
     weights are rescaled; the corrections then do not sum to zero any more, and the method is not exact any more.
+
+    With `communication.every` = H workers take H local steps x <- x + u + c, and then average. It stays exact. What the
+    correction goes by is `tracked`: `last`, the last of these steps alone, which is the formula above with W = I in the
+    rounds before; or `mean`, K-GT (Liu et al., 2023, arXiv:2301.01313), which evens out noise, for one row more:
+
+        D = sum of the H steps u + c,   x^+ = W x,   c^+ = c + (W - I) D / H
     """
 
     name: str = "gradient_tracking"
     mode: Mode = field(default=Mode.atc, metadata={"older": Mode.atc})
+    tracked: Tracked = field(default=Tracked.last, metadata={"older": Tracked.last})
     own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
     class State(NamedTuple):
-        """Models with their corrections, and the local optimizer."""
+        """Models with their corrections, what they have moved since the last communication, the local optimizer."""
 
         xc: Rows  # [k, 2, P]: x_i and c_i
+        D: Rows  # [k, P], or [k, 0] where only the last update is tracked
         opt: Buffers
+
+    def __post_init__(self) -> None:
+        if self.tracked is Tracked.mean and self.mode is Mode.awc:
+            raise ConfigError(
+                "algo.tracked=mean cannot be used with algo.mode=awc: K-GT mixes after its steps, as atc."
+            )
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], and c^0 = 0 beside them."""
-        return self.State(beside_zeros(x), self.local.init(x))
+        adds_up = self.tracked is Tracked.mean and net.rounds.every > 1
+        D = x.new_zeros(x.shape if adds_up else (len(x), 0))
+        return self.State(beside_zeros(x), D, self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one round of averaging of two vectors."""
         x, c = s.xc[:, 0], s.xc[:, 1]
         u, opt = self.local(oracle(x), x, s.opt, t)
+        if s.D.numel():
+            return self._local_step(s, u, opt, net, t)
         q = add(c, u)  # c^t + u^t
         if self.mode is Mode.atc:
             x = add(x, q)  # x^t + u^t + c^t
@@ -63,7 +90,22 @@ class GradientTracking(Algorithm):
             xc = net.mix(s.xc, t)
             x = add(xc[:, 0], q)  # W x^t + u^t + c^t
         c = sub(xc[:, 1], u)  # W (c^t + u^t) - u^t
-        return self.State(xc, opt)
+        return self.State(xc, s.D, opt)
+
+    def _local_step(self, s: State, u: Tensor, opt: Buffers, net: Network, t: int) -> State:
+        """K-GT: x + u + c, and after the last of H such steps a round of averaging."""
+        x, c = s.xc[:, 0], s.xc[:, 1]
+        q = add(u, c)
+        D = add(s.D, q)
+        add(x, q)
+        if not net.rounds.is_silent(t):
+            mean = scale(D, 1 / net.rounds.every)
+            kept = sub(c, mean, out=q)  # c - D / H
+            copy(mean, out=c)
+            xc = net.mix(s.xc, t)  # of x and D / H, which lie there
+            add(xc[:, 1], kept)
+            return self.State(xc, D.zero_(), opt)
+        return self.State(s.xc, D, opt)
 
     def models(self, s: State) -> Tensor:
         """The x_i [k, P], without their corrections."""

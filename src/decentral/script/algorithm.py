@@ -158,13 +158,14 @@ class AlgorithmStep:
                 f"this state_dict is of rank {state['rank']}, not of rank {self.guard.rank}: every rank loads its own"
             )
         for key in own.keys() | saved.keys():
-            mine, other = (tuple(each[key].shape) if key in each else None for each in (own, saved))
+            mine, other = (_shape(each.get(key)) for each in (own, saved))
             if mine != other:
                 raise ValueError(
                     f"this state_dict is of {name} for another model or topology: its {key} is {other}, here {mine}"
                 )
         for name, value in own.items():
-            value.copy_(saved[name])
+            if value.numel():
+                value.copy_(saved[name])
         self.round = int(state["round"])
 
     def close(self) -> None:
@@ -191,3 +192,8 @@ class AlgorithmStep:
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors of the state by name; the torch optimizer has its buffers itself."""
         return {name: value for name, value in self._state._asdict().items() if isinstance(value, Tensor)}
+
+
+def _shape(value: Tensor | None) -> tuple[int, ...] | None:
+    """None for what is empty, which a state of another version may lack."""
+    return tuple(value.shape) if value is not None and value.numel() else None
