@@ -225,7 +225,14 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     function.cache_clear()
 
 
-def test_functions_of_ones_own_are_the_same_in_several_processes_and_after_an_interruption(own: list[str]) -> None:
+def test_functions_of_ones_own_are_the_same_after_an_interruption(own: list[str], start: Any) -> None:
+    often = [*SMALL, *own, "num_workers=3", "schedule=cosine", "evaluation.every_epochs=0.05", "checkpoint_every_s=0"]
+    straight = start(*often, directory="straight")
+    assert start(*often, crash_at=9).status == "crashed"
+    assert start(*often).rows == straight.rows
+
+
+def test_functions_of_ones_own_are_the_same_in_several_processes_and_count_by_their_source(own: list[str]) -> None:
     small = [*(one for one in SMALL if not one.startswith("processes=")), *own, "num_workers=2", "progress=false"]
     metrics = []
     for number, processes in enumerate((1, 2)):
