@@ -188,7 +188,7 @@ class Meeting:
             if len(workers) <= _REMEMBERED:
                 self._word[i] = word
         one.takes_part = list(map(min, one.arrived, (now + word).tolist()))
-        timeline.sent(timeline.n - 1, 8 * (timeline.n - 1), now)
+        timeline.leaving.append((now, 8 * (timeline.n - 1), timeline.n - 1))
         for group in range(len(one.groups)):
             self._schedule(one, group)
 
@@ -258,7 +258,7 @@ class Meeting:
             copies = {j: kept[j][1] for j in members if j in kept}
             timeline.rows.total(key, members, copies, self.place.empties)
         messages, sent = timeline.costs.sends(RECURSIVE_DOUBLING, len(members))
-        timeline.sent(round(messages), round(sent * timeline.bytes_per_row), ends)
+        timeline.leaving.append((ends, round(sent * timeline.bytes_per_row), round(messages)))
         timeline.busy(members, sent / len(members) * timeline.bytes_per_row, begins, ends)
         of_all = self.members
         contributed = {j: of_all[j].published for j in members}

@@ -108,7 +108,7 @@ class _All:
         if timeline.rows is not None:
             timeline.rows.mean()
         ends = begins + seconds
-        timeline.sent(round(messages), round(rows * timeline.bytes_per_row), ends)
+        timeline.leaving.append((ends, round(rows * timeline.bytes_per_row), round(messages)))
         timeline.busy(range(n), rows / n * timeline.bytes_per_row, begins, ends)
         for at, j in arrived:
             timeline.resume(j, at, begins, ends, None)
@@ -161,7 +161,7 @@ class _Strands:
         busy[i] = busy[j] = self.own_until[i] = ends
         if timeline.ledger is not None:
             timeline.busy((i, j), num_bytes, begins, ends)
-        timeline.sent(2, 2 * num_bytes, ends)
+        timeline.leaving.append((ends, 2 * num_bytes, 2))
         timeline.at(ends, partial(self._average, i, j))
 
     def _average(self, i: int, j: int, now: float) -> None:
@@ -222,14 +222,16 @@ class _Slots:
         self.takes = [partial(self.take, i) for i in range(timeline.n)]
         self._queued: list[_Departure] = []  # for busy ports, a heap
         self._number = count()
+        self._num_bytes, costs = timeline.bytes_per_row + WEIGHT_BYTES, timeline.costs
+        self._plain = costs.devices is None and not costs.shared and timeline.ledger is None
 
     def push(self, i: int, push: Push, now: float) -> None:
         """Leave shares, side by side through the port; a share for a slot that is not empty stays."""
         timeline, own, ways = self.timeline, push.own, push.ways
-        rows, version = timeline.rows, timeline.drawn[i] - 1
-        num_bytes, costs = timeline.bytes_per_row + WEIGHT_BYTES, timeline.costs
+        rows, version, num_bytes = timeline.rows, timeline.drawn[i] - 1, self._num_bytes
         if ways is None:
-            ways = push.ways = []
+            ways, costs = [], timeline.costs
+            push.ways = ways
             for j, weight in push.shares:
                 hop_s = costs.hop_s(i, j)
                 ways.append((j, weight, self.coming[j], costs.message_s(i, j, num_bytes) - hop_s, hop_s))
@@ -238,19 +240,14 @@ class _Slots:
             if i in way[2]:
                 own += way[1]
         if leaving:
-            begins, sent, devices = timeline.out[i], len(leaving), costs.devices
+            begins, sent = timeline.out[i], len(leaving)
             if begins < now:
                 begins = now
-            if devices is not None:
-                left = devices[i].ends("out", begins, sent * num_bytes)
-            else:
-                left = begins + (leaving[0][3] if sent == 1 else sum(way[3] for way in leaving))
-            if costs.shared:
-                left = max(left, *(timeline.crosses("out", i, way[0], num_bytes, begins) for way in leaving))
+            left = begins + (leaving[0][3] if sent == 1 else sum(way[3] for way in leaving))
+            if not self._plain:
+                left = self._left(i, leaving, begins, left)
             timeline.out[i] = left
-            timeline.sent(sent, sent * num_bytes, left)
-            if timeline.ledger is not None:
-                timeline.ledger += [Use(i, "out", num_bytes, begins, left)] * sent
+            timeline.leaving.append((left, sent * num_bytes, sent))
             if rows is not None:
                 for j, weight, *_ in leaving:
                     rows.put(("share", i, j), self.place.share, i, weight)
@@ -265,6 +262,26 @@ class _Slots:
         if rows is not None and own != 1:
             rows.call(self.place.kept, i, own)
 
+    def _left(self, i: int, leaving: list[_Way], begins: float, left: float) -> float:
+        """When shares have left, by machines of their own and by what machines share; by the link at `left`."""
+        timeline, costs, num_bytes = self.timeline, self.timeline.costs, self._num_bytes
+        if costs.devices is not None:
+            left = costs.devices[i].ends("out", begins, len(leaving) * num_bytes)
+        left = max(left, *(timeline.crosses("out", i, way[0], num_bytes, begins) for way in leaving))
+        if timeline.ledger is not None:
+            timeline.ledger += [Use(i, "out", num_bytes, begins, left)] * len(leaving)
+        return left
+
+    def _taken(self, i: int, j: int, opens: float, taken: float, arrives: float) -> float:
+        """The same for when worker j has taken in a share of i."""
+        timeline, costs, num_bytes = self.timeline, self.timeline.costs, self._num_bytes
+        if costs.devices is not None:
+            taken = costs.devices[j].ends("into", opens, num_bytes)
+        taken = max(taken, timeline.crosses("into", j, i, num_bytes, opens), arrives)
+        if timeline.ledger is not None:
+            timeline.ledger.append(Use(j, "into", num_bytes, opens, taken))
+        return taken
+
     def _leave_next(self) -> None:
         begins, _, i, leaving, version, left = heappop(self._queued)
         self._leave(i, leaving, version, left, begins)
@@ -277,18 +294,13 @@ class _Slots:
             opens, arrives = first + hop_s, left + hop_s
             if opens < into[j]:
                 opens = into[j]
-            if timeline.costs.devices is not None:
-                taken = timeline.costs.devices[j].ends("into", opens, timeline.bytes_per_row + WEIGHT_BYTES)
-            else:
-                taken = opens + port_s
-            if timeline.costs.shared:
-                taken = max(taken, timeline.crosses("into", j, i, timeline.bytes_per_row + WEIGHT_BYTES, opens))
+            taken = opens + port_s
+            if not self._plain:
+                taken = self._taken(i, j, opens, taken, arrives)
             if arrives < taken:
                 arrives = taken
             into[j] = arrives
             slots[i] = arrives, version
-            if timeline.ledger is not None:
-                timeline.ledger.append(Use(j, "into", timeline.bytes_per_row + WEIGHT_BYTES, opens, arrives))
 
     def take(self, i: int, now: float) -> None:
         """Worker i takes all that has arrived."""

@@ -146,7 +146,8 @@ class Timeline:
         """When what the workers of each machine share is free, in either direction."""
         self._sent = [0, 0]
         """Bytes and messages that had left their ports when somebody asked."""
-        self._leaving: list[tuple[float, int, int]] = []  # when, bytes and messages: those that had not, a heap
+        self.leaving: list[tuple[float, int, int]] = []
+        """When, bytes and messages: of those that had not."""
         self.ages = Counter[int]()
         """How often a contribution, or a model that was averaged, was so many versions old."""
         self.critical = [0] * self.n
@@ -273,16 +274,15 @@ class Timeline:
         """Let worker i go on after `then`, which happens after what all workers do at this time."""
         self._last.append((i, then))
 
-    def sent(self, messages: int, num_bytes: int, left: float) -> None:
-        """Count messages, which will have left by then."""
-        heappush(self._leaving, (left, num_bytes, messages))
-
     def sent_by_now(self) -> tuple[int, int]:
         """How many bytes and messages have left their ports."""
-        while self._leaving and self._leaving[0][0] <= self.now:
-            _, num_bytes, messages = heappop(self._leaving)
-            self._sent[0] += num_bytes
-            self._sent[1] += messages
+        leaving, self.leaving = self.leaving, []
+        for left, num_bytes, messages in leaving:
+            if left > self.now:
+                self.leaving.append((left, num_bytes, messages))
+            else:
+                self._sent[0] += num_bytes
+                self._sent[1] += messages
         return self._sent[0], self._sent[1]
 
     def crosses(self, way: str, i: int, other: int, num_bytes: float, begins: float) -> float:
