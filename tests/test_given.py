@@ -250,7 +250,7 @@ def test_iterates_on_given_matrices_from_given_starts_with_a_rate_of_each_step()
         (("dpsgd", "ring", lambda x, t: x[0], X0, 3), {}, r"gave numbers of shape \[3\] for x \[4, 3\]"),
         (("dpsgd", "ring", oracle, X0 * np.nan, 3), {}, "x0 has to be finite numbers"),
         (("allreduce", "ring", oracle, X0[0], 3), {"num_workers": N, "drop_probability": 0.1}, "drop_probability=0.1"),
-        (("d2", "ring", oracle, X0, 3), {"every": 2}, "every=2"),
+        (("extra", "ring", oracle, X0, 3), {"every": 2}, "every=2"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             decentral.iterates(*arguments, **settings)
@@ -292,14 +292,16 @@ def write_events(path: Path, events=EVENTS) -> str:
     return f"algo.events={path}"
 
 
-@pytest.mark.parametrize("algo", ["adpsgd", "a2cid2"])
+@pytest.mark.parametrize("algo", ["adpsgd", "a2cid2", "a2cid2 with its own constants"])
 def test_asynchronous_methods_replay_the_events_of_a_file(start, tmp_path, problem, algo):
+    algo, *own = algo.split(" ", 1)
     shape = [word for word in [*RUN, problem, f"algo={algo}", "topology=ring"] if not word.startswith("steps")]
     shape += [write_events(tmp_path / "events.csv"), "checkpoint_every_s=0"]
+    shape += ["algo.eta=0.3", "algo.alpha_t=0.7"] if own else []
     found = start(*shape, directory="whole").iterates
     assert len(found) == len(EVENTS) + 1
     x, xt, tau, g = X0.copy(), X0.copy(), np.zeros(N), {}
-    eta, alpha = (0.0, 0.5) if algo == "adpsgd" else constants(Ring().schedule(N), 1)
+    eta, alpha = (0.0, 0.5) if algo == "adpsgd" else (0.3, 0.7) if own else constants(Ring().schedule(N), 1)
 
     def mix(i, s):
         a = (1 + np.exp(-2 * eta * (s - tau[i]))) / 2

@@ -92,10 +92,19 @@ def test_processes_and_a_run_that_breaks_off_make_no_difference(start):
     same_results(two, start(*settings, processes=2, directory="two"))
 
 
-@pytest.mark.parametrize("algo", ["local_sgd", "diloco", "noloco", "gasloc", "sgp", "epidemic_learning"])
+@pytest.mark.parametrize("algo", ["local_sgd", "diloco", "noloco", "gasloc", "sgp", "epidemic_learning", "relaysgd"])
 def test_methods_with_local_steps_may_give_each_worker_another_number(start, algo):
-    period = "communication.every=2" if algo in ("sgp", "epidemic_learning") else "algo.period_steps=2"
-    shape = [f"algo={algo}", "topology=ring", "task=quadratics", "num_workers=4", "steps=8", "trace=true", period]
+    period = "communication.every=2" if algo in ("sgp", "epidemic_learning", "relaysgd") else "algo.period_steps=2"
+    topology = "chain" if algo == "relaysgd" else "ring"
+    shape = [
+        f"algo={algo}",
+        f"topology={topology}",
+        "task=quadratics",
+        "num_workers=4",
+        "steps=8",
+        "trace=true",
+        period,
+    ]
     usual, all_of_them = start(*shape, directory="usual"), start(*shape, "steps_per_worker=[2,2,2,2]", directory="all")
     assert np.abs(usual.iterates - all_of_them.iterates).max() < 1e-12
     x = start(*shape, "steps_per_worker=[1,2,1,2]", "lr_per_worker=[choice,0.1,0.2]", directory="own").iterates

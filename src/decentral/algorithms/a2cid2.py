@@ -54,6 +54,7 @@ class A2CiD2(AsynchronousAlgorithm):
     knows it: the paper's unit, whatever the machine.
 
     gossips_per_step       how often a worker of the asking side meets another one for each of its gradients
+    eta, alpha_t           the constants, instead of those above (null), eta for a unit of time of a gradient
     events                 a CSV file that says what happens, instead of a clock: see `adpsgd`; times are in gradients
     mix_before_gradient    take the gradient at the mixed model, as the differential equation does; false: at the model
                            as it is, as the authors' code does
@@ -62,6 +63,8 @@ class A2CiD2(AsynchronousAlgorithm):
     name: str = "a2cid2"
     gossips_per_step: int = setting(1, at_least=1)
     mix_before_gradient: bool = field(default=True, metadata={"older": True})
+    eta: float | None = setting(None, at_least=0, older=None)
+    alpha_t: float | None = setting(None, at_least=0, older=None)
     events: str | None = setting(None, content=True, older=None)
     own_starts: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
@@ -122,7 +125,10 @@ class _Rule:
         """With eta per second."""
         if self.rounds.num_workers < 2:
             return Constants(0.0, 0.5)
-        eta, alpha_t = constants(self.rounds, self.algorithm.gossips_per_step)
+        eta, alpha_t = self.algorithm.eta, self.algorithm.alpha_t
+        if eta is None or alpha_t is None:
+            usual = constants(self.rounds, self.algorithm.gossips_per_step)
+            eta, alpha_t = (usual.eta if eta is None else eta), (usual.alpha_t if alpha_t is None else alpha_t)
         return Constants(eta / self.gradient_s, alpha_t)
 
     def mix(self, s: A2CiD2.State, i: int, now: float) -> None:
