@@ -33,7 +33,7 @@ from decentral.optim.adam import Adam, AdamW
 from decentral.optim.muon import _COEFFICIENTS, Compute, Muon, Polynomial, Scale
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
-from decentral.registry import components
+from decentral.registry import components, is_foreign
 from decentral.tasks.problems.batches import BatchOrder
 from decentral.tasks.problems.convex import random_problem
 from decentral.topology.delivery import Losses
@@ -219,6 +219,12 @@ def test_an_optimizer_that_cannot_be_several_workers_is_refused(tmp_path, monkey
         compose(["task=quadratics", *words.split()])
 
 
+def test_torchs_own_are_not_foreign_to_a_run_that_is_loaded() -> None:
+    named = (("optim", "torch.optim:Rprop"), ("lr_schedules", "torch.optim.lr_scheduler:StepLR"))
+    assert not any(is_foreign(package, name) for package, name in named)
+    assert all(is_foreign(package, f"torch.hub:{name}") for package, name in named)
+
+
 def test_an_algorithm_with_a_momentum_refuses_updates_that_are_not_proportional_to_the_rate(start) -> None:
     with pytest.raises(ConfigError, match="updates that are not proportional to the learning rate"):
         configure_and_step("algo=qg_dpsgd", "topology=ring", "optim=torch.optim:Rprop")
@@ -228,6 +234,56 @@ def configure_and_step(*words: str) -> None:
     config = configure(*SMALL, *words, "num_workers=3", "processes=1", "device=cpu")
     with torch.no_grad():
         assemble(config, World(0, 1, torch.device("cpu"))).stepper.step()
+
+
+SCHEDULERS = [
+    ("StepLR", {"step_size": 4, "gamma": 0.5}, "step"),
+    ("StepLR", {"step_size": 1}, "epoch"),
+    ("CosineAnnealingLR", {"T_max": 20, "eta_min": 0.1}, "step"),
+    ("CosineAnnealingWarmRestarts", {"T_0": 5}, "step"),
+    ("ExponentialLR", {"gamma": 0.9}, "step"),
+    ("MultiStepLR", {"milestones": [3, 7]}, "step"),
+    ("OneCycleLR", {"max_lr": 1.0}, "step"),
+    ("PolynomialLR", {"total_iters": 12, "power": 2.0}, "step"),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "unit"), SCHEDULERS)
+def test_a_scheduler_of_torch_has_its_rates(name: str, settings: dict, unit: str) -> None:
+    words = [f"schedule.{key}={str(value).replace(' ', '')}" for key, value in settings.items()]
+    chosen = [f"schedule=torch.optim.lr_scheduler:{name}", f"schedule.unit={unit}", *words, "task=quadratics"]
+    rates = compose(chosen).schedule.rates(5.0, 25)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    further = {"total_steps": 25} if name == "OneCycleLR" else {}
+    scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **settings, **further)
+    expected = []
+    for t in range(25):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if unit == "step" or t % 5 == 4:
+            scheduler.step()
+    assert [rates(t) for t in (*range(24, -1, -1), *range(25))] == [*expected[::-1], *expected]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "ConstantLR schedule.total_iters=3",
+            "its parameter 'factor' has the name of a method",
+        ),
+        (
+            "CyclicLR schedule.base_lr=1 schedule.max_lr=2 schedule.mode=x",
+            "used: ValueError: mode is invalid",
+        ),
+        ("StepLR", "schedule.step_size has no default: give it a value"),
+        ("CosineAnnealingLR schedule.T_maxx=3", "has no setting 'T_maxx'. Did you mean 'T_max'"),
+        ("StepLR schedule.step_size=2 schedule.unit=day", "schedule.unit=day does not exist"),
+    ],
+)
+def test_a_scheduler_that_does_not_go_by_steps_is_refused(words: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        compose(["task=quadratics", *f"schedule=torch.optim.lr_scheduler:{words}".split()])
 
 
 # -- Muon, against its polynomial applied to singular values, and against torch's --------------------------------------

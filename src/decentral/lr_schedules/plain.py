@@ -1,15 +1,18 @@
-"""Learning-rate schedules from a function of a module of one's own: schedule=mymodule:function."""
+"""Learning-rate schedules from a function of a module of one's own, or of torch: schedule=mymodule:function."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from numbers import Real
 
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import LearningRateSchedule
 from decentral.registry import blame
-from decentral.registry.signature import Plain, component_from, taken
+from decentral.registry.signature import Plain, component_from, function, taken
+from decentral.settings import setting
 
 GIVEN = ("t", "epoch", "steps_per_epoch", "total_steps")
 """What the function is told of a step, where a parameter has this name."""
@@ -33,7 +36,54 @@ class PlainSchedule(Plain, LearningRateSchedule):
         return float(value)
 
 
+@dataclass(kw_only=True)
+class TorchSchedule(Plain, LearningRateSchedule):
+    """A scheduler of torch; its parameters are the settings. Rates in it are factors on `lr`.
+
+    unit   after what its step() is called: step, so that all that it counts are steps; or epoch
+    """
+
+    unit: str = setting("step", choices=("step", "epoch"))
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for settings that the scheduler refuses, or if its step() needs more."""
+        super().__post_init__()
+        self.factor(1, 1.0, 2)
+
+    def factor(self, t: int, steps_per_epoch: float, total_steps: int | None = None) -> float:
+        """The rate of an optimizer whose rate is 1."""
+        number = t if self.unit == "step" else int(t / steps_per_epoch + 1e-9)
+        made, known = vars(self).setdefault("_made", {}), (steps_per_epoch, total_steps)
+        if known not in made:
+            made[known] = self._rates(total_steps)
+        rates = made[known][1]
+        while len(rates) <= number:
+            rates.append(next(made[known][0]))
+        return float(rates[number])
+
+    def _rates(self, total_steps: int | None) -> tuple[Iterator[float], list[float]]:
+        """Of one step after the other, and those that are known."""
+
+        def rates() -> Iterator[float]:
+            import torch
+
+            with blame.named(f"schedule={self.name} cannot be used"):
+                optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+                scheduler = self.target()(
+                    optimizer, **self.settings(), **taken(self.target(), {"total_steps": total_steps})
+                )
+                while True:
+                    yield optimizer.param_groups[0]["lr"]
+                    optimizer.step()
+                    scheduler.step()
+
+        return rates(), []
+
+
 @cache
 def plain(name: str) -> type:
     """The schedule for `module:function`. Raises ConfigError if there is no such thing."""
+    bases = getattr(function("schedule", name), "__mro__", ())
+    if any(base.__module__ == "torch.optim.lr_scheduler" for base in bases):
+        return component_from("lr_schedules", name, TorchSchedule, ("optimizer", "last_epoch", "total_steps"))
     return component_from("lr_schedules", name, PlainSchedule, GIVEN)

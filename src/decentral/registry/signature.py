@@ -65,6 +65,11 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
     for one in parameters_of(target).values():
         if one.name in given:
             continue
+        if callable(getattr(base, one.name, None)):
+            raise ConfigError(
+                f"{where} cannot be used: its parameter '{one.name}' has the name of a method here: call it otherwise, "
+                "or give it a value in a function of your own."
+            )
         kind = _kind(hints.get(one.name), one.default)
         required = one.default is inspect.Parameter.empty
         if kind is None or one.name == "name" or one.kind is inspect.Parameter.POSITIONAL_ONLY:
