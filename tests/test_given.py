@@ -109,6 +109,10 @@ def test_a_regression_has_the_samples_of_a_file(start, tmp_path, loss):
         slope = z - b if loss == "linear" else -b / (1 + np.exp(b * z))
         x = x - 0.05 * (np.einsum("nmd,nm->nd", a, slope) / 6 + 0.1 * x)
         x = np.tile(x.mean(0), (N, 1))
+    np.savez(tmp_path / "s.npz", A=np.ones((N, 6, D)), b=np.ones((N, 6)))
+    if loss == "linear":
+        with pytest.raises(ConfigError, match=r"task\.l2=0 leaves more than one optimum"):
+            start(*shape, "algo=dpsgd", "topology=complete", "task.l2=0", directory="flat")
     ids = {run_id(configure(*shape, "algo=dpsgd", "topology=complete", more)) for more in ("seed=0", "task.noise=3")}
     assert len(ids) == 1  # which is not used
 

@@ -11,6 +11,8 @@ from decentral.randomness import normal, uniform
 
 _SPELLINGS = "[uniform,LOW,HIGH], [lognormal,MEDIAN,SIGMA] or [choice,A,B,...]"
 
+_LARGEST = 2.0**31
+
 
 def per_worker(key: str, given: list[Any], num_workers: int, seed: int, *, whole: bool) -> np.ndarray:
     """The numbers of all workers, float64 or (`whole`) int64 [n].
@@ -22,7 +24,7 @@ def per_worker(key: str, given: list[Any], num_workers: int, seed: int, *, whole
     name, numbers = (given[0], given[1:]) if given and isinstance(given[0], str) else ("", given)
     said = f"{key}=[{','.join(map(str, given))}]"
     try:
-        values = np.array([float(one) for one in numbers])
+        values = np.array([float("nan") if isinstance(one, bool) else float(one) for one in numbers])
     except (TypeError, ValueError):
         raise ConfigError(f"{said} has entries that are no numbers: give one a worker, or {_SPELLINGS}.") from None
     if not name and len(values) != num_workers:
@@ -30,7 +32,8 @@ def per_worker(key: str, given: list[Any], num_workers: int, seed: int, *, whole
             f"{said} has {len(values)} entries, but num_workers={num_workers}: give one a worker, or {_SPELLINGS}."
         )
     limited = values[:1] if name == "lognormal" else values
-    if not (np.isfinite(values) & (values >= 0)).all() or (limited <= 0).any() or (whole and (limited % 1).any()):
+    within = (values >= 0) & (values <= _LARGEST)
+    if not within.all() or (limited <= 0).any() or (whole and (limited % 1).any()):
         kind = "whole numbers" if whole else "finite numbers"
         raise ConfigError(f"{said} cannot be used: give {kind} above 0, one a worker, or {_SPELLINGS}.")
     address = seed, key, np.arange(num_workers)
@@ -39,7 +42,7 @@ def per_worker(key: str, given: list[Any], num_workers: int, seed: int, *, whole
     elif name == "uniform" and len(values) == 2 and values[0] <= values[1]:
         values = values[0] + (values[1] - values[0]) * uniform(*address)
     elif name == "lognormal" and len(values) == 2:
-        values = values[0] * np.exp(values[1] * normal(*address))
+        values = values[0] * np.exp(np.minimum(values[1] * normal(*address), np.log(_LARGEST / values[0])))
     elif name:
         raise ConfigError(f"{said} is no distribution: use {_SPELLINGS}, or give one number a worker.")
     return np.maximum(1, np.rint(values)).astype(np.int64) if whole else values

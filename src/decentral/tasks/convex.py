@@ -244,7 +244,13 @@ class Regression(Task):
         else:
             shape = config.num_workers, self.samples_per_worker, self.dimension
             data = draw(*shape, self.loss.value, self.noise, self.heterogeneity, config.seed)
-        return RegressionProblem(data, loss, self.l2, workers, device, x0)
+        try:
+            return RegressionProblem(data, loss, self.l2, workers, device, x0)
+        except torch.linalg.LinAlgError:
+            raise ConfigError(
+                f"task.l2={self.l2:g} leaves more than one optimum for the samples of task.samples={self.samples}: use "
+                "task.l2=0.01, say."
+            ) from None
 
 
 @dataclass
