@@ -80,12 +80,10 @@ trusts has chosen."""
 
 
 def is_foreign(package: str, name: str) -> bool:
-    """Whether this is code in a module that was not asked for in this process, and is not torch's own optimizers and schedulers."""
-    return (
-        ":" in name
-        and not name.startswith(("torch.optim:", "torch.optim.lr_scheduler:"))
-        and (package, name) not in NAMED
-    )
+    """Whether this is code in a module that was not asked for in this process; torch's optimizers and schedulers are
+    not."""
+    known = name.startswith(("torch.optim:", "torch.optim.lr_scheduler:")) or (package, name) in NAMED
+    return ":" in name and not known
 
 
 def owner(cls: type) -> str | None:
