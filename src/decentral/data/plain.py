@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -159,9 +160,8 @@ def _one_at_a_time() -> Iterator[None]:
 def plain(name: str) -> type:
     """The data set for `module:function`. Raises ConfigError if there is no such thing."""
     if name == "datasets:load_dataset":
-        from decentral.data.hugging_face import HuggingFace
-
-        return component_from("data", name, HuggingFace, ("name", "split", "cache_dir", "streaming"))
+        base = importlib.import_module("decentral.data.hugging_face").HuggingFace  # which derives from the class above
+        return component_from("data", name, base, ("name", "split", "cache_dir", "streaming"))
     return component_from("data", name, PlainData, ())
 
 
