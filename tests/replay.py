@@ -34,7 +34,9 @@ class Replay:
         problem = config.task.open(config, range(n), torch.device("cpu"))
         self.oracle = GradientOracle(problem, range(n), torch.device("cpu"))
         start = problem.init()
-        self.algorithm = with_rate(config, learning_rate(config, problem.steps_per_epoch), problem.layout(start))
+        self.algorithm = with_rate(
+            config, learning_rate(config, problem.steps_per_epoch, config.steps), problem.layout(start)
+        )
         self.start = start
         self.state = self.algorithm.init(self.start.repeat(n, 1), self.net)
         self.team = Team(config.rounds(), steps, config.seed, 1.0)

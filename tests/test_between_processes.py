@@ -282,7 +282,11 @@ def test_what_fails_in_a_thread_is_raised_and_nobody_hangs(pair, algo):
 @pytest.mark.parametrize(
     ("algo", "overrides", "says"),
     [
-        ("wagma", ("trace=true",), "trace=true is for methods in steps: with algo=wagma workers are not equally far"),
+        (
+            "wagma",
+            ("trace=true",),
+            "trace=true is for one process where workers go on by themselves, as those of algo=wagma do",
+        ),
         ("wagma", ("algo.group_size=3",), "3"),
         ("adpsgd", ("topology=ring", "num_workers=5"), "has a cycle of odd length"),
         ("wagma", ("record_operations=true", "processes=1"), "choose several processes, such as processes=4"),

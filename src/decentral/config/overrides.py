@@ -325,10 +325,12 @@ def _unknown(key: str, error: Any) -> str:
         return f"there is no setting '{key}'.{meant(key)}"
     known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name"]
     owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
+    if not known:
+        return f"{owner} has no settings."
     elsewhere = places().get(name, [key])
     if key not in elsewhere and not difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"{owner} has no setting '{name}'.{meant(name)}"
-    return f"{owner} has no setting '{name}'.{suggest(name, known)}" if known else f"{owner} has no settings."
+    return f"{owner} has no setting '{name}'.{suggest(name, known)}"
 
 
 def _wanted(error: Any) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decentral.data.dataset import DataDescription
-from decentral.data.plain import PlainData
+from decentral.data.own import PlainData
 from decentral.data.texts import Part, TextFiles
 from decentral.data.tokens import TextTokens
 from decentral.errors import ConfigError

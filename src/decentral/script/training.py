@@ -21,7 +21,7 @@ from decentral.config.identity import run_id
 from decentral.config.overrides import literal
 from decentral.config.parsing import folders_of, plain
 from decentral.config.schema import Config
-from decentral.data.plain import PlainData, Sets
+from decentral.data.own import PlainData, Sets
 from decentral.errors import ConfigError
 from decentral.host.torch_state import left_as_found
 from decentral.host.torchrun import under_torchrun

@@ -1,0 +1,164 @@
+"""Data sets of torch, from a function of a module of one's own: data=mymodule:make_data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from decentral.data.dataset import DataSet, ImageData, LabelledData, cache_folder
+from decentral.errors import ConfigError
+from decentral.randomness import seeded
+from decentral.registry import blame
+from decentral.registry.signature import Plain
+from decentral.store.digests import by_content
+
+if TYPE_CHECKING:
+    import torch
+
+    from decentral.data.loading.map_style import Look, MapStyle
+
+
+_SPLITS = ("training", "test")
+_MOST_NAMED = 5  # labels in a sentence
+_MOST_CLASSES = 1_000_000  # that there may be beyond the examples
+
+
+class Sets(NamedTuple):
+    """What the function returned, and what is known of it."""
+
+    train: Any
+    test: Any
+    looks: tuple[Look, Look]
+    description: LabelledData
+
+
+class PlainData(Plain, DataSet):
+    """A function that returns two map-style data sets, (train, test), of pairs (tensor, label).
+
+    It is called once in each process, with seeded generators, and has to return the same whenever it is called.
+    Whatever is random in reading an example (augmentation) is seeded by the run's seed, the worker and its draw.
+    """
+
+    whole: ClassVar[bool] = False
+    """Whether all examples count, which are read for it, and not some."""
+
+    def inspect(self) -> LabelledData:
+        """Makes the data sets, and looks at some examples and at all labels."""
+        found: LabelledData = self._sets().description
+        return found
+
+    def prepare(self) -> None:
+        """Done by then."""
+        self._sets()
+
+    def load(self, device: torch.device | str, seed: int) -> MapStyle:
+        """See `DataSet`."""
+        from decentral.data.loading.map_style import MapStyle
+
+        sets = self._sets()
+        return MapStyle(sets.train, sets.test, sets.looks, sets.description.num_classes, device=device, seed=seed)
+
+    def files_digest(self) -> str:
+        """Of the examples and labels that were looked at, whichever files they come from."""
+        return "".join(look.digest for look in self._sets().looks)
+
+    def notes(self) -> tuple[str, ...]:
+        """Which classes the training data lack."""
+        sets, found = self._sets(), list[str]()
+        train, test = (set(look.labels.tolist()) for look in sets.looks)
+        if lacking := sorted(test - train):
+            labels = ", ".join(map(str, lacking[:_MOST_NAMED])) + ", ..." * (len(lacking) > _MOST_NAMED)
+            found.append(f"data={self.name}: no training example has the label {labels}, which test examples have")
+        if first := sets.description.first_class:
+            found.append(f"data={self.name}: the smallest label is {first}, but labels count from 0: subtract {first}")
+        return tuple(found)
+
+    def called(self) -> Any:
+        """What the function returns."""
+        return self.target()(**self.settings())
+
+    def _sets(self) -> Any:
+        fields = [f for f in dataclasses.fields(self) if not f.metadata.get("volatile")]  # type: ignore[arg-type]
+        settings = {f.name: by_content(getattr(self, f.name)) for f in fields}
+        known = json.dumps([self.plain_name, settings], sort_keys=True, default=str)
+        if known not in _MADE:
+            _MADE[known] = self._made()
+        return _MADE[known]
+
+    def _made(self) -> Sets:
+        from torch.utils.data import IterableDataset
+
+        from decentral.data.loading.map_style import look_at
+
+        with blame.named(), _one_at_a_time(), seeded(0, "make data"):
+            made = self.called()
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise ConfigError(
+                f"data={self.name} has to return two data sets, (train, test), not a {type(made).__name__}."
+            )
+        for split, data in zip(_SPLITS, made, strict=True):
+            if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+                raise ConfigError(
+                    f"data={self.name}: the {split} data have to be a map-style data set, with len() and [index], not "
+                    f"a {type(data).__name__}."
+                )
+            if not _length(data, f"data={self.name}: the {split} data"):
+                raise ConfigError(f"data={self.name}: there are no {split} data.")
+        with blame.named():
+            looks = [
+                look_at(data, f"data={self.name} ({split})", self.whole)
+                for split, data in zip(_SPLITS, made, strict=True)
+            ]
+        if looks[0].shape != looks[1].shape:
+            raise ConfigError(
+                f"data={self.name}: training examples are {list(looks[0].shape)}, test examples {list(looks[1].shape)}."
+            )
+        shape, largest, known = looks[0].shape, int(max(look.labels.max() for look in looks)), sum(map(len, made))
+        if largest > _MOST_CLASSES and largest > known:
+            raise ConfigError(
+                f"data={self.name}: a label is {largest:,} in only {known:,} examples: labels count from 0, as 0, 1, 2."
+            )
+        classes = (getattr(made[0], "classes", None) or ()) if looks[0].agrees else ()
+        kind: Any = ImageData if len(shape) == 3 else LabelledData
+        description = kind(
+            shape=shape,
+            num_classes=max(len(classes), largest + 1),
+            first_class=int(min(look.labels.min() for look in looks)),
+            num_train=len(looks[0].labels),
+            num_test=len(looks[1].labels),
+        )
+        return Sets(made[0], made[1], (looks[0], looks[1]), description)
+
+
+_MADE: dict[str, Sets] = {}
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Where several processes of a machine begin at once, one downloads, and the others find what it has downloaded."""
+    from filelock import FileLock
+
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache_folder() / "own-data.lock")
+        lock.acquire()
+    except OSError:  # a cache that cannot be written
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _length(data: Any, what: str) -> int:
+    with blame.named():
+        try:
+            return len(data)
+        except (ValueError, TypeError, OverflowError) as error:
+            if blame.place(error) is not None:
+                raise
+            raise ConfigError(f"{what} have no length: {blame.sentence(error)}.") from error
