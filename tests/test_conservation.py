@@ -225,6 +225,8 @@ DESCRIBED: dict[str, list[str]] = {
     "relay_mean": ["algo=relay_mean", "topology=dbt", "num_workers=6"],
     "overlapped": ["algo=relaysgd", "topology=dbt", "algo.overlap=true", "num_workers=6"],
     "streaming": ["algo=streaming_diloco", "algo.period_steps=4", "algo.fragments=2", "num_workers=5"],
+    "machines": ["algo=dpsgd", "topology=ring", "communication.workers_per_machine=4", "num_workers=12"],
+    "sometimes all": ["algo=dpsgd", "topology=ring", "communication.global_every=3", "num_workers=5"],
     "push-sum": ["algo=async_push_sum", "topology=ring", "num_workers=5"],
     "pairs": ["algo=adpsgd", "topology=ring", "num_workers=6"],
 }
@@ -252,6 +254,13 @@ def test_what_does_not_grow_with_a_model_is_not_larger_for_a_large_one(compress:
     cluster = [*CLUSTERS["slow network"], "cluster.num_parameters=8000000"]
     config = configure("algo=allreduce", "task=quadratics", "num_workers=5", *compress, *cluster)
     assert alone(config, steps=1).bytes_sent == num_bytes
+
+
+def test_a_few_numbers_stand_for_a_row_that_is_cut_in_shards() -> None:
+    settings = ["algo=dpsgd", "topology=ring", "communication.workers_per_machine=4", "num_workers=12"]
+    settings += ["task=quadratics", *CLUSTERS["slow network"]]
+    small, large = (alone(configure(*settings, f"cluster.num_parameters={number}")) for number in (4000, 4_000_000))
+    assert large.bytes_sent == 1000 * small.bytes_sent == STEPS * 12 * (2 * 3 + 2) / 4 * 16_000_000
 
 
 def devices(folder: Path, up: list[float]) -> str:

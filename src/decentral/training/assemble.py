@@ -302,7 +302,9 @@ def without_training(
     """
     net, n = local_network(config), times.num_workers
     clock = net.traffic.clock = _clock(config, cluster, times, steps_per_epoch, spans)
-    few = net.rounds.num_pieces * min(num_parameters, config.compress.smallest_row)  # stand in for all
+    phases = [each for t in range(min(net.rounds.period, _STEPS_AVERAGED)) for each in net.rounds.phases(t)]
+    pieces = math.lcm(net.rounds.num_pieces, *(len(each.matrices) or 1 for each in phases))
+    few = pieces * min(num_parameters, config.compress.smallest_row)  # stand in for all
     x = torch.zeros(n, num_parameters if n * num_parameters <= _SMALL else few, dtype=dtype)
     clock.bytes_scale = net.traffic.scale = num_parameters / x.shape[1]
     algorithm = with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1]), steps_per_epoch or 1.0)
