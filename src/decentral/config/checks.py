@@ -65,27 +65,7 @@ def resolve(config: Config) -> Config:
             f"precision={config.precision.name} is for networks: task={config.task.name} always computes in float64, "
             "leave precision= out."
         )
-    _check_precision_of_tests(config)
-    if config.evaluation.examples.isdigit() and config.task.num_examples(config) is None:
-        raise ConfigError(
-            f"evaluation.examples={config.evaluation.examples} is for tasks with test examples: task="
-            f"{config.task.name} has none, leave it out."
-        )
-    if config.evaluation.split != "global" and not config.task.has_classes:
-        raise ConfigError(
-            f"evaluation.split={config.evaluation.split} is for test examples with classes, and task="
-            f"{config.task.name} has none: leave it out, or use task=images or task=text."
-        )
-    if config.metrics and not isinstance(config.task, SupervisedTask):
-        raise ConfigError(
-            f"metrics={config.metrics} is for tasks that train a network on examples, such as task=images: leave it "
-            f"out with task={config.task.name}."
-        )
-    if config.early_stop.patience is None and config.early_stop != EarlyStop():
-        raise ConfigError(
-            f"early_stop.{_first_key(config.early_stop)} has no effect without early_stop.patience: give a number of "
-            "evaluations, or leave it out."
-        )
+    _check_evaluation(config)
     if config.init is not None and not stored_facts(init_directory(config)):
         raise ConfigError(
             f"init={config.init} has no {FILE} that can be read in {init_directory(config)}: give the directory of a "
@@ -179,6 +159,31 @@ def _check_losses(config: Config) -> None:
             f"algo={config.algo.name}: "
             + ("it needs every message" if config.algo.uses_topology else "an all-reduce is reliable")
             + "; message loss is for algorithms with a rule for it, such as relaysgd or dpsgd."
+        )
+
+
+def _check_evaluation(config: Config) -> None:
+    """Raise ConfigError for what is to be looked at where the task has no such thing."""
+    _check_precision_of_tests(config)
+    if config.evaluation.examples.isdigit() and config.task.num_examples(config) is None:
+        raise ConfigError(
+            f"evaluation.examples={config.evaluation.examples} is for tasks with test examples: task="
+            f"{config.task.name} has none, leave it out."
+        )
+    if config.evaluation.split != "global" and not config.task.has_classes:
+        raise ConfigError(
+            f"evaluation.split={config.evaluation.split} is for test examples with classes, and task="
+            f"{config.task.name} has none: leave it out, or use task=images or task=text."
+        )
+    if config.metrics and not isinstance(config.task, SupervisedTask):
+        raise ConfigError(
+            f"metrics={config.metrics} is for tasks that train a network on examples, such as task=images: leave it "
+            f"out with task={config.task.name}."
+        )
+    if config.early_stop.patience is None and config.early_stop != EarlyStop():
+        raise ConfigError(
+            f"early_stop.{_first_key(config.early_stop)} has no effect without early_stop.patience: give a number of "
+            "evaluations, or leave it out."
         )
 
 
