@@ -8,7 +8,7 @@ import numpy as np
 
 from decentral.cluster.links import ALL_GATHER, BROADCAST, LinkCosts, Prices
 from decentral.cluster.ports import Exchange as PortExchange
-from decentral.cluster.ports import Movement
+from decentral.cluster.ports import Movement, borders_of
 from decentral.topology.delivery import Exchange, Neighbors
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class Clock(Prices):
         self.out = np.zeros(num_workers)
         """When the port of each worker is free to send, and to receive: the same array where it has one port."""
         self.into = self.out if costs.ways == 2 else np.zeros(num_workers)
+        self.borders = borders_of(costs, num_workers)
+        """What the workers of each machine share."""
         self.underway: list[Underway] = []
         """What has begun and is waited for in another step, the oldest first."""
         self.ledger: list[Use] | None = None
@@ -145,7 +147,7 @@ class Clock(Prices):
 
     def _moved(self, plan: PortExchange, now: np.ndarray, num_bytes: float | np.ndarray) -> Movement:
         """What becomes of messages that begin now, which take the ports."""
-        moved = plan.move(now, num_bytes, self.out, self.into)
+        moved = plan.move(now, num_bytes, self.out, self.into, self.borders)
         self._use(moved)
         return moved
 
@@ -207,6 +209,16 @@ class Clock(Prices):
         self.out[:], self.into[:] = out, into
         each = len(Underway._fields)
         self.underway = [Underway(*underway[first : first + each]) for first in range(0, len(underway), each)]
+
+    def borders_state(self) -> list[list[list[float]]]:
+        """When the borders of machines are busy, for a checkpoint."""
+        return [[border.begins, border.ends] for way in ("out", "into") for border in self.borders[way]]
+
+    def load_borders(self, state: list[list[list[float]]]) -> None:
+        """Go on from what `borders_state` once gave."""
+        each = [border for way in ("out", "into") for border in self.borders[way]]
+        for border, (begins, ends) in zip(each, state, strict=True):
+            border.begins, border.ends = list(begins), list(ends)
 
     def _span(self, kind: str, begins: np.ndarray, ends: np.ndarray) -> None:
         if self.spans is not None:

@@ -11,6 +11,7 @@ have whole phases; the last paper takes it as a real number (`math.log2`), which
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -376,8 +377,23 @@ class LinkCosts:
             return collective.seconds(num_workers, num_bytes, self._alpha, 0.0, log2) + ends - begins
         beta = self._beta
         if self.shared and self.num_workers > self.per_machine:
-            beta = max(beta, (self.per_machine if collective.all_at_once else 1) * self.shared)
+            beta = max(beta, self._across(collective, num_workers) * self.shared)
         return collective.seconds(num_workers, num_bytes, self._alpha, ways * beta, log2)
+
+    def _across(self, collective: Collective, num_workers: int) -> int:
+        """How many messages of a phase cross the border of a machine in one direction, with one port in both, at
+        most."""
+        if collective.phases is None:
+            return self.per_machine if collective.all_at_once else 1
+        most = 0
+        for phase in collective.phases(num_workers):
+            ends = [(i // self.per_machine, j // self.per_machine) for i, j in phase]
+            crossing = [(a, b) for a, b in ends if a != b]
+            of_machines = [Counter(a for a, _ in crossing), Counter(b for _, b in crossing)]
+            if self.ways == 2:
+                of_machines = [of_machines[0] + of_machines[1]]
+            most = max(most, *(count for each in of_machines for count in each.values()), 0)
+        return most
 
     def fastest_all_reduce(self, num_workers: int, num_bytes: float) -> str:
         """The name of the collective made of messages that takes least for it; on a tie the first one."""

@@ -17,6 +17,8 @@ from decentral.cluster.settings import read_lines
 from decentral.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from decentral.cluster.links import LinkCosts
 
 _KEY = "cluster.devices"
@@ -31,16 +33,16 @@ class Device(NamedTuple):
     """How many times as long a gradient takes."""
     speed: dict[str, list[float]]
     """"out" and "into": bytes per second through its port."""
-    carried: dict[str, list[float]]
-    """How many bytes go through the port before."""
 
     def ends(self, way: str, begins: float, num_bytes: float) -> float:
         """When so many bytes are through the port, which they have to themselves."""
-        speed, carried = self.speed[way], self.carried[way]
-        k = bisect_right(self.begins, begins) - 1
-        total = carried[k] + (begins - self.begins[k]) * speed[k] + num_bytes
-        k = max(k, bisect_right(carried, total) - 1)
-        return self.begins[k] + (total - carried[k]) / speed[k]
+        k, speed = bisect_right(self.begins, begins) - 1, self.speed[way]
+        for until in self.begins[k + 1 :]:
+            carried = (until - begins) * speed[k]
+            if carried >= num_bytes:
+                break
+            num_bytes, begins, k = num_bytes - carried, until, k + 1
+        return begins + num_bytes / speed[k]
 
     def slower(self, now: float) -> float:
         """How many times as long a gradient takes that begins now."""
@@ -56,9 +58,7 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
     lines = read_lines(_KEY, name)
     if not lines or lines[0].cells != _COLUMNS:
         raise ConfigError(f"{_KEY}={name} does not begin with a line {','.join(_COLUMNS)}.")
-    found: defaultdict[int, Device] = defaultdict(
-        lambda: Device([], [], {"out": [], "into": []}, {"out": [], "into": []})
-    )
+    found: defaultdict[int, Device] = defaultdict(lambda: Device([], [], {"out": [], "into": []}))
     for line in lines[1:]:
         line.check_columns(_COLUMNS)
         worker = line.integer(0, "worker")
@@ -67,9 +67,6 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
             expected = f"after {device.begins[-1]:g}" if device.begins else "at 0, its first one"
             raise ConfigError(f"{line.said} begins at {begins:g}: that of worker {worker} has to begin {expected}.")
         for place, way in ((3, "out"), (4, "into")):
-            carried = device.carried[way]
-            past = carried[-1] + (begins - device.begins[-1]) * device.speed[way][-1] if carried else 0.0
-            carried.append(past)
             device.speed[way].append(line.gbps(place, finite=True) / 8e-9)
         device.begins.append(begins)
         device.slowdown.append(line.number(2, "a factor above 0, by which a gradient takes longer,", 1e-9, 1e9))
@@ -77,6 +74,32 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
         if worker not in found:
             raise ConfigError(f"{_KEY}={name} has no line of worker {worker}: give one for each of {num_workers}.")
     return [found[worker] for worker in range(num_workers)]
+
+
+class Border:
+    """What the workers of a machine share on their way out of it, or into it. It carries one thing at a time."""
+
+    def __init__(self) -> None:
+        self.begins: list[float] = []
+        self.ends: list[float] = []
+        """When it is busy, ascending and apart from each other."""
+
+    def carry(self, begins: float, seconds: float) -> float:
+        """When it has carried what takes so long and is there from `begins` on: it does so whenever it is free."""
+        first = k = bisect_right(self.ends, begins)
+        ends = begins
+        while k < len(self.begins) and (gap := max(0.0, self.begins[k] - ends)) < seconds:
+            seconds, ends, k = seconds - gap, self.ends[k], k + 1
+        ends += seconds
+        since = min(begins, *self.begins[first:k]) if first < k else begins
+        self.begins[first:k], self.ends[first:k] = [since], [ends]
+        return ends
+
+
+def borders_of(costs: LinkCosts, num_workers: int) -> dict[str, list[Border]]:
+    """ "out" and "into": a border for each machine, with one port one for both."""
+    out = [Border() for _ in range(num_workers // costs.per_machine)]
+    return {"out": out, "into": out if costs.ways == 2 else [Border() for _ in out]}
 
 
 class Movement(NamedTuple):
@@ -112,7 +135,14 @@ class Exchange:
         self._sends = np.bincount(src, minlength=costs.num_workers) > 0
         self._crossing = src // costs.per_machine != dst // costs.per_machine
 
-    def move(self, now: np.ndarray, num_bytes: float | np.ndarray, out: np.ndarray, into: np.ndarray) -> Movement:
+    def move(
+        self,
+        now: np.ndarray,
+        num_bytes: float | np.ndarray,
+        out: np.ndarray,
+        into: np.ndarray,
+        borders: Mapping[str, Sequence[Border]],
+    ) -> Movement:
         """What becomes of the messages if worker i sends at its own time now_i, and its ports are free at out_i, into_i
         (with one port: the same array).
 
@@ -123,19 +153,23 @@ class Exchange:
         seconds_per_byte. Messages of a worker leave side by side, in proportion to their sizes, so that all have left
         at l_j; a worker takes them in once the last of those whom it hears of has begun. With one port it takes in
         once the last message has come, and its own have left: max(l_i, max_j (l_j + latency_ij)) + received_i. Where
-        a machine's workers share their way out, at least the bytes that cross the machine's border (with one port in
-        both directions) at that bandwidth, for all who have a part in it.
+        a machine's workers share their way out, messages have left, or have been taken in, once they have crossed the
+        machine's border, too.
 
         num_bytes   of each message: a number, or float64 [E] in the order in which the edges were given
+        borders     "out" and "into": those of each machine; with one port the same
         """
         each = np.broadcast_to(np.asarray(num_bytes, dtype=np.float64), self._src.shape)
         if self._order is not None:
             each = each[self._order]
         one, here = self._costs.ways == 2, self._receivers
-        received, sent = self._loads(each)
+        received, sent = self._sums(each * self._per_byte)
         moved = self._sums(each)
         begins = np.where(self._sends, np.maximum(now, out), now)
         left = begins + self._costs.port_s("out", begins, moved[1], sent)
+        across = self._sums(np.where(self._crossing, each, 0.0)) if self._costs.shared else None
+        if across is not None:
+            left = np.maximum(left, self._crossed(borders["out"], begins, across[1]))
         arrived = np.maximum.reduceat(left[self._src] + self._latency, self._starts)
         opens, taken, ready = into.copy(), into.copy(), np.maximum(now, left)
         if one:
@@ -144,19 +178,21 @@ class Exchange:
             heard = np.maximum.reduceat(begins[self._src] + self._latency, self._starts)
             opens[here] = np.maximum(into[here], heard)
         taken[here] = np.maximum((opens + self._costs.port_s("into", opens, moved[0], received))[here], arrived)
+        if across is not None:
+            taken[here] = np.maximum(taken, self._crossed(borders["into"], opens, across[0]))[here]
         ready[here] = np.maximum(ready, taken)[here]
         return Movement(ready, begins, left, opens, taken, sent=moved[1], received=moved[0])
 
-    def _loads(self, each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds that each worker's port is busy with what it receives, and with what it sends: [n]."""
-        received, sent = self._sums(each * self._per_byte)
-        if self._costs.shared:
-            across = self._sums(np.where(self._crossing, each, 0.0))
-            per_machine = [self._costs.shared * one.reshape(-1, self._costs.per_machine).sum(axis=1) for one in across]
-            into, out = (np.repeat(one, self._costs.per_machine) for one in per_machine)
-            received = np.maximum(received, np.where(across[0] > 0, into, 0.0))
-            sent = np.maximum(sent, np.where(across[1] > 0, out, 0.0))
-        return received, sent
+    def _crossed(self, borders: Sequence[Border], begins: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
+        """When so many bytes of each worker, float64 [n], which begin to go then, have crossed the border of its
+        machine. Those of one machine that begin together do so side by side."""
+        costs, ends = self._costs, begins.copy()
+        groups: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
+        for i in np.flatnonzero(num_bytes).tolist():
+            groups[float(begins[i]), i // costs.per_machine].append(i)
+        for (now, machine), workers in sorted(groups.items()):
+            ends[workers] = borders[machine].carry(now, float(num_bytes[workers].sum()) * costs.shared)
+        return ends
 
     def _sums(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The sums of the values [E] over what each worker receives, and over what it sends: [n]."""

@@ -25,6 +25,7 @@ import numpy as np
 
 from decentral.cluster.clock import Use
 from decentral.cluster.operations import check_ended
+from decentral.cluster.ports import borders_of
 from decentral.store.files import read_json, write_text
 
 if TYPE_CHECKING:
@@ -141,9 +142,7 @@ class Timeline:
             self.into = self.out
         self.ledger: list[Use] | None = None
         """What has gone through each port, if that is to be kept."""
-        across = [0.0] * (self.n // costs.per_machine)
-        self._across = {"out": across, "into": across if costs.ways == 2 else across.copy()}
-        """When what the workers of each machine share is free, in either direction."""
+        self._borders = borders_of(costs, self.n)
         self._sent = [0, 0]
         """Bytes and messages that had left their ports when somebody asked."""
         self.leaving: list[tuple[float, int, int]] = []
@@ -287,12 +286,11 @@ class Timeline:
 
     def crosses(self, way: str, i: int, other: int, num_bytes: float, begins: float) -> float:
         """When bytes between workers i and `other`, which begin to go then, have gone "out" of the machine of i, or
-        "into" it, through what its workers share: first come, first served (`cluster.links.shared_gbps`)."""
-        machine, across = i // self.costs.per_machine, self._across[way]
+        "into" it, through what its workers share (`cluster.links.shared_gbps`)."""
+        machine = i // self.costs.per_machine
         if not self.costs.shared or machine == other // self.costs.per_machine:
             return begins
-        across[machine] = max(begins, across[machine]) + num_bytes * self.costs.shared
-        return across[machine]
+        return self._borders[way][machine].carry(begins, num_bytes * self.costs.shared)
 
     def busy(self, workers: Iterable[int], each: float, begins: float, ends: float) -> None:
         """The ports of these workers are taken, both ways; so many bytes go out of each, and into it."""

@@ -121,6 +121,11 @@ class Int8(Encoder):
     block: int = setting(2048, at_least=1)
     fills: ClassVar[bool] = True
 
+    @property
+    def smallest_row(self) -> int:
+        """Two blocks."""
+        return 2 * self.block
+
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
         """P integers of 8 bits and a scale for each block."""
         size = self.layout.num_coordinates
@@ -157,6 +162,7 @@ class Sign(Encoder):
     name: str = "sign"
     error_feedback: bool = True
     fills: ClassVar[bool] = True
+    by_length: ClassVar[bool] = False
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
         """P bits, filled up to bytes, and a scale for each layer."""

@@ -139,6 +139,7 @@ class LayerwiseTopK(SparseRatio):
     """
 
     name: str = "lwtopk"
+    by_length: ClassVar[bool] = False
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
         """sum_l k_l pairs."""

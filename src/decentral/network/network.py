@@ -144,7 +144,8 @@ class Network(PayloadVerbs, ABC):
 
         Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
-        sizes = [width * y.element_size() * self.traffic.scale for width in self.piece_widths(y.shape[-1])]
+        length, scale = self._true(y.shape[-1])
+        sizes = [width * y.element_size() * scale for width in self.piece_widths(length)]
         self.traffic.count_pieces(self._edges_of_piece, sizes)
         self.traffic.begin(self.edges, sizes, later=later)()
         m = self._relay(y, m)
@@ -363,13 +364,20 @@ class Network(PayloadVerbs, ABC):
 
     def _row_bytes(self, x: Tensor) -> float:
         """Of a worker's row of x [k, ..., P], or of the one that it stands for."""
-        return math.prod(x.shape[1:]) * x.element_size() * self.traffic.scale
+        length, scale = self._true(x.shape[-1])
+        return math.prod(x.shape[1:-1]) * length * x.element_size() * scale
 
     def _piece_bytes(self, exchange: Exchange, x: Tensor) -> list[float]:
         """Of each piece of a worker's row, or of the one that it stands for."""
-        between = math.prod(x.shape[1:-1]) * x.element_size() * self.traffic.scale
-        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
-        return [len(range(x.shape[-1])[piece]) * between for piece in pieces]
+        length, scale = self._true(x.shape[-1])
+        between = math.prod(x.shape[1:-1]) * x.element_size() * scale
+        pieces = slices(length, len(exchange.pieces), exchange.split)
+        return [len(range(length)[piece]) * between for piece in pieces]
+
+    def _true(self, length: int) -> tuple[int, float]:
+        """How long rows of this length are, and how many times as large yet."""
+        stands_for, scale = self.traffic.stands_for, self.traffic.scale
+        return (stands_for[length], 1.0) if length in stands_for else (length, scale)
 
 
 def _collected(edges: Sequence[int], stars: Sequence[Star], weight: float) -> sums.Plan:

@@ -228,9 +228,10 @@ class PayloadVerbs(EdgeLayout, ABC):
         return Known(each, num_bytes, _LENGTH_BYTES * len(each[0]))
 
     def _bytes_of(self, sizes: Sizes) -> float:
-        """Of a payload, or of the one that it stands for: what is a single number does not grow with the row."""
+        """Of a payload, or of the one that it stands for."""
         scale = self.traffic.scale
-        return sum(length * dtype.itemsize * (scale if length > 1 else 1.0) for dtype, length in sizes.values())
+        single = 1.0 if self.traffic.stands_for else scale
+        return sum(length * dtype.itemsize * (scale if length > 1 else single) for dtype, length in sizes.values())
 
     def _told(self, known: Known) -> np.ndarray:
         """The same of each worker's payload [n], with the lengths that travel."""

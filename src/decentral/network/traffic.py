@@ -36,8 +36,10 @@ class Traffic:
         self.n = num_workers
         self.bytes_begun = self.messages_begun = 0
         self.scale = 1.0
-        """How many times as large rows are as those that are exchanged, where these only stand in for them: the verbs
-        of a network tell of so many bytes."""
+        """How many times as large what is exchanged is in truth: the verbs of a network tell of so many bytes."""
+        self.stands_for: dict[int, int] = {}
+        """Length of rows that only stand in for others -> length of these. What is a single number in a payload of
+        such rows does not grow with the row."""
         self.clock: Clock | None = None
         self.measured: Prices | None = None
         self.carried: dict[str, list[float]] = {}

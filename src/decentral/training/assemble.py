@@ -50,7 +50,7 @@ from decentral.training.virtual import AsynchronousStepper
 
 _STEPS_AVERAGED = 256
 _LONGEST_TRACE = 8 << 30  # bytes
-_SMALL = 1 << 16  # numbers: rows of all their numbers are no slower, and pieces have their lengths
+_FEW = 1 << 20  # numbers, which take a millisecond or two
 _EVALUATIONS = 100  # in a run of a task that does not say how often
 
 
@@ -305,8 +305,9 @@ def without_training(
     phases = [each for t in range(min(net.rounds.period, _STEPS_AVERAGED)) for each in net.rounds.phases(t)]
     pieces = math.lcm(net.rounds.num_pieces, *(len(each.matrices) or 1 for each in phases))
     few = pieces * min(num_parameters, config.compress.smallest_row)  # stand in for all
-    x = torch.zeros(n, num_parameters if n * num_parameters <= _SMALL else few, dtype=dtype)
+    x = torch.zeros(n, num_parameters if n * num_parameters <= _FEW else few, dtype=dtype)
     clock.bytes_scale = net.traffic.scale = num_parameters / x.shape[1]
+    net.traffic.stands_for = {x.shape[1]: num_parameters}
     algorithm = with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1]), steps_per_epoch or 1.0)
     return Stepper(algorithm, net, _Instant(clock), x)
 

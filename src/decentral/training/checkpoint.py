@@ -54,6 +54,7 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
     part["problem"] = problem.state()
     if net.traffic.clock is not None:
         part["clock"] = torch.from_numpy(net.traffic.clock.state())
+        part["borders"] = net.traffic.clock.borders_state()
         part["collectives"] = net.traffic.clock.used
     part["carried"] = net.traffic.carried
     return part
@@ -82,6 +83,7 @@ def from_parts(
             value.copy_(parts[0]["shared"][name])
     if net.traffic.clock is not None:
         net.traffic.clock.load_state(parts[0]["clock"].numpy())
+        net.traffic.clock.load_borders(parts[0]["borders"])
         net.traffic.clock.used = parts[0].get("collectives", {})  # those that are older have none
     own = next((part for part in parts if part["workers"] == [net.workers.start, net.workers.stop]), parts[0])
     net.traffic.carried = own.get("carried", {})  # those that are older have none
