@@ -47,6 +47,7 @@ class Costs:
     devices: None = None
     per_machine: int = 1
     shared: float = 0.0
+    uniform: bool = True
 
     def all_reduce(self, num_workers: int, num_bytes: float, begins: float) -> tuple[CollectiveName, float]:
         return CollectiveName.recursive_doubling, self.mean

@@ -204,6 +204,19 @@ def test_pushes_end_with_the_last_step_and_count_once_they_have_left(start) -> N
     assert run.facts["simulated_s"] == pytest.approx(2.0) and run.facts["bytes_sent"] == 4 * 1600
 
 
+def test_a_share_from_far_away_takes_a_port_once_it_has_come() -> None:
+    """Two machines, a second apart; what a neighbor sends meanwhile is taken in at once."""
+    config = configure(
+        *("algo=async_push_sum", "topology=complete", "topology.weights=uniform", "num_workers=4", *EVEN),
+        *("task=quadratics", "task.dimension=99", "cluster.compute.mean_s=0.1", "cluster.links.copy_gbps=inf"),
+        *("cluster.links.latency_s=0", "cluster.links.bandwidth_gbps=1e-3", "cluster.links.workers_per_machine=2"),
+        *("cluster.links.between_latency_s=1", "cluster.links.between_bandwidth_gbps=1e-3"),
+    )
+    ledger: list[Use] = []
+    assert set(alone(config, ledger, 30).ages) == {1, 11}
+    conserves(ledger, config.cluster.costs(4))
+
+
 def test_what_is_under_way_at_the_end_is_not_counted(start) -> None:
     overrides = [
         *("algo=relaysgd", "topology=chain", "algo.overlap=true", "task=quadratics", "task.dimension=400"),
@@ -225,6 +238,8 @@ DESCRIBED: dict[str, list[str]] = {
     "relay_mean": ["algo=relay_mean", "topology=dbt", "num_workers=6"],
     "overlapped": ["algo=relaysgd", "topology=dbt", "algo.overlap=true", "num_workers=6"],
     "streaming": ["algo=streaming_diloco", "algo.period_steps=4", "algo.fragments=2", "num_workers=5"],
+    "large int8": ["algo=allreduce", "compress=int8", "num_workers=5", "cluster.num_parameters=14001"],
+    "odd pieces": ["algo=relaysgd", "topology=dbt", "num_workers=6", "cluster.num_parameters=2000001"],
     "machines": ["algo=dpsgd", "topology=ring", "communication.workers_per_machine=4", "num_workers=12"],
     "sometimes all": ["algo=dpsgd", "topology=ring", "communication.global_every=3", "num_workers=5"],
     "push-sum": ["algo=async_push_sum", "topology=ring", "num_workers=5"],
@@ -234,8 +249,8 @@ DESCRIBED: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("name", DESCRIBED)
 def test_time_and_bytes_of_a_run_are_those_of_the_model_that_its_cluster_describes(start, name: str) -> None:
-    overrides = [*DESCRIBED[name], "task=quadratics", "task.dimension=3", *CLUSTERS["slow network"]]
-    overrides += ["cluster.num_parameters=1001", "evaluation.every_epochs=1"]
+    overrides = ["task=quadratics", "task.dimension=3", *CLUSTERS["slow network"], "cluster.num_parameters=1001"]
+    overrides += [*DESCRIBED[name], "evaluation.every_epochs=1"]
     found = alone(configure(*overrides))
     whole = start(*overrides, f"steps={STEPS}", directory="whole").facts
     assert (whole["simulated_s"], whole["bytes_sent"]) == (pytest.approx(found.simulated_s), found.bytes_sent)
@@ -253,6 +268,13 @@ def test_what_does_not_grow_with_a_model_is_not_larger_for_a_large_one(compress:
     cluster = [*CLUSTERS["slow network"], "cluster.num_parameters=8192000"]
     config = configure("algo=allreduce", "task=quadratics", "num_workers=5", *compress, *cluster)
     assert alone(config, steps=1).bytes_sent == num_bytes
+
+
+def test_large_pieces_of_unequal_length_are_as_long_as_they_are() -> None:
+    settings = ["algo=relaysgd", "topology=dbt", "num_workers=6", "task=quadratics", *CLUSTERS["slow network"]]
+    small, large = (alone(configure(*settings, f"cluster.num_parameters={P}")) for P in (4001, 4_000_001))
+    assert small.bytes_sent == STEPS * 10 * 4 * 4001 and large.bytes_sent == STEPS * 10 * 4 * 4_000_001
+    assert alone(configure(*settings, "cluster.num_parameters=3999999")).bytes_sent == STEPS * 10 * 4 * 3_999_999
 
 
 def test_a_few_numbers_stand_for_a_row_that_is_cut_in_shards() -> None:
@@ -366,6 +388,14 @@ def test_a_slower_machine_computes_and_sends_more_slowly(tmp_path: Path) -> None
     )
     # 2000 bytes leave from 1 s on: until 3 s; then a gradient takes 2 s, and the row 4 s
     assert [alone(config, steps=steps).simulated_s for steps in (1, 2)] == [pytest.approx(3.0), pytest.approx(9.0)]
+
+
+def test_a_fast_beginning_of_a_machine_swallows_nothing_later(tmp_path: Path) -> None:
+    lines = [f"{i},0,1,1e12,1e12\n{i},100,1,1e-3,1e-3" for i in range(2)]
+    (tmp_path / "devices.csv").write_text("\n".join(["worker,seconds,slowdown,up_gbps,down_gbps", *lines]))
+    links = Links(latency_s=0.0, copy_gbps=math.inf)
+    device = LinkCosts(links, 2, str(tmp_path / "devices.csv")).devices[0]  # type: ignore[index]
+    assert device.ends("out", 100.0, 125_000.0) == pytest.approx(101.0, rel=1e-12)
 
 
 @pytest.mark.parametrize(("text", "says"), [

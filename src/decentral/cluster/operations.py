@@ -193,8 +193,6 @@ class Average(Operation):
 
 _Coming = dict[int, tuple[float, int]]
 """The senders whose share a receiver has not taken, with the time when it arrives and its version."""
-_Departure = tuple[float, int, int, "list[_Way]", int, float]
-"""When shares leave, in which order at that time, whose they are and which, their version, and when they have left."""
 _Way = tuple[int, float, _Coming, float, float]
 """Receiver and weight of a share, where it waits, how long it is in a port, and the latency of its link."""
 
@@ -220,14 +218,19 @@ class _Slots:
         self.place, self.timeline = place, timeline
         self.coming: list[_Coming] = [{} for _ in range(timeline.n)]
         self.takes = [partial(self.take, i) for i in range(timeline.n)]
-        self._queued: list[_Departure] = []  # for busy ports, a heap
         self._number = count()
+        self._later: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        """What leaves a port, or comes to one, at a time that has not been looked at yet: a heap."""
         self._num_bytes, costs = timeline.bytes_per_row + WEIGHT_BYTES, timeline.costs
         self._plain = costs.devices is None and not costs.shared and timeline.ledger is None
+        self._in_order = costs.uniform and costs.ways == 1
+        """Whether shares come to ports in the order in which they leave others."""
 
     def push(self, i: int, push: Push, now: float) -> None:
         """Leave shares, side by side through the port; a share for a slot that is not empty stays."""
         timeline, own, ways = self.timeline, push.own, push.ways
+        if self._later and self._later[0][0] < now:
+            self._go_on_to(now, including=False)
         rows, version, num_bytes = timeline.rows, timeline.drawn[i] - 1, self._num_bytes
         if ways is None:
             ways, costs = [], timeline.costs
@@ -254,11 +257,9 @@ class _Slots:
             if begins > now:
                 for way in leaving:
                     way[2][i] = inf, version
-                heappush(self._queued, (begins, next(self._number), i, leaving, version, left))
+                heappush(self._later, (begins, next(self._number), self._leave, (i, leaving, version, left)))
             else:
-                while self._queued and self._queued[0][0] < now:
-                    self._leave_next()
-                self._leave(i, leaving, version, left, now)
+                self._leave(now, i, leaving, version, left)
         if rows is not None and own != 1:
             rows.call(self.place.kept, i, own)
 
@@ -282,33 +283,44 @@ class _Slots:
             timeline.ledger.append(Use(j, "into", num_bytes, opens, taken))
         return taken
 
-    def _leave_next(self) -> None:
-        begins, _, i, leaving, version, left = heappop(self._queued)
-        self._leave(i, leaving, version, left, begins)
+    def _go_on_to(self, now: float, *, including: bool) -> None:
+        """What has left ports, and come to others, before now, or by now."""
+        later = self._later
+        while later and (later[0][0] < now or (including and later[0][0] == now)):
+            time, _, what, arguments = heappop(later)
+            what(time, *arguments)
 
-    def _leave(self, i: int, leaving: list[_Way], version: int, left: float, now: float) -> None:
-        """Shares leave the port of worker i until `left`; a receiver takes in one after the other."""
-        timeline, into = self.timeline, self.timeline.into
-        first = left if into is timeline.out else now
-        for j, _, slots, port_s, hop_s in leaving:
-            opens, arrives = first + hop_s, left + hop_s
-            if opens < into[j]:
-                opens = into[j]
-            taken = opens + port_s
-            if not self._plain:
-                taken = self._taken(i, j, opens, taken, arrives)
-            if arrives < taken:
-                arrives = taken
-            into[j] = arrives
-            slots[i] = arrives, version
+    def _leave(self, now: float, i: int, leaving: list[_Way], version: int, left: float) -> None:
+        """Shares leave the port of worker i until `left`."""
+        first = left if self.timeline.into is self.timeline.out else now
+        for way in leaving:
+            if self._in_order:
+                self._come(first + way[4], i, way, version, left)
+            else:
+                way[2][i] = inf, version
+                heappush(self._later, (first + way[4], next(self._number), self._come, (i, way, version, left)))
+
+    def _come(self, opens: float, i: int, way: _Way, version: int, left: float) -> None:
+        """A share of worker i comes to the port of its receiver, which takes in one after the other."""
+        j, _, slots, port_s, hop_s = way
+        into, arrives = self.timeline.into, left + hop_s
+        if opens < into[j]:
+            opens = into[j]
+        taken = opens + port_s
+        if not self._plain:
+            taken = self._taken(i, j, opens, taken, arrives)
+        if arrives < taken:
+            arrives = taken
+        into[j] = arrives
+        slots[i] = arrives, version
 
     def take(self, i: int, now: float) -> None:
         """Worker i takes all that has arrived."""
         timeline, coming = self.timeline, self.coming[i]
         if not coming:
             return
-        while self._queued and self._queued[0][0] <= now:
-            self._leave_next()
+        if self._later and self._later[0][0] <= now:
+            self._go_on_to(now, including=True)
         ages, rows, newest = timeline.ages, timeline.rows, timeline.drawn[i] - 1
         for j in sorted(coming):
             arrives, version = coming[j]
