@@ -77,7 +77,7 @@ def times() -> str:
         if facts["scale"] in scales:
             told = f"{duration(facts['wall_s'])}, {facts['jobs']} job{'s' * (facts['jobs'] != 1)}"
             taken[facts["study"]][facts["scale"]] = told
-    lines = [f"| study | {' | '.join(f'scale={scale}' for scale in scales)} |", "|---|---|---|"]
+    lines = [f"| study | {' | '.join(f'scale={scale}' for scale in scales)} |", "|---" * (1 + len(scales)) + "|"]
     rows = (f"| `{study}` | {' | '.join(told.get(scale, '') for scale in scales)} |" for study, told in taken.items())
     return "\n".join([*lines, *rows])
 

@@ -77,6 +77,10 @@ def test_help_names_every_setting_with_its_default(capsys: pytest.CaptureFixture
     assert max(len(line) for line in out.splitlines()) <= 120
 
 
+_CLIP_NORM = (
+    "optim.clip_norm=null the largest norm of each worker's gradient, over all parameters (of the mean where gradients "
+    "are averaged); above 0 of optim=adam, optim=adamw, optim=momentum"
+)
 HELPED = [
     ("algo=relaysgd", "x_i^{t+1} ="),
     ("algo=relaysgd", "algo.fill=auto one of auto, initial, previous, own, count"),
@@ -86,11 +90,20 @@ HELPED = [
     ("compress=topk", "compress.keep=0.1 the share of the coordinates that is sent; above 0 and at most 1"),  # shared
     ("lr", "learning rate"),
     ("network", "lost"),
-    ("clip_norm", "optim.clip_norm=null above 0 of optim=adam, optim=adamw, optim=momentum"),
-    ("optim.clip_norm", "optim.clip_norm=null above 0 of optim=adam, optim=adamw, optim=momentum"),
+    (
+        "clip_norm",
+        _CLIP_NORM,
+    ),
+    (
+        "optim.clip_norm",
+        _CLIP_NORM,
+    ),
     ("drop_probability", "network.drop_probability=0 each directed message"),
     ("stragglers.count", "cluster.stragglers.count=2 how many are slow in every step of cluster=paper_wagma_resnet"),
     ("count", "cluster.stragglers.count=2 how many are slow in every step of cluster=paper_wagma_resnet"),
+    ("local_steps", "communication.every=1"),
+    ("gradient_clipping", "optim.clip_norm=null"),
+    ("metrics", "metrics=[] recorded first"),
     ("beta1", "of algo=dadam optim.beta1=0.9 at least 0 and below 1 of optim=adam, optim=adamw"),
 ]
 
@@ -259,10 +272,10 @@ REFUSED = [
     ("algo=relysgd", "algo=relysgd", "'relaysgd'"),
     ("topolgy=dbt", "topolgy", "'topology'"),
     ("+foo=1", "foo", "lr"),
-    ("algo.fil=own", "algo=relaysgd", "'fill'"),
+    ("algo.fil=own", "algo=relaysgd", "'algo.fill'"),
     ("data.path=x", "data=digits", "no setting 'path'"),
     ("network.drop=1", "network", "drop_probability"),
-    ("experiment=thesis_cifar10 optim.momentun=1", "momentun", "'momentum'"),
+    ("experiment=thesis_cifar10 optim.momentun=1", "momentun", "'optim.momentum'"),
     ("momentum=0.9", "'momentum'", "Did you mean 'optim.momentum'?"),
     ("optimizer.momentum=0.9", "'optimizer.momentum'", "Did you mean 'optim.momentum'?"),
     ("momentun=0.9", "'momentun'", "Did you mean 'optim.momentum'?"),
@@ -272,6 +285,20 @@ REFUSED = [
     ("learning_rate=0.1", "'learning_rate'", "Did you mean 'lr'?"),
     ("beta1=0.1", "'beta1'", "Did you mean 'algo.beta1' or 'optim.beta1'?"),
     ("-m momentum=0.9,0.5", "'momentum'", "Did you mean 'optim.momentum'?"),
+    ("local_steps=2", "'local_steps'", "Did you mean 'communication.every'?"),
+    ("algo.local_steps=2", "algo=relaysgd", "Did you mean 'communication.every'?"),
+    ("clip=1", "'clip'", "Did you mean 'optim.clip_norm'"),
+    ("gradient_clipping=1", "'gradient_clipping'", "Did you mean 'optim.clip_norm'?"),
+    ("momentum_beta=0.9", "'momentum_beta'", "Did you mean 'optim.momentum'?"),
+    ("message_dropout=0.1", "'message_dropout'", "Did you mean 'network.drop_probability'?"),
+    ("network.dropout=0.1", "network has no setting", "Did you mean 'network.drop_probability'"),
+    ("weight_decay=0.1", "'weight_decay'", "Did you mean 'optim.weight_decay'?"),
+    ("schedule.warmup_steps=5", "schedule=constant", "Did you mean 'schedule.warmup_epochs'?"),
+    (
+        "batch_size_per_worker=16",
+        "batch_size_per_worker=16",
+        "a list with a number for each worker, or [uniform,LOW,HIGH]",
+    ),
     ("--help clip_nrom", "clip_nrom", "Did you mean 'optim.clip_norm'?"),
     ("--help algo.fil", "algo.fil", "Did you mean 'algo.fill'?"),
     # the form of the command line

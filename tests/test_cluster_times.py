@@ -259,7 +259,7 @@ def test_a_trace_counts_by_what_is_in_it(tmp_path: Path) -> None:
     [
         (["cluster=machines"], "needs cluster.compute.mean_s, which is not given"),
         (["cluster.compute.mean_s=1"], "cluster=none has no settings"),
-        (["cluster=even", "cluster.compute.mean=1"], "has no setting 'mean'. Did you mean 'mean_s'"),
+        (["cluster=even", "cluster.compute.mean=1"], "has no setting 'mean'. Did you mean 'cluster.compute.mean_s'"),
         (["cluster=even", "cluster.compute=1"], "cluster.compute is a group of settings: write cluster.compute.dist"),
         (["cluster=even", "cluster.compute.mean_s.x=1"], "cluster.compute.mean_s is one value and has no part 'x'"),
     ],

@@ -129,7 +129,8 @@ def test_times_of_studies_are_those_that_were_recorded() -> None:
     for file in (ROOT / "results").glob("*/*/*/study.json"):
         facts = json.loads(file.read_text())
         recorded[facts["study"], facts["scale"]] = f"{duration(facts['wall_s'])}, {facts['jobs']} job"
-    header, _, *rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in filled("times").splitlines()]
+    header, under, *rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in filled("times").splitlines()]
+    assert len(under) == len(header)
     scales = [cell.removeprefix("scale=") for cell in header[1:]]
     told = {(row[0].strip("`"), scale): cell for row in rows for scale, cell in zip(scales, row[1:], strict=True)}
     assert {key: cell.removesuffix("s") for key, cell in told.items() if cell} == {

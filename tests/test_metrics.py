@@ -225,6 +225,8 @@ def test_torchmetrics_itself() -> None:
 
 REFUSED = {
     "metrics=[acc]": "metrics=acc does not exist: use accuracy, f1, per_class_accuracy, or module:function",
+    "metrics=[f2]": r"metrics=f2 does not exist: .* Did you mean 'f1'\?",
+    "metrics=[F1]": r"metrics=F1 does not exist: .* Did you mean 'f1'\?",
     "metrics=[f1,f1]": "has f1 more than once",
     "metrics=[torchmetrics_:f1]": "there is no module torchmetrics_",
     "metrics=[per_class_accuracy] data=synthetic": "would record 1000 metrics, and 200 are the most: use f1",
@@ -246,6 +248,8 @@ def test_what_cannot_be_right_is_refused_before_a_run_begins(settings: str) -> N
 def test_units_directions_and_names_are_in_rows_tables_and_figures(tmp_path: Path, capsys: Any) -> None:
     own = f"metrics=[f1,per_class_accuracy,{__name__}:kappa]"
     assert run_id(configure(*SMALL, own)) != run_id(configure(*SMALL)) == run_id(configure(*SMALL, "metrics=[]"))
+    asked = ("[]", "[f1]", "[f1,accuracy]", f"[+{__name__}:auc]", f"[-{__name__}:auc]")
+    assert len({run_id(configure(*SMALL, f"metrics={names}")) for names in asked}) == len(asked)
     directory = tmp_path / "results" / "runs" / "one"
     with pytest.raises(SystemExit) as ended:
         main([*SMALL, own, f"run_dir={directory}", "evaluation.every_epochs=0.1"])

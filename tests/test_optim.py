@@ -201,7 +201,7 @@ def test_an_optimizer_of_ones_own_may_count(tmp_path, monkeypatch):
         ("optim=torch.optim:LBFGS", "optim=torch.optim:LBFGS cannot be used: TypeError: .*closure.*; use another"),
         ("optim=torch.optim:SparseAdam", "optim=torch.optim:SparseAdam cannot be used: RuntimeError: SparseAdam does"),
         ("optim=torch.optim:RAdam optim.betas=[0.9,1.5]", "cannot be used: ValueError: Invalid beta parameter"),
-        ("optim=torch.optim:RAdam optim.betaz=[0.9,1.5]", "has no setting 'betaz'. Did you mean 'betas'"),
+        ("optim=torch.optim:RAdam optim.betaz=[0.9,1.5]", "has no setting 'betaz'. Did you mean 'optim.betas'"),
         ("optim=torch.optim:RAdam optim.lr=0.1", "optim=torch.optim:RAdam has no setting 'lr'. Did you mean 'lr'"),
         ("optim=torch.optim:RAdam optim.eps=small", "optim.eps=small cannot be used: it has to be a number"),
         ("optim=torch.optim:RAdam optim.clip_norm=0", "optim.clip_norm=0 makes no sense: it has to be above 0"),
@@ -277,7 +277,7 @@ def test_a_scheduler_of_torch_has_its_rates(name: str, settings: dict, unit: str
             "used: ValueError: mode is invalid",
         ),
         ("StepLR", "schedule.step_size has no default: give it a value"),
-        ("CosineAnnealingLR schedule.T_maxx=3", "has no setting 'T_maxx'. Did you mean 'T_max'"),
+        ("CosineAnnealingLR schedule.T_maxx=3", "has no setting 'T_maxx'. Did you mean 'schedule.T_max'"),
         ("StepLR schedule.step_size=2 schedule.unit=day", "schedule.unit=day does not exist"),
     ],
 )

@@ -250,7 +250,7 @@ def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
     [
         (("model={}:Nett",), "has no class or function Nett. Did you mean 'Net'?"),
         (("model=nonesuch:Net",), "there is no module nonesuch in this folder"),
-        (("model={}:Net", "model.widht=3"), "has no setting 'widht'. Did you mean 'width'?"),
+        (("model={}:Net", "model.widht=3"), "has no setting 'widht'. Did you mean 'model.width'?"),
         (("model={}:Wrong", "data={}:noisy"), "model.classes has no default: give it a value"),
         (("model={}:Wrong", "model.classes=3", "data={}:noisy"), "has to give a number for each of the 5 classes"),
         (("model=cnn", "data={}:noisy"), "model=cnn is for images, but this data= has labelled examples"),
@@ -408,7 +408,7 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str) -> None:
         ),
         ("topology={}:small", "returns an array [3, 3] for num_workers=4: return a graph or W [4, 4]"),
         ("topology={}:falls", "have to be row-stochastic (pull) or column-stochastic (push)"),
-        ("topology={}:asks", "topology.k has no default: give it a value"),
+        ("topology={}:asks", "topology.k has no default: give it a value, as in topology.k=3."),
         ("topology={}:arrows topology.weighted=true topology.weights=pull", "contradicts topology=names"),
         ("topology={}:arrows topology.weight=true", "has no setting 'weight'. Did you mean"),
         ("logger={}:Silent", "Silent has no method log(step, values): define it."),

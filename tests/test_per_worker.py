@@ -192,10 +192,13 @@ REFUSED = {
     "lr_per_worker=[1,1,1,1]": (["algo=allreduce"], "lr_per_worker cannot be used with algo=allreduce"),
     "lr_per_worker=[true,0.1,0.1,0.1]": ([], "cannot be used: give finite numbers above 0"),
     "batch_size_per_worker=[1,2,3,1e30]": ([], "cannot be used: give whole numbers above 0"),
-    "batch_size_per_worker=[lognormal,4,500]": ([], "is more than the 359 training images"),
+    "batch_size_per_worker=[lognormal,4,500]": ([], "which is more than the 359 training images"),
     "batch_size_per_worker=[1,2,3,0]": ([], "cannot be used: give whole numbers above 0"),
     "batch_size_per_worker=[1,2,3,1.5]": ([], "cannot be used: give whole numbers above 0"),
-    "batch_size_per_worker=[1,2,3,400]": ([], "batch_size=400 is more than the 359 training images"),
+    "batch_size_per_worker=[1,2,3,400]": (
+        [],
+        "batch_size_per_worker=[1,2,3,400] has 400, which is more than the 359 training images",
+    ),
     "batch_size_per_worker=[1,2,3,4]": (
         ["task=quadratics"],
         "cannot be used with task=quadratics, which has no batches",

@@ -255,7 +255,7 @@ def _setting_lines() -> list[tuple[str, str]]:
         if "help" in f.metadata:
             limits = limits_in_words(f.metadata)
             about = f.metadata["help"] + (f"; {limits}" if limits else "")
-            line = f"  {f.name + '=' + show(f.default):<25} {about}"
+            line = f"  {f.name + '=' + show(default(f)):<25} {about}"
             found.append((f.name, textwrap.fill(line, _WIDTH, subsequent_indent=28 * " ")))
     for node, cls in NODES.items():
         settings = settings_of(cls)

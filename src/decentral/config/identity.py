@@ -29,7 +29,7 @@ CLOCK_VERSION = 3
 _ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")
 _KEYS = (
     *("lr", "seed", "num_workers", "epochs", "steps", "stop_after_simulated_s", "trace"),
-    *("lr_per_worker", "steps_per_worker"),
+    *("lr_per_worker", "steps_per_worker", "metrics"),
     *("batch_size", "batch_size_per_worker", "accumulate", "precision"),  # where the task uses what they belong to
 )
 

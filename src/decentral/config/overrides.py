@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from decentral.config.parsing import read_mapping, words
+from decentral.config.per_worker import SPELLINGS
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components
@@ -238,9 +239,27 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"{override} would only change a label: choose with {head}=...")
 
 
+_OTHER_WORDS = {
+    "local_steps": "communication.every",
+    "local_updates": "communication.every",
+    "momentum_beta": "optim.momentum",
+    "clip": "optim.clip_norm",
+    "gradient_clipping": "optim.clip_norm",
+    "grad_clip": "optim.clip_norm",
+    "max_grad_norm": "optim.clip_norm",
+    "dropout": "network.drop_probability",
+    "message_dropout": "network.drop_probability",
+    "dropout_of_messages": "network.drop_probability",
+    "packet_loss": "network.drop_probability",
+}
+"""What the field calls settings that have another name here."""
+
+
 def places() -> dict[str, list[str]]:
-    """Last part of a setting -> the settings that end so, as they are written: momentum -> ['optim.momentum']."""
-    found: dict[str, dict[str, None]] = {key: {key: None} for key in (*_KEYS, "experiment") if key not in NODES}
+    """Last part of a setting, or another word for it -> the settings, as they are written: momentum ->
+    ['optim.momentum']."""
+    found: dict[str, dict[str, None]] = {word: {key: None} for word, key in _OTHER_WORDS.items()}
+    found |= {key: {key: None} for key in (*_KEYS, "experiment") if key not in NODES}
     owners = {group: components(package).values() for group, package in GROUPS.items()}
     for head, classes in (owners | {node: [cls] for node, cls in NODES.items()}).items():
         for f in (f for cls in classes for f in dataclasses.fields(cls)):
@@ -263,7 +282,8 @@ def meant(key: str) -> str:
     found = first or longer or get_close_matches(name, known, n=1, cutoff=0.7) or [key for _, key in sorted(told)[:1]]
     if not found:
         return suggest(name, (*_KEYS, "experiment"))
-    return f" Did you mean {' or '.join(repr(place) for one in found for place in known[one])}?"
+    meant = dict.fromkeys(place for one in found for place in known[one])
+    return f" Did you mean {' or '.join(map(repr, meant))}?"
 
 
 def _parts(group: str, name: str) -> list[str]:
@@ -308,7 +328,9 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     if first.startswith("Key '"):
         return _unknown(key, cause) + where
     if isinstance(cause, MissingMandatoryValue):
-        return f"{key} has no default: give it a value, as in {key}=3."
+        kind: Any = get_type_hints(cause.object_type).get(str(cause.key))
+        example = {str: "NAME", bool: "true", int: "3", float: "0.1"}.get(kind, "VALUE")
+        return f"{key} has no default: give it a value, as in {key}={example}."
     if isinstance(cause, ValidationError):
         wanted = _wanted(cause)
         return f"{override or f'{key}={cause.value}'} cannot be used{where}: {wanted or first}."
@@ -330,7 +352,8 @@ def _unknown(key: str, error: Any) -> str:
     elsewhere = places().get(name, [key])
     if key not in elsewhere and not difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"{owner} has no setting '{name}'.{meant(name)}"
-    return f"{owner} has no setting '{name}'.{suggest(name, known)}"
+    close = suggest(name, known).replace("Did you mean '", f"Did you mean '{group}.")
+    return f"{owner} has no setting '{name}'.{close}"
 
 
 def _wanted(error: Any) -> str | None:
@@ -341,6 +364,8 @@ def _wanted(error: Any) -> str | None:
         default = getattr(error.object_type, str(error.key), None)
     if hint is Any:
         return None
+    if str(error.key).endswith("_per_worker"):
+        return f"it has to be a list with a number for each worker, or {SPELLINGS}"
     wanted = f"it has to be {words(hint)}"
     if isinstance(hint, type) and issubclass(hint, Enum):
         close = suggest(str(error.value), hint.__members__)

@@ -128,15 +128,15 @@ class Config(Settings):
     )
     batch_size_per_worker: list[Any] | None = setting(
         None,
-        help="a batch size for each worker, in the same way; gradients take as much longer in simulated time as they "
-        "are larger than batch_size",
+        help="a batch size for each worker, written as lr_per_worker; gradients take as much longer in simulated time "
+        "as they are larger than batch_size",
         group="model",
         older=None,
     )
     steps_per_worker: list[Any] | None = setting(
         None,
-        help="local steps of each worker between two communications, in the same way, at most communication.every "
-        "(or algo.period_steps)",
+        help="local steps of each worker between two communications, written as lr_per_worker, at most "
+        "communication.every (or algo.period_steps)",
         older=None,
     )
     seed: int = setting(0, help="everything random follows from it", at_least=0, below=2**62)
@@ -154,7 +154,8 @@ class Config(Settings):
     metrics: list[str] = setting(
         [],
         help="recorded first, before the task's own: accuracy, f1 (mean over classes), per_class_accuracy, or "
-        "module:function, with + or - before it if larger or smaller is better; the first judges the run",
+        "module:function, with + or - before it if larger or smaller is better; the first one decides which worker is "
+        "the worst, which models save=best keeps, and when early_stop ends the run",
         older=[],
         group="data",
         code="metrics",

@@ -31,7 +31,8 @@ class PlainOptimizer(Plain, Settings, where="optim"):
     Each worker has one, with a state by itself, as if it trained alone: u_i = Opt_i(g_i). All parameters of the model
     are one group.
 
-    clip_norm   gradients are clipped before the optimizer sees them, as by `torch.nn.utils.clip_grad_norm_`
+    clip_norm   the largest norm of each worker's gradient, clipped before the optimizer sees it, as by
+                `torch.nn.utils.clip_grad_norm_`
     """
 
     clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.data.dataset import DataDescription, LabelledData, LabelledTokens, NextTokens, SentencePairs
@@ -66,10 +67,17 @@ class SupervisedTask(Task):
         config.partition.check_labels(info.num_labels, config.num_workers)
         share, largest = info.num_train // config.num_workers, int(config.batch_sizes().max())
         if self.drop_last and share < largest:
+            own = config.batch_size_per_worker
+            key = "batch_size" if own is None else "batch_size_per_worker"
+            given = largest if own is None else f"[{','.join(map(str, own))}] has {largest}, which"
             raise ConfigError(
-                f"batch_size={largest} is more than the {share} training {info.kind} that each of "
+                f"{key}={given} is more than the {share} training {info.kind} that each of "
                 f"num_workers={config.num_workers} workers gets of data={config.data.name}: use "
-                + (f"batch_size={share} or less." if share > 1 else "fewer workers.")
+                + (
+                    (f"{key}={share} or less." if own is None else f"at most {share}.")
+                    if share > 1
+                    else "fewer workers."
+                )
             )
 
     def _check_metrics(self, config: TaskConfig, info: DataDescription) -> None:
@@ -78,7 +86,11 @@ class SupervisedTask(Task):
         known = [name.rpartition(":")[2] for name in names]
         for name in names:
             if name not in (*COUNTED, *own):
-                raise ConfigError(f"metrics={name} does not exist: use {', '.join(COUNTED)}, or module:function.")
+                near = get_close_matches(name.lower(), COUNTED, n=1, cutoff=0.5)
+                raise ConfigError(
+                    f"metrics={name} does not exist: use {', '.join(COUNTED)}, or module:function."
+                    + "".join(f" Did you mean '{one}'?" for one in near)
+                )
             if known.count(name.rpartition(":")[2]) > 1:
                 raise ConfigError(f"metrics={names} has {name.rpartition(':')[2]} more than once: name each once.")
         classes = self.num_classes(info)

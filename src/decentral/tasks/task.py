@@ -121,6 +121,7 @@ class TaskConfig(Protocol):
     num_workers: Any
     """n; None, where nothing was said, until `Task.resolve_num_workers` has found it."""
     batch_size: int
+    batch_size_per_worker: list[Any] | None
     seed: int
     epochs: float
     steps: int | None
