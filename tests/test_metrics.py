@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,14 @@ def test_language_models_are_right_about_so_many_tokens() -> None:
     assert found == pytest.approx((right / count).item())
 
 
+def test_a_metric_without_a_number_is_seen(tmp_path: Path, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*SMALL, f"metrics=[+{__name__}:nothing]", f"run_dir={tmp_path / 'one'}"])
+    told = capsys.readouterr().out
+    assert not ended.value.code and re.search("test nothing +nan +nan +nan", told)
+    assert "nothing judges the run and gave no finite number" in told
+
+
 def test_what_cannot_be_told_is_not_recorded_and_no_divergence() -> None:
     metrics = (Metric("test", "loss"), Metric("test", "accuracy_of_class_3", larger_is_better=True, may_lack=True))
     nan, losses = torch.nan, TrainLosses(torch.ones(3).double(), torch.ones(3, dtype=torch.bool))
@@ -175,7 +184,7 @@ def test_what_cannot_be_told_is_not_recorded_and_no_divergence() -> None:
     with torch.no_grad():
         assert evaluate(run.problem, run.stepper.models, run.net, losses, 0, 1).diverged
     assert ("test", "single", 0) in evaluated(trained(f"metrics=[accuracy,{__name__}:single]"))
-    assert ("test", "nothing", 0) not in evaluated(trained(f"metrics=[accuracy,{__name__}:nothing]"))
+    assert ("test", "nothing", 0) in evaluated(trained(f"metrics=[accuracy,{__name__}:nothing]"))
 
 
 STAND_IN = """

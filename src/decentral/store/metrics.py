@@ -197,6 +197,8 @@ class Metric:
     chance            what guessing gives, as a fraction where `unit` is '%'; None where there is no such thing
     may_lack          whether nan says that there is nothing to tell, as of a class without examples, and is not
                       recorded; if another metric is not finite, a run has diverged
+    own               whether it is a function of the user's, which may be nan where models are finite: recorded, and
+                      no divergence
     """
 
     split: str
@@ -205,6 +207,7 @@ class Metric:
     unit: str = ""
     chance: float | None = None
     may_lack: bool = False
+    own: bool = False
 
     @property
     def percent(self) -> bool:
@@ -225,7 +228,7 @@ def write_metadata(run_dir: Path, metrics: Iterable[Metric]) -> None:
     """Replace `run_dir/metrics.json` atomically; the first metric is what the run is judged by."""
     known = [asdict(metric) for metric in metrics]
     for one in known:
-        del one["may_lack"]  # of interest to evaluations alone
+        del one["may_lack"], one["own"]  # of interest to evaluations alone
     write_json(run_dir / _FILE, {"metrics": known})
 
 

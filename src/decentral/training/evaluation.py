@@ -52,7 +52,7 @@ class Evaluation:
     def diverged(self) -> bool:
         """Whether something is infinite or not a number (a worker that has drawn nothing has no training loss)."""
         losses = self.train_losses
-        certain = self.workers[:, [not metric.may_lack for metric in self.metrics]]
+        certain = self.workers[:, [not (metric.may_lack or metric.own) for metric in self.metrics]]
         return not bool(certain.isfinite().all() and losses.isfinite().all() and math.isfinite(self.consensus))
 
     @property

@@ -4,6 +4,7 @@ checkpoints."""
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,6 +51,7 @@ class Recorder:
     last_checkpoint: float
     sink: Guarded | None = None
     begun: bool = False
+    without_number: bool = False
     operations_bytes: int = 0
 
     @classmethod
@@ -130,6 +132,7 @@ class Recorder:
         if self.sink is not None:
             self.sink.log(t, shown_to_logger(self.config, rows, r.problem.steps_per_epoch))
         metric = found.metrics[0]
+        self.without_number = metric.own and not math.isfinite(found.worst(0))
         texts = {
             "loss": f"{found.train_losses.mean().item():.3g}" if len(found.train_losses) else "",
             "worst": metric.format(found.worst(0)),
@@ -185,6 +188,8 @@ class Recorder:
         else:
             facts |= late_facts(r.stepper.lateness())
         notes = list(r.notes)
+        if self.without_number:
+            notes.append(f"metrics={self.config.metrics[0]} judges the run and gave no finite number")
         if status is Status.done and stop_s is not None and step < r.total_steps and not r.ended_early:
             notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
         if r.ended_early and r.patience is not None:

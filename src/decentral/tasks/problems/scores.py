@@ -40,7 +40,7 @@ class OwnMetric:
             path.partition(":")[2],
             larger_is_better={"+": True, "-": False}.get(name[0], larger),
             unit=getattr(made, "unit", ""),
-            may_lack=True,
+            own=True,
         )
         targets = torch.arange(_TRIED * num_classes) % num_classes
         with seeded(0, "try the metric"):
