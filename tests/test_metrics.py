@@ -55,6 +55,10 @@ def auc(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.tensor(roc_auc_score(targets, outputs.double().softmax(1), multi_class="ovr"))
 
 
+def nan(outputs: Tensor, targets: Tensor) -> float:
+    return 1.0
+
+
 def nothing(outputs: Tensor, targets: Tensor) -> float:
     return np.nan
 
@@ -236,6 +240,7 @@ REFUSED = {
     "metrics=[acc]": "metrics=acc does not exist: use accuracy, f1, per_class_accuracy, or module:function",
     "metrics=[f2]": r"metrics=f2 does not exist: .* Did you mean 'f1'\?",
     "metrics=[F1]": r"metrics=F1 does not exist: .* Did you mean 'f1'\?",
+    f"metrics=[+{__name__}:nan]": "has the name of a number: give the function another name",
     "metrics=[f1,f1]": "has f1 more than once",
     "metrics=[torchmetrics_:f1]": "there is no module torchmetrics_",
     "metrics=[per_class_accuracy] data=synthetic": "would record 1000 metrics, and 200 are the most: use f1",

@@ -30,6 +30,8 @@ class OwnMetric:
     def __init__(self, name: str, num_classes: int) -> None:
         """Raises ConfigError unless it gives a number for random outputs."""
         self.name, path, given = name, name.lstrip("+-"), {"num_classes": num_classes, "task": "multiclass"}
+        if path.partition(":")[2] in ("nan", "inf"):  # in files, these are numbers
+            raise ConfigError(f"metrics={name} has the name of a number: give the function another name.")
         self._target: Any = function("metrics", path)
         with blame.calling(f"metrics={name}"):
             self._given = taken(self._target, given)
