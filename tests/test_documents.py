@@ -178,7 +178,7 @@ def test_it_trains(tmp_path: Path, ranks: int) -> None:
 def test_a_module_is_trained_from_python(tmp_path: Path) -> None:
     told = run_script(script("train"), 1, tmp_path)
     assert "relaysgd" in told and "test accuracy (worst)" in told
-    assert (tmp_path / "curve.png").stat().st_size > 0 and (tmp_path / "averaged.pt").exists()
+    assert (tmp_path / "curves.png").stat().st_size > 0 and (tmp_path / "averaged.pt").exists()
     assert len(list((tmp_path / "results" / "runs").iterdir())) == 1
 
 

@@ -33,7 +33,9 @@ from decentral.store import RunStore
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 SOURCES = Path(decentral.__file__).parent
-DOCUMENTS = [SOURCES.parents[1] / name for name in ("README.md", "docs/clusters.md", "docs/own_script.md")]
+DOCUMENTS = [
+    SOURCES.parents[1] / name for name in ("README.md", "docs/running.md", "docs/clusters.md", "docs/own_script.md")
+]
 QUADRATICS = ["task=quadratics", "num_workers=4", "processes=2", "device=cpu", "progress=false"]
 
 
@@ -97,8 +99,8 @@ def commands(text: str) -> list[str]:
 @pytest.mark.slow
 def test_the_commands_for_several_machines_start_one_run(tmp_path):
     """On one machine, by its loopback."""
-    (command,) = [line for line in commands(DOCUMENTS[0].read_text()) if "--nnodes" in line]
-    assert any(line.startswith(command) for line in commands(DOCUMENTS[1].read_text())), "both say the same"
+    (command,) = [line for line in commands(DOCUMENTS[1].read_text()) if "--nnodes" in line]
+    assert any(line.startswith(command) for line in commands(DOCUMENTS[2].read_text())), "both say the same"
     for written, here in (("HOST", "127.0.0.1"), ("29500", str(free_port())), ("per-node=4", "per-node=1")):
         command = command.replace(written, here)
     words = shlex.split(command)
