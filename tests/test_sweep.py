@@ -26,6 +26,7 @@ from decentral.cli.sweep import closing_table
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump
+from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
 from decentral.report.runs_table import layout_of
 from decentral.scheduling.scheduler import Tally, schedule
@@ -207,6 +208,7 @@ def test_an_interrupted_sweep_counts_what_is_done_interrupted_and_not_started(ca
     code, out, err = command(capsys, "seed=range(7)", *QUICK)
     assert code == 130
     assert out.splitlines()[-1] == "Stopped:  1 done, 2 interrupted, 4 not started, of 7 runs."
+    assert (out.count("not started"), out.count("unknown")) == (5, 0)
     assert err.splitlines()[-1].endswith("the same command goes on from there.")
 
 
@@ -591,6 +593,102 @@ def test_what_has_no_table_is_refused(swept, capsys, monkeypatch, options, says)
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
     assert says in err
+
+
+def stored(metrics: dict[str, tuple[float, float]], *overrides: str) -> Path:
+    """A finished run with these metrics, 'split name' -> (of the worst worker, of the mean)."""
+    config = compose(["data=digits", "model=mlp", "results_dir=results", *overrides])
+    with RunStore.open(run_directory(config), run_id(config), dump(config)) as store:
+        names = [tuple(name.split()) for name in metrics]
+        store.describe([Metric(*name, larger_is_better=True, unit="%", chance=0.1) for name in names])
+        for (split, name), (worst, mean) in zip(names, metrics.values(), strict=True):
+            row = {"step": 1, "epoch": 1.0, "split": split, "metric": name}
+            values = {0: worst, "worst": worst, "mean": mean, "averaged": mean}
+            store.append([row | {"worker": worker, "value": value} for worker, value in values.items()])
+        store.set_status(Status.done, step=1, wall_s=1.0)
+    return run_directory(config)
+
+
+@pytest.mark.parametrize(
+    ("worker", "whose"),
+    [
+        ("worst", "Test accuracy (%) of the worst worker"),
+        ("mean", "Test accuracy (%), mean over workers"),
+        ("averaged", "Test accuracy (%) of the averaged model"),
+        ("0", "Test accuracy (%) of worker 0"),
+    ],
+)
+def test_a_table_of_runs_says_whose_metric_it_shows(capsys, worker, whose):
+    for algo, seed in product(("dpsgd", "d2"), (0, 1)):
+        both = {"test accuracy": (0.5 + seed / 10, 0.6), "local accuracy": (0.3, 0.4)}
+        stored(both, f"algo={algo}", f"seed={seed}", "optim.clip_norm=null", "topology=ring")
+    options = ("--rows", "algo,optim.clip_norm", "--worker", worker, "--html", "figures.format=[svg]")
+    printed = said(capsys, report, "runs", *options)
+    files = {path.name: path.read_text() for path in Path("results/tables/algo_optim.clip_norm").iterdir()}
+    head = f"{whose}, by algo, optim.clip_norm"
+    assert head in printed and f"**{whose}**" in files["table.md"] and head in files["report.html"]
+    assert whose[1:] in json.loads(files["study.json"])["report"]["figures"][0]["ylabel"]
+    local = whose.replace("Test", "Local")
+    captions = [line for line in files["table.tex"].splitlines() if line.startswith("\\caption")]
+    for caption, words in zip(captions, (whose, local, "Throughput (examples/s)"), strict=True):
+        by = f"{words}, by algo, optim.clip_norm. ".replace("%", "\\%").replace("_", "\\_")
+        assert caption.startswith(f"\\caption{{{by}")
+    assert "| algo | optim.clip_norm |" in files["table.md"] and "| dpsgd | null |" in files["table.md"]
+
+
+@pytest.mark.parametrize(
+    ("others", "bold"), [((0.30, 0.20, 0.70), False), ((0.10, 0.40, 0.50), False), ((0.30, 0.29, 0.31), True)]
+)
+def test_bold_in_a_table_of_runs_takes_a_lead_that_seeds_tell_apart(capsys, others, bold):
+    for seed, (one, other) in enumerate(zip((0.60, 0.61, 0.62), others, strict=True)):
+        stored({"test accuracy": (one, one)}, "algo=dpsgd", "topology=ring", f"seed={seed}")
+        stored({"test accuracy": (other, other)}, "algo=d2", "topology=ring", f"seed={seed}")
+    said(capsys, report, "runs", "--rows", "algo")
+    text = Path("results/tables/algo/table.md").read_text()
+    assert ("**6" in text) == ("Student's t for 95 %" in text) == bold
+
+
+def test_runs_with_different_metrics_are_chosen_by_the_names_that_are_listed(capsys):
+    stored({"test accuracy": (0.5, 0.5), "local accuracy": (0.4, 0.4)}, "algo=dpsgd", "topology=ring")
+    stored({"local accuracy": (0.4, 0.4)}, "algo=dpsgd", "topology=ring", "seed=1", "evaluation.split=local")
+    stored({"test f1": (0.3, 0.3)}, "algo=dpsgd", "topology=ring", "seed=2", "metrics=[f1]")
+    with pytest.raises(ConfigError, match="judged by") as refused:
+        decentral.table(rows="topology")
+    names = str(refused.value).partition("judged by ")[2].partition(":")[0].split(" and ")
+    assert sorted(names) == ["local accuracy (%)", "test accuracy (%)", "test f1 (%)"]
+    for name, runs in zip(sorted(names), (2, 1, 1), strict=True):
+        for wanted in (name, name.removesuffix(" (%)")):
+            table = decentral.table(rows="topology", metric=wanted)
+            assert table.set_index("metric").loc[name, "runs"] == runs
+    assert set(decentral.table(rows="topology", metric="accuracy")["metric"]) >= {"test accuracy (%)"}
+    assert decentral.table(rows="topology", where="metrics=[f1]")["metric"][0] == "test f1 (%)"
+    assert "2 runs without test accuracy (%) left out" in said(
+        capsys, report, "runs", "--rows", "topology", "--metric", "accuracy"
+    )
+    with pytest.raises(ConfigError, match="--worker=best does not exist: use worst, mean, averaged"):
+        decentral.table(rows="topology", worker="best")
+
+
+def test_each_sweep_has_a_table_of_its_own_and_the_next_command_works(capsys):
+    def swept(*words: str) -> tuple[str, Path]:
+        for algo, seed in product(("dpsgd", "d2"), (1, 2)):
+            stored({"test accuracy": (0.5, 0.5)}, f"algo={algo}", f"seed={seed}", *words)
+        fixed = ("data=digits", "model=mlp", "results_dir=results", *words)
+        _, out, _ = command(capsys, "algo=dpsgd,d2", "seed=1,2", *fixed)
+        (folder,) = re.findall(r"^Results:  (.*)$", out, re.M)
+        return out, Path(folder)
+
+    stored({"test f1": (0.3, 0.3)}, "algo=dpsgd", "topology=ring", "seed=9", "metrics=[f1]")
+    out, first = swept("topology=ring", "lr=0.1")
+    before = {path: path.read_bytes() for path in first.iterdir()}
+    _, second = swept("topology=ring", "lr=0.2")
+    assert (first.name, second.parent) == ("algo", first.parent) and second != first
+    assert before == {path: path.read_bytes() for path in first.iterdir()}
+    assert [swept("topology=ring", f"lr={lr}")[1] for lr in (0.1, 0.2)] == [first, second]
+    (again,) = re.findall(r"^Next:     decentral-report (.*?)  \(", out, re.M)
+    assert f"Results:  {first}" in said(capsys, report, *shlex.split(again))
+    with pytest.raises(ConfigError, match="judged by"):
+        decentral.table(rows="algo")
 
 
 def test_table_1_of_the_readme_comes_from_its_stored_runs(tmp_path, monkeypatch, capsys):

@@ -40,7 +40,8 @@ The same results give the same files. Formats that are not named keep the files 
 
 The second form makes a table and figures of any runs in results_dir (here: results), whatever started them, in
 results_dir/tables/NAME: mean ± standard deviation over seeds, as Markdown, CSV and LaTeX. Settings are named as on the
-command line. results_dir may also be the folder of a study's results, results/PAPER/STUDY/SCALE.
+command line. results_dir may also be the folder of a study's results, results/PAPER/STUDY/SCALE, or of the table with
+which a sweep ended, results/tables/NAME, for the runs of that sweep alone.
 
 --rows KEY,...     settings that tell the rows apart: algo,topology
 --columns KEY      a column for each value of this setting: alpha
@@ -101,18 +102,20 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     """The table of stored runs."""
     from decentral.report.html import write_page
     from decentral.report.make import make
-    from decentral.report.runs_table import Layout, collect_runs
+    from decentral.report.runs_table import Layout, collect_runs, folder_of, runs_of
 
     rows = [key for key in options.rows.split(",") if key]
     if not rows:
         raise ConfigError("--rows is missing: name the settings that tell rows apart, for example --rows algo.")
     layout = Layout(rows, *(getattr(options, key) for key in ("columns", "best", "over", "metric", "worker", "where")))
     source = at_home(settings.get("results_dir", "results"))
-    name = options.name or layout.name
-    check_name(name, "--name")
-    directory = (Path("results") if (source / "values.csv").is_file() else source) / "tables" / name
+    check_name(options.name or layout.name, "--name")
+    runs = runs_of(source)
+    results = Path("results") if (source / "values.csv").is_file() else source
+    tables = results / "tables" if isinstance(runs, Path) else source.parent
+    directory = tables / options.name if options.name else folder_of(tables, layout, runs)
     check_writable("results_dir", str(directory), directory)
-    collect_runs(source, layout, directory)
+    collect_runs(runs, layout, directory)
     made = make(directory, output(settings))
     say(made.summary())
     if options.html:

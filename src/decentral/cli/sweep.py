@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
@@ -233,19 +234,20 @@ def _table(combinations: Sequence[Combination]) -> str:
     """The table of the whole sweep: mean ± standard deviation over seeds, at the best learning rate; '' where nothing
     is repeated or searched. Its files lie in results_dir/tables."""
     from decentral.report.make import make
-    from decentral.report.runs_table import collect_runs, layout_of
+    from decentral.report.runs_table import collect_runs, folder_of, layout_of
 
     settings = list(map(_settings, combinations))
     layout = layout_of(settings)
     if not layout.best and len({one.get("seed") for one in settings}) < 2:
         return ""
-    directory = at_home(combinations[0].config.results_dir) / "tables" / layout.name
+    runs = [run_directory(one.config) for one in combinations]
+    directory = folder_of(at_home(combinations[0].config.results_dir) / "tables", layout, runs)
     try:
-        collect_runs([run_directory(one.config) for one in combinations], layout, directory)
+        collect_runs(runs, layout, directory)
         made = make(directory)
     except ConfigError as error:
         return f"Note:     there is no table of means: {error}"
-    again = f"decentral-report runs --rows {','.join(layout.rows)}"
+    again = f"decentral-report runs {shlex.quote(f'results_dir={directory}')} --rows {','.join(layout.rows)}"
     again += f" --columns {layout.columns}" * bool(layout.columns) + f" --best {layout.best}" * bool(layout.best)
     return f"{made.summary()}\nNext:     {again}  (--metric, --worker, --where: any other table; --html: a page)"
 

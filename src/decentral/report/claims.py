@@ -16,7 +16,7 @@ from decentral.report.entries import Entry, Search, plain
 MET, NOT_MET, NOT_RUN = "met", "not met", "not run"
 WITHIN_NOISE = "within the noise"
 """How the reason of a verdict begins whose difference may be chance: it is smaller than `noise`."""
-_ONE_SIGMA = 0.8413447
+ONE_SIGMA = 0.8413447
 """The share of a normal distribution that is below its mean plus one standard deviation."""
 
 
@@ -337,15 +337,15 @@ def combined(*terms: tuple[float, Entry]) -> float | None:
     return math.hypot(*[factor * (entry.error or 0.0) for factor, entry in terms])
 
 
-def noise(error: float, entries: Sequence[Entry]) -> float:
+def noise(error: float, entries: Sequence[Entry], sure: float = ONE_SIGMA) -> float:
     """What a difference with this standard error has to exceed: the error itself where there are many seeds, more where
     there are few (1.8 times of it for 2, 1.3 times for 3), as Student's t says. Where there is no difference, chance
-    exceeds it to one side in 16 % of cases.
+    exceeds it to one side in 16 % of cases, or 1 - `sure`.
     """
     from scipy.special import stdtrit
 
     freedom = min(len(entry.values) for entry in entries) - 1
-    return error * float(stdtrit(freedom, _ONE_SIGMA)) if error else 0.0
+    return error * float(stdtrit(freedom, sure)) if error else 0.0
 
 
 def weighed(why: str, margin: float, error: float | None, entries: Sequence[Entry], always: bool = True) -> str:

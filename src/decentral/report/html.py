@@ -55,7 +55,7 @@ def _rows(results: Results) -> list[list[tuple[str, Any]]]:
         numbers = [one.mean, math.nan if one.std is None else one.std]
         rates = " ".join(f"{rate:.6g}" for rate in one.rates)
         rows.append(
-            [(label, label) for label in (*one.labels.values(), one.metric)]
+            [(label, label) for label in (*one.labels.values(), results.heading(one.metric))]
             + [(f"{value:.4g}", value) if math.isfinite(value) else ("", "") for value in numbers]
             + [(str(value), value) for value in (one.runs, one.diverged)]
             + [(f"{rates}{'*' * one.at_edge}", one.rates[0] if one.rates else "")]
@@ -73,7 +73,7 @@ def _curves(results: Results) -> Iterator[dict[str, Any]]:
         *labels, metric, worker = map(str, head)
         numbers = {key: list(map(_number, mean[key])) for key in (*AXES, "value") if mean[key].notna().any()}
         name = ", ".join(filter(None, labels)) + f" ({worker})" * several
-        yield {"name": name, "metric": metric, "value": []} | numbers
+        yield {"name": name, "metric": results.heading(metric), "value": []} | numbers
 
 
 def _number(value: float) -> float | None:

@@ -94,6 +94,8 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
     if figures:
         write_json(directory / CAPTIONS, captions)
     remarks += results.tried()
+    if results.of_runs:
+        remarks += [f"{note}." for note in results.facts.get("run_notes", [])]
     missed = {one.what for one in found if one.kind == "claim" and one.verdict == verdicts.NOT_MET}
     for says in sorted(results.reasons.keys() - missed):
         remarks.append(f"reasons.yaml says why '{says}' is not met, but there is no such claim, or it is met.")

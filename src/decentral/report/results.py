@@ -93,6 +93,15 @@ class Results:
         decided = metric in ("", self.metric) and wanted is not None
         return wanted if said is None or decided else bool(said)
 
+    def heading(self, metric: str) -> str:
+        """A metric, in a table of runs with whose model counts: 'test accuracy (%) of the worst worker'."""
+        return str(self.meaning(metric).get("heading", metric))
+
+    @property
+    def of_runs(self) -> bool:
+        """Whether it is a table of runs instead of a study."""
+        return "layout" in self.facts
+
     @property
     def changes(self) -> list[str]:
         """Overrides with which it was started that make it another study than the one in conf/study."""

@@ -8,6 +8,7 @@ study is made of it: the table as Markdown, CSV and LaTeX, bold type where a lea
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas
+import yaml
 
 from decentral.config.parsing import run_settings
 from decentral.errors import ConfigError, suggest
@@ -25,7 +27,7 @@ from decentral.report.entries import plain
 from decentral.report.results import read
 from decentral.report.tables import as_csv
 from decentral.store import AXES, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
-from decentral.store.files import at_home, write_json, write_text
+from decentral.store.files import at_home, read_json, write_json, write_text
 from decentral.study.measure import DAMAGED, Measure
 
 FREE = frozenset(
@@ -65,6 +67,7 @@ _OWN = (
     "local_label",
 )
 """Columns that are no settings."""
+_WHOSE = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,10 @@ class Layout:
         wrong = next((one for one in self.where if "=" not in one), None)
         if wrong is not None:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
+        if self.worker not in _WHOSE and not self.worker.isdigit():
+            raise ConfigError(
+                f"--worker={self.worker} does not exist: use worst, mean, averaged, or the number of a worker."
+            )
 
     @property
     def labels(self) -> list[str]:
@@ -103,6 +110,30 @@ class Layout:
         """For example 'algo_by_alpha'."""
         return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
 
+    def headed(self, metric: str) -> str:
+        """A metric with whose it is: 'test accuracy (%) of the worst worker'."""
+        return metric + _WHOSE.get(self.worker, f" of worker {self.worker}")
+
+
+def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
+    """Where the table of these runs belongs: `tables/NAME`, or a folder beside where a sweep of other runs has that."""
+    known, runs = read_json(tables / layout.name / "study.json"), _sweep(source)
+    if known is None or known.get("sweep", []) == runs:
+        return tables / layout.name
+    return tables / f"{layout.name}-{hashlib.sha256(' '.join(runs).encode()).hexdigest()[:8]}"
+
+
+def runs_of(source: Path) -> Path | list[Path]:
+    """The runs of the sweep whose table is in this folder, if they are still there; else the folder."""
+    names = (read_json(source / "study.json") or {}).get("sweep", [])
+    found = [source.resolve().parents[1] / "runs" / Path(name).name for name in names]
+    return found if any(path.is_dir() for path in found) else source
+
+
+def _sweep(source: Path | Sequence[Path]) -> list[str]:
+    """The names of the runs of a sweep; none for all that are in a folder."""
+    return [] if isinstance(source, Path) else sorted({path.name for path in source})
+
 
 def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path) -> None:
     """Write the values of runs into `directory`, as a study writes them: `report.make` makes a table of them.
@@ -112,9 +143,9 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     else would share a cell.
     """
     if isinstance(source, Path) and (source / "values.csv").is_file():
-        frame, metrics = _study_frame(source, layout)
+        frame, metrics, notes = _study_frame(source, layout)
     else:
-        frame, metrics = _runs_frame(source, layout)
+        frame, metrics, notes = _runs_frame(source, layout)
     layout = _resolved(layout, frame)
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
         frame = frame.sort_values(layout.rows, key=_in_order, kind="stable")
@@ -127,7 +158,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     values = frame[[*layout.labels, *_VALUES]].assign(metric=metric)
     if "local" in frame:  # on workers' own test sets, beside
         (label,) = frame["local_label"].dropna().unique()
-        metrics[label] = metrics[metric]
+        metrics[label] = metrics[metric] | {"heading": layout.headed(label)}
         beside = {"value": frame["local"], "worst": "", "mean": "", "averaged": ""}
         values = pandas.concat([values, values.assign(metric=label, **beside)])
     costs = {f"throughput ({frame['speed_unit'].iloc[0]})": "speed"} if "speed" in frame else {}
@@ -139,16 +170,19 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     size = frame["value"].abs().median()  # nan where no run has a value
     plain_form = "scientific" if size < 0.01 else "plain"
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
+    heading = metrics[metric].get("heading", metric)
     facts = {
         "study": directory.name,
         "scale": "",
-        "title": f"{metric[:1].upper()}{metric[1:]} by {', '.join(layout.labels)}",
+        "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(layout.labels)}",
         "labels": layout.labels,
         "layout": asdict(layout),
+        "sweep": _sweep(source),
+        "run_notes": notes,
         "metrics": metrics,
         "report": {
             "table": {"rows": list(layout.rows), "columns": layout.columns, "format": form},
-            "figures": _figures(frame, layout, metric),
+            "figures": _figures(frame, layout, metric, heading),
             "repeats": layout.over or "run",
         },
     }
@@ -165,34 +199,48 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     write_json(directory / "study.json", facts)
 
 
-def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any]]:
-    """A row for each run that is done or has diverged, with all its settings; and what its metric is."""
-    rows, metrics = [], {}
+def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
+    """A row for each run that is done or has diverged, with all its settings; what its metric is; and notes."""
+    ended, rows, metrics = [], [], {}
     for path in [run.path for run in find_runs(source)] if isinstance(source, Path) else source:
         settings, facts = run_settings(path), RunStore.peek(path) or {}
-        if facts.get("status") not in (Status.done, Status.diverged) or not _wanted(settings, layout.where):
+        if facts.get("status") in (Status.done, Status.diverged) and _wanted(settings, layout.where):
+            known = read_metadata(path, {(row["split"], row["metric"]) for row in read_metrics(path)})
+            ended.append((path, settings, facts, known))
+    if not ended:
+        which = f" with {' and '.join(layout.where)}" if layout.where else ""
+        if not isinstance(source, Path):
+            raise ConfigError(f"no run of this sweep{which} has finished: the same command goes on.")
+        raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
+    asked = _metric(layout.metric, [known for *_, known in ended])
+    for path, settings, facts, known in ended:
+        key = asked or next(iter(known), None)
+        if key is None or key not in known:
             continue
-        known = read_metadata(path, {(row["split"], row["metric"]) for row in read_metrics(path)})
-        measure = Measure(*_metric(layout.metric, known, path), worker=layout.worker)
+        measure = Measure(*key, worker=layout.worker)
         found = measure.of(path)
-        metrics[found.label] = found.meaning._asdict()
+        metrics[found.label] = found.meaning._asdict() | {"heading": layout.headed(found.label)}
         own = Measure("local", measure.metric, worker=layout.worker)
+        named = {key: "null" if value is None else value for key, value in settings.items()}
         if measure.split == "test" and (own.split, own.metric) in known:
-            settings |= {"local": own.of(path).value, "local_label": own.of(path).label}
+            named |= {"local": own.of(path).value, "local_label": own.of(path).label}
         numbers = found._asdict() | {"run": facts.get("run_id", ""), "seed": settings.get("seed", 0)}
         unit, speed = list(throughput(settings, facts).items())[-1]
         costs = {"speed": speed, "speed_unit": unit, "simulated_s": facts.get("simulated_s", math.nan)}
-        rows.append(settings | numbers | costs | {"directory": path, "measure": measure})
+        rows.append(named | numbers | costs | {"directory": path, "measure": measure})
     if not rows:
-        which = f" with {' and '.join(layout.where)}" if layout.where else ""
-        place = source if isinstance(source, Path) else "this sweep"
-        raise ConfigError(f"{place} has no finished runs{which}: run decentral-run first, or name another folder.")
+        raise ConfigError(f"{ended[0][0]} has recorded no metric: use a task that measures one.")
     if all(row["status"] == DAMAGED for row in rows):
-        raise ConfigError(rows[0]["remark"])
+        raise ConfigError(rows[0]["remark"].replace("measure.worker", "--worker"))
     if len(metrics) > 1:
-        raise ConfigError(f"these runs are judged by {' and '.join(metrics)}: choose with --metric or --where.")
+        first = next(iter(metrics))
+        raise ConfigError(
+            f"these runs are judged by {' and '.join(metrics)}: choose with --metric '{first}' or with --where."
+        )
+    lacking = len(ended) - len(rows)
+    notes = [f"{lacking} run{'s' * (lacking > 1)} without {next(iter(metrics))} left out"] if lacking else []
     frame = pandas.DataFrame(rows).assign(chosen=True, at_edge=False, rate=math.nan, published="")
-    return frame, metrics
+    return frame, metrics, notes
 
 
 def table(
@@ -218,7 +266,7 @@ def table(
     named = [[one] if isinstance(one, str) else list(one) for one in (rows, where)]
     layout = Layout(named[0], columns, best, over, metric, worker, named[1])
     with TemporaryDirectory() as folder:
-        collect_runs(at_home(results_dir), layout, Path(folder))
+        collect_runs(runs_of(at_home(results_dir)), layout, Path(folder))
         return pandas.read_csv(StringIO(as_csv(read(Path(folder)))))
 
 
@@ -248,13 +296,21 @@ def _in_order(column: pandas.Series) -> pandas.Series:
     return column.astype(str) if numbers.isna().any() else numbers
 
 
-def _metric(wanted: str, known: dict[tuple[str, str], Metric], run: Path) -> tuple[str, str]:
-    """The split and name of the first metric of a run that is called so; by default what it is judged by."""
-    words = wanted.replace("_", " ")
-    found = [key for key, metric in known.items() if words in ("", metric.words, metric.name.replace("_", " "))]
-    if not found:
-        raise ConfigError(f"--metric={wanted} is not in {run}.{suggest(wanted, [m.words for m in known.values()])}")
-    return found[0]
+def _metric(wanted: str, runs: Sequence[dict[tuple[str, str], Metric]]) -> tuple[str, str] | None:
+    """The split and name of the metric that is called so in some of the runs: by both, or by its name alone, then on
+    test data if there is one; None if the user named none."""
+    if not wanted:
+        return None
+    known = {key: metric for metrics in runs for key, metric in metrics.items()}
+    words = wanted.removesuffix("(%)").strip().replace("_", " ")
+    exact = [key for key, metric in known.items() if metric.words == words]
+    named = [key for key, metric in known.items() if metric.name.replace("_", " ") == words]
+    named.sort(key=lambda key: key[0] != "test")
+    if not exact + named:
+        raise ConfigError(
+            f"--metric={wanted} is in none of these runs.{suggest(wanted, [metric.words for metric in known.values()])}"
+        )
+    return (exact + named)[0]
 
 
 def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
@@ -269,12 +325,18 @@ def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:
-    """Whether a run has all of these settings, each given as key=value."""
-    pairs = (one.partition("=") for one in where)
-    return all(plain(settings.get(key, "")) == plain(value) for key, _, value in pairs)
+    """Whether a run has all of these settings, each given as key=value: as text, or as YAML that means the same."""
+    for key, _, value in (one.partition("=") for one in where):
+        try:
+            meant = yaml.safe_load(value)
+        except yaml.YAMLError:
+            meant = value
+        if plain(settings.get(key, "")) not in (plain(value), plain(meant)):
+            return False
+    return True
 
 
-def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any]]:
+def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
     """The values that a study has collected, of its first metric or the one that is asked for; rates are chosen."""
     found = read(folder)
     names = list(dict.fromkeys(found.values["metric"]))
@@ -283,12 +345,15 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
     if metric is None:
         raise ConfigError(f"--metric={layout.metric} is not in {folder}.{suggest(layout.metric, names)}")
     frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"])
-    if layout.worker in ("worst", "mean", "averaged"):
+    named = {}
+    if layout.worker in _WHOSE:
+        if frame[layout.worker].notna().any():
+            named = {"heading": layout.headed(metric)}
         frame = frame.assign(value=frame[layout.worker].fillna(frame["value"]))
     frame = frame[[_wanted(dict(row), layout.where) for _, row in frame.iterrows()]]
-    meaning = {"unit": "", "chance": None} | found.meaning(metric)
+    meaning = {"unit": "", "chance": None} | found.meaning(metric) | named
     meaning["larger_is_better"] = found.larger_is_better(metric)
-    return (frame[frame["chosen"]] if layout.best == "lr" else frame), {metric: meaning}
+    return (frame[frame["chosen"]] if layout.best == "lr" else frame), {metric: meaning}, []
 
 
 def _resolved(layout: Layout, frame: pandas.DataFrame) -> Layout:
@@ -318,7 +383,7 @@ def _with_best(frame: pandas.DataFrame, layout: Layout, larger_is_better: bool) 
     for _, cell in frame.groupby(layout.labels, sort=False, dropna=False):
         lost = cell["value"].isna() | (cell["status"] == Status.diverged)
         scores = cell["value"].mask(lost).groupby(cell[layout.best]).agg(lambda values: values.mean(skipna=False))
-        tried = sorted(scores.index)
+        tried = sorted(scores.index, key=lambda value: (isinstance(value, str), value))
         ranked = scores.dropna().sort_values(ascending=not larger_is_better, kind="stable")
         best = ranked.index[0] if len(ranked) else tried[0]
         numbers = all(isinstance(value, int | float) for value in tried)
@@ -342,9 +407,9 @@ def _refuse_mixed_cells(chosen: pandas.DataFrame, layout: Layout) -> None:
                 )
 
 
-def _figures(frame: pandas.DataFrame, layout: Layout, metric: str) -> list[dict[str, Any]]:
+def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str) -> list[dict[str, Any]]:
     """The values over the columns, where these are numbers, and the metric over epochs."""
-    common: dict[str, Any] = {"lines": list(layout.rows), "spread": "std", "metric": metric, "ylabel": metric}
+    common: dict[str, Any] = {"lines": list(layout.rows), "spread": "std", "metric": metric, "ylabel": heading}
     found: list[dict[str, Any]] = []
     places = pandas.to_numeric(frame[layout.columns], errors="coerce") if layout.columns else pandas.Series([math.nan])
     if places.notna().all() and places.nunique() > 1:

@@ -247,8 +247,9 @@ def pretty(label: str, value: str) -> str:
 
 
 def heading(label: str) -> str:
-    """A label as the head of a column."""
-    return "workers" if label == "num_workers" else _SYMBOLS.get(label, label.replace("_", " "))
+    """A label as the head of a column; a setting of a group, such as optim.clip_norm, as it is named."""
+    words = label if "." in label else label.replace("_", " ")
+    return "workers" if label == "num_workers" else _SYMBOLS.get(label, words)
 
 
 def _canonical(method: str) -> tuple[str, bool]:

@@ -51,7 +51,7 @@ def overview(run_dir: Path) -> list[str]:
     config = read_config(run_dir)
     algo, topology = ((config.get(key) or {}).get("name", "") for key in ("algo", "topology"))
     used = getattr(components("algorithms").get(str(algo)), "uses_topology", True)
-    head = [str(topology) if used else "none", str((RunStore.peek(run_dir) or {}).get("status", "unknown"))]
+    head = [str(topology) if used else "none", str((RunStore.peek(run_dir) or {}).get("status", "not started"))]
     try:
         curves = read_curves(run_dir)
     except ConfigError:

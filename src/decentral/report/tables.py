@@ -11,7 +11,7 @@ from typing import Any
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
-from decentral.report.claims import combined, noise
+from decentral.report.claims import ONE_SIGMA, combined, noise
 from decentral.report.entries import Entry, number_of, where
 from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
@@ -22,6 +22,8 @@ from decentral.terminal.console import aligned
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\b")
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
 _MOST_SHOWN = 4  # tables on a terminal: of a sweep those of the metric (also of own test sets) and its costs
+_SURE = 0.975
+"""Of bold type in a table of runs: a two-sided test at 5 %."""
 _WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
 _CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
 _ESCAPES = {
@@ -100,7 +102,7 @@ def grids(results: Results) -> list[Grid]:
     for of in table.of:
         entries = results.entries(of)
         for metric in dict.fromkeys(entry.metric for entry in entries):
-            heading = f"{metric}, {_WORDS[of]}" if of in _WORDS else metric
+            heading = f"{metric}, {_WORDS[of]}" if of in _WORDS else results.heading(metric)
             found.append(_grid(heading, [entry for entry in entries if entry.metric == metric], table, results))
     return found
 
@@ -125,14 +127,14 @@ def _grid(heading: str, entries: list[Entry], table: Table, results: Results) ->
         spreads = any(entry.std is not None for entry in entries)
         for column in columns:
             inside = {place: entry for place, entry in cells.items() if place[1] == column}
-            best |= _best(inside, larger, chance, spreads)
+            best |= _best(inside, larger, chance, spreads, _SURE if results.of_runs else ONE_SIGMA)
     return Grid(table, heading, rows, columns, cells, best)
 
 
-def _best(column: dict[Place, Entry], larger: bool, chance: float | None, spreads: bool) -> set[Place]:
+def _best(column: dict[Place, Entry], larger: bool, chance: float | None, spreads: bool, sure: float) -> set[Place]:
     """The place of the best mean of two or more, where all its runs have a value, it is ahead of all others by more
-    than the noise of the difference (which has to be known where the table has `spreads`), and is more than twice what
-    guessing gives; or none."""
+    than the noise of the difference (by Student's t at `sure`; it has to be known where the table has `spreads`), and
+    is more than twice what guessing gives; or none."""
     ranked = [(entry.level(larger), place, entry) for place, entry in column.items()]
     ranked = sorted((one for one in ranked if math.isfinite(one[0])), key=lambda one: one[0], reverse=larger)
     if len(column) < 2 or not ranked:
@@ -142,7 +144,7 @@ def _best(column: dict[Place, Entry], larger: bool, chance: float | None, spread
         return set()
     for other_level, _, other in ranked[1:]:
         error = combined((1, first), (-1, other))
-        least = noise(error, [first, other]) if error is not None else math.inf if spreads else 0.0
+        least = noise(error, [first, other], sure) if error is not None else math.inf if spreads else 0.0
         if abs(level - other_level) <= least:
             return set()
     return {place}
@@ -257,7 +259,9 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
     if any(entry.std is None and entry.runs == 1 for entry in entries):
         parts.append("Where there is no ±, there is one run.")
     if any(grid.best for grid in found):
-        parts.append(f"Bold: the best of a column{', where it is ahead by more than the noise' * spreads}.")
+        noise_is = ": the standard error of the difference over seeds, times Student's t for 95 %" * results.of_runs
+        ahead = f", where it is ahead by more than the noise{noise_is}" * spreads
+        parts.append(f"Bold: the best of a column{ahead}.")
     if results.comparable:
         parts.append("In brackets: the published number.")
     if any(entry.lost for entry in entries):
@@ -303,7 +307,10 @@ def _environment(grid: Grid, results: Results) -> str:
     head, *body = [f"{' & '.join(line)} \\\\" for line in ([escape(text) for text in heads], *rows)]
     title = str(results.facts.get("title") or results.study)
     remarks = [note.replace("\\*", "*") for note in notes(results, [grid]) if note]
-    caption = " ".join([f"{title}: {grid.heading}.", *remarks]).replace(" In brackets: the published number.", "")
+    by = f"{_capital(grid.heading)}, by {', '.join(results.labels)}"
+    caption = " ".join([f"{by if results.of_runs else f'{title}: {grid.heading}'}.", *remarks]).replace(
+        " In brackets: the published number.", ""
+    )
     lines = [
         *("\\begin{table}", "\\centering", f"\\caption{{{escape(caption)}}}"),
         f"\\begin{{tabular}}{{{'l' * len(grid.table.rows)}{'r' * len(grid.columns)}}}",
