@@ -178,6 +178,51 @@ class Listed(Lion):
         super().step()
 
 
+class Every(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr, "phase": 0})
+        self.count = 0
+
+    def step(self):
+        for group in self.param_groups:
+            for one in group["params"]:
+                state = self.state[one]
+                state["step"] = state.get("step", 0) + 1
+                one.data -= group["lr"] * one.grad
+                self.after(group, one, state)
+
+
+class Late(Every):
+    def after(self, group, one, state):
+        if state["step"] == 6:
+            state["slow"] = one.data.clone()
+
+
+class Counts(Every):
+    def after(self, group, one, state):
+        self.count += 1
+
+
+class Switches(Every):
+    def after(self, group, one, state):
+        if state["step"] == 10:
+            group["phase"] = 1
+
+
+class Positive(Every):
+    def __init__(self, params, lr=0.1):
+        if lr <= 0:
+            raise ValueError("lr must be above 0")
+        super().__init__(params, lr)
+
+    def after(self, group, one, state):
+        pass
+
+
+def two_groups(params, lr=0.1):
+    return torch.optim.SGD([{"params": params}, {"params": [torch.nn.Parameter(torch.zeros(1))]}], lr)
+
+
 def noisy(params, lr=0.1):
     params[0].data += torch.randn_like(params[0])
     return torch.optim.SGD(params, lr)
@@ -195,6 +240,17 @@ def test_an_optimizer_of_ones_own_may_count(tmp_path, monkeypatch):
     assert moved == pytest.approx([-rate(t) / (t + 1) ** 2 for t in range(4)])
 
 
+def test_an_optimizer_that_wants_a_rate_can_begin_at_zero(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "opts_positive.py").write_text(COUNTS)
+    local = compose(["optim=opts_positive:Positive", "task=quadratics"]).optim.rule(lambda t: 0.1 * t, SHAPES)
+    x = torch.zeros(1, SHAPES.num_coordinates)
+    buffers = local.init(x)
+    for t in range(3):
+        x, buffers = local.adapt(x, torch.ones_like(x), buffers, t)
+    assert float(x[0, 0]) == pytest.approx(-0.3)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -207,7 +263,11 @@ def test_an_optimizer_of_ones_own_may_count(tmp_path, monkeypatch):
         ("optim=torch.optim:RAdam optim.clip_norm=0", "optim.clip_norm=0 makes no sense: it has to be above 0"),
         ("optim=torch.optim:RAdam optim.maximize=true", "optim.maximize=true cannot be used: training minimizes"),
         ("optim=torch.optim:Radam", "has no class or function Radam. Did you mean 'RAdam'"),
-        ("optim=opts_refused:Hidden", "keeps something outside of the state of its parameters"),
+        ("optim=opts_refused:Hidden", "keeps something outside of the state of its parameters|keeps or changes"),
+        ("optim=opts_refused:Late", "keeps or changes 'slow', which is not in the state"),
+        ("optim=opts_refused:Counts", "keeps or changes 'count', which is not in the state"),
+        ("optim=opts_refused:Switches", "keeps or changes 'phase', which is not in the state"),
+        ("optim=opts_refused:two_groups", "has 2 groups of parameters, where all have to be in one"),
         ("optim=opts_refused:noisy", "or draws at random"),
         ("optim=opts_refused:Listed", "keeps a list \\('losses'\\) in its state"),
     ],

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from decentral.compression.rows import RowLayout
 
 
+_TRIED = 12
+"""How many steps are tried before a run begins."""
+_SOME_RATE = 0.1
+"""What an optimizer is made with where its rate is 0 yet."""
+
+
 @dataclass
 class PlainOptimizer(Plain, Settings, where="optim"):
     """A torch optimizer; its parameters are the settings, less the learning rate, which is `lr`.
@@ -85,7 +91,7 @@ class PlainOptimizer(Plain, Settings, where="optim"):
         rows = TorchRows(self, lambda t: 0.1, RowLayout(("weight",), ((2, 2),)), clips=False)
         with torch.no_grad():
             buffers = rows.init(x)
-            for t in range(3):
+            for t in range(_TRIED):
                 for parameter, optimizer, row in zip(alone, optimizers, g * (t + 1), strict=True):
                     parameter.grad = row.view(2, 2)
                     with self.explained():
@@ -139,7 +145,12 @@ class TorchRows(TorchRule):
 
         row = x[:1].clone()
         parameters = self._parameters(row)
-        made = self.optimizer.made(parameters, self._rates(self.lr(0), len(x))[0])
+        made = self.optimizer.made(parameters, self._rates(self.lr(0), len(x))[0] or _SOME_RATE)
+        if len(made.param_groups) != 1:
+            raise ConfigError(
+                f"optim={self.optimizer.name} has {len(made.param_groups)} groups of parameters, where all have to be "
+                "in one: use another optimizer, such as torch.optim:RAdam."
+            )
         before = dict(made.param_groups[0])
         for _ in range(2):
             self._point(parameters, row[0], row[0].clone())
@@ -200,19 +211,21 @@ class TorchRows(TorchRule):
             g = self._clipped(g)
         if getattr(self._held, "parameters", None) is None:
             self._held.parameters = self._parameters(x)
-            self._held.optimizer = self.optimizer.made(self._held.parameters, rates[0])
+            self._held.optimizer = self.optimizer.made(self._held.parameters, rates[0] or _SOME_RATE)
         parameters = self._held.parameters
         for row, (begun, rate) in enumerate(zip(buffers[0].flatten().tolist(), rates, strict=True)):
             self._point(parameters, x[row], g[row])
-            made = self._held.optimizer if begun else self.optimizer.made(parameters, rate)
+            made = self._held.optimizer if begun else self.optimizer.made(parameters, rate or _SOME_RATE)
             if begun:
                 self._load(made, parameters, buffers, row)
             group = made.param_groups[0]
             group["lr"], decay = rate, group.get("weight_decay")
             if regularised and self._weight_decay:
                 group["weight_decay"] = 0.0
+            before = _numbers(group), _numbers(vars(made))
             with self.optimizer.explained():
                 made.step()
+            self._check_kept(made, parameters, *before)
             if decay is not None:
                 group["weight_decay"] = decay
             self._store(made, parameters, buffers, row)
@@ -257,8 +270,33 @@ class TorchRows(TorchRule):
             elif value is not None and value.data_ptr() != part.data_ptr():
                 part.copy_(value)
 
+    def _check_kept(
+        self,
+        made: torch.optim.Optimizer,
+        parameters: list[nn.Parameter],
+        group: dict[str, float],
+        attributes: dict[str, float],
+    ) -> None:
+        """Raises ConfigError for what it keeps or has changed in this step and no row holds."""
+        held = {(slot.owner, slot.key) for slot in self._slots}
+        new = [key for owner, one in enumerate(parameters) for key in made.state[one] if (owner, key) not in held]
+        now = _numbers(made.param_groups[0])
+        new += [key for key, value in group.items() if now.get(key) != value and (None, key) not in held]
+        now = _numbers(vars(made))
+        new += [key for key, value in attributes.items() if now.get(key) != value]
+        if new:
+            raise ConfigError(
+                f"optim={self.optimizer.name} keeps or changes '{new[0]}', which is not in the state of its parameters "
+                "from the first two steps on, so that workers would not have one each: use another optimizer, such as "
+                "torch.optim:RAdam."
+            )
+
     def _owner(self, made: torch.optim.Optimizer, parameters: list[nn.Parameter], slot: _Slot) -> dict[str, Any]:
         return made.param_groups[0] if slot.owner is None else made.state[parameters[slot.owner]]
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in values.items() if isinstance(value, int | float) and key[0] != "_"}
 
 
 def _is_proportional(optimizer: PlainOptimizer) -> bool:
