@@ -244,6 +244,8 @@ def test_iterates_on_given_matrices_from_given_starts_with_a_rate_of_each_step()
 
     found = decentral.iterates("dpsgd", W, oracle, X0, STEPS, lr=lambda t: 0.05)
     assert np.abs(found - gossip(W)).max() < 1e-12 and seen == list(range(STEPS))
+    dotted = decentral.iterates("dpsgd", W, oracle, X0, STEPS, lr=lambda t: 0.05, optim="torch.optim:SGD")
+    assert np.array_equal(dotted, found)
     every = decentral.iterates("dpsgd", W[0], lambda x, t: 0 * x, X0, 4, every=2)
     assert np.array_equal(every[1], X0) and np.abs(every[2] - W[0] @ X0).max() < 1e-12
     for arguments, settings, sentence in (

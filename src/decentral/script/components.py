@@ -15,7 +15,7 @@ from decentral.compression.compressor import Compressor
 from decentral.compression.dense import NoCompression
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
-from decentral.registry import components
+from decentral.registry import component, components
 from decentral.topology.matrices import Matrices
 from decentral.topology.topology import Topology
 
@@ -130,10 +130,9 @@ def chosen(package: str, given: object, base: type, settings: dict[str, Any], ot
 
 def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence[str]) -> object:
     """The component of a package with this name; `others` are settings that belong to somebody else."""
-    known, key = components(package), _KEYS[package]
-    if name not in known:
-        raise ConfigError(f"{key}='{name}' does not exist.{suggest(name, known)}")
-    cls = known[name]
+    cls, key = component(package, name), _KEYS[package]
+    if cls is None:
+        raise ConfigError(f"{key}='{name}' does not exist.{suggest(name, components(package))}")
     hints = {setting: hint for setting, hint in get_type_hints(cls).items() if setting in settings_of(cls)}
     for setting in settings:
         if setting not in hints:
