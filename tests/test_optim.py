@@ -209,6 +209,11 @@ class Switches(Every):
             group["phase"] = 1
 
 
+class Replaces(Every):
+    def after(self, group, one, state):
+        one.data = one.data - group["lr"] * one.grad
+
+
 class Positive(Every):
     def __init__(self, params, lr=0.1):
         if lr <= 0:
@@ -240,15 +245,17 @@ def test_an_optimizer_of_ones_own_may_count(tmp_path, monkeypatch):
     assert moved == pytest.approx([-rate(t) / (t + 1) ** 2 for t in range(4)])
 
 
-def test_an_optimizer_that_wants_a_rate_can_begin_at_zero(tmp_path, monkeypatch):
+def test_an_optimizer_may_want_a_rate_or_give_parameters_other_memory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "opts_positive.py").write_text(COUNTS)
-    local = compose(["optim=opts_positive:Positive", "task=quadratics"]).optim.rule(lambda t: 0.1 * t, SHAPES)
-    x = torch.zeros(1, SHAPES.num_coordinates)
-    buffers = local.init(x)
-    for t in range(3):
-        x, buffers = local.adapt(x, torch.ones_like(x), buffers, t)
-    assert float(x[0, 0]) == pytest.approx(-0.3)
+    for name, moved in (("Positive", -0.3), ("Replaces", -0.6)):
+        config = compose([f"optim=opts_positive:{name}", "task=quadratics"])
+        local = config.optim.rule(lambda t: 0.1 * t, SHAPES)
+        x = torch.zeros(1, SHAPES.num_coordinates)
+        buffers = local.init(x)
+        for t in range(3):
+            x, buffers = local.adapt(x, torch.ones_like(x), buffers, t)
+        assert torch.allclose(x, torch.tensor(moved))
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,9 @@ class TorchRows(TorchRule):
             with self.optimizer.explained():
                 made.step()
             self._check_kept(made, parameters, *before)
+            for one, place in zip(parameters, self._layout.slices, strict=True):
+                if one.data_ptr() != x[row, place].data_ptr():  # it has given the parameter other memory
+                    x[row, place] = one.data.reshape(-1)
             if decay is not None:
                 group["weight_decay"] = decay
             self._store(made, parameters, buffers, row)
