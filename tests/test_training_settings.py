@@ -257,3 +257,9 @@ def test_functions_of_ones_own_are_the_same_in_several_processes_and_count_by_th
     plugins.use(None)
     os.environ["DECENTRAL_OWN"] = ""
     assert run_id(configure(*SMALL, *own)) != before
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_said(start):
+    words = ["model=mlp", "num_workers=2", "batch_size=8", "steps=3", "schedule.warmup_epochs=50", "processes=1"]
+    (note,) = [one for one in start(*words).facts["notes"] if "warm-up" in one]
+    assert note == "the warm-up of 50 epochs (schedule.warmup_epochs) is longer than the run"

@@ -113,6 +113,9 @@ class Run:
         notes, counts = list(self.problem.notes), self.config.task.num_examples(self.config)
         if (precision := self.config.evaluation.precision) is not Precision.fp32:
             notes.append(f"tests are in {precision.name} (evaluation.precision)")
+        warmup = getattr(self.config.schedule, "warmup_epochs", 0)
+        if warmup > self.total_steps / self.problem.steps_per_epoch:
+            notes.append(f"the warm-up of {warmup:g} epochs (schedule.warmup_epochs) is longer than the run")
         if self.examples_on_the_way is not None and counts is not None:
             notes.append(
                 f"evaluations before the last one are on {self.examples_on_the_way} of the {counts[1]} test examples"
