@@ -166,6 +166,10 @@ def detached(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs.detach(), targets)
 
 
+def summed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets, reduction="sum")
+
+
 def number(outputs: Tensor, targets: Tensor) -> float:
     return cross_entropy(outputs, targets).item()
 
@@ -183,6 +187,7 @@ REFUSED = {
     f"task.loss={__name__}:of_columns": r"returns \[10\] for 11 examples: return a tensor with one number for each",
     f"task.loss={__name__}:detached": "without a gradient",
     f"task.loss={__name__}:number": "returns a float for 11 examples",
+    f"task.loss={__name__}:summed": "returns the sum over the examples: return their mean, or a number for each",
     f"task.loss={__name__}:broken": "AttributeError",
 }
 

@@ -36,8 +36,13 @@ class OwnLoss:
         with blame.calling(f"task.loss={name}"):
             self.name, self.function = name, target() if isinstance(target, type) else target
         outputs = torch.zeros(num_classes + 1, num_classes, requires_grad=True)
+        targets = torch.arange(num_classes + 1) % num_classes
         with torch.enable_grad(), seeded(0, "try the loss"):
-            self(outputs, torch.arange(num_classes + 1) % num_classes)
+            once, twice = self(outputs, targets), self(outputs.repeat(2, 1), targets.repeat(2))
+        if once.item() and abs(twice.item() / once.item() - 2) < 1e-3:
+            raise ConfigError(
+                f"task.loss={name} returns the sum over the examples: return their mean, or a number for each."
+            )
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
         """Their mean or sum."""
