@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
 
 from decentral.config.parsing import read as read_run
 from decentral.errors import ConfigError
@@ -41,7 +40,7 @@ def write_page(results: Results) -> Path:
         rows=_rows(results),
         curves=curves,
         topologies=list(_topologies(results)),
-        data=Markup(data),
+        data=data,
     )
     path = results.directory / FILE
     write_text(path, page)
