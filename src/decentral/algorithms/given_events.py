@@ -44,7 +44,7 @@ def read_events(name: str, num_workers: int) -> list[Event]:
         partner = line.integer(3, "worker", num_workers) if what == "average" else worker
         if what not in _KINDS or (what == "average") == (partner == worker):
             raise ConfigError(
-                f"{line.said} is no event: give begin or update of a worker, or average of a worker with another one."
+                f"{line.said} is not an event: use begin, update, or average with a partner."
             )
         if what != "average" and begun[worker] == (what == "begin"):
             raise ConfigError(f"{line.said}: worker {worker} has to begin a gradient before each update, and only one.")
@@ -83,7 +83,7 @@ class GivenEvents:
         return 2 * self._averaged * self.bytes_per_row, 2 * self._averaged
 
     def run(self, events: int) -> None:
-        """Go on until so many events have happened."""
+        """Process events until the given number have happened."""
         while self.done < events:
             event = self.events[self.done]
             self.done += 1
