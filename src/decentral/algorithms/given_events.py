@@ -43,9 +43,7 @@ def read_events(name: str, num_workers: int) -> list[Event]:
         worker = line.integer(2, "worker", num_workers)
         partner = line.integer(3, "worker", num_workers) if what == "average" else worker
         if what not in _KINDS or (what == "average") == (partner == worker):
-            raise ConfigError(
-                f"{line.said} is not an event: use begin, update, or average with a partner."
-            )
+            raise ConfigError(f"{line.said} is not an event: use begin, update, or average with a partner.")
         if what != "average" and begun[worker] == (what == "begin"):
             raise ConfigError(f"{line.said}: worker {worker} has to begin a gradient before each update, and only one.")
         begun[worker] = begun[worker] if what == "average" else what == "begin"
