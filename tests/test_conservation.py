@@ -358,20 +358,26 @@ def test_overlapped_messages_of_relaysgd_travel_during_the_gradient() -> None:
 @pytest.mark.parametrize("settings", [
     ["algo=relaysgd", "topology=chain", "algo.overlap=true"],
     ["algo=streaming_diloco", "algo.period_steps=4", "algo.fragments=2", "algo.delay_steps=1"],
+    ["algo=dpsgd", "topology=one_peer_exponential", "cluster.links.workers_per_machine=2",
+     "cluster.links.between_latency_s=0", "cluster.links.between_bandwidth_gbps=1e-5",
+     "cluster.links.shared_gbps=1e-5", "cluster.compute.sigma=1.5", "cluster.compute.mean_s=0.1", "task.dimension=200"],
 ])  # fmt: skip
 def test_what_is_under_way_is_in_a_checkpoint(start, settings: list[str]) -> None:
     settings = [
+        *CLUSTERS["slow network"],
         *settings,
         "task=quadratics",
         "num_workers=6",
-        *CLUSTERS["slow network"],
         "steps=9",
         "evaluation.every_epochs=1",
     ]
     whole = start(*settings, directory="whole")
     for step in (1, 2, 5):
         assert start(*settings, "checkpoint_every_s=0", interrupt_at=step).status == "interrupted"
-    assert start(*settings, "checkpoint_every_s=0").facts["simulated_s"] == whole.facts["simulated_s"]
+    on = start(*settings, "checkpoint_every_s=0").facts
+    assert [on[fact] for fact in ("simulated_s", "simulated_shares", "bytes_sent")] == [
+        whole.facts[fact] for fact in ("simulated_s", "simulated_shares", "bytes_sent")
+    ]
 
 
 def test_a_slower_machine_computes_and_sends_more_slowly(tmp_path: Path) -> None:

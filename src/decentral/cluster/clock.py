@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -211,8 +212,10 @@ class Clock(Prices):
         self.underway = [Underway(*underway[first : first + each]) for first in range(0, len(underway), each)]
 
     def borders_state(self) -> list[list[list[float]]]:
-        """When the borders of machines are busy, for a checkpoint."""
-        return [[border.begins, border.ends] for way in ("out", "into") for border in self.borders[way]]
+        """When the borders of machines are busy from where the slowest worker is on, for a checkpoint."""
+        each = [border for way in ("out", "into") for border in self.borders[way]]
+        firsts = [bisect_right(border.ends, float(self.now.min())) for border in each]
+        return [[border.begins[k:], border.ends[k:]] for border, k in zip(each, firsts, strict=True)]
 
     def load_borders(self, state: list[list[list[float]]]) -> None:
         """Go on from what `borders_state` once gave."""
