@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,8 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
+import table
 from configure import configure
 from decentral.cli.single import carry_out as carry_out_command
 from decentral.config.composition import compose
@@ -309,6 +312,84 @@ def test_test_sets_of_workers_make_no_difference_to_others_and_are_the_same_in_p
     assert all(a["value"] == pytest.approx(b["value"], rel=1e-9) for a, b in zip(two, both.rows, strict=True))
 
 
+PARTS = ("validation", "test")
+HALVED = {
+    "images": ("task=images", *table.TASKS["images"], "metrics=[accuracy,f1]", "evaluation.split=both"),
+    "text": ("task=text", *table.TASKS["text"], "data.num_test=61"),
+    "language": ("task=language", *table.TASKS["language"], "evaluation.examples=all"),
+    "translation": ("task=translation", *table.TASKS["translation"]),
+    "own": (f"data={__name__}:labelled", "model=mlp", "batch_size=4", f"metrics=[+{__name__}:right,accuracy]"),
+    "imagefolder": ("data=imagefolder", "data.path=tree", "data.image_size=64", "model=cnn", "batch_size=2"),
+}
+
+
+def labelled() -> tuple[list[Any], list[Any]]:
+    inputs, labels = torch.randn(51, 5, generator=torch.Generator().manual_seed(0)), torch.arange(51) % 3
+    pairs = list(zip(inputs, labels.tolist(), strict=True))
+    return pairs[:40], pairs[40:]
+
+
+def right(outputs: Tensor, targets: Tensor) -> float:
+    return (outputs.argmax(1) == targets).double().mean().item()
+
+
+def test_the_halves_of_the_test_examples_are_disjoint_complete_and_the_same_for_ever():
+    for num_test in (2, 3, 10_001):
+        halves = [EvaluationSettings(part=part).numbers(num_test) for part in PARTS]
+        assert 0 <= len(halves[0]) - len(halves[1]) <= 1 and all((np.diff(half) > 0).all() for half in halves)
+        assert sorted(np.concatenate(halves)) == EvaluationSettings().numbers(num_test).tolist()
+    assert EvaluationSettings(part="validation").numbers(12).tolist() == [0, 2, 7, 8, 10, 11]
+
+
+@pytest.mark.parametrize("task", HALVED)
+def test_what_is_counted_on_the_halves_adds_up_to_that_on_all_whatever_the_seed(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split, name, number in itertools.product(("train", "test"), "ab", range(5)) if task == "imagefolder" else ():
+        (folder := tmp_path / "tree" / split / name).mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(10 * number + ord(name)).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    found, looked_at = {}, {}
+    for part, seed in itertools.product(("all", *PARTS), (0, 1)):
+        settings = (*HALVED[task], "num_workers=2", "precision=fp64", f"evaluation.part={part}", f"seed={seed}")
+        run = assemble(configure(*settings, "device=cpu"), World(0, 1, torch.device("cpu")))
+        problem, examples = run.problem, run.config.task.num_examples(run.config)[1]
+        x = torch.linspace(-1, 1, run.stepper.models.shape[1], dtype=torch.float64)  # the same for both seeds
+        found[part, seed] = problem.average_statistics(x, 0, 1)
+        torch.testing.assert_close(sum(problem.average_statistics(x, p, 3) for p in range(3)), found[part, seed])
+        looked_at[part, seed] = set(problem._chosen(WHOLE).tolist())
+        few = problem._chosen(Scope(examples=3)).tolist()
+        assert len(looked_at[part, seed]) == examples and len(few) == 3 and set(few) <= looked_at[part, seed]
+        if problem.split == "both":
+            assert all(set(own.tolist()) <= looked_at[part, seed] for own in problem.local_tests)
+        run.close()
+    for seed in (0, 1):
+        torch.testing.assert_close(found["validation", seed] + found["test", seed], found["all", seed])
+        assert not found["validation", seed].equal(found["test", seed])
+    assert looked_at["validation", 0] == looked_at["validation", 1] < looked_at["all", 0]
+
+
+def test_accuracies_on_the_halves_are_those_of_the_same_models_and_the_run_says_on_what_it_was_tested(start):
+    settings = (*SPLIT, "evaluation.split=both", "evaluation.examples=100", "trace=true", "precision=fp64")
+    results = {part: start(*settings, f"evaluation.part={part}", directory=part) for part in ("all", *PARTS)}
+    accuracy = {}
+    for part, result in results.items():
+        assert np.array_equal(result.iterates, results["all"].iterates)
+        rows = [row for row in result.rows if (row["step"], row["split"], row["metric"]) == (8, "test", "accuracy")]
+        accuracy[part] = np.array([row["value"] for row in rows if row["worker"] != "worst"])
+    assert (180 * accuracy["validation"] + 179 * accuracy["test"]) / 359 == pytest.approx(accuracy["all"])
+    assert "evaluation.part" not in summary(results["all"].directory)
+    assert "on the test half of the test examples, 179 of them (evaluation.part)" in summary(results["test"].directory)
+    half = (*settings, "evaluation.part=validation")
+    two = start(*half, processes=2, directory="two")
+    start(*half, "checkpoint_every_s=0", directory="resumed", interrupt_at=4)
+    resumed = start(*half, "checkpoint_every_s=0", directory="resumed")
+    for rows in (two.rows, resumed.rows):
+        each = zip(rows, results["validation"].rows, strict=True)
+        assert all(a["value"] == pytest.approx(b["value"], rel=1e-9) for a, b in each)
+    ids = {run_id(compose([*SPLIT, f"evaluation.part={part}"])) for part in ("all", *PARTS)}
+    assert len(ids) == 3 and run_id(compose(SPLIT)) in ids
+
+
 def test_a_worker_whose_classes_have_no_test_examples_is_named():
     labels = np.array([0, 0, 1, 1, 1])
     assert sorted(own_test_set(np.array([3, 0, 9]), labels, 0, 2).tolist()) == [0, 1]  # what there is of them
@@ -355,6 +436,12 @@ def test_a_run_knows_where_its_time_went_in_all_attempts(start):
         ("task=quadratics evaluation.examples=5", r"evaluation\.examples=5 is for tasks with test examples: task=quad"),
         ("task=quadratics evaluation.split=local", r"evaluation\.split=local is for test examples with classes"),
         ("task=language evaluation.split=both", r"evaluation\.split=both is for test examples with classes"),
+        *(
+            (f"task={task} evaluation.part=test", rf"part=test is for tasks that train .* part=all with task={task}\.")
+            for task in ("quadratics", "regression", "rl", "mean_estimation")
+        ),
+        ("evaluation.part=train", r"evaluation\.part=train does not exist"),
+        ("data=synthetic data.num_test=1 evaluation.part=test", r"part=test is half of the test images, .* has 1: use"),
         ("evaluation.split=own", r"evaluation\.split=own does not exist"),
         ("evaluation.examples=some", r"evaluation\.examples=some makes no sense"),
     ],

@@ -175,6 +175,11 @@ def _check_evaluation(config: Config) -> None:
             f"evaluation.split={config.evaluation.split} is for test examples with classes, and task="
             f"{config.task.name} has none: leave it out, or use task=images or task=text."
         )
+    if config.evaluation.part != "all" and not isinstance(config.task, SupervisedTask):
+        raise ConfigError(
+            f"evaluation.part={config.evaluation.part} is for tasks that train a network on examples, such as "
+            f"task=images: use evaluation.part=all with task={config.task.name}."
+        )
     if config.metrics and not isinstance(config.task, SupervisedTask):
         raise ConfigError(
             f"metrics={config.metrics} is for tasks that train a network on examples, such as task=images: leave it "

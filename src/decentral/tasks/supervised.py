@@ -61,6 +61,11 @@ class SupervisedTask(Task):
         for part in (self, config.data):
             for named in functions(type(part), vars(part)):
                 function(*named)
+        if config.evaluation.part != "all" and info.num_test < 2:
+            raise ConfigError(
+                f"evaluation.part={config.evaluation.part} is half of the test {info.kind}, and data={config.data.name} "
+                f"has {info.num_test}: use evaluation.part=all."
+            )
         self._check_metrics(config, info)
         config.model.check(info)
         config.partition.check(info.num_train, config.num_workers)
@@ -129,9 +134,9 @@ class SupervisedTask(Task):
         config.data.prepare()
 
     def num_examples(self, config: TaskConfig) -> tuple[int, int]:
-        """Of the data set."""
+        """Of the data set, and of `evaluation.part`."""
         info = config.data.inspect()
-        return info.num_train, info.num_test
+        return info.num_train, len(config.evaluation.numbers(info.num_test))
 
     def useful_processes(self, config: TaskConfig) -> float:
         """The most of which each still saves more time than it takes to start: W / (k - 1) - W / k > s for the k-th.

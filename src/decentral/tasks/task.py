@@ -9,14 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+
 from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
+from decentral.randomness import numpy_generator
 from decentral.settings import Settings, setting
 from decentral.store.metrics import Metric
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import Tensor
 
@@ -33,7 +35,7 @@ _FEW_EXAMPLES = 1000  # of which all are looked at: that takes seconds
 
 @dataclass
 class EvaluationSettings(Settings, where="evaluation"):
-    """When and on how much the models are tested on the way. The last evaluation is always on all test examples.
+    """When and on how much the models are tested on the way. The last evaluation is on all test examples of `part`.
 
     every_epochs  how often, in passes over the data (null: as the task suggests; where a pass is one step, about 100
                 times in a run)
@@ -42,6 +44,8 @@ class EvaluationSettings(Settings, where="evaluation"):
                 that all evaluations, the last one too, take a tenth of the time of the training passes, but no fewer
                 than 200, and all where there are no more than 1000. The iterates and the last evaluation do not depend
                 on it, so that auto and all are one run, with one id
+    part        all test examples, or the validation or the test half of them: half of a random order that depends on
+                nothing but their number. Settings are chosen on one half, and results are reported on the other
     split       which test examples each worker's model meets: global, all of them; local, those of its own test set,
                 which has the worker's own class distribution (personalised accuracy); or both
     initial     evaluate before the first step, too
@@ -53,6 +57,7 @@ class EvaluationSettings(Settings, where="evaluation"):
     every_epochs: float | None = setting(None, above=0, hint="a number of epochs")
     every_simulated_s: float | None = setting(None, above=0, hint="a number of seconds", older=None)
     examples: str = field(default="auto", metadata={"older": "all", "the_same": ("auto",)})
+    part: str = setting("all", choices=("all", "validation", "test"), older="all")
     split: str = setting("global", choices=("global", "local", "both"), older="global")
     initial: bool = field(default=True, metadata={"older": True})
     batch_size: int = setting(500, at_least=1)
@@ -68,6 +73,13 @@ class EvaluationSettings(Settings, where="evaluation"):
                 "evaluation.precision=fp64 is more than the models have: leave it out; a run of precision=fp64 is "
                 "evaluated in float64."
             )
+
+    def numbers(self, num_test: int) -> np.ndarray:
+        """The numbers of the test examples of `part`, in their order; the halves are the same in every run."""
+        if self.part == "all":
+            return np.arange(num_test)
+        shuffled = numpy_generator(0, "halves of the test examples").permutation(num_test)
+        return np.sort(np.array_split(shuffled, 2)[self.part == "test"])
 
     def on_the_way(self, num_train: int, num_test: int, num_workers: int, epochs: float) -> int | None:
         """How many test examples an evaluation before the last one looks at; None for all of them.
@@ -166,7 +178,7 @@ class Task(Settings, ABC, where="task"):
     """Whether each worker may have a batch size of its own (`batch_size_per_worker`)."""
 
     def num_examples(self, config: TaskConfig) -> tuple[int, int] | None:
-        """How many examples there are for training and for testing; None where problems are not made of examples."""
+        """How many examples are for training, and for tests; None where problems are not made of examples."""
         return None
 
     def own_starts(self) -> bool:

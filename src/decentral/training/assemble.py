@@ -113,6 +113,8 @@ class Run:
         notes, counts = list(self.problem.notes), self.config.task.num_examples(self.config)
         if (precision := self.config.evaluation.precision) is not Precision.fp32:
             notes.append(f"tests are in {precision.name} (evaluation.precision)")
+        if (part := self.config.evaluation.part) != "all" and counts is not None:
+            notes.append(f"tests are on the {part} half of the test examples, {counts[1]} of them (evaluation.part)")
         warmup = getattr(self.config.schedule, "warmup_epochs", 0)
         if warmup > self.total_steps / self.problem.steps_per_epoch:
             notes.append(f"the warm-up of {warmup:g} epochs (schedule.warmup_epochs) is longer than the run")

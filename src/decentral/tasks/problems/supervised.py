@@ -288,11 +288,17 @@ class Supervised(Problem):
         return [scope._replace(numbers=self.local_tests[worker][: scope.examples]) for worker in self.workers]
 
     @cached_property
+    def test_numbers(self) -> Tensor:
+        """The numbers of the test examples of `evaluation.part`, in their order."""
+        return torch.from_numpy(self.config.evaluation.numbers(self.data.num_test))
+
+    @cached_property
     def local_tests(self) -> list[Tensor]:
         """The numbers of the test examples of each worker: see `own_test_set`."""
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        labels = self.data.test_labels()
-        return [torch.from_numpy(own_test_set(own, labels, self.seed, worker)) for worker, own in enumerate(counts)]
+        labels = self.data.test_labels()[self.test_numbers.numpy()]
+        each = (own_test_set(own, labels, self.seed, worker) for worker, own in enumerate(counts))
+        return [self.test_numbers[places] for places in each]
 
     def save_tables(self, directory: Path) -> None:
         """partition.csv: how many examples of each class, or source, each worker has; local_tests.csv: how many of its
@@ -393,18 +399,15 @@ class Supervised(Problem):
         A forward pass is on no more examples of a batch than are fast (`forward_examples`).
         """
         totals = torch.zeros(len(modules), self.num_summed, dtype=torch.float64, device=self.device)
-        chosen, size = scope.numbers, self.config.evaluation.batch_size
-        if chosen is None and scope.examples is not None:
-            chosen = self._test_examples(scope.examples)
-        num_batches = len(range(part, -(-(self.data.num_test if chosen is None else len(chosen)) // size), parts))
+        chosen, size = self._chosen(scope), self.config.evaluation.batch_size
+        places = chosen.split(size)[part::parts]
         piece = self.forward_examples or self.config.evaluation.batch_size
         with self.config.evaluation.precision.testing(self.device):
             batches = self.data.test_batches(size, chosen, part, parts)
-            places = (torch.arange(self.data.num_test) if chosen is None else chosen).split(size)[part::parts]
             for number, ((inputs, targets), numbers) in enumerate(zip(batches, places, strict=True)):
                 inputs = self.memory_format(self._as_exact(inputs))
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
-                    scope.tell(f"evaluating {name}, batch {number + 1} of {num_batches}")
+                    scope.tell(f"evaluating {name}, batch {number + 1} of {len(places)}")
                     seed_draws(self.device, self.seed, part + number * parts, purpose="evaluation")
                     pieces = (each.split(piece) for each in (inputs.clone(), targets, numbers))
                     for some, their, which in zip(*pieces, strict=True):
@@ -416,10 +419,13 @@ class Supervised(Problem):
         with default_dtype(self.dtype), self._named("in an evaluation"):
             return module(inputs).to(self.dtype)  # type: ignore[no-any-return]
 
-    def _test_examples(self, number: int) -> Tensor:
-        """So many test examples, always the same ones, in their order."""
+    def _chosen(self, scope: Scope) -> Tensor:
+        """The numbers of the test examples that an evaluation looks at: for the same scope always the same ones."""
+        if scope.numbers is not None or scope.examples is None:
+            return self.test_numbers if scope.numbers is None else scope.numbers
         generator = torch_generator("cpu", self.seed, "test examples")
-        return torch.randperm(self.data.num_test, generator=generator)[:number].sort().values
+        picks = torch.randperm(len(self.test_numbers), generator=generator)[: scope.examples]
+        return self.test_numbers[picks].sort().values
 
 
 def _together(batches: Sequence[Batch]) -> Batch:

@@ -303,8 +303,7 @@ class Translating(Supervised):
 
     def _test_batches(self, scope: Scope) -> list[np.ndarray]:
         """The test sentences, or so many of them, always the same ones, by their length: numbers of each batch."""
-        every = np.arange(self.data.num_test)
-        found = every if scope.examples is None else self._test_examples(scope.examples).numpy()
+        found = self._chosen(scope).numpy()
         found = found[np.argsort(self.data.test[0].lengths[found], kind="stable")]
         size = self.config.evaluation.batch_size
         return [found[first : first + size] for first in range(0, len(found), size)]
