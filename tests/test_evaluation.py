@@ -324,7 +324,7 @@ HALVED = {
 
 
 def labelled() -> tuple[list[Any], list[Any]]:
-    inputs, labels = torch.randn(51, 5, generator=torch.Generator().manual_seed(0)), torch.arange(51) % 3
+    inputs, labels = torch.randn(51, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(51) % 3
     pairs = list(zip(inputs, labels.tolist(), strict=True))
     return pairs[:40], pairs[40:]
 
@@ -437,7 +437,7 @@ def test_a_run_knows_where_its_time_went_in_all_attempts(start):
         ("task=quadratics evaluation.split=local", r"evaluation\.split=local is for test examples with classes"),
         ("task=language evaluation.split=both", r"evaluation\.split=both is for test examples with classes"),
         *(
-            (f"task={task} evaluation.part=test", rf"part=test is for tasks that train .* part=all with task={task}\.")
+            (f"task={task} evaluation.part=test", rf"part=test is for tasks that train .*part=all with task={task}\.")
             for task in ("quadratics", "regression", "rl", "mean_estimation")
         ),
         ("evaluation.part=train", r"evaluation\.part=train does not exist"),

@@ -63,8 +63,8 @@ class SupervisedTask(Task):
                 function(*named)
         if config.evaluation.part != "all" and info.num_test < 2:
             raise ConfigError(
-                f"evaluation.part={config.evaluation.part} is half of the test {info.kind}, and data={config.data.name} "
-                f"has {info.num_test}: use evaluation.part=all."
+                f"evaluation.part={config.evaluation.part} is half of the test {info.kind}, and data="
+                f"{config.data.name} has {info.num_test}: use evaluation.part=all."
             )
         self._check_metrics(config, info)
         config.model.check(info)
