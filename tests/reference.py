@@ -174,6 +174,43 @@ def topk(keep: float) -> Compress:
     return of_all
 
 
+@dataclass
+class DCTTopK:
+    """The k largest coefficients of every chunk of a row; chunks have the largest divisor of d up to `chunk`."""
+
+    k: int
+    chunk: int = 64
+    transform: str = "dct"
+
+    def matrix(self, d: int) -> Array:
+        """The transform [d, d], orthonormal: a block of cosines for each chunk."""
+        h = max(size for size in range(1, self.chunk + 1) if d % size == 0)
+        D = np.array([[np.sqrt(2 / h) * np.cos(np.pi * (2 * j + 1) * i / (2 * h)) for j in range(h)] for i in range(h)])
+        D[0] = np.sqrt(1 / h)
+        return np.kron(np.eye(d // h), D if self.transform == "dct" else np.eye(h))
+
+    def kept(self, e: Array) -> Array:
+        """The coefficients [n, d] that are sent, 0 elsewhere."""
+        d = e.shape[1]
+        h = max(size for size in range(1, self.chunk + 1) if d % size == 0)
+        kept = e @ self.matrix(d).T
+        for row in kept:
+            for start in range(0, d, h):
+                row[start + np.argsort(-np.abs(row[start : start + h]))[self.k :]] = 0
+        return kept
+
+    def __call__(self, e: Array) -> Array:
+        return self.kept(e) @ self.matrix(e.shape[1])
+
+
+def mean_of_senders(e: Array, compress: Compress) -> Array:
+    """The mean of C(e_i), each coefficient divided by the number of rows that have it."""
+    chunked = isinstance(compress, DCTTopK)
+    q = compress.kept(e) if chunked else compress(e)
+    q = q.sum(axis=0) / np.maximum((q != 0).sum(axis=0), 1)
+    return np.array([q @ compress.matrix(len(q)) if chunked else q] * len(e))
+
+
 def sign() -> Compress:
     """The sign of each entry times the mean magnitude."""
     return lambda e: np.abs(e).mean(axis=1, keepdims=True) * np.sign(e)
@@ -621,6 +658,7 @@ def sparseloco(
     period_steps: int = 30,
     outer_lr: float = 1.0,
     error_decay: float = 0.95,
+    mean_of: str = "workers",
     compress: Compress = nothing,
 ) -> Iterates:
     x = s.start()
@@ -630,8 +668,26 @@ def sparseloco(
         if (t + 1) % period_steps == 0:
             e = error_decay * e + phi - x
             sent = compress(e)
+            x = phi = phi - outer_lr * (mean(sent) if mean_of == "workers" else mean_of_senders(e, compress))
             e = e - sent
-            x = phi = phi - outer_lr * mean(sent)
+        yield x
+
+
+def demo(
+    s: Setting,
+    decay: float = 0.999,
+    subtract: float = 1.0,
+    signed: bool = True,
+    decoupled_decay: float = 0.0,
+    compress: Compress = nothing,
+) -> Iterates:
+    x = s.start()
+    D = np.zeros_like(x)
+    for t in itertools.count():
+        D = decay * D - s.lr(t) * s.optimizer.update(s.gradient(x), 1.0)
+        q = mean_of_senders(D, compress)
+        D = D - subtract * compress(D)
+        x = (1 - s.lr(t) * decoupled_decay) * x - s.lr(t) * (np.sign(q) if signed else q)
         yield x
 
 

@@ -159,6 +159,7 @@ def compression(case: Case) -> dict[str, Any]:
         "topk": lambda keep: {"compress": reference.topk(keep)},
         "sign": lambda: {"compress": reference.sign()},
         "bf16": lambda: {"compress": reference.bf16()},
+        "dct_topk": lambda **settings: {"compress": reference.DCTTopK(**settings)},
         "artopk": lambda keep: {"star": keep},
     }
     settings = dict(case.compress)

@@ -70,6 +70,7 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "d2": AlgorithmCase((RING, Net("grid", 6)), Optimum.exact, COMPLETE, overrides=("topology.weights=metropolis",)),
     "dadam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.other, None),
     "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
+    "demo": AlgorithmCase((RING,), Optimum.other, None, overrides=("compress=dct_topk", "compress.k=2")),
     "diloco": AlgorithmCase(
         (RING,), Optimum.biased, RING, as_sgd=AVERAGED, overrides=("algo.period_steps=3", "algo.outer_momentum=0.3")
     ),
@@ -171,10 +172,11 @@ def in_rounds() -> dict[str, type]:
 
 
 VARIANTS: dict[str, list[str]] = {
-    "allreduce": ["compress=topk", "compress=randomk", "compress=threshold", "compress=powersgd"],
+    "allreduce": ["compress=topk", "compress=randomk", "compress=threshold", "compress=powersgd", "compress=dct_topk"],
     "beer": ["algo.start=initial", "compress=topk"],
     "choco": ["algo.order=combine_then_compress", "algo.start=zero", "compress=topk", "compress=int8"],
     "dadam": ["algo.mode=atc", "algo.accumulate_steps=3", "algo.decoupled_decay=0.1"],
+    "demo": ["algo.signed=false", "algo.subtract=0.5", "algo.decoupled_decay=0.1"],
     "diloco": ["algo.nesterov=false"],
     "dmsgd": ["algo.form=ying"],
     "dpsgd": ["algo.mode=awc", "compress=bf16"],
@@ -189,7 +191,7 @@ VARIANTS: dict[str, list[str]] = {
     "qg_dpsgd": ["algo.nesterov=false", "algo.a=0.3"],
     "relaysgd_grad": ["algo.receiver_lr=true"],
     "sgp": ["algo.rounds=2"],
-    "sparseloco": ["compress=topk"],
+    "sparseloco": ["compress=topk", "algo.mean_of=senders"],
     "streaming_diloco": ["algo.delay_steps=1", "algo.own_share=0.5", "algo.split=interleaved"],
     "teleportation": ["algo.active=5", "algo.active=1"],
 }

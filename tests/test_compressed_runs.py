@@ -120,6 +120,15 @@ def test_lost_messages_of_a_relay_are_zero_whatever_they_say(start) -> None:
             "algo=choco topology=ring compress=topk compress.error_feedback=false",
             "compress.error_feedback=false makes no difference to algo=choco, which keeps no residuals: leave it out.",
         ),
+        (
+            "algo=demo compress=topk compress.error_feedback=false",
+            "makes no difference to algo=demo, which keeps residuals in its own way: leave it out.",
+        ),
+        (
+            "algo=sparseloco algo.mean_of=senders compress=randomk",
+            "algo=sparseloco, which needs messages of another kind: use bf16 or dct_topk or",
+        ),
+        ("algo=allreduce compress=dct_topk compress.chunk=300", "compress.chunk=300 makes no sense: it has to be from"),
         ("algo=allreduce compress=randomk compress.unbiased=true", "compress.unbiased=true sends P / k times the"),
         ("algo=allreduce compress=topk compress.index_bytes=2", "compress.index_bytes=2 makes no sense: it has to be"),
     ],

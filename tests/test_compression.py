@@ -61,7 +61,7 @@ class Together:
         return Payload({name: part.clone() for name, part in payload.tensors.items()})
 
 
-ROUNDS = {"int8", "sign"}
+ROUNDS = {"dct_topk", "int8", "sign"}
 
 
 @pytest.mark.parametrize("name", ENCODERS)
@@ -165,6 +165,7 @@ TAKEN = {
     AcceptedCompression.nothing: {"none"},
     AcceptedCompression.rows: {"none", "bf16", "int8", "sign"},
     AcceptedCompression.payloads: set(ENCODERS),
+    AcceptedCompression.senders: set(ENCODERS) - {"randomk"},
     AcceptedCompression.means: set(components("compression")),
 }
 

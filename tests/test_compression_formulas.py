@@ -10,11 +10,18 @@ import torch
 from torch import Tensor
 
 from bench.traffic import Meter
+from decentral import iterates
 from decentral.compression import selection
+from decentral.compression.dct_topk import Transform
 from decentral.compression.rows import Address, RowLayout
 from decentral.compression.sparse import TopK
 from decentral.errors import ConfigError
+from decentral.network.local import LocalNetwork
+from decentral.optim.optimizer import LocalRule
+from decentral.optim.sgd import SGD
 from decentral.registry import components
+from decentral.topology.delivery import Losses
+from decentral.topology.topology import topology_of
 from test_compression import P, Together, bound, decoded, rows
 
 # -- Compressors that give every coordinate a number, and PowerSGD, against their formulas, written plainly
@@ -361,3 +368,139 @@ def test_randomk_is_unbiased_if_it_is_scaled_and_a_contraction_if_not(keep: floa
         scale = size / k if unbiased else 1.0
         error = scale * e.abs() * (keep * (1 - keep) / steps) ** 0.5
         assert ((total - expected).abs() <= 5 * error).all()
+
+
+# -- The largest DCT coefficients of chunks, and DeMo, with a dense matrix of cosines and loops over chunks
+
+PARAMETERS = RowLayout(("kernel", "bias", "none", "weight", "scale"), ((8, 6, 3, 1), (6,), (0, 4), (10, 12), ()))
+NUM, CHUNK, KEPT = PARAMETERS.num_coordinates, 4, 5
+
+
+def cosines(h: int) -> np.ndarray:
+    D = np.array([[np.cos(np.pi * (2 * j + 1) * i / (2 * h)) for j in range(h)] for i in range(h)]) * np.sqrt(2 / h)
+    D[0] = 1 / np.sqrt(h)
+    return D
+
+
+def in_chunks(dct: bool) -> tuple[np.ndarray, list[int]]:
+    """The transform [NUM, NUM] of a row into coefficients, chunk after chunk, and how many numbers each chunk has."""
+    T, sizes, start = [], [], 0
+    for shape in PARAMETERS.shapes:
+        size = int(np.prod(shape))
+        r, c = (shape[0], size // shape[0] if shape[0] else 0) if len(shape) > 1 else (1, size)
+        places = start + np.arange(size).reshape(r, c)
+        start += size
+        if not size:
+            continue
+        h, w = (max(d for d in range(1, CHUNK + 1) if side % d == 0) for side in (r, c))
+        for top in range(0, r, h):
+            for left in range(0, c, w):
+                block = np.zeros((h * w, NUM))
+                block[:, places[top : top + h, left : left + w].ravel()] = (
+                    np.kron(cosines(h), cosines(w)) if dct else np.eye(h * w)
+                )
+                T.append(block)
+                sizes.append(h * w)
+    return np.concatenate(T), sizes
+
+
+def kept(e: np.ndarray, T: np.ndarray, sizes: list[int]) -> np.ndarray:
+    """The coefficients [n, NUM] of rows that are sent, 0 elsewhere."""
+    q = e @ T.T
+    for row in q:
+        start = 0
+        for size in sizes:
+            row[start + np.argsort(-np.abs(row[start : start + size]))[KEPT:]] = 0
+            start += size
+    return q
+
+
+def of_senders(q: np.ndarray) -> np.ndarray:
+    return q.sum(0) / np.maximum((q != 0).sum(0), 1)
+
+
+@pytest.mark.parametrize("transform", ["dct", "none"])
+def test_dct_topk_sends_the_largest_coefficients_of_every_chunk(transform: str) -> None:
+    T, sizes = in_chunks(transform == "dct")
+    settings = {"transform": Transform[transform], "chunk": CHUNK, "k": KEPT}
+    compressor, net, n = bound("dct_topk", PARAMETERS, **settings), Together(3), 3
+    np.testing.assert_allclose(T @ T.T, np.eye(NUM), atol=1e-14)
+    g = rows(n, torch.float64, size=NUM)
+    q = kept(g.numpy(), T, sizes)
+    for row, wanted in zip(g, q @ T, strict=True):
+        np.testing.assert_allclose(through(compressor, row), wanted, rtol=0, atol=1e-13)
+    r = compressor.residual(g)
+    for senders, mean in ((False, q.mean(0) @ T), (True, of_senders(q) @ T)):
+        found, left, _ = compressor.combine(g.clone(), r.clone(), g[0, :0], net, 0, of_senders=senders)
+        np.testing.assert_allclose(found, np.tile(mean, (n, 1)), rtol=0, atol=1e-13)
+        np.testing.assert_allclose(left, g.numpy() - q @ T, rtol=0, atol=1e-13)
+    assert np.abs(q.mean(0) - of_senders(q)).max() > 0.1
+
+
+def test_dct_topk_counts_a_byte_for_an_index_into_a_small_chunk_and_two_for_a_large_one() -> None:
+    layout = RowLayout(("large", "small", "bias"), ((128, 192), (16, 16), (96,)))
+    e = rows(size=layout.num_coordinates)[0]
+    large, small = 2 * 3 * 32, 32 + 2 * 32  # 6 chunks of 64 x 64; one of 16 x 16, and 2 of 48
+    assert bound("dct_topk", layout).encode(e, AT).num_bytes == large * (4 + 2) + small * (4 + 1)
+    assert bound("dct_topk", layout, index_bytes=8).encode(e, AT).num_bytes == (large + small) * 12
+    whole = bound("dct_topk", RowLayout(("square",), ((256, 256),)), chunk=256, k=65536)
+    e = rows(size=65536, dtype=torch.float64)[0]
+    payload = whole.encode(e, AT)
+    assert payload.num_bytes == 65536 * (8 + 2)
+    torch.testing.assert_close(decoded(whole, payload, e, AT), e, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"signed": False, "subtract": 0.3, "decay": 0.8}, {"subtract": 0.6, "decoupled_decay": 0.2}],
+    ids=str,
+)
+def test_demo_is_its_formula_on_matrices_and_what_leaves_a_momentum_is_what_it_sent(settings: dict[str, Any]) -> None:
+    n, (T, sizes) = 3, in_chunks(True)
+    net = LocalNetwork(topology_of("ring", {}).schedule(n), Losses(0.0, 0))
+    demo = components("algorithms")["demo"](**settings)
+    algorithm = demo.bind(LocalRule(SGD(), lambda t: 0.1 / (1 + t)), bound("dct_topk", PARAMETERS, chunk=CHUNK, k=KEPT))
+    x = rows(dtype=torch.float64, size=NUM, seed=9).repeat(n, 1)
+    s, y, D = algorithm.init(x.clone(), net), x[0].numpy(), np.zeros((n, NUM))
+    for t in range(6):
+        g, lr = rows(n, torch.float64, size=NUM, seed=t), 0.1 / (1 + t)
+        D = demo.decay * D + lr * g.numpy()
+        q = kept(D, T, sizes)
+        D = D - demo.subtract * q @ T
+        u = of_senders(q) @ T
+        before, y = y, (1 - lr * demo.decoupled_decay) * y - lr * (np.sign(u) if demo.signed else u)
+        s = algorithm.step(s, lambda x, g=g: g.clone(), net, t)
+        np.testing.assert_allclose(s.x, np.tile(y, (n, 1)), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(s.D, D, rtol=0, atol=1e-12)
+        assert demo.decoupled_decay or not demo.signed or np.abs(y - before).max() <= lr + 1e-15
+
+
+@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("subtract", [1.0, 0.4, 0.0])
+@pytest.mark.parametrize("signed", [True, False])
+def test_demo_that_sends_all_is_sgd_on_the_mean_gradient(n: int, subtract: float, signed: bool) -> None:
+    """Or momentum SGD with momentum decay (1 - subtract); lr counts twice without the sign, whatever the chunk."""
+    A, x0 = rows(n * 8, torch.float64, size=8).view(n, 8, 8).numpy() / 4, np.ones(8)
+
+    def gradient(x: np.ndarray, t: int) -> np.ndarray:
+        return np.array([a.T @ (a @ row - 1) for a, row in zip(A, x, strict=True)])
+
+    def rate(t: int) -> float:
+        return 0.2 / (1 + t)
+
+    wanted, m = [x0], np.zeros(8)
+    for t in range(8):
+        m = 0.9 * (1 - subtract) * m + rate(t) * gradient(np.tile(wanted[-1], (n, 1)), t).mean(0)
+        wanted.append(wanted[-1] - rate(t) * (np.sign(m) if signed else m))
+    how = {"decay": 0.9, "subtract": subtract, "signed": signed}
+    for compress in ("none", "dct_topk", {"chunk": 2, "k": 2}, {"chunk": 7, "k": 100, "transform": "none"}):
+        given = {"compress_settings": compress} if isinstance(compress, dict) else {"compress": compress}
+        found = iterates("demo", "ring", gradient, x0, 8, lr=rate, num_workers=n, algo_settings=how, **given)
+        np.testing.assert_allclose(found, np.array(wanted)[:, None].repeat(n, 1), rtol=0, atol=1e-13)
+
+
+def test_demo_says_that_a_gradient_is_no_number() -> None:
+    def gradient(x: np.ndarray, t: int) -> np.ndarray:
+        return np.full_like(x, np.nan)
+
+    assert np.isnan(iterates("demo", "ring", gradient, np.zeros(8), 1, num_workers=2)[-1]).all()

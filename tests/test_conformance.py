@@ -399,8 +399,9 @@ def test_an_algorithm_has_its_usual_topology_unless_something_is_said_of_one(
     assert compose(["task=quadratics", "num_workers=16", *overrides], str(tmp_path)).topology.name == topology
 
 
-def test_the_usual_topology_of_every_algorithm_exists_and_suits_it() -> None:
+def test_usual_topology_and_compressor_of_every_algorithm_exist_and_suit_it() -> None:
     for name, cls in components("algorithms").items():
         task = "mean_estimation" if cls.needs_samples else "quadratics"
         config = compose([f"algo={name}", f"task={task}"])
         assert config.topology.name == (cls.usual_topology or "dbt")
+        assert config.compress.name == (cls.usual_compress or "none")

@@ -527,9 +527,22 @@ LOCKSTEP = (
     "sgp",
     "choco",
     "beer",
+    "demo",
 )
 ASYNCHRONOUS = ("wagma", "eager_sgd", "adpsgd", "a2cid2", "async_push_sum")
-COMPRESSED = ("topk", "lwtopk", "artopk", "mstopk", "randomk", "threshold", "bf16", "int8", "sign", "powersgd")
+COMPRESSED = (
+    "topk",
+    "lwtopk",
+    "artopk",
+    "mstopk",
+    "randomk",
+    "threshold",
+    "bf16",
+    "int8",
+    "sign",
+    "powersgd",
+    "dct_topk",
+)
 
 
 def trained(device: str, overrides: Sequence[str]) -> tuple[Tensor, dict[str, Tensor], int]:

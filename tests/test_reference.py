@@ -29,6 +29,8 @@ LOPSIDED = both_ways([(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (2, 5)])
 """Undirected and irregular; Metropolis weights."""
 
 TOPK, SIGN, BF16 = {"name": "topk", "keep": 0.4}, {"name": "sign"}, {"name": "bf16"}
+CHUNKS = {"name": "dct_topk", "k": 2, "chunk": 4}
+SENDERS = {"period_steps": 2, "mean_of": "senders"}
 
 CASES = [
     Case("allreduce", "ring", 5),
@@ -112,6 +114,7 @@ CASES = [
     Case("allreduce", "ring", 6, compress=TOPK),
     Case("allreduce", "ring", 4, compress=SIGN),
     Case("allreduce", "ring", 4, compress={"name": "artopk", "keep": 0.5}),
+    Case("allreduce", "ring", 4, compress=CHUNKS, d=8),
     Case("dpsgd", "ring", 6, compress=SIGN),
     Case("relaysgd", "chain", 5, compress=SIGN),
     Case("relaysgd", "star", 6, {"overlap": True, "fill": "previous"}, compress=SIGN),
@@ -143,6 +146,11 @@ CASES = [
     Case("gasloc", "base_graph", 5, {"period_steps": 2, "outer_momentum": 0.3}),
     Case("sparseloco", "ring", 6, {"period_steps": 3}),
     Case("sparseloco", "ring", 5, {"period_steps": 2}, compress=TOPK),
+    Case("sparseloco", "ring", 5, SENDERS, compress=TOPK),
+    Case("sparseloco", "ring", 4, SENDERS, compress=CHUNKS | {"transform": "none"}, d=8),
+    Case("demo", "ring", 6, {"decay": 0.9}, compress={"name": "dct_topk", "k": 3}, d=8),
+    Case("demo", "ring", 4, {"signed": False, "subtract": 0.4, "decoupled_decay": 0.1}, compress=CHUNKS, d=8),
+    Case("demo", "ring", 5, {"signed": False}, compress=TOPK),
     Case("teleportation", "ring", 6),
     Case("teleportation", "ring", 5, {"active": 3, "graph": "complete"}),
 ]
@@ -312,7 +320,7 @@ def test_a_setting_makes_a_difference_from_the_step_on_that_its_formula_says(
 
 SEED = 7
 RELIABLE = {"allreduce", "model_averaging", "local_sgd", "choco", "beer", "motef"} | {
-    *("diloco", "streaming_diloco", "noloco", "sparseloco", "teleportation"),
+    *("diloco", "streaming_diloco", "noloco", "sparseloco", "teleportation", "demo"),
 }
 
 LOSSY = [

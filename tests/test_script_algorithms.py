@@ -88,6 +88,7 @@ CASES = {
     "dadam_atc": Case("dadam", "ring", PLAIN, {"mode": "atc", "accumulate_steps": 2}),
     "decentlam": Case("decentlam", "ring"),
     "decentlam_momentum": Case("decentlam", "ring", MOMENTUM),
+    "demo": Case("demo", "ring", MOMENTUM, {"decay": 0.9}, compress="topk", compress_settings={"keep": 0.4}),
     "diloco": Case("diloco", "ring", ADAM, {"period_steps": 2}),
     "dmsgd": Case("dmsgd", "ring", ("SGD", {"lr": 0.05, "weight_decay": 0.01})),
     "dmsgd_ying": Case("dmsgd", "one_peer_exponential", ADAM, {"form": "ying"}),
@@ -250,7 +251,7 @@ def test_the_state_of_another_algorithm_is_refused_and_changes_nothing(algo: str
         each.peers.close()
 
 
-@pytest.mark.parametrize(("compress", "settings"), [("lwtopk", {}), ("powersgd", {"rank": 1})])
+@pytest.mark.parametrize(("compress", "settings"), [("lwtopk", {}), ("powersgd", {"rank": 1}), ("dct_topk", {"k": 2})])
 def test_what_is_compressed_by_parameter_knows_the_models_parameters(compress: str, settings: dict[str, int]):
     """Alone, with SGD at the rate 1, a step is the compressed gradient of the model's own layout."""
     model = network()

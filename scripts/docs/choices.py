@@ -42,6 +42,7 @@ _TAKES = {
     AcceptedCompression.nothing: "no compressed messages",
     AcceptedCompression.rows: "compressors that give every coordinate a number: bf16, int8, sign",
     AcceptedCompression.payloads: "every compressor that encodes a row by itself: all but powersgd and artopk",
+    AcceptedCompression.senders: "compressors that give every coordinate a number, or say which have one",
     AcceptedCompression.means: "every compressor",
 }
 

@@ -34,7 +34,9 @@ def sent(methods: list[str], num_workers: int) -> dict[str, Sent]:
         config = usual["mean_estimation" if algo.needs_samples else "quadratics"]
         topology = topologies[algo.usual_topology]() if algo.usual_topology else config.topology
         with torch.no_grad():
-            r = assemble(replace(config, algo=algo, topology=topology), World(0, 1, torch.device("cpu")))
+            compress = components("compression")[algo.usual_compress or "none"]()
+            chosen = replace(config, algo=algo, topology=topology, compress=compress)
+            r = assemble(chosen, World(0, 1, torch.device("cpu")))
             try:
                 for _ in range(r.total_steps):
                     r.stepper.step()

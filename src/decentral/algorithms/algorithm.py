@@ -76,6 +76,12 @@ class Algorithm(Settings, ABC, where="algo"):
     usual_topology: ClassVar[str] = ""
     """What `topology=` is for it where nobody says it; '' for double binary trees, on which messages are relayed."""
 
+    usual_compress: ClassVar[str] = ""
+    """What `compress=` is for it where nobody says it; '' for none."""
+
+    own_residuals: ClassVar[bool] = False
+    """Whether it keeps what messages leave out in its own way, so that there is no `compress.error_feedback`."""
+
     uses_topology: ClassVar[bool] = True
     """Whether the topology makes a difference; if not, it is no part of the run's identity."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from decentral.topology.rounds import Rounds
 
 
+class MeanOf(Enum):
+    """By how many workers a coordinate of the mean is divided: all, or those that sent it."""
+
+    workers = "workers"
+    senders = "senders"
+
+
 @dataclass
 class SparseLoCo(Algorithm):
     """SparseLoCo: local steps, and now and then the mean of what is largest in what the workers have moved.
@@ -25,25 +33,25 @@ class SparseLoCo(Algorithm):
         x_i <- x_i + u_i                     and, when t + 1 is a multiple of H = `period_steps`,
         e_i <- beta e_i + (phi - x_i)        beta = `error_decay`, e^0 = 0
         e_i <- e_i - C(e_i)                  C: `compress=`, for example topk with compress.keep=0.0156
-        phi <- phi - outer_lr 1/n sum_j C(e_j),  x_i <- phi
+        phi <- phi - outer_lr 1/n sum_j C(e_j),  x_i <- phi     mean_of=senders: each coordinate divided by the number
+                                                                of workers that sent it, as the released code does
 
     arXiv:2508.15706 (formula from a summary and from the code of templar, the paper's text was not checked): beta =
     0.95, outer_lr = 1, H = 30, no outer momentum. With compress=none e is 0 after every outer step: `diloco` with
-    outer_momentum=0. Departures: the published C takes the 64 largest of every 64 x 64 chunk of a matrix and rounds
-    them to two bits, which is no `compress=` of this program: top-k of the whole row is close, at full precision. Its
-    code has outer_lr inside of e, clips every worker's message to the median norm, and divides an entry by the number
-    of workers that sent it; here it is divided by n, as in the formula. Topology: not used.
+    outer_momentum=0. The published C takes the 64 largest of every 64 x 64 chunk of a matrix: `compress=dct_topk
+    compress.transform=none compress.k=64`. Departures: it also rounds them to two bits, which is no `compress=` of this
+    program. Its code has outer_lr inside of e, and clips every worker's message to the median norm. Topology: not used.
     """
 
     name: str = "sparseloco"
     period_steps: int = setting(30, at_least=1)
     outer_lr: float = setting(1.0, at_least=0)
     error_decay: float = setting(0.95, at_least=0, at_most=1)
+    mean_of: MeanOf = setting(MeanOf.workers, older=MeanOf.workers)
     only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
-    takes = AcceptedCompression.means
 
     class State(NamedTuple):
         """Models, the last outer model, residuals, what else the compressor remembers, and the local optimizer."""
@@ -54,6 +62,11 @@ class SparseLoCo(Algorithm):
         memory: Shared
         compression_stats: Rows
         opt: Buffers
+
+    @property
+    def takes(self) -> AcceptedCompression:
+        """All; with mean_of=senders those whose messages say which coordinates they have."""
+        return AcceptedCompression.means if self.mean_of is MeanOf.workers else AcceptedCompression.senders
 
     @property
     def steps_per_message(self) -> int:
@@ -75,7 +88,10 @@ class SparseLoCo(Algorithm):
         x, opt = self.local.adapt(x, oracle(x), opt, t)
         if (t + 1) % self.period_steps == 0:
             D, e = sub(phi, x, out=x), scale(e, self.error_decay)
-            D, e, memory = self.compressor.combine(D, e, memory, net, t // self.period_steps)
+            if self.mean_of is MeanOf.senders:
+                D, e, memory = self.encoder.combine(D, e, memory, net, t // self.period_steps, of_senders=True)
+            else:
+                D, e, memory = self.compressor.combine(D, e, memory, net, t // self.period_steps)
             phi = sub(phi, D, alpha=self.outer_lr)
             x = copy(phi, out=x)
         return self.State(x, phi, e, memory, compression_stats, opt)

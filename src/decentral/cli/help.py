@@ -300,6 +300,8 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
     lines = [head, "", textwrap.indent(inspect.getdoc(found.cls) or "", "  ")]
     if usual := getattr(found.cls, "usual_topology", ""):
         lines += ["", f"  Where no topology is named: topology={usual}"]
+    if usual := getattr(found.cls, "usual_compress", ""):
+        lines += ["", f"  Where no compressor is named: compress={usual}"]
     if group == "topology":
         lines += _facts(found)
     shown = [(f"{group}.{setting.name}={setting.value}", setting) for setting in found.settings]

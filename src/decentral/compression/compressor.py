@@ -174,9 +174,9 @@ class Encoder(Compressor):
 
     @classmethod
     def suits(cls, takes: AcceptedCompression) -> bool:
-        """Whatever sends payloads can use it, and what sends rows if all coordinates get a number."""
+        """Whatever sends payloads can use it, and what sends rows or counts senders if all coordinates get a number."""
         return takes in (AcceptedCompression.payloads, AcceptedCompression.means) or (
-            takes is AcceptedCompression.rows and cls.fills
+            takes in (AcceptedCompression.rows, AcceptedCompression.senders) and cls.fills
         )
 
     def squares_of_sent(self, payload: Payload, e: Tensor, at: Address) -> tuple[float, float]:
@@ -233,8 +233,13 @@ class Encoder(Compressor):
         """
         return relay(self, y, m, net, t, later)
 
-    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Compressor.combine`: by an all-reduce of the payloads' numbers if they add up, else by all-gather."""
+    def combine(
+        self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int, of_senders: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Compressor.combine`: by an all-reduce of the payloads' numbers if they add up, else by all-gather.
+
+        of_senders  see `add_mean`
+        """
         e = self.error_fed(g, r)
         here = [Address(worker, t) for worker in net.workers]
         payloads = [self.encode(row, at) for row, at in zip(e, here, strict=True)]
@@ -246,10 +251,18 @@ class Encoder(Compressor):
         if self.adds:
             self.add_decoded(self._mean(payloads, net), mean, here[0])
         else:
-            for j, payload in enumerate(net.allgather(payloads, self.sizes(t, g.dtype))):
-                self.add_decoded(payload, mean, Address(j, t), 1 / net.n)
+            self.add_mean(net.allgather(payloads, self.sizes(t, g.dtype)), mean, t, of_senders)
         g[1:] = mean
         return g, r, memory
+
+    def add_mean(self, payloads: Sequence[Payload], out: Tensor, t: int, of_senders: bool = False) -> None:
+        """out <- out + 1/n sum_j C(e_j) [P], in place, for the payloads of all n workers in step t.
+
+        of_senders  each number that was sent is divided by how many workers sent it, not by n: the same where every
+                    coordinate gets a number
+        """
+        for j, payload in enumerate(payloads):
+            self.add_decoded(payload, out, Address(j, t), 1 / len(payloads))
 
     def _mean(self, payloads: Sequence[Payload], net: Network) -> Payload:
         """The payload of the mean, by an all-reduce of the one tensor that each of them has."""

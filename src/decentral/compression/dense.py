@@ -62,7 +62,9 @@ class NoCompression(Encoder):
         """m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}."""
         return net.relay(y, m, t, later)
 
-    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    def combine(
+        self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int, of_senders: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """An all-reduce of g."""
         return net.mean(g), r, memory
 

@@ -22,6 +22,9 @@ class AcceptedCompression(Enum):
     """Those that give every coordinate a number (`fills`): what is sent is a row, rounded."""
     payloads = "payloads"
     """Those that encode a row by itself (`Encoder`): any message from one worker to others."""
+    senders = "senders"
+    """Those that give every coordinate a number, or say which have one (`Placed`): it divides each coordinate by the
+    number of workers that sent it."""
     means = "means"
     """All: it needs the mean of all workers, and leaves to the compressor how it is formed (`combine`)."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from decentral.compression.compressor import Encoder
 from decentral.compression.ratio import Ratio
-from decentral.compression.rows import Address, payload_of
+from decentral.compression.rows import AcceptedCompression, payload_of
 from decentral.compression.selection import as_integer, at_least, distinct, largest, moments, sampled
 from decentral.errors import ConfigError
 from decentral.host.machine import Lazy
@@ -17,6 +17,8 @@ from decentral.randomness import numpy_generator
 from decentral.settings import setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from torch import Tensor
 
@@ -27,8 +29,44 @@ else:
     torch = Lazy("torch")
 
 
+class Placed(Encoder):
+    """Sends some numbers of a row, or of an orthonormal transform of it, and where they belong."""
+
+    @classmethod
+    def suits(cls, takes: AcceptedCompression) -> bool:
+        """Who sent which coordinate is known."""
+        return takes is AcceptedCompression.senders or super().suits(takes)
+
+    @abstractmethod
+    def sent_places(self, payload: Payload) -> Tensor:
+        """Where the values of a payload belong, each place once: [m], integers."""
+
+    def restored(self, q: Tensor) -> Tensor:
+        """The row [P] whose transform is q [P]; here q is the row."""
+        return q
+
+    def add_mean(self, payloads: Sequence[Payload], out: Tensor, t: int, of_senders: bool = False) -> None:
+        """See `Encoder.add_mean`."""
+        if not of_senders:
+            super().add_mean(payloads, out, t)
+            return
+        q, senders = torch.zeros_like(out), torch.zeros_like(out)
+        for payload in payloads:
+            places, values = self.sent_places(payload), payload.tensors["values"]
+            q.index_add_(0, places, values)
+            senders.index_add_(0, places, torch.ones_like(values))
+        out.add_(self.restored(q.div_(senders.clamp_(min=1))))
+
+    def squares_of_sent(self, payload: Payload, e: Tensor, at: Address) -> tuple[float, float]:
+        """||C(e)||^2, and ||e - C(e)||^2 = ||e||^2 - ||C(e)||^2: what is sent and what is left have no place in
+        common."""
+        values = payload.tensors["values"]
+        sent = float(values.dot(values))
+        return sent, max(0.0, float(e.dot(e)) - sent)
+
+
 @dataclass
-class Sparse(Encoder):
+class Sparse(Placed):
     """Sends pairs (value, index): C(e) is e at the places that are sent, and 0 elsewhere.
 
     Error feedback is exact: what is sent leaves the residual, and all else stays in it, bit for bit.
@@ -57,6 +95,10 @@ class Sparse(Encoder):
         torch.index_select(e, 0, places, out=values)
         return payload_of(values=values, indices=indices.copy_(places))
 
+    def sent_places(self, payload: Payload) -> Tensor:
+        """The indices."""
+        return payload.tensors["indices"]
+
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
         """out[index] <- out[index] + weight * value for each pair: it touches no other places."""
         out.index_add_(0, payload.tensors["indices"], payload.tensors["values"], alpha=weight)
@@ -69,13 +111,6 @@ class Sparse(Encoder):
     def sizes_of(self, count: int, dtype: torch.dtype) -> Sizes:
         """Of a payload with so many pairs."""
         return {"values": (dtype, count), "indices": (index_type(self.index_bytes), count)}
-
-    def squares_of_sent(self, payload: Payload, e: Tensor, at: Address) -> tuple[float, float]:
-        """||C(e)||^2, and ||e - C(e)||^2 = ||e||^2 - ||C(e)||^2: what is sent and what is left have no place in
-        common."""
-        values = payload.tensors["values"]
-        sent = float(values.dot(values))
-        return sent, max(0.0, float(e.dot(e)) - sent)
 
 
 def check_indices(layout: RowLayout, index_bytes: int) -> None:

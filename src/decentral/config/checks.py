@@ -374,9 +374,11 @@ def check_compression(config: Config) -> None:
 def check_compressor(algo: Algorithm, compress: Compressor) -> None:
     """Raise ConfigError if the algorithm cannot send what this compressor makes of rows."""
     if compress.suits(algo.takes):
-        if algo.takes is not AcceptedCompression.means and not compress.error_feedback:
+        averages = algo.takes in (AcceptedCompression.means, AcceptedCompression.senders)
+        if (algo.own_residuals or not averages) and not compress.error_feedback:
+            residuals = "residuals in its own way" if algo.own_residuals else "no residuals"
             raise ConfigError(
-                f"compress.error_feedback=false makes no difference to algo={algo.name}, which keeps no residuals: "
+                f"compress.error_feedback=false makes no difference to algo={algo.name}, which keeps {residuals}: "
                 "leave it out."
             )
         return

@@ -148,7 +148,7 @@ def spelt_out(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
 
 def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """The overrides, and what is usual for their task and algorithm where neither they nor their experiment say
-    anything of it: settings of the task (`Task.usual`), and the topology of the algorithm."""
+    anything of it: settings of the task (`Task.usual`), topology and compressor of the algorithm."""
     said = {override.partition("=")[0]: override.partition("=")[2] for override in overrides}
     experiment = _choice("experiment", said, {})
     choices, layers = read_experiment(experiment, folders) if experiment not in ("", "null") else ({}, [])
@@ -164,6 +164,8 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     usual = getattr(chosen, "usual_topology", "")
     if usual and "topology" not in {*(key.partition(".")[0] for key in said), *known}:
         after.append(f"topology={usual}")
+    if (usual := getattr(chosen, "usual_compress", "")) and "compress" not in {*said, *known}:
+        after.append(f"compress={usual}")
     return [*before, *overrides, *after]
 
 

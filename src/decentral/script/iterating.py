@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.compression.dense import NoCompression
 from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError
@@ -82,6 +83,7 @@ def iterates(
     x = start.expand(n, -1).clone()
     if not algorithm.own_starts and not (x == x[:1]).all():
         raise ConfigError(f"algo='{algorithm.name}' begins at one model that all share: give x0 [P].")
+    compress = compress or algorithm.usual_compress or None
     compressor, of_messages, per_epoch = compression_from(compress, compress_settings)
     try:
         algorithm.check_workers(n)
@@ -90,7 +92,7 @@ def iterates(
         rounds = communication.schedule(topology, n)
         if algorithm.uses_topology:
             check(rounds, algorithm.needs, algorithm.name, topology.name, topology.weights_given())
-        if compress is not None:
+        if not isinstance(compressor, NoCompression):
             check_compressor(algorithm, compressor)
             check_compressed_rounds(algorithm, compressor, communication, lambda: rounds, topology.name)
     except ConfigError as error:

@@ -251,7 +251,7 @@ def _checked_steps(
                 )
         check_communication(algorithm, peers.communication)
         check_needs(peers.schedule, algorithm.needs, algorithm.name, peers.topology.name)
-        found = compression_from(compress, compress_settings)
+        found = compression_from(compress or algorithm.usual_compress or None, compress_settings)
         compressor = found.compressor
         if not isinstance(compressor, NoCompression):
             check_compressor(algorithm, compressor)

@@ -1,0 +1,80 @@
+"""DeMo: decoupled momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.compression.rows import AcceptedCompression, Address
+from decentral.optim.rows import add, scale, sub
+from decentral.settings import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class DeMo(Algorithm):
+    """DeMo: momenta that stay with their workers; their largest DCT coefficients are sent, and subtracted.
+
+        D_i <- decay D_i + lr g_i            D^0 = 0, g_i at x, the same for all
+        D_i <- D_i - subtract C(D_i)         C: `compress=`; dct_topk with its chunk and k where none is named
+        q    = the mean of the C(D_j): of each coefficient over the workers that sent it, 0 where none did
+        x   <- (1 - lr decoupled_decay) x - lr sign(q)       signed=false: - lr q
+
+    Peng, Kingma et al., 2024 (arXiv:2411.19870; formula as in the authors' code, whose defaults these are). lr is
+    inside of D, too: a schedule changes how much older gradients weigh, and signed=false takes lr^2. `subtract` below 1
+    is of the paper's second version (formula from a summary). If all coefficients are sent (compress=none) and
+    subtract=1, D is 0 after every step: sign-SGD on the mean gradient, whatever the decay. No parameter moves by more
+    than lr, but for decoupled_decay. g is what the local optimizer makes of it: plain `optim=sgd` is the method, its
+    weight decay is part of g.
+
+    Bytes: all gather the messages of all in every step. Departures: those of `compress=dct_topk`. The sign of what is
+    no number is no number. Topology: not used.
+    """
+
+    name: str = "demo"
+    decay: float = setting(0.999, at_least=0, at_most=1)
+    subtract: float = setting(1.0, at_least=0, at_most=1)
+    signed: bool = True
+    decoupled_decay: float = setting(0.0, at_least=0)
+    usual_compress: ClassVar[str] = "dct_topk"
+    own_residuals: ClassVar[bool] = True
+    own_rates: ClassVar[bool] = False
+    survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
+    as_sgd: ClassVar = None
+    takes = AcceptedCompression.senders
+
+    class State(NamedTuple):
+        """Models, momenta, what messages leave out, and the local optimizer."""
+
+        x: Rows  # [k, P]
+        D: Rows  # [k, P]
+        compression_stats: Rows
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], D = 0, and the local optimizer before step 0."""
+        return self.State(x, x.new_zeros(x.shape), self.compressor.compression_stats(x), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, one all-gather, one update."""
+        x, D, compression_stats, opt = s
+        C, lr = self.encoder, self.local.lr(t)
+        g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
+        D = add(scale(D, self.decay), g, alpha=lr)
+        here = [Address(worker, t) for worker in net.workers]
+        payloads = [C.encode(row, at) for row, at in zip(D, here, strict=True)]
+        C.measure(payloads, D, here)
+        for payload, row, at in zip(payloads, D, here, strict=True):
+            C.add_decoded(payload, row, at, -self.subtract)
+        q = x.new_zeros(1, x.shape[1])
+        C.add_mean(net.allgather(payloads, C.sizes(t, x.dtype)), q[0], t, of_senders=True)
+        u = q.sign().add_(q, alpha=0) if self.signed else q  # the sign of what is no number would be 0
+        x = scale(x, 1 - lr * self.decoupled_decay) if self.decoupled_decay else x
+        return self.State(sub(x, u, alpha=lr), D, compression_stats, opt)
