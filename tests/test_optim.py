@@ -368,9 +368,9 @@ SCALES = {
 }
 
 
-def by_singular_values(d: torch.Tensor, polynomial: Polynomial) -> torch.Tensor:
+def by_singular_values(d: torch.Tensor, polynomial: Polynomial, epsilon: float = 0.0) -> torch.Tensor:
     U, s, Vh = torch.linalg.svd(d.flatten(1), full_matrices=False)
-    norm = (s**2).sum() ** 0.5
+    norm = (s**2).sum() ** 0.5 + epsilon
     s = s / (1.02 * norm + 1e-6 if polynomial is Polynomial.polar_express else norm)
     for a, b, c in _COEFFICIENTS[polynomial]:
         s = a * s + b * s**3 + c * s**5
@@ -410,6 +410,61 @@ def test_muon_is_its_formula_for_every_worker(scale: Scale, polynomial: Polynomi
         x = x.clone()
         expected = torch.stack([torch.cat([one.flatten() for one in row]) for row in theirs])
         torch.testing.assert_close(x, expected.detach(), rtol=0, atol=1e-10)
+
+
+def test_muon_takes_a_fused_matrix_for_several() -> None:
+    cut = RowLayout(("queries", "keys", "values", "wide", "head"), ((3, 3), (3, 3), (3, 3), (2, 3), (2, 3)))
+    whole = RowLayout(("queries_keys_values", "fused.wide", "head"), ((9, 3), (2, 3), (2, 3)))
+    x0 = torch.from_numpy(np.random.default_rng(0).normal(size=(K, whole.num_coordinates)))
+    moved = []
+    for layout, fused in ((cut, []), (whole, ["fused", "keys"]), (whole, [])):
+        local, x = Muon(fused=fused).rule(rate, layout), x0.clone()
+        buffers = local.init(x)
+        for t in range(3):
+            g = torch.from_numpy(np.random.default_rng(t).normal(size=x.shape))
+            x, buffers = local.adapt(x, g, buffers, t)
+        moved.append(x)
+    torch.testing.assert_close(moved[1], moved[0], rtol=0, atol=1e-13)
+    assert (moved[2] - moved[0]).abs().max() > 1e-3
+
+
+def test_muloco_is_diloco_with_muon_inside() -> None:
+    """Written plainly: Muon by singular values for matrices, torch's AdamW for the rest, torch's SGD outside."""
+    config = compose(["experiment=muloco", "task=quadratics", "num_workers=2", "algo.period_steps=2"])
+    config.optim.clip_norm = None
+    n, wd, P = 2, config.optim.weight_decay, MATRICES.num_coordinates
+    net = LocalNetwork(config.rounds(), Losses(0.0, 0))
+    algorithm = config.algo.bind(config.optim.rule(rate, MATRICES))
+    x0 = torch.from_numpy(np.random.default_rng(0).normal(size=P))
+    state = algorithm.init(x0.repeat(n, 1), net)
+    phi = torch.nn.Parameter(x0.clone())
+    outer = torch.optim.SGD([phi], lr=0.9, momentum=0.8, nesterov=True)
+    y = [torch.nn.Parameter(x0.clone()) for _ in range(n)]
+    rest = torch.cat([torch.arange(P)[MATRICES.slices[i]] for i in ADAMW])
+    vectors = [torch.nn.Parameter(row.data[rest]) for row in y]
+    adamw = [torch.optim.AdamW([row], betas=(0.9, 0.99), weight_decay=wd) for row in vectors]
+    m = torch.zeros(n, P)
+    for t in range(6):
+        g = torch.from_numpy(np.random.default_rng(t).normal(size=(n, P)))
+        m = 0.9 * m + g
+        for i in range(n):
+            for number in set(range(len(MATRICES.shapes))) - set(ADAMW):
+                place, shape = MATRICES.slices[number], MATRICES.shapes[number]
+                d = m[i, place].view(shape)
+                r, c = d.flatten(1).shape
+                d = (r / c) ** 0.5 * by_singular_values(d, Polynomial.triples, 1e-8)
+                y[i].data[place] -= rate(t) * (d.flatten() + wd * y[i].data[place])
+            vectors[i].data, vectors[i].grad = y[i].data[rest], g[i, rest]
+            adamw[i].param_groups[0]["lr"] = rate(t)
+            adamw[i].step()
+            y[i].data[rest] = vectors[i].data
+        if t % 2:
+            phi.grad = phi.data - sum(row.data for row in y) / n
+            outer.step()
+            y = [torch.nn.Parameter(phi.data.clone()) for _ in range(n)]
+        state = algorithm.step(state, lambda x, g=g: g.clone(), net, t)
+        expected = torch.stack([row.data for row in y])
+        torch.testing.assert_close(algorithm.models(state), expected, rtol=0, atol=1e-11)
 
 
 def test_muon_in_bf16_is_that_of_torch() -> None:
@@ -456,6 +511,18 @@ def test_muon_is_the_same_with_processes_executions_and_after_a_break(start) -> 
     np.testing.assert_array_equal(
         start(*settings, directory="broken").iterates, start(*settings, directory="straight").iterates
     )
+
+
+def test_muloco_in_its_limits(start) -> None:
+    def last(*words: str) -> np.ndarray:
+        overrides = [word for word in IMAGES if not word.startswith(("algo=", "topology="))]
+        return start(*overrides, "steps=4", *words, directory="-".join(words).replace("/", "")).iterates[-1]
+
+    outer = ("algo.period_steps=1", "algo.outer_lr=1", "algo.outer_momentum=0")
+    np.testing.assert_allclose(last("algo=diloco", *outer), last("algo=model_averaging"), rtol=0, atol=1e-10)
+    alone = last("algo=allreduce", "num_workers=1")
+    np.testing.assert_allclose(last("algo=diloco", *outer, "num_workers=1"), alone, rtol=0, atol=1e-10)
+    assert np.abs(last("algo=allreduce") - last("algo=model_averaging")).max() > 1e-4  # O is not linear
 
 
 TEN = 10.0  # steps per epoch

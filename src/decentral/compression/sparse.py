@@ -46,16 +46,14 @@ class Placed(Encoder):
         return q
 
     def add_mean(self, payloads: Sequence[Payload], out: Tensor, t: int, of_senders: bool = False) -> None:
-        """See `Encoder.add_mean`."""
-        if not of_senders:
-            super().add_mean(payloads, out, t)
-            return
-        q, senders = torch.zeros_like(out), torch.zeros_like(out)
+        """See `Encoder.add_mean`: numbers are added up before the transform is undone, once."""
+        q, divisors = torch.zeros_like(out), torch.full_like(out, 0 if of_senders else len(payloads))
         for payload in payloads:
             places, values = self.sent_places(payload), payload.tensors["values"]
             q.index_add_(0, places, values)
-            senders.index_add_(0, places, torch.ones_like(values))
-        out.add_(self.restored(q.div_(senders.clamp_(min=1))))
+            if of_senders:
+                divisors.index_add_(0, places, torch.ones_like(values))
+        out.add_(self.restored(q.div_(divisors.clamp_(min=1))))
 
     def squares_of_sent(self, payload: Payload, e: Tensor, at: Address) -> tuple[float, float]:
         """||C(e)||^2, and ||e - C(e)||^2 = ||e||^2 - ||C(e)||^2: what is sent and what is left have no place in
@@ -102,6 +100,13 @@ class Sparse(Placed):
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
         """out[index] <- out[index] + weight * value for each pair: it touches no other places."""
         out.index_add_(0, payload.tensors["indices"], payload.tensors["values"], alpha=weight)
+
+    def add_mean(self, payloads: Sequence[Payload], out: Tensor, t: int, of_senders: bool = False) -> None:
+        """See `Encoder.add_mean`; it touches no other places where it can."""
+        if of_senders:
+            super().add_mean(payloads, out, t, of_senders)
+        else:
+            Encoder.add_mean(self, payloads, out, t)
 
     def subtract_sent(self, payload: Payload, e: Tensor, at: Address) -> None:
         """e[index] <- 0 for each pair."""

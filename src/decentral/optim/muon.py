@@ -96,10 +96,13 @@ class Muon(_Places, AdamW):
                    sqrt(r / c); none 1
     polynomial     quintic: that of Jordan et al., five times; triples: MuLoCo's; polar_express: Amsel et al.
                    (arXiv:2505.16932), with |d|_F taken 2 % larger
+    norm_epsilon   is added to |d|_F: 1e-8 in MuLoCo's code, 1e-7 in that of Jordan et al.; with 0 |d|_F is at least
+                   1e-7, as in `torch.optim.Muon`
     compute        of O: own, the type of the model, or bf16
     adamw          names, or parts of them, of matrices that AdamW takes: embeddings and heads
     adamw_last     AdamW takes the last matrix, too
     adamw_scale    the rate of AdamW's parameters, as a multiple of lr
+    fused          names, or parts of them, of matrices [m c, c] that are m matrices: queries, keys and values in one
     """
 
     name: str = "muon"
@@ -113,6 +116,8 @@ class Muon(_Places, AdamW):
     adamw: list[str] = setting(["embedding", "tokens", "places", "head"])
     adamw_last: bool = True
     adamw_scale: float = setting(1.0, above=0)
+    norm_epsilon: float = setting(0.0, at_least=0, older=0.0)
+    fused: list[str] = setting([], older=[])
 
     def rule(self, lr: Callable[[int], float], layout: RowLayout) -> LocalRule:
         """For rows of this layout: equal matrices are a group, whose momentum lies side by side."""
@@ -125,7 +130,11 @@ class Muon(_Places, AdamW):
             if shape is None or named or (self.adamw_last and i == last):
                 bound._others.append(place)
             else:
-                bound._groups.setdefault(shape, []).append(place)
+                r, c = shape
+                m = max(1, r // c) if any(part in name for part in self.fused) and c and r % c == 0 else 1
+                size = r // m * c
+                starts = [place.start + i * size for i in range(m)]
+                bound._groups.setdefault((r // m, c), []).extend(slice(start, start + size) for start in starts)
         return LocalRule(bound, lr)
 
     def init(self, x: Tensor) -> Buffers:
@@ -168,7 +177,8 @@ class Muon(_Places, AdamW):
         import torch
 
         X = (d.to(torch.bfloat16) if self.compute is Compute.bf16 else d).reshape(-1, *d.shape[-2:])
-        norm = torch.linalg.matrix_norm(X, keepdim=True).clamp(min=1e-7)
+        norm = torch.linalg.matrix_norm(X, keepdim=True)
+        norm = norm + self.norm_epsilon if self.norm_epsilon else norm.clamp(min=1e-7)
         X = X / (1.02 * norm + 1e-6 if self.polynomial is Polynomial.polar_express else norm)
         wide = X.shape[-2] <= X.shape[-1]
         X = X if wide else X.mT

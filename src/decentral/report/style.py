@@ -76,6 +76,7 @@ _ALGORITHMS = {
     "noloco": ("#A6761D", "X"),
     "gasloc": ("#666699", "p"),
     "sparseloco": ("#E7298A", "P"),
+    "demo": ("#B8860B", "^"),
     "teleportation": ("#02818A", "d"),
 }
 _ALIASES = {
