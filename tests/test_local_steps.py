@@ -135,3 +135,14 @@ def test_what_has_no_local_steps_names_what_has(words: str, says: str) -> None:
     with pytest.raises(ConfigError, match=r"so that communication\.every=3 cannot be used: leave it out, ") as refused:
         configure(*SMALL, *words.split(), "communication.every=3")
     assert str(refused.value).endswith(says)
+
+
+@pytest.mark.parametrize("algo", ["dpsgd topology=ring", "epidemic_learning topology=epidemic"])
+def test_one_merge_in_the_last_step_makes_all_models_the_mean_of_what_they_would_be(start, algo: str) -> None:
+    words = [*SMALL, *f"algo={algo} steps=12 lr=0.05 communication.every=3".split()]
+    merged = start(*words, "communication.global_every=4", directory="merged")
+    apart = start(*words, directory="apart")
+    np.testing.assert_array_equal(merged.iterates[:-1], apart.iterates[:-1])
+    assert merged.last("consensus_distance", "mean") < 1e-28 < apart.last("consensus_distance", "mean")
+    if algo.startswith("dpsgd"):  # epidemic learning moves the mean
+        np.testing.assert_allclose(merged.iterates[-1][0], apart.iterates[-1].mean(0), rtol=0, atol=1e-14)
