@@ -673,6 +673,11 @@ def sparseloco(
         yield x
 
 
+def dion(s: Setting) -> Iterates:
+    """Of rows without matrices."""
+    yield from allreduce(s)
+
+
 def demo(
     s: Setting,
     decay: float = 0.999,

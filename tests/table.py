@@ -74,6 +74,7 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "diloco": AlgorithmCase(
         (RING,), Optimum.biased, RING, as_sgd=AVERAGED, overrides=("algo.period_steps=3", "algo.outer_momentum=0.3")
     ),
+    "dion": AlgorithmCase((RING,), Optimum.exact, None),  # without matrices it is all-reduce
     "dmsgd": AlgorithmCase(
         (RING, Net("dbt", 5), Net("one_peer_exponential", 5)),
         Optimum.biased,

@@ -467,6 +467,76 @@ def test_muloco_is_diloco_with_muon_inside() -> None:
         torch.testing.assert_close(algorithm.models(state), expected, rtol=0, atol=1e-11)
 
 
+def gram_schmidt(A: torch.Tensor) -> torch.Tensor:
+    columns: list[torch.Tensor] = []
+    for a in A.T:
+        for _ in range(2):
+            a = a - sum((u @ a * u for u in columns), torch.zeros_like(a))
+        columns.append(a / a.norm() if a.norm() else a)
+    return torch.stack(columns, dim=1)
+
+
+def test_dion_is_that_of_one_worker_with_the_mean_gradient() -> None:
+    """x and the mean of the momenta, written plainly; each worker's own momentum follows from its gradients."""
+    n, P, mu, wd, rank, quiet = 3, MATRICES.num_coordinates, 0.8, 0.2, 2, 3
+    dion = components("algorithms")["dion"](rank=rank, momentum=mu)
+    net = LocalNetwork(configure("task=quadratics", "num_workers=3").rounds(), Losses(0.0, 0))
+    compressor = components("compression")["none"]().bound(MATRICES, 0)
+    algorithm = dion.bind(AdamW(weight_decay=wd).rule(rate, MATRICES), compressor)
+    x0 = torch.from_numpy(np.random.default_rng(0).normal(size=P))
+    state = algorithm.init(x0.repeat(n, 1), net)
+    assert sum(each.numel() for each in state.Q.split([4 * 2, 6 * 2, 4 * 2, 4 * 2])) == len(state.Q)
+    places, shapes = MATRICES.slices, MATRICES.shapes
+    hidden = sorted(set(range(len(places))) - set(ADAMW))
+    y = [torch.nn.Parameter(x0[place].clone()) for place in places]
+    adamw = torch.optim.AdamW([y[i] for i in ADAMW], weight_decay=wd)
+    matrices = [y[i].data.view(shapes[i]).flatten(1) for i in hidden]
+    B, M, Q, start = [torch.zeros_like(X) for X in matrices], x0.new_zeros(n, P), [], 0
+    for X in matrices:
+        Q.append(state.Q[start : start + X.shape[1] * rank].view(-1, rank).clone())
+        start += X.shape[1] * rank
+    for t in range(6):
+        g = torch.from_numpy(np.random.default_rng(t).normal(size=(n, P)))
+        if t < 2:
+            g[:, places[quiet]] = 0.0
+        for i in ADAMW:
+            y[i].grad = g[:, places[i]].mean(0)
+        adamw.param_groups[0]["lr"] = rate(t)
+        adamw.step()
+        for j, (i, X) in enumerate(zip(hidden, matrices, strict=True)):
+            r, c = X.shape
+            B[j] += g[:, places[i]].mean(0).view(r, c)
+            U = gram_schmidt(B[j] @ Q[j])
+            R = B[j].T @ U
+            B[j] -= (1 - mu) * U @ R.T
+            M[:, places[i]] += g[:, places[i]] - (1 - mu) * (U @ R.T).flatten()
+            new = R / (R.norm(dim=0) + 1e-8)
+            Q[j] = new if R.any() else Q[j]
+            X -= rate(t) * ((r / c) ** 0.5 * U @ new.T + wd * X)
+        state = algorithm.step(state, lambda x, g=g: g.clone(), net, t)
+        expected = torch.cat([each.data for each in y])
+        torch.testing.assert_close(state.x, expected.repeat(n, 1), rtol=0, atol=1e-11)
+        torch.testing.assert_close(state.M, M, rtol=0, atol=1e-11)
+        for j, i in enumerate(hidden):
+            torch.testing.assert_close(state.M[:, places[i]].mean(0), B[j].flatten(), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("words", ["algo=dion algo.rank=3", "algo=demo compress=dct_topk compress.k=4 lr=0.003"])
+def test_what_looks_at_layers_is_the_same_with_processes_executions_and_after_a_break(start, words: str) -> None:
+    overrides = [*(word for word in IMAGES if not word.startswith(("algo", "optim", "topology"))), *words.split()]
+    whole = start(*overrides, directory="whole")
+    two = start(*overrides, processes=2, directory="two")
+    assert np.abs(two.iterates - whole.iterates).max() < 1e-9
+    assert two.rows[-1]["bytes_sent"] == whole.rows[-1]["bytes_sent"]
+    loop = start(*overrides, "execution=loop", directory="loop")
+    assert np.abs(loop.iterates - whole.iterates).max() < 1e-9
+    settings = [*overrides, "checkpoint_every_s=0", "evaluation.every_epochs=0.01"]
+    assert start(*settings, directory="broken", interrupt_at=5).status == "interrupted"
+    np.testing.assert_array_equal(
+        start(*settings, directory="broken").iterates, start(*settings, directory="straight").iterates
+    )
+
+
 def test_muon_in_bf16_is_that_of_torch() -> None:
     layout = RowLayout(("a", "b"), ((6, 4), (4, 6)))
     rule = Muon(compute=Compute.bf16, scale=Scale.original, adamw_last=False).rule(rate, layout)

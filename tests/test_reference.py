@@ -151,6 +151,7 @@ CASES = [
     Case("demo", "ring", 6, {"decay": 0.9}, compress={"name": "dct_topk", "k": 3}, d=8),
     Case("demo", "ring", 4, {"signed": False, "subtract": 0.4, "decoupled_decay": 0.1}, compress=CHUNKS, d=8),
     Case("demo", "ring", 5, {"signed": False}, compress=TOPK),
+    Case("dion", "ring", 4),
     Case("teleportation", "ring", 6),
     Case("teleportation", "ring", 5, {"active": 3, "graph": "complete"}),
 ]
@@ -320,7 +321,7 @@ def test_a_setting_makes_a_difference_from_the_step_on_that_its_formula_says(
 
 SEED = 7
 RELIABLE = {"allreduce", "model_averaging", "local_sgd", "choco", "beer", "motef"} | {
-    *("diloco", "streaming_diloco", "noloco", "sparseloco", "teleportation", "demo"),
+    *("diloco", "streaming_diloco", "noloco", "sparseloco", "teleportation", "demo", "dion"),
 }
 
 LOSSY = [

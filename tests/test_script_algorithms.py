@@ -90,6 +90,7 @@ CASES = {
     "decentlam_momentum": Case("decentlam", "ring", MOMENTUM),
     "demo": Case("demo", "ring", MOMENTUM, {"decay": 0.9}, compress="topk", compress_settings={"keep": 0.4}),
     "diloco": Case("diloco", "ring", ADAM, {"period_steps": 2}),
+    "dion": Case("dion", "ring", ADAM),
     "dmsgd": Case("dmsgd", "ring", ("SGD", {"lr": 0.05, "weight_decay": 0.01})),
     "dmsgd_ying": Case("dmsgd", "one_peer_exponential", ADAM, {"form": "ying"}),
     "dpsgd": Case("dpsgd", "one_peer_exponential", MOMENTUM),

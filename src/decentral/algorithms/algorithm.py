@@ -82,6 +82,9 @@ class Algorithm(Settings, ABC, where="algo"):
     own_residuals: ClassVar[bool] = False
     """Whether it keeps what messages leave out in its own way, so that there is no `compress.error_feedback`."""
 
+    sent_by_length: ClassVar[bool] = True
+    """Whether how much it sends without a compressor follows from how long rows are, however they are cut in layers."""
+
     uses_topology: ClassVar[bool] = True
     """Whether the topology makes a difference; if not, it is no part of the run's identity."""
 

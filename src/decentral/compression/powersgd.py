@@ -84,7 +84,7 @@ class PowerSGD(Compressor):
     def memory(self, x: Tensor, num_workers: int) -> Tensor:
         """All Q before step 0, one after the other."""
         found = [x.new_zeros(0)]
-        for matrix in self._matrices():
+        for matrix in self.matrices():
             generator = torch_generator("cpu", self.seed, "powersgd", matrix.number)
             size = matrix.columns * matrix.rank
             found.append(torch.randn(size, generator=generator, dtype=torch.float64).to(x))
@@ -92,8 +92,8 @@ class PowerSGD(Compressor):
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Compressor.combine` and the formula."""
-        e, matrices = self.error_fed(g, r), self._matrices()
-        p = net.mean(self._left(e, memory, matrices))[0]
+        e, matrices = self.error_fed(g, r), self.matrices()
+        p = net.mean(self.left(e, memory, matrices))[0]
         for each in matrices:  # orthonormal columns that span those of P, or more if these are dependent
             each.P(p).copy_(torch.linalg.qr(each.P(p)).Q)
         width = matrices[-1].right.stop if matrices else 0
@@ -109,7 +109,7 @@ class PowerSGD(Compressor):
             q = net.mean(q)
         for each in matrices:
             torch.mm(each.P(p), each.Q(q[0]).t(), out=each.M(g[0]))
-        for part, place in self._rest(matrices):
+        for part, place in self.rest(matrices):
             g[0][part] = p[place]
         g[1:] = g[0]
         memory.copy_(q[0])
@@ -119,9 +119,9 @@ class PowerSGD(Compressor):
             torch.where((Q == 0).all(0), each.Q(first), Q, out=Q)
         return g, r, memory
 
-    def _left(self, e: Tensor, memory: Tensor, matrices: list[_Matrix]) -> Tensor:
+    def left(self, e: Tensor, memory: Tensor, matrices: list[_Matrix]) -> Tensor:
         """M_i Q of all matrices, then what is sent as it is: [k, M]."""
-        rest = self._rest(matrices)
+        rest = self.rest(matrices)
         width = max(last.stop for last in (slice(0), *(one.left for one in matrices), *(place for _, place in rest)))
         p = self.scratch.take("left", len(e) * width, e).view(len(e), width)
         for row, out in zip(e, p, strict=True):
@@ -136,7 +136,7 @@ class PowerSGD(Compressor):
         for row, own in zip(e, q, strict=True):
             for each in matrices:
                 each.M(row).addmm_(each.P(p), each.Q(own).t(), alpha=-1)
-        for part, _ in self._rest(matrices):
+        for part, _ in self.rest(matrices):
             e[:, part] = 0
 
     def _measure(self, e: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
@@ -148,20 +148,24 @@ class PowerSGD(Compressor):
             sent = total - 2 * float(row.dot(rest)) + missed
             self.read(place, total, sent, missed, (len(p) + q.shape[1]) / len(row))
 
-    def _matrices(self) -> list[_Matrix]:
+    def matrices(self) -> list[_Matrix]:
         """The parameters that are compressed."""
         found: list[_Matrix] = []
         left = right = 0
         for number, (shape, part) in enumerate(zip(self.layout.shapes, self.layout.slices, strict=True)):
             a, b = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0)
-            rank = min(self.rank, a, b)
-            if rank * (a + b) < a * b:
+            if rank := self.rank_of(number, a, b):
                 ends = left + a * rank, right + b * rank
                 found.append(_Matrix(number, part, a, b, rank, slice(left, ends[0]), slice(right, ends[1])))
                 left, right = ends
         return found
 
-    def _rest(self, matrices: list[_Matrix]) -> list[tuple[slice, slice]]:
+    def rank_of(self, number: int, a: int, b: int) -> int:
+        """How many columns the thin matrices of parameter `number` [a, b] have; 0: it is sent as it is."""
+        rank = min(self.rank, a, b)
+        return rank if rank * (a + b) < a * b else 0
+
+    def rest(self, matrices: list[_Matrix]) -> list[tuple[slice, slice]]:
         """The parameters that are sent as they are: where they lie in a row, and in the first message."""
         compressed = {matrix.number for matrix in matrices}
         start, found = matrices[-1].left.stop if matrices else 0, []

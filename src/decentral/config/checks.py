@@ -302,10 +302,13 @@ def _check_cluster(config: Config, cluster: VirtualCluster, n: int) -> None:
 
 def check_lengths(config: Config) -> None:
     """Raise ConfigError if a timeline alone does not know how long compressed messages are."""
-    if not config.compress.by_length:
+    if not config.compress.by_length or not config.algo.sent_by_length:
+        found, use = f"compress={config.compress.name}", "use another compressor, such as topk"
+        if config.compress.by_length:
+            found, use = f"algo={config.algo.name}", "use another method"
         raise ConfigError(
-            f"simulate=timeline has no gradients and knows of no layers, on which it depends what compress="
-            f"{config.compress.name} sends: train instead, or use another compressor, such as topk."
+            f"simulate=timeline has no gradients and knows of no layers, on which it depends what {found} sends: train "
+            f"instead, or {use}."
         )
 
 

@@ -69,6 +69,14 @@ _SCALES: dict[Scale, Callable[[int, int], float]] = {
 }
 
 
+def hidden_matrices(layout: RowLayout, named: list[str], last: bool) -> list[bool]:
+    """Which parameters are hidden matrices: those with two dimensions or more whose names contain none of `named`, but
+    for the last one of all with `last`, the head."""
+    numbers = [i for i, shape in enumerate(layout.shapes) if len(shape) > 1]
+    hidden = {i for i in numbers[: len(numbers) - last] if not any(part in layout.names[i] for part in named)}
+    return [i in hidden for i in range(len(layout.shapes))]
+
+
 class _Places:
     """Where matrices of each shape [r, c] lie in a row, and all other parameters; no settings."""
 
@@ -123,11 +131,10 @@ class Muon(_Places, AdamW):
         """For rows of this layout: equal matrices are a group, whose momentum lies side by side."""
         bound = copy.copy(self)
         shapes = [(shape[0], prod(shape[1:])) if len(shape) > 1 else None for shape in layout.shapes]
-        last = max((i for i, shape in enumerate(shapes) if shape), default=-1)
+        hidden = hidden_matrices(layout, self.adamw, self.adamw_last)
         bound._groups, bound._others = {}, []
         for i, (name, shape, place) in enumerate(zip(layout.names, shapes, layout.slices, strict=True)):
-            named = any(part in name for part in self.adamw)
-            if shape is None or named or (self.adamw_last and i == last):
+            if shape is None or not hidden[i]:
                 bound._others.append(place)
             else:
                 r, c = shape

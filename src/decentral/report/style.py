@@ -77,6 +77,7 @@ _ALGORITHMS = {
     "gasloc": ("#666699", "p"),
     "sparseloco": ("#E7298A", "P"),
     "demo": ("#B8860B", "^"),
+    "dion": ("#4D4D99", "D"),
     "teleportation": ("#02818A", "d"),
 }
 _ALIASES = {

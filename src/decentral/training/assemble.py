@@ -332,7 +332,11 @@ class _Instant:
 def _known_without_training(config: Config) -> bool:
     """Whether what a method in rounds sends, and when, does not depend on gradients or on what is measured."""
     compress = config.compress
-    return compress.by_length and not (compress.adapts or compress.chooses or config.network.measure)
+    return (
+        compress.by_length
+        and config.algo.sent_by_length
+        and not (compress.adapts or compress.chooses or config.network.measure)
+    )
 
 
 _EQUALLY_FAST = Machines(

@@ -1,0 +1,127 @@
+"""Dion: distributed orthonormal updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.compression.powersgd import PowerSGD
+from decentral.host.machine import Lazy
+from decentral.optim.muon import hidden_matrices
+from decentral.optim.rows import add, sub
+from decentral.settings import setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows, Shared
+    from decentral.compression.compressor import Compressor
+    from decentral.network.network import Network
+    from decentral.optim.optimizer import LocalOptimizer
+else:
+    torch = Lazy("torch")
+
+
+class _Thin(PowerSGD):
+    """PowerSGD's thin matrices of the hidden matrices, however small these are."""
+
+    hidden: list[bool]
+
+    def rank_of(self, number: int, a: int, b: int) -> int:
+        """See `PowerSGD.rank_of`."""
+        return min(self.rank, a, b) if self.hidden[number] else 0
+
+
+class _Layered(Algorithm):
+    """What is bound to the layout of rows; no setting."""
+
+    _thin: _Thin
+
+
+@dataclass
+class Dion(_Layered):
+    """Dion: orthonormal updates of low rank, from momenta of which only that rank is averaged.
+
+        for each hidden matrix [a, b]:
+        M_i <- M_i + g_i                        M^0 = 0, g_i at x, the same for all
+        P    = orthonormal(1/n sum_i M_i Q)     by a QR decomposition
+        R    = 1/n sum_i M_i^T P
+        M_i <- M_i - (1 - momentum) P R^T
+        Q   <- R / |columns of R|
+        x   <- (1 - lr weight_decay) x - lr sqrt(a / b) P Q^T
+
+    Ahn, Xu et al., 2025 (arXiv:2504.05295; formula as in its authors' code, the paper's text was not checked). The M_i
+    differ, but x and the mean of the M_i are those of one worker with the mean gradient. A convolution [o, i, h, w] is
+    the matrix [o, i h w]. Vectors, matrices whose names contain one of `others`, and the last matrix (the head) take
+    the local optimizer's update with their mean gradient, for example that of `optim=adamw`, at the same lr; a matrix
+    has its weight decay alone, which momentum and Adam have to keep out of gradients (optim=sgd, optim=adamw).
+
+    rank         of the updates, at most the smaller side of a matrix
+    others       names, or parts of them, of matrices that the local optimizer takes: embeddings and heads
+    others_last  it takes the last matrix, too
+
+    Bytes: rank (a + b) numbers of each hidden matrix and all of the rest, in two all-reduces of which the second waits
+    for the first. Departures: the authors' orth is a randomised Cholesky QR. A column of R that is 0 leaves that of Q
+    as it was, and moves nothing. Topology: not used.
+    """
+
+    name: str = "dion"
+    rank: int = setting(16, at_least=1)
+    momentum: float = setting(0.95, at_least=0, below=1)
+    others: list[str] = setting(["embedding", "tokens", "places", "head"])
+    others_last: bool = True
+    sent_by_length: ClassVar[bool] = False
+    own_rates: ClassVar[bool] = False
+    survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
+    as_sgd: ClassVar = None
+
+    class State(NamedTuple):
+        """Models, momenta, the right factors of all, and the local optimizer."""
+
+        x: Rows  # [k, P]
+        M: Rows  # [k, P]; 0 but for hidden matrices
+        Q: Shared
+        opt: Buffers
+
+    def bind(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
+        """See `Algorithm.bind`; the compressor, which is none, knows the layout of the rows."""
+        bound = super().bind(local, compressor)
+        layout = bound.compressor.layout
+        bound._thin = _Thin(rank=self.rank).bound(layout, 0)
+        bound._thin.hidden = hidden_matrices(layout, self.others, self.others_last)
+        return bound
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], M = 0, Q normal by its parameter, and the local optimizer before step 0."""
+        return self.State(x, x.new_zeros(x.shape), self._thin.memory(x, net.n), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, two all-reduces, one update."""
+        x, M, Q, opt = s
+        thin, matrices = self._thin, self._thin.matrices()
+        g = oracle(x)
+        M = add(M, g)
+        p = net.mean(thin.left(M, Q, matrices))[0]
+        R = M.new_empty(len(M), len(Q))
+        for each in matrices:
+            each.P(p).copy_(torch.linalg.qr(each.P(p)).Q)
+            for row, own in zip(M, R, strict=True):
+                torch.mm(each.M(row).t(), each.P(p), out=each.Q(own))
+        r = net.mean(R)[0] if matrices else R[0]
+        g.zero_()
+        for part, place in thin.rest(matrices):
+            g[:, part], M[:, part] = p[place], 0.0
+        x, opt = self.local.adapt(x, g, opt, t)
+        d = x.new_zeros(1, x.shape[1])
+        for each in matrices:
+            for row in M:
+                each.M(row).addmm_(each.P(p), each.Q(r).t(), alpha=self.momentum - 1)
+            lengths = each.Q(r).norm(dim=0)
+            new = each.Q(r) / (lengths + 1e-8)
+            torch.mm(each.P(p), new.t(), out=each.M(d[0])).mul_(sqrt(each.rows / each.columns))
+            each.Q(Q).copy_(torch.where(lengths > 0, new, each.Q(Q)))
+        return self.State(sub(x, d, alpha=self.local.lr(t)), M, Q, opt)
