@@ -429,7 +429,7 @@ def test_muon_takes_a_fused_matrix_for_several() -> None:
 
 
 def test_muloco_is_diloco_with_muon_inside() -> None:
-    """Written plainly: Muon by singular values for matrices, torch's AdamW for the rest, torch's SGD outside."""
+    """Written plainly: Muon by singular values for matrices, Adam (epsilon hat) for the rest, torch's SGD outside."""
     config = compose(["experiment=muloco", "task=quadratics", "num_workers=2", "algo.period_steps=2"])
     config.optim.clip_norm = None
     n, wd, P = 2, config.optim.weight_decay, MATRICES.num_coordinates
@@ -441,9 +441,7 @@ def test_muloco_is_diloco_with_muon_inside() -> None:
     outer = torch.optim.SGD([phi], lr=0.9, momentum=0.8, nesterov=True)
     y = [torch.nn.Parameter(x0.clone()) for _ in range(n)]
     rest = torch.cat([torch.arange(P)[MATRICES.slices[i]] for i in ADAMW])
-    vectors = [torch.nn.Parameter(row.data[rest]) for row in y]
-    adamw = [torch.optim.AdamW([row], betas=(0.9, 0.99), weight_decay=wd) for row in vectors]
-    m = torch.zeros(n, P)
+    m, moments = x0.new_zeros(n, P), x0.new_zeros(2, n, len(rest))
     for t in range(6):
         g = torch.from_numpy(np.random.default_rng(t).normal(size=(n, P)))
         m = 0.9 * m + g
@@ -454,10 +452,10 @@ def test_muloco_is_diloco_with_muon_inside() -> None:
                 r, c = d.flatten(1).shape
                 d = (r / c) ** 0.5 * by_singular_values(d, Polynomial.triples, 1e-8)
                 y[i].data[place] -= rate(t) * (d.flatten() + wd * y[i].data[place])
-            vectors[i].data, vectors[i].grad = y[i].data[rest], g[i, rest]
-            adamw[i].param_groups[0]["lr"] = rate(t)
-            adamw[i].step()
-            y[i].data[rest] = vectors[i].data
+            moments[0, i] = 0.9 * moments[0, i] + 0.1 * g[i, rest]
+            moments[1, i] = 0.99 * moments[1, i] + 0.01 * g[i, rest] ** 2
+            step = (1 - 0.99 ** (t + 1)) ** 0.5 / (1 - 0.9 ** (t + 1)) * moments[0, i] / (moments[1, i].sqrt() + 1e-8)
+            y[i].data[rest] -= rate(t) * (step + wd * y[i].data[rest])
         if t % 2:
             phi.grad = phi.data - sum(row.data for row in y) / n
             outer.step()

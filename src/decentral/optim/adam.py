@@ -23,12 +23,16 @@ class Adam(Optimizer):
         u  = -lr / (1 - beta1^k)  m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon),   k = t + 1
 
     The same as `torch.optim.Adam`; clipped (clip_norm, null for none) as by `torch.nn.utils.clip_grad_norm_`.
+
+    epsilon_hat  epsilon is added to sqrt(v) before this is divided by sqrt(1 - beta2^k): the paper's efficient form, the
+                 code of TensorFlow, Dion and MuLoCo
     """
 
     name: str = "adam"
     beta1: float = setting(0.9, at_least=0, below=1)
     beta2: float = setting(0.999, at_least=0, below=1)
     epsilon: float = setting(1e-8, at_least=0)
+    epsilon_hat: bool = setting(False, older=False)
     weight_decay: float = setting(0.0, at_least=0)
     clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)
 
@@ -42,8 +46,9 @@ class Adam(Optimizer):
         k = t + 1
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        d = g.copy_(v).sqrt_().div_(sqrt(1 - self.beta2**k)).add_(self.epsilon).reciprocal_()
-        return d.mul_(m).div_(1 - self.beta1**k), buffers
+        d, correction = g.copy_(v).sqrt_(), sqrt(1 - self.beta2**k)
+        d = d.add_(self.epsilon).div_(correction) if self.epsilon_hat else d.div_(correction).add_(self.epsilon)
+        return d.reciprocal_().mul_(m).div_(1 - self.beta1**k), buffers
 
 
 @dataclass
