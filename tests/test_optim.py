@@ -429,7 +429,7 @@ def test_muon_takes_a_fused_matrix_for_several() -> None:
 
 
 def test_muloco_is_diloco_with_muon_inside() -> None:
-    """Written plainly: Muon by singular values for matrices, Adam (epsilon hat) for the rest, torch's SGD outside."""
+    """Written plainly: Muon by singular values, Adam with epsilon hat for the rest, torch's SGD outside."""
     config = compose(["experiment=muloco", "task=quadratics", "num_workers=2", "algo.period_steps=2"])
     config.optim.clip_norm = None
     n, wd, P = 2, config.optim.weight_decay, MATRICES.num_coordinates

@@ -24,7 +24,7 @@ class Adam(Optimizer):
 
     The same as `torch.optim.Adam`; clipped (clip_norm, null for none) as by `torch.nn.utils.clip_grad_norm_`.
 
-    epsilon_hat  epsilon is added to sqrt(v) before this is divided by sqrt(1 - beta2^k): the paper's efficient form, the
+    epsilon_hat  epsilon is added to sqrt(v) before the division by sqrt(1 - beta2^k): the paper's efficient form, the
                  code of TensorFlow, Dion and MuLoCo
     """
 
