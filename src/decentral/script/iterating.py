@@ -62,7 +62,7 @@ def iterates(
         lr: The learning rate, or step t -> its rate.
         num_workers: n, where neither x0 [n, P] nor the topology says it.
         optim: Name of a local optimizer, or an `Optimizer`.
-        compress: Name of a compressor, a `Compressor`, or None.
+        compress: Name of a compressor, a `Compressor`, or None: what is usual, which is none but for demo.
         every: Local steps: communicate in every so many steps only.
         drop_probability: Each message is lost with this probability.
         seed: Decides which messages are lost.
