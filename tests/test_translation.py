@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import itertools
 import random
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+import decentral
 from decentral.config.composition import compose
+from decentral.config.identity import run_id
 from decentral.data.dataset import SentencePairs
 from decentral.data.parallel import BEGIN, END, PAD, Corpus, Pairs, Parallel, Sentences, Text
 from decentral.data.synthetic import Rule, SyntheticTranslation
@@ -30,6 +34,7 @@ from decentral.tasks.problems.translation import (
     bleu,
     smoothed_loss,
 )
+from decentral.tasks.task import EvaluationSettings
 from decentral.training import operations
 from table import ALGORITHMS, FREE, TASKS
 from worlds import carry_out
@@ -307,6 +312,96 @@ def test_times_of_gradients_are_recorded_in_one_process_and_are_a_cluster_s(star
         trace = ["cluster.compute.distribution=trace", f"cluster.compute.trace={run.directory}"]
         free = [*(one for one in FREE if "mean_s" not in one), *trace]
         assert start(*overrides, *free, directory="traced").facts["simulated_s"] == pytest.approx(times.max(1).sum())
+
+
+LEARNT = (
+    *(*SMALL, "algo=allreduce", "data.words=1", "data.num_test=9", "num_workers=2"),
+    *("steps=40", "optim=adam", "lr=0.01"),
+)
+
+
+def kept(directory: Path) -> list[dict[str, str]]:
+    with open(directory / "translations.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("task.beam=2", "task.length_penalty=3", "precision=fp64"),
+        ("evaluation.part=test", "algo=dpsgd", "topology=ring"),
+    ],
+)
+def test_what_the_averaged_model_writes_in_the_end_is_kept_and_a_loaded_run_writes_it_again(start, more):
+    settings = (*LEARNT, *more)
+    run = start(*settings)
+    rows, loaded = kept(run.directory), decentral.load(run.directory)
+    data = compose(settings).data.load("cpu", 0)
+    asked = EvaluationSettings(part="test" if "evaluation.part=test" in more else "all").numbers(9).tolist()
+    sources = [data.text.words(data.test[0].rows(np.array([number]))[0, 1:-1].tolist()) for number in asked]
+    assert [row["source"] for row in rows] == sources
+    assert [row["reference"] for row in rows] == [data.text.references[number] for number in asked]
+    written = [row["translation"] for row in rows]
+    assert loaded.translate(sources) == written
+    assert more or len(set(written)) > 1
+    (score,) = (
+        row["value"] for row in run.rows if (row["step"], row["metric"], row["worker"]) == (40, "BLEU", "averaged")
+    )
+    counts = WordBleu().counts(written, [row["reference"] for row in rows])
+    assert bleu(torch.tensor(counts)).item() == pytest.approx(score) and score > 10
+    assert loaded.translate([]) == [] and loaded.translate(["w3 w3"], loaded.models[1]) == loaded.translate(["w3 w3"])
+
+
+def test_some_translations_are_kept_or_none_by_several_processes_and_after_a_break_too(start):
+    whole, few = (
+        start(*LEARNT),
+        start(*LEARNT, "task.translations=4", "evaluation.batch_size=3", directory="few", processes=2),
+    )
+    rows = kept(few.directory)
+    assert len(rows) == 4 and all(row in kept(whole.directory) for row in rows)
+    assert not (start(*LEARNT, "task.translations=0", directory="none").directory / "translations.csv").exists()
+    broken = start(*LEARNT, "checkpoint_every_s=0", interrupt_at=20, directory="broken")
+    assert broken.status == "interrupted" and not (broken.directory / "translations.csv").exists()
+    assert kept(start(*LEARNT, "checkpoint_every_s=0", directory="broken").directory) == kept(whole.directory)
+    assert run_id(compose([*LEARNT, "task.translations=4"])) == run_id(compose(LEARNT))
+
+
+def test_texts_are_translated_as_they_are_and_not_without_their_data(start, cache):
+    pytest.importorskip("sacrebleu")
+    written(cache)
+    texts = [word for word in LEARNT if not word.startswith("data")]
+    run = start(*texts, "data=parallel", f"data.path={cache}", "data.vocab_size=300", "data.longest=20", "task.beam=2")
+    loaded, rows = decentral.load(run.directory), kept(run.directory)
+    assert [row["reference"] for row in rows] == GERMAN.splitlines()
+    assert all(line.startswith(row["source"]) for line, row in zip(ENGLISH.splitlines(), rows, strict=True))
+    assert rows[0]["source"] == ENGLISH.splitlines()[0]  # others are cut
+    assert loaded.translate(ENGLISH.splitlines()[:1]) == [rows[0]["translation"]]
+    assert len(loaded.translate(["Ein 犬 läuft"])) == 1
+    with pytest.raises(ConfigError, match=r"sentences\[0\] has .* tokens: give sentences of 1 to 20 tokens"):
+        loaded.translate([ENGLISH])
+    cache.rename(cache.with_name("elsewhere"))
+    with pytest.raises(ConfigError, match=r"data\.path=.* is no folder"):
+        loaded.translate(["A dog"])
+
+
+def test_sentences_that_cannot_be_translated_are_refused(start, tmp_path):
+    loaded = decentral.load(start(*LEARNT).directory)
+    for sentences, message in {
+        ("w3", "w4 w3"): "'w4' is not a word of data=synthetic_translation: use w3 to w3",
+        ("w3", " "): r"sentences\[1\] has 0 tokens: give sentences of 1 to 8",
+        ("w3 " * 9,): r"sentences\[0\] has 9 tokens: give sentences of 1 to 8",
+        "w3 w3": "is not a list of sentences",
+        (3,): "is not a list of sentences",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            loaded.translate(sentences)
+    other = decentral.load(start("task=quadratics", "steps=1", directory="other").directory)
+    with pytest.raises(ConfigError, match="is a run of task=quadratics: translate is for runs of task=translation"):
+        other.translate(["w3"])
+    bare = decentral.load(start(*LEARNT, "save=none", "steps=1", directory="bare").directory)
+    with pytest.raises(ConfigError, match="has no models: it is done, with save=none; use a run that is done"):
+        bare.translate(["w3"])
 
 
 @pytest.mark.slow

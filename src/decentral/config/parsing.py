@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -254,26 +255,33 @@ def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
     one then.
     """
     values = dict(values)
-    written, named = values.pop("own", {}), functions(Config, values)
-    for group, package in GROUPS.items():
-        name = values[group]["name"]
-        code = str(values[group].get("id", name))  # gymnasium imports the module in an id, too
-        if not trust and is_foreign(package, code):
-            raise _not_trusted(group, code)
-        cls = component(package, str(name))
-        if cls is None:
-            raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), components(package))}")
-        source = sources.source(cls)
-        if group in written and source is not None and source["sha256"] != written[group]["sha256"]:
-            raise ConfigError(f"{group}={name}: {source['file']} is not what it was when this was written.")
-        named += functions(cls, values[group])
-        values[group] = build(cls, values[group], group)
+    values |= {group: component_from(group, values, trust) for group in GROUPS}
+    values.pop("own", None)
+    named = functions(Config, values)
+    for group in GROUPS:
+        named += functions(type(values[group]), vars(values[group]))
     for key, code in named if not trust else ():
         if is_foreign(key, code):
             raise _not_trusted(key, code)
     for node, cls in NODES.items():
         values[node] = build(cls, values.get(node, {}), node)
     return build(Config, values, "")
+
+
+def component_from(group: str, values: Mapping[str, Any], trust: bool = False) -> Any:
+    """The component of one group from the plain values of a whole configuration; see `from_dict`."""
+    own, package, written = values[group], GROUPS[group], values.get("own", {})
+    name = own["name"]
+    code = str(own.get("id", name))  # gymnasium imports the module in an id, too
+    if not trust and is_foreign(package, code):
+        raise _not_trusted(group, code)
+    cls = component(package, str(name))
+    if cls is None:
+        raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), components(package))}")
+    source = sources.source(cls)
+    if group in written and source is not None and source["sha256"] != written[group]["sha256"]:
+        raise ConfigError(f"{group}={name}: {source['file']} is not what it was when this was written.")
+    return build(cls, own, group)
 
 
 def _not_trusted(key: str, code: str) -> ConfigError:

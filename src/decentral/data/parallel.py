@@ -86,11 +86,14 @@ class Text:
     words        tokens, without BEGIN and END, as text: words with blanks between them
     references   the translations of the test sentences as text, as they were before they became tokens
     plain        whether blanks are all that divides the words of the text, so that nothing has to be tokenised for BLEU
+    tokens       a sentence as tokens, without BEGIN and END; it raises ConfigError for words that are not known. None:
+                 only test sentences are translated
     """
 
     words: Callable[[Sequence[int]], str]
     references: Sequence[str]
     plain: bool
+    tokens: Callable[[str], list[int]] | None = None
 
 
 class Pairs(Loaded):
@@ -278,11 +281,14 @@ class Parallel(DataSet):
         def words(tokens: Sequence[int]) -> str:
             return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
+        def tokens(text: str) -> list[int]:
+            return _encoded(tokenizer, [text])[0]
+
         def corpus(split: str, side: str) -> Corpus:
             return Corpus(*(np.load(folder / f"{split}_{side}_{what}.npy") for what in ("tokens", "ends")))
 
         train, test = ((corpus(split, "source"), corpus(split, "target")) for split in _SPLITS)
-        return Pairs(train, test, Text(words, _facts(folder)["references"], plain=False), device)
+        return Pairs(train, test, Text(words, _facts(folder)["references"], plain=False, tokens=tokens), device)
 
     @property
     def _where(self) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from decentral.data.dataset import DataSet, ImageData, LabelledTokens, SentencePairs
 from decentral.data.parallel import Corpus, Pairs, Text
 from decentral.data.tokens import SPECIAL
+from decentral.errors import ConfigError
 from decentral.randomness import normal, numpy_generator, uniform
 from decentral.settings import setting
 
@@ -160,7 +161,7 @@ class SyntheticTranslation(DataSet):
         train, test = self._drawn("train", self.num_train), self._drawn("test", self.num_test)
         references = [self._text(sentence) for sentence in test[1]]
         train_corpus, test_corpus = ((Corpus.of(source), Corpus.of(target)) for source, target in (train, test))
-        return Pairs(train_corpus, test_corpus, Text(self._text, references, plain=True), device)
+        return Pairs(train_corpus, test_corpus, Text(self._text, references, True, self._tokens), device)
 
     def _drawn(self, split: str, number: int) -> tuple[list[list[int]], list[list[int]]]:
         """Sentences and their translations."""
@@ -173,6 +174,16 @@ class SyntheticTranslation(DataSet):
         tokens = (_FIRST + (drawn * self.words).astype(np.int64)).tolist()
         source = [row[:length] for row, length in zip(tokens, lengths.tolist(), strict=True)]
         return source, [row[::-1] if self.rule is Rule.reverse else row for row in source]
+
+    def _tokens(self, text: str) -> list[int]:
+        numbers = {self._text([token]): token for token in range(_FIRST, _FIRST + self.words)}
+        unknown = [word for word in text.split() if word not in numbers]
+        if unknown:
+            raise ConfigError(
+                f"'{unknown[0]}' is not a word of data={self.name}: use {self._text([_FIRST])} to "
+                f"{self._text([_FIRST + self.words - 1])}, with blanks between them."
+            )
+        return [numbers[word] for word in text.split()]
 
     def _text(self, tokens: Sequence[int]) -> str:
         return " ".join(f"w{token}" for token in tokens)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from decentral.config.parsing import folders_of, read, run_settings
+from decentral.config.parsing import build, component_from, folders_of, read, read_yaml, run_settings
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision, cast
@@ -26,6 +26,8 @@ from decentral.store.files import at_home, is_locked, read_json
 from decentral.store.metrics import AXES, read_metadata
 from decentral.store.models import AVERAGED, load_models
 from decentral.store.run_store import LOCK, recorded_id
+from decentral.tasks.supervised import Translation
+from decentral.tasks.task import EvaluationSettings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,6 +95,26 @@ class Trained:
         )
         axes.legend()
         return axes
+
+    def translate(self, sentences: Sequence[str], model: nn.Module | None = None) -> list[str]:
+        """What the averaged model, or `model`, writes for these sentences; for runs of task=translation.
+
+        Translations are written as in evaluations (`task.beam`). Raises ConfigError for a run of another task, without
+        models or whose data are gone, and for sentences that are empty, too long, or of unknown words.
+        """
+        from decentral.tasks.problems.translation import translate
+
+        module, task = self.averaged if model is None else model, self.settings.get("task")
+        if not issubclass(component("tasks", str(task)) or object, Translation):
+            raise ConfigError(f"{self.directory} is a run of task={task}: translate is for runs of task=translation.")
+        if module is None:
+            raise ConfigError(
+                f"{self.directory} has no models: it is {self.status}, with save={self.settings.get('save')}; use a "
+                "run that is done, with save=final or best."
+            )
+        values = read_yaml(self._absolute / "config.yaml")
+        evaluation = build(EvaluationSettings, values.get("evaluation", {}), "evaluation")
+        return translate(module, sentences, component_from("data", values), component_from("task", values), evaluation)
 
 
 def load(

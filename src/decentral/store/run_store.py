@@ -94,6 +94,7 @@ _RESULTS = (
         "provenance.json",
         "partition.csv",
         "local_tests.csv",
+        "translations.csv",
         "trace.npz",
         "logged.json",
     ),

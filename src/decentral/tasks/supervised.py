@@ -300,6 +300,8 @@ class Translation(SupervisedTask):
     beam             how many beginnings of a translation are followed side by side; 1: the most likely token at a time
     length_penalty   of beams: log P / ((5 + length) / 6)^length_penalty decides
     extra_length     tokens that a translation may have more than its source
+    translations     how many test sentences, always the same ones, stand in translations.csv with what the averaged
+                     model writes for them in the end; 0: there is no such file
     """
 
     name: str = "translation"
@@ -308,6 +310,7 @@ class Translation(SupervisedTask):
     beam: int = setting(1, at_least=1, at_most=_WIDEST_BEAM)
     length_penalty: float = setting(0.6, at_least=0)
     extra_length: int = setting(10, at_least=0, at_most=_MOST_EXTRA)
+    translations: int = setting(200, at_least=0, volatile=True)
     reshuffle = True
     drop_last = False
     takes: ClassVar[type[DataDescription]] = SentencePairs

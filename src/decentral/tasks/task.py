@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from decentral.data.dataset import DataDescription
     from decentral.network.network import Network
+    from decentral.network.world import World
     from decentral.topology.communication import LocalSteps
 
 
@@ -330,6 +331,10 @@ class Problem(ABC):
 
     def save_tables(self, directory: Path) -> None:
         """Write what describes the problem, such as the distribution of the data (partition.csv)."""
+
+    def save_outputs(self, x: Tensor, net: Network, world: World, directory: Path) -> None:
+        """Write what the average of all models gives in the end, such as translations.csv: all processes call this with
+        their x [k, P] after the last evaluation, and the leader writes."""
 
     def model_states(self) -> list[dict[str, Any]]:
         """What the module of each local worker keeps beside the parameters in its row: buffers, say; part of `state`.

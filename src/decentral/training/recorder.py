@@ -216,6 +216,11 @@ class Recorder:
                 size, per_epoch = r.stepper.models.shape[1], r.problem.steps_per_epoch
                 write_spans(self.store.path, spans_of(self.config, r.total_steps, size, per_epoch))
 
+    def keep_outputs(self, r: Run) -> None:
+        """What the averaged model gives in the end; all processes call this."""
+        with self.store.in_place() if self.world.leader else contextlib.nullcontext():
+            r.problem.save_outputs(r.stepper.models, r.net, self.world, self.store.path)
+
     def keep_operations(self, r: Run) -> None:
         """Add what all processes have recorded since the last time; the next checkpoint says how far the file goes."""
         if r.oracle.recorded is None:

@@ -43,6 +43,8 @@ def run(config: Config, world: World, directory: Path) -> Status:
             with Interrupt() as interrupt:
                 with recorder.progress(assembled) as progress:
                     status, step = loop(assembled, recorder, progress, interrupt)
+                if status is Status.done:
+                    recorder.keep_outputs(assembled)
                 recorder.keep_operations(assembled)
                 recorder.end(assembled, status, step)
             return status

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,19 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from decentral.data.parallel import BEGIN, END, PAD, Pairs
+from decentral.data.parallel import BEGIN, END, PAD, Corpus, Pairs
+from decentral.errors import ConfigError
 from decentral.host.machine import require
+from decentral.models.layers.statistics import evaluating
 from decentral.partition.partition import class_counts
 from decentral.randomness import numpy_generator
 from decentral.store.files import csv_text, write_text
 from decentral.store.metrics import Metric
 from decentral.tasks.problems.batches import DrawOrder
 from decentral.tasks.problems.supervised import Supervised
-from decentral.tasks.task import Scope, TaskConfig
+from decentral.tasks.task import EvaluationSettings, Scope, TaskConfig
 
 if TYPE_CHECKING:
-    from decentral.data.parallel import Pairs
+    from decentral.data.dataset import DataSet, SentencePairs
     from decentral.models.layers.transformer import EncoderDecoder
+    from decentral.network.network import Network
+    from decentral.network.world import World
     from decentral.tasks.supervised import Translation
 
 ORDER = 4
@@ -219,6 +224,61 @@ def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int
     return [[token for token in row[:n] if token != END] for row, n in zip(found, length, strict=True)]
 
 
+def written(module: nn.Module, source: Tensor, task: Translation, words: Callable[[Sequence[int]], str]) -> list[str]:
+    """The translations of source [B, S] as text."""
+    if task.beam == 1:
+        found = greedy(module, source, task.extra_length)
+    else:
+        found = beam_search(module, source, task.extra_length, task.beam, task.length_penalty)
+    return [words(tokens) for tokens in found]
+
+
+def translations(
+    module: nn.Module,
+    sources: Corpus,
+    numbers: np.ndarray,
+    task: Translation,
+    evaluation: EvaluationSettings,
+    words: Callable[[Sequence[int]], str],
+    device: torch.device,
+    part: int = 0,
+    parts: int = 1,
+) -> dict[int, str]:
+    """The translations of sources by their numbers, of this part's batches: as in an evaluation of all of them."""
+    found = dict[int, str]()
+    with evaluating(module), evaluation.precision.testing(device):
+        for batch in by_length(sources, numbers, evaluation.batch_size)[part::parts]:
+            source = torch.from_numpy(sources.rows(batch)[:, 1:]).to(device)
+            found.update(zip(batch.tolist(), written(module, source, task, words), strict=True))
+    return found
+
+
+def translate(
+    module: nn.Module, sentences: Sequence[str], data: DataSet, task: Translation, evaluation: EvaluationSettings
+) -> list[str]:
+    """The translations of any sentences. Raises ConfigError for what has no tokens, or too many."""
+    text, longest = cast("Pairs", data.load("cpu", 0)).text, cast("SentencePairs", data.inspect()).longest
+    if isinstance(sentences, str) or not all(isinstance(sentence, str) for sentence in sentences):
+        raise ConfigError(f"sentences={sentences!r} is not a list of sentences: give one, such as ['a b c'].")
+    if text.tokens is None:
+        raise ConfigError("These data translate test sentences only: give their Text a function tokens.")
+    tokens = [text.tokens(sentence) for sentence in sentences]
+    for number, found in enumerate(tokens):
+        if not 1 <= len(found) <= longest:
+            raise ConfigError(
+                f"sentences[{number}] has {len(found)} tokens: give sentences of 1 to {longest} tokens (data.longest)."
+            )
+    device = next(module.parameters()).device
+    every = translations(module, Corpus.of(tokens), np.arange(len(tokens)), task, evaluation, text.words, device)
+    return [every[number] for number in range(len(tokens))]
+
+
+def by_length(sources: Corpus, numbers: np.ndarray, size: int) -> list[np.ndarray]:
+    """These sentences by their length: numbers of each batch."""
+    ordered = numbers[np.argsort(sources.lengths[numbers], kind="stable")]
+    return [ordered[first : first + size] for first in range(0, len(ordered), size)]
+
+
 def _most(source: Tensor, extra_length: int) -> Tensor:
     """How many tokens a translation may have, with the one that ends it: [B] on the CPU."""
     return (source != PAD).sum(1).cpu() + extra_length
@@ -282,7 +342,8 @@ class Translating(Supervised):
 
     def _tested(self, modules: dict[str, nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test sentences: [modules, S]."""
-        batches = self._test_batches(scope)[part::parts]
+        size = self.config.evaluation.batch_size
+        batches = by_length(self.data.test[0], self._chosen(scope).numpy(), size)[part::parts]
         totals, task = torch.zeros(len(modules), self.num_summed, dtype=torch.float64), self.translation
         with self.config.evaluation.precision.testing(self.device):
             for number, batch in enumerate(batches):
@@ -292,18 +353,25 @@ class Translating(Supervised):
                     scope.tell(f"translating with {name}, batch {number + 1} of {len(batches)}")
                     lent = tree_map(Tensor.clone, sentences)
                     self.add(total, self._outputs(module, lent), target, torch.from_numpy(batch))
-                    if task.beam == 1:
-                        written = greedy(module, lent.source, task.extra_length)
-                    else:
-                        settings = task.extra_length, task.beam, task.length_penalty
-                        written = beam_search(module, lent.source, *settings)
-                    found = self.bleu.counts([self.data.text.words(tokens) for tokens in written], references)
+                    found = self.bleu.counts(written(module, lent.source, task, self.data.text.words), references)
                     total[:COUNTS] += torch.tensor(found, dtype=torch.float64)
         return totals
 
-    def _test_batches(self, scope: Scope) -> list[np.ndarray]:
-        """The test sentences, or so many of them, always the same ones, by their length: numbers of each batch."""
-        found = self._chosen(scope).numpy()
-        found = found[np.argsort(self.data.test[0].lengths[found], kind="stable")]
-        size = self.config.evaluation.batch_size
-        return [found[first : first + size] for first in range(0, len(found), size)]
+    def save_outputs(self, x: Tensor, net: Network, world: World, directory: Path) -> None:
+        """translations.csv: test sentences, their references, and what the averaged model writes for them."""
+        task, text, (sources, _) = self.translation, self.data.text, self.data.test
+        if not task.translations:
+            return
+        self.average_states(net)
+        numbers, found = self._chosen(Scope(examples=task.translations)).numpy(), dict[int, str]()
+        with self.average.at(net.average(x), self._statistics_batches) as models:
+            settings = task, self.config.evaluation, text.words, self.device, world.rank, world.size
+            own = translations(models.for_tests(0), sources, numbers, *settings)
+        for packed in world.collect_any(json.dumps(list(own.items())).encode()):
+            found.update(json.loads(packed))
+        if world.leader:
+            rows = (
+                (text.words(sources.rows(np.array([i]))[0, 1:-1].tolist()), text.references[i], found[i])
+                for i in numbers.tolist()
+            )
+            write_text(directory / "translations.csv", csv_text(["source", "reference", "translation"], rows))
