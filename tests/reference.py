@@ -338,16 +338,27 @@ def kgt(s: Setting, every: int) -> Iterates:
         yield F
 
 
-def led(s: Setting, every: int, lazy: bool) -> Iterates:
+def led(s: Setting, every: int, lazy: bool, dual_step: float | None = None) -> Iterates:
     """Local exact diffusion: `every` steps with a part of the dual y, then x = W F and y <- y + F - x."""
     F = s.start()
     y = np.zeros_like(F)
     for t in itertools.count():
-        F = F + s.update(F, t) - y / every
+        F = F + s.update(F, t) - y * (1 / every if dual_step is None else dual_step)
         if (t + 1) % every == 0:
             x = s.mix(F, t, lazy)
             y, F = y + F - x, x
         yield F
+
+
+def proxskip(s: Setting, coins: Callable[[int], bool], beta: float, lazy: bool) -> Iterates:
+    """Scaffnew on a graph: y is the whole correction of a step."""
+    x = s.start()
+    y = np.zeros_like(x)
+    for t in itertools.count():
+        z = x + s.update(x, t) - y
+        x = s.mix(z, t, lazy) if coins(t) else z
+        y = y + beta * (z - x)
+        yield x
 
 
 def exact_diffusion(s: Setting) -> Iterates:
@@ -583,6 +594,62 @@ def diloco(
             else:
                 phi, before = y + outer_momentum * (phi - before), phi
             x = phi
+        yield x
+
+
+def desloc(s: Setting, period_steps: int = 32, state_factors: Any = (3, 6), state_periods: Any = ()) -> Iterates:
+    """The momentum and, of Adam, the mean square."""
+    x, periods = s.start(), list(state_periods) or [period_steps * factor for factor in state_factors]
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        x = x if (t + 1) % period_steps else mean(x)
+        for name, period in (("m", periods[0]), ("v", periods[-1])):
+            if period and (t + 1) % period == 0 and hasattr(s.optimizer, name):
+                setattr(s.optimizer, name, mean(getattr(s.optimizer, name)))
+        yield x
+
+
+def sparta(s: Setting, drawn: Callable[[int], Any], share: float = 0.005, select: str = "random") -> Iterates:
+    """`drawn`: the coordinates of a step."""
+    x = s.start()
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        M = np.isin(np.arange(len(s.x0)), drawn(t))
+        x = np.where(M, mean(x), x)
+        yield x
+
+
+def sparta_diloco(
+    s: Setting,
+    drawn: Callable[[int], Any],
+    period_steps: int = 50,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    **how: Any,
+) -> Iterates:
+    """With torch's form of Nesterov, a momentum of the mean drifts."""
+    x = s.start()
+    phi, v = x, np.zeros_like(x)
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        for i in drawn(t):
+            x[:, i] = x[:, i].mean()
+        if (t + 1) % period_steps == 0:
+            D = mean(phi - x)
+            v = outer_momentum * v + D
+            phi = phi - outer_lr * (D + outer_momentum * v)
+            x = phi.copy()
+        yield x
+
+
+def gt_nsgdm(s: Setting, beta: float = 0.9) -> Iterates:
+    x = s.start()
+    m = y = np.zeros_like(x)
+    for t in itertools.count():
+        g = s.optimizer.update(s.gradient(x), -1.0)
+        m, before = beta * m + (1 - beta) * g, m
+        y = s.mix(y + m - before, t)
+        x = s.mix(np.array([xi - s.lr(t) * yi / np.sqrt(yi @ yi) for xi, yi in zip(x, y, strict=True)]), t)
         yield x
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 import reference
+from decentral.algorithms.sparta import SPARTA, Select
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.config.parsing import from_dict, plain
@@ -147,7 +148,10 @@ def expected(case: Case, local: Local, steps: int, lost: Any = reference.never) 
 
 
 def drawn(case: Case) -> dict[str, Any]:
-    """The permutations of the workers that the program draws, where an algorithm does."""
+    """The permutations of the workers, or the coordinates, that the program draws, where an algorithm does."""
+    if case.algo.startswith("sparta"):
+        method = SPARTA(share=case.options["share"], select=Select(case.options.get("select", "random")))
+        return {"drawn": lambda t: method.places(case.d, t)}
     if case.algo not in ("noloco", "teleportation"):
         return {}
     return {"orders": lambda round: numpy_generator(0, case.algo, round).permutation(case.n)}

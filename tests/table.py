@@ -71,6 +71,9 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "dadam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.other, None),
     "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
     "demo": AlgorithmCase((RING,), Optimum.other, None, overrides=("compress=dct_topk", "compress.k=2")),
+    "desloc": AlgorithmCase(
+        (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
+    ),
     "diloco": AlgorithmCase(
         (RING,), Optimum.biased, RING, as_sgd=AVERAGED, overrides=("algo.period_steps=3", "algo.outer_momentum=0.3")
     ),
@@ -94,6 +97,9 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         overrides=("algo.period_steps=2", "algo.outer_momentum=0.3"),
     ),
     "gradient_tracking": AlgorithmCase((RING, Net("dbt", 5), Net("exponential", 5)), Optimum.exact, COMPLETE),
+    "gt_nsgdm": AlgorithmCase(
+        (RING, Net("dbt", 5), Net("one_peer_exponential", 5)), Optimum.other, None, overrides=("algo.beta=0.5",)
+    ),
     "local_sgd": AlgorithmCase(
         (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
     ),
@@ -125,6 +131,14 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "relay_mean": AlgorithmCase(TREES, Optimum.other, None, task="mean_estimation"),
     "relaysgd": AlgorithmCase(TREES, Optimum.exact, PAIR),
     "relaysgd_grad": AlgorithmCase(TREES, Optimum.biased, PAIR),
+    "sparta": AlgorithmCase((RING,), Optimum.biased, RING, as_sgd=("algo.share=1",), overrides=("algo.share=0.4",)),
+    "sparta_diloco": AlgorithmCase(
+        (RING,),
+        Optimum.biased,
+        RING,
+        as_sgd=AVERAGED,
+        overrides=("algo.share=0.4", "algo.period_steps=3", "algo.outer_momentum=0.3"),
+    ),
     "sparseloco": AlgorithmCase(
         (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
     ),
@@ -176,11 +190,14 @@ VARIANTS: dict[str, list[str]] = {
     "allreduce": ["compress=topk", "compress=randomk", "compress=threshold", "compress=powersgd", "compress=dct_topk"],
     "beer": ["algo.start=initial", "compress=topk"],
     "choco": ["algo.order=combine_then_compress", "algo.start=zero", "compress=topk", "compress=int8"],
+    "d2": ["algo.probability=0.4", "algo.dual_step=0.7"],
     "dadam": ["algo.mode=atc", "algo.accumulate_steps=3", "algo.decoupled_decay=0.1"],
     "demo": ["algo.signed=false", "algo.subtract=0.5", "algo.decoupled_decay=0.1"],
+    "desloc": ["optim=adam", "algo.state_periods=[5]"],
     "diloco": ["algo.nesterov=false"],
     "dmsgd": ["algo.form=ying"],
     "dpsgd": ["algo.mode=awc", "compress=bf16"],
+    "exact_diffusion": ["algo.probability=0.4"],
     "gradient_tracking": ["algo.mode=awc"],
     "motef": ["compress=sign"],
     "noloco": ["algo.group_size=3"],
@@ -193,6 +210,8 @@ VARIANTS: dict[str, list[str]] = {
     "relaysgd_grad": ["algo.receiver_lr=true"],
     "sgp": ["algo.rounds=2"],
     "sparseloco": ["compress=topk", "algo.mean_of=senders"],
+    "sparta": ["algo.select=shuffled", "algo.select=partitioned", "algo.share=0"],
+    "sparta_diloco": ["algo.select=partitioned"],
     "streaming_diloco": ["algo.delay_steps=1", "algo.own_share=0.5", "algo.split=interleaved"],
     "teleportation": ["algo.active=5", "algo.active=1"],
 }

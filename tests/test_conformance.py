@@ -212,8 +212,15 @@ def test_all_reduce_does_any_rule_on_the_mean_gradient(start, rule):
     properties.as_sgd(result.walk, properties.plain_sgd(5, 1.0, 30, optimizer), "all-reduce")
 
 
-@pytest.mark.parametrize("rule", ["nesterov", *OTHER_RULES])
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize(
+    ("rule", "name"),
+    [  # DES-LOC averages the state of optimizers that it knows
+        (rule, name)
+        for rule in ("nesterov", *OTHER_RULES)
+        for name in OPTIMISERS
+        if (rule, name) != ("radam", "desloc")
+    ],
+)
 def test_one_worker_alone_does_what_torch_does(start, name, rule):
     case, (overrides, optimizer) = ALGORITHMS[name], (RULES | OTHER_RULES)[rule]
     topology = ["topology=chain", "num_workers=1", "task.zeta2=0"]

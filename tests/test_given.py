@@ -285,6 +285,40 @@ def test_noloco_has_the_pairs_of_a_file(start, tmp_path, problem):
         configure(*shape[:-1], "algo.pairs=nowhere.csv")
 
 
+@pytest.mark.parametrize("algo", ["sparta", "sparta_diloco"])
+def test_sparta_has_the_masks_of_a_file(start, tmp_path, problem, algo):
+    masks = RANDOM.random((3, D)) < 0.5
+    np.savez(tmp_path / "masks.npz", masks=masks)
+    shape = [*RUN, problem, f"algo={algo}", f"algo.masks={tmp_path / 'masks.npz'}"]
+    if algo == "sparta_diloco":
+        np.savez(tmp_path / "common.npz", A=A, b=B, x0=X0[0])
+        shape += [f"task.problem={tmp_path / 'common.npz'}", "algo.period_steps=3"]
+    found = start(*shape).iterates
+    x, v = (X0 if algo == "sparta" else np.tile(X0[0], (N, 1))), 0 * X0
+    phi = x
+    for t in range(STEPS):
+        x = x - 0.05 * gradients(x)
+        x = np.where(masks[t % 3], x.mean(0), x)
+        if algo == "sparta_diloco" and t % 3 == 2:
+            v = 0.9 * v + phi - x.mean(0)
+            x = phi = phi - 0.7 * (phi - x.mean(0) + 0.9 * v)
+        assert np.abs(found[t + 1] - x).max() < 1e-12
+    two = start(*shape, processes=2, directory="two").iterates
+    assert np.abs(two - found).max() < 1e-12
+    before = run_id(configure(*shape))
+    np.savez(tmp_path / "masks.npz", masks=np.ones((2, D + 1)))
+    assert run_id(configure(*shape)) != before
+    with pytest.raises(ConfigError, match=rf"is for models of {D + 1} parameters, and these have {D}: give masks"):
+        start(*shape, "seed=1", directory="wide")
+    for draws in (np.ones(D), np.full((2, D), 0.5), np.ones((0, D)), np.array([["a"]])):
+        np.savez(tmp_path / "masks.npz", masks=draws)
+        with pytest.raises(ConfigError, match=r"masks.npz holds .*: it has to be an .npz with masks \[T, P\]"):
+            configure(*shape)
+    np.savez(tmp_path / "masks.npz", coins=np.ones(3))
+    with pytest.raises(ConfigError, match=r"masks.npz cannot be read: it has to be an .npz with masks \[T, P\]"):
+        configure(*shape)
+
+
 EVENTS = [
     *((0.0, "begin", 0), (0.1, "begin", 1), (0.3, "average", 0, 1), (0.7, "begin", 2), (0.9, "update", 1)),
     *((1.0, "update", 0), (1.2, "average", 2, 3), (1.2, "begin", 0), (1.5, "average", 0, 3), (1.9, "update", 2)),

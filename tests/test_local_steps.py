@@ -1,4 +1,4 @@
-"""communication.every=H: RelaySGD that relays every H steps, and LED; against their formulas, and in what they are."""
+"""communication.every=H: RelaySGD that relays every H steps, LED and ProxSkip: their formulas, and what they are."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import reference
 from configure import configure
 from decentral.errors import ConfigError
+from decentral.randomness import uniform
 from reference_runs import LOCALS, Case, assert_agree, compression, program, setting
 from reference_topology import graph, hops
 from test_resume import same_results
@@ -42,6 +43,35 @@ def test_relaysgd_relays_every_so_many_steps(tmp_path: Path, case: Case, local: 
 def test_d2_and_exact_diffusion_are_led(tmp_path: Path, lazy: bool, case: Case, local: str) -> None:
     found = program(tmp_path, case, LOCALS[local], STEPS, communication=EVERY)
     assert_agree(found, reference.run(reference.led, setting(case, LOCALS[local]), STEPS, every=H, lazy=lazy))
+
+
+COINS = np.array([0, 1, 1, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize("local", ["nesterov", "decay"])
+@pytest.mark.parametrize(("lazy", "case"), [(lazy, case) for lazy, cases in LED.items() for case in cases])
+def test_other_dual_steps_and_a_shared_coin(tmp_path: Path, lazy: bool, case: Case, local: str) -> None:
+    def found(communication: dict[str, Any], **options: Any) -> Any:
+        return program(tmp_path, replace(case, options=options), LOCALS[local], STEPS, communication=communication)
+
+    def wanted(method: Any, **options: Any) -> Any:
+        return reference.run(method, setting(case, LOCALS[local]), STEPS, lazy=lazy, **options)
+
+    once = EVERY | {"every": 1}
+    assert_agree(found(EVERY, dual_step=0.1), wanted(reference.led, every=H, dual_step=0.1))
+    assert_agree(found(once, dual_step=0.5), wanted(reference.led, every=1, dual_step=0.5))
+    drawn = {p: [uniform(5, "coin", t) < p for t in range(STEPS)] for p in (0.4, 1)}
+    assert 8 < sum(drawn[0.4]) < 24
+    for p, coins in drawn.items():
+        x = found(once, probability=p, seed=5)
+        assert_agree(x, wanted(reference.proxskip, coins=coins.__getitem__, beta=p))
+    assert_agree(x, found(once))  # p = 1
+    np.savez(tmp_path / "coins.npz", coins=COINS)
+    x = found(once, probability=0.4, coins=str(tmp_path / "coins.npz"))
+    assert_agree(x, wanted(reference.proxskip, coins=lambda t: COINS[t % 7], beta=0.4))
+    np.savez(tmp_path / "coins.npz", coins=np.arange(H) == H - 1)
+    x = found(once, probability=1 / H, coins=str(tmp_path / "coins.npz"))
+    assert_agree(x, found(EVERY))  # the coin falls in every H-th step: LED
 
 
 @pytest.mark.parametrize("local", ["adam", "decay"])
@@ -81,7 +111,8 @@ def test_a_pair_that_relays_is_local_sgd_and_sends_once_in_so_many_steps(start) 
 
 @pytest.mark.parametrize("algo", [
         "d2 topology.weights=constant topology.edge_weight=0.3", "exact_diffusion", "gradient_tracking",
-        "gradient_tracking algo.tracked=mean", "push_diging",
+        "gradient_tracking algo.tracked=mean", "push_diging", "exact_diffusion algo.probability=0.3",
+        "exact_diffusion algo.dual_step=0.4",
     ])  # fmt: skip
 def test_local_steps_are_exact_with_different_functions(start, algo: str) -> None:
     settings = ("topology=ring", "communication.every=4", "lr=0.02", "steps=4000")
@@ -107,6 +138,7 @@ LONG = (
     "algo=relaysgd topology=dbt network.drop_probability=0.1",
     "algo=relaysgd topology=bt steps_per_worker=[1,3,2,3,3]",
     "algo=exact_diffusion topology=ring optim=adam",
+    "algo=exact_diffusion topology=ring algo.probability=0.5",
     "algo=gradient_tracking algo.tracked=mean topology=ring optim=torch.optim:RAdam",
 )
 

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR, S
 
 from configure import configure
 from decentral.algorithms.dpsgd import Mode
+from decentral.algorithms.sparta import SPARTA, Select
 from decentral.algorithms.teleportation import Teleportation
 from decentral.compression.rows import RowLayout
 from decentral.config.checks import resolve
@@ -40,6 +41,7 @@ from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Rounds
 from decentral.training.assemble import assemble
+from decentral.training.timing import timed
 from table import ALGORITHMS, VARIANTS, Optimum
 
 # -- Local update rules equal torch's, on rows; schedules equal their formulas; batches are a pure functi --------------
@@ -828,6 +830,116 @@ OUTER = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0
          "evaluation.every_epochs=36")  # fmt: skip
 
 
+ADAMW = "optim=adamw optim.weight_decay=0.05"
+LIMITS = {
+    "desloc whose states stay": (f"algo=desloc algo.period_steps=3 algo.state_periods=[0] {ADAMW}",
+                                 f"algo=local_sgd algo.period_steps=3 {ADAMW}"),
+    "desloc of models in each step": (f"algo=desloc algo.period_steps=1 algo.state_factors=[0] {ADAMW}",
+                                      f"algo=model_averaging {ADAMW}"),
+    "desloc of models and momentum in each step": (
+        "algo=desloc algo.period_steps=1 algo.state_factors=[1] optim=momentum", "algo=allreduce optim=momentum"),
+    "desloc alone": (f"algo=desloc num_workers=1 task.zeta2=0 algo.period_steps=2 {ADAMW}",
+                     f"algo=allreduce num_workers=1 task.zeta2=0 {ADAMW}"),
+    "mt-dao without a gradient": (f"algo=desloc {ADAMW} optim.gradient_share=0", f"algo=desloc {ADAMW}"),
+    "all of the gradient": ("algo=desloc optim=momentum optim.gradient_share=1", "algo=desloc optim=sgd"),
+    "sparta of everything": ("algo=sparta algo.share=1 optim=adam", "algo=model_averaging optim=adam"),
+    "sparta of everything in turn": ("algo=sparta algo.share=1 algo.select=partitioned", "algo=allreduce"),
+    "sparta of nothing": ("algo=sparta algo.share=0", "algo=local_sgd algo.period_steps=100"),
+    "sparta with diloco of nothing": ("algo=sparta_diloco algo.share=0 algo.period_steps=5",
+                                      "algo=diloco algo.period_steps=5"),
+    "sparta with diloco that goes on": (
+        "algo=sparta_diloco algo.share=0.4 algo.period_steps=4 algo.outer_lr=0 algo.outer_momentum=0 steps=3",
+        "algo=sparta algo.share=0.4 steps=3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_method_is_another_one_in_its_limit(start, limit: str) -> None:
+    one, other = (
+        start(*OUTER, "num_workers=5", *words.split(), directory=f"{place}").iterates
+        for place, words in enumerate(LIMITS[limit])
+    )
+    np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert np.abs(one[-1] - one[0]).max() > 0.01
+
+
+def test_the_mean_square_of_desloc_is_larger_than_that_of_the_mean_gradient(start) -> None:
+    settings = ("num_workers=5", "optim=adam", *OUTER, "trace=state")
+    found = start("algo=desloc", "algo.period_steps=1", "algo.state_factors=[1]", *settings, directory="local")
+    together = start("algo=allreduce", *settings, directory="together")
+    one, other = (np.load(each.directory / "trace.npz")["state.opt.1"][1] for each in (found, together))
+    assert (one >= other).all() and (one > 1.1 * other).any()
+    assert np.abs(found.iterates - together.iterates)[-1].max() > 1e-3
+
+
+def test_methods_that_average_parts_send_these_alone(start) -> None:
+    """A ring's all-reduce of m numbers: each worker sends 2 (n - 1) / n of them."""
+    n, P, steps = 5, 6, 36
+    sent = start("algo=desloc", "algo.period_steps=2", f"num_workers={n}", *OUTER, "optim=adam", directory="desloc")
+    assert sent.rows[-1]["bytes_sent"] == 2 * (n - 1) * P * 8 * (steps // 2 + steps // 6 + steps // 12)
+    drawn = [SPARTA(share=0.3).places(P, t) for t in range(steps)]
+    sent = start("algo=sparta", "algo.share=0.3", f"num_workers={n}", *OUTER, directory="sparta")
+    assert sent.rows[-1]["bytes_sent"] == 2 * (n - 1) * 8 * sum(map(len, drawn))
+
+
+def test_a_timeline_of_a_large_model_sends_what_is_drawn_of_it() -> None:
+    P, steps = 3_000_000, 4
+    words = ("task=quadratics", "cluster=even", "num_workers=4", "algo=sparta", "algo.share=0.001")
+    for select in Select:
+        drawn = sum(len(SPARTA(share=0.001, select=select).places(P, t)) for t in range(steps))
+        config = configure(*words, f"algo.select={select.value}")
+        assert timed(config, steps, P).bytes_sent == 2 * 3 * 8 * drawn
+
+
+def test_sparta_draws_each_coordinate_as_often_as_it_says() -> None:
+    P, p, steps = 40, 0.1, 4000
+    for select in Select:
+        method = SPARTA(share=p, select=select)
+        drawn = [method.places(P, t) for t in range(steps)]
+        assert all(len(set(M.tolist())) == len(M) for M in drawn)
+        often = np.bincount(np.concatenate(drawn), minlength=P) / steps
+        assert np.abs(often - p).max() < 5 * (p / steps) ** 0.5
+        cycles = [tuple(np.concatenate(drawn[t : t + 10]).tolist()) for t in range(0, 100, 10)]
+        if select is Select.random:
+            assert np.var(list(map(len, drawn))) == pytest.approx(P * p * (1 - p), rel=0.1)
+        else:
+            assert all(sorted(cycle) == list(range(P)) for cycle in cycles)
+            assert len(set(cycles)) == (1 if select is Select.shuffled else 10)
+    assert len(SPARTA(share=0.3, select=Select.shuffled).places(P, 0)) == P // 4
+
+
+def test_steps_of_gt_nsgdm_have_one_length_and_there_is_none_where_nothing_is_tracked(start) -> None:
+    settings = (*OUTER[:-3], "trace=state", "steps=36", "evaluation.every_epochs=36", "algo=gt_nsgdm", "algo.beta=0.6")
+    alone = start(*settings, "num_workers=1", "task.zeta2=0", "topology=chain", directory="alone")
+    moved = np.linalg.norm(np.diff(alone.iterates[:, 0], axis=0), axis=-1)
+    np.testing.assert_allclose(moved, 0.05, rtol=1e-12)
+    several = start(*settings, "num_workers=5", "topology=ring", directory="several")
+    with np.load(several.directory / "trace.npz") as trace:
+        np.testing.assert_allclose(trace["state.y"].mean(1), trace["state.m"].mean(1), rtol=0, atol=1e-14)
+    still = components("algorithms")["gt_nsgdm"]().bind(LocalRule(SGD(), lambda t: 0.1))
+    net = LocalNetwork(components("topology")["ring"]().schedule(4), Losses(0.0, 0))
+    state = still.step(still.init(torch.ones(4, 3).double(), net), torch.zeros_like, net, 0)
+    assert torch.equal(still.models(state), torch.ones(4, 3).double())
+
+
+def test_the_quasi_hyperbolic_rules_weigh_the_gradient_against_the_momentum() -> None:
+    g = torch.from_numpy(np.random.default_rng(3).normal(size=(STEPS, K, P)))
+    for rule in (AdamW(beta2=0.95, weight_decay=0.1, gradient_share=0.3), SGD(momentum=0.9, gradient_share=0.3)):
+        local, x = rule.rule(rate, RowLayout.flat(P)), torch.ones(K, P).double()
+        buffers, expected, m, v = local.init(x), x.clone(), 0, 0
+        for t in range(STEPS):
+            if isinstance(rule, AdamW):
+                m, v = 0.9 * m + 0.1 * g[t], 0.95 * v + 0.05 * g[t] ** 2
+                mean, square = m / (1 - 0.9 ** (t + 1)), v / (1 - 0.95 ** (t + 1))
+                d = (0.3 * g[t] + 0.7 * mean) / (square.sqrt() + 1e-8) + 0.1 * expected
+            else:
+                m = 0.9 * m + g[t]
+                d = 0.3 * g[t] + 0.7 * m
+            expected = expected - rate(t) * d
+            x, buffers = local.adapt(x, g[t].clone(), buffers, t)
+            torch.testing.assert_close(x, expected, rtol=0, atol=1e-12)
+
+
 def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small_graph(start) -> None:
     found = start("algo=teleportation", "algo.active=4", "num_workers=8", *OUTER, "steps=10")
     method = Teleportation(active=4)
@@ -846,6 +958,20 @@ def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small
         ("algo=teleportation algo.graph=rnig", "algo.graph=rnig does not exist. Did you mean 'ring'"),
         ("algo=teleportation algo.graph=epidemic", "algo.graph=epidemic has no doubly stochastic matrix"),
         ("algo=dpsgd topology=epidemic", "doubly stochastic"),
+        (
+            "algo=desloc optim=muon",
+            "desloc averages what .* and does not know what optim=muon does: use optim=adam",
+        ),
+        ("algo=desloc optim=torch.optim:RAdam", "does not know what optim=torch.optim:RAdam does"),
+        ("algo=desloc algo.state_periods=[3,6]", r"algo.state_periods=\[3, 6\] .* optim=sgd .*: give at most 1"),
+        ("algo=sparta algo.share=1.5", "algo.share=1.5 makes no sense: it has to be from 0 to 1"),
+        ("algo=sparta communication.every=2", "communication.every=2 has no meaning for it"),
+        ("algo=sparta_diloco steps_per_worker=[1,1,1,1,1,1]", "steps_per_worker=.* cannot be used with algo=sparta_d"),
+        ("algo=sparta algo.masks=nowhere.npz", "algo.masks=nowhere.npz is not a file"),
+        ("algo=d2 algo.coins=nowhere.npz", "algo.coins=nowhere.npz needs their probability"),
+        ("algo=d2 algo.probability=0", "algo.probability=0 makes no sense"),
+        ("algo=dpsgd optim.gradient_share=0.1", "optim.gradient_share=0.1 weighs .*: set optim.momentum"),
+        ("algo=dpsgd optim=nesterov optim.gradient_share=0.1", "leave out optim.nesterov"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(words: str, says: str) -> None:

@@ -137,6 +137,14 @@ CASES = [
     Case("dadam", "ring", 4, {"accumulate_steps": 4, "decoupled_decay": 0.1}),
     Case("diloco", "ring", 6, {"period_steps": 4}),
     Case("diloco", "ring", 5, {"period_steps": 7, "nesterov": False, "outer_momentum": 0.5}),
+    Case("desloc", "ring", 6, {"period_steps": 2}),
+    Case("desloc", "ring", 5, {"period_steps": 3, "state_periods": [4]}),
+    Case("sparta", "ring", 6, {"share": 0.3}),
+    Case("sparta", "ring", 5, {"share": 0.2, "select": "shuffled"}),
+    Case("sparta", "ring", 5, {"share": 0.4, "select": "partitioned"}),
+    Case("sparta_diloco", "ring", 6, {"share": 0.3, "period_steps": 4}),
+    Case("gt_nsgdm", "ring", 6),
+    Case("gt_nsgdm", "one_peer_exponential", 5, {"beta": 0.5}),
     Case("streaming_diloco", "ring", 6, {"period_steps": 6, "fragments": 3}),
     Case("streaming_diloco", "ring", 5, {"period_steps": 8, "fragments": 2, "delay_steps": 3, "own_share": 0.5}),
     Case("streaming_diloco", "ring", 4, {"period_steps": 4, "fragments": 2, "split": "interleaved"}),
@@ -322,6 +330,7 @@ def test_a_setting_makes_a_difference_from_the_step_on_that_its_formula_says(
 SEED = 7
 RELIABLE = {"allreduce", "model_averaging", "local_sgd", "choco", "beer", "motef"} | {
     *("diloco", "streaming_diloco", "noloco", "sparseloco", "teleportation", "demo", "dion"),
+    *("desloc", "sparta", "sparta_diloco"),
 }
 
 LOSSY = [
@@ -360,6 +369,7 @@ LOSSY = [
     Case("epidemic_learning", "exponential", 6),
     Case("gasloc", "ring", 6, {"period_steps": 3, "outer_momentum": 0.5}),
     Case("momentum_tracking", "ring", 6, {"beta": 0.3}),
+    Case("gt_nsgdm", "ring", 6, {"beta": 0.3}),
 ]
 
 

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
+from decentral.algorithms.given_events import read_draws
 from decentral.algorithms.states import WithCorrections
+from decentral.errors import ConfigError
 from decentral.optim.rows import add, sub
+from decentral.randomness import uniform
+from decentral.settings import setting
 from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
@@ -26,14 +33,27 @@ class D2(WithCorrections):
     above -1/3; the Metropolis-Hastings ring with even n sits exactly there, and is what the paper uses. Lost messages:
     weights are rescaled, after which D2 is known to drift (RelaySum paper, Table 5).
 
-    With `communication.every` = H it is LED (Alghunaim, 2023, arXiv:2302.00620) with the dual step 1/H: H local steps,
-    each with a part of the correction, and then a round of averaging. It stays exact.
+    With `communication.every` = H it is LED (Alghunaim, 2023, arXiv:2302.00620): H local steps, each with a part b of
+    the correction, and then a round of averaging. b = `dual_step`, by default 1/H; D2 is H = b = 1. On rings it is
+    stable for b H up to about 1, with exact_diffusion's matrix up to about 2.5.
 
-        x <- x + u + c / H                                   H times
+        x <- x + u + b c                                     H times
         x^+ = W x,   c^+ = c + x^+ - x
+
+    With `probability` = p it is ProxSkip (Mishchenko et al., ICML 2022; Scaffnew on a graph): all workers share a coin,
+    and average after a step with probability p, so that 1/p is H in expectation, and b = p by default. In both, y of
+    these papers is -c, or -b c. The coin follows from (`seed`, t), or is given: `coins` is an .npz file with the truth
+    values coins [T], one for each step, which repeat.
+
+    Exact with local steps too, also with momentum inside; with a local optimizer that is not linear (Adam, Muon) it is
+    not: its directions add up to 0 where the gradients do not.
     """
 
     name: str = "d2"
+    dual_step: float | None = setting(None, above=0, older=None)
+    probability: float | None = setting(None, above=0, at_most=1, older=None)
+    seed: int = setting(0, older=0)
+    coins: str | None = setting(None, content=True, older=None)
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected, Need.d2_spectrum}
@@ -41,13 +61,24 @@ class D2(WithCorrections):
     has_local_steps: ClassVar[bool] = True
     lazy: ClassVar[bool] = False  # mix with W, not with (W + I) / 2
 
+    def __post_init__(self) -> None:
+        if self.coins is not None and self.probability is None:
+            raise ConfigError(f"algo.coins={self.coins} needs their probability: set algo.probability, too.")
+
+    def check_workers(self, num_workers: int) -> None:
+        """Raises ConfigError if the given coins are none."""
+        if self.coins is not None:
+            _ = self._given
+
     def step(self, s: WithCorrections.State, oracle: Oracle, net: Network, t: int) -> WithCorrections.State:
         """One gradient, one round of averaging."""
         x, c, opt = s
         y, opt = self.local.adapt(x, oracle(x), opt, t)  # x^t + u^t
-        if (every := net.rounds.every) > 1:
-            x = add(y, c, alpha=1 / every)
-            if net.rounds.is_silent(t):
+        often = (self.probability or 1.0) / net.rounds.every
+        b = self.dual_step or often
+        if often < 1 or b != 1:
+            x = add(y, c, alpha=b)
+            if not self.communicates(net, t):
                 return self.State(x, c, opt)
             c = sub(c, x)
             x = net.mix(x, t, lazy=self.lazy)
@@ -55,3 +86,14 @@ class D2(WithCorrections):
         x = net.mix(add(c, y), t, lazy=self.lazy)  # W (x^t + u^t + c^t)
         c = sub(x, y, out=y)  # x^{t+1} - (x^t + u^t)
         return self.State(x, c, opt)
+
+    def communicates(self, net: Network, t: int) -> bool:
+        """Whether step t ends with a round of averaging."""
+        if self.probability is None or net.rounds.is_silent(t):
+            return not net.rounds.is_silent(t)
+        coins = None if self.coins is None else self._given
+        return bool(uniform(self.seed, "coin", t) < self.probability if coins is None else coins[t % len(coins)])
+
+    @cached_property
+    def _given(self) -> np.ndarray:
+        return read_draws("algo.coins", str(self.coins), "coins", ("T",))

@@ -63,8 +63,12 @@ class DiLoCo(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One local update, and an all-reduce with an outer step at the end of a period."""
+        x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+        return self.outer(s._replace(x=x, opt=opt), net, t)
+
+    def outer(self, s: State, net: Network, t: int) -> State:
+        """What is left of step t after the local update."""
         x, phi, v, opt = s
-        x, opt = self.local.adapt(x, oracle(x), opt, t)
         if (t + 1) % self.period_steps == 0:
             D = net.mean(sub(phi, x, out=x))
             phi, v = outer_step(phi, v, D, self.outer_lr, self.outer_momentum, self.nesterov)

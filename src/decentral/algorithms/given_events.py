@@ -1,13 +1,17 @@
-"""What happens when in an asynchronous method, given by a file instead of a simulated clock: `algo.events`."""
+"""What is given by a file: what happens when in an asynchronous method (`algo.events`), and what a method draws."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from decentral.cluster.operations import Gradient, Local
 from decentral.cluster.settings import LONGEST_S, Line, read_lines
 from decentral.errors import ConfigError
+from decentral.store.files import at_home
 
 if TYPE_CHECKING:
     from decentral.cluster.operations import Operation, Pairs
@@ -49,6 +53,24 @@ def read_events(name: str, num_workers: int) -> list[Event]:
         begun[worker] = begun[worker] if what == "average" else what == "begin"
         found.append(Event(time, what, worker, partner))
     return found
+
+
+def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.ndarray:
+    """The truth values `name` of an .npz file, in which entry t of the first dimension is that of step t.
+
+    Raises ConfigError for what is no such file; `shape` names the dimensions, such as ("T", "P").
+    """
+    said, wanted = f"{key}={path}", f"it has to be an .npz with {name} [{', '.join(shape)}], each 0 or 1"
+    if not at_home(path).is_file():
+        raise ConfigError(f"{said} is not a file: {wanted}.")
+    try:
+        with np.load(at_home(path), allow_pickle=False) as found:
+            draws = found[name]
+    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError, AttributeError):
+        raise ConfigError(f"{said} cannot be read: {wanted}.") from None
+    if draws.ndim != len(shape) or not draws.size or not np.isin(draws, (0, 1)).all():
+        raise ConfigError(f"{said} holds {draws.dtype} {list(draws.shape)}: {wanted}.")
+    return draws.astype(bool)
 
 
 class GivenEvents:

@@ -76,6 +76,7 @@ def resolve(config: Config) -> Config:
         config.task.check(config)
     config.cluster.check(config.num_workers)
     config.algo.check_workers(config.num_workers)
+    config.algo.check_optimizer(config.optim)
     check_time(config)
     config = _with_events(config)
     if config.task.own_starts() and not config.algo.own_starts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from decentral.optim.optimizer import Buffers, Optimizer
 from decentral.optim.rows import add, clip
@@ -23,6 +23,8 @@ class Adam(Optimizer):
         u  = -lr / (1 - beta1^k)  m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon),   k = t + 1
 
     The same as `torch.optim.Adam`; clipped (clip_norm, null for none) as by `torch.nn.utils.clip_grad_norm_`.
+    `gradient_share` = s > 0 makes it quasi-hyperbolic (Ma & Yarats, ICLR 2019, and MT-DAO, arXiv:2510.05361, whose
+    weight of the momentum is w = 1 - s): the numerator m / (1 - beta1^k) becomes s g + (1 - s) m / (1 - beta1^k).
 
     epsilon_hat  epsilon is added to sqrt(v) before the division by sqrt(1 - beta2^k): the paper's efficient form, the
                  code of TensorFlow, Dion and MuLoCo
@@ -35,20 +37,25 @@ class Adam(Optimizer):
     epsilon_hat: bool = setting(False, older=False)
     weight_decay: float = setting(0.0, at_least=0)
     clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)
+    gradient_share: float = setting(0.0, at_least=0, at_most=1, older=0.0)
+    num_buffers: ClassVar[int | None] = 2
 
     def init(self, x: Tensor) -> Buffers:
         """Both moments, (m, v) = (0, 0), [k, P] each."""
         return x.new_zeros(x.shape), x.new_zeros(x.shape)
 
     def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """d = m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon) / (1 - beta1^k) [k, P], k = t + 1, in the memory of g."""
+        """d = m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon) / (1 - beta1^k) [k, P], k = t + 1, in the memory of g;
+        quasi-hyperbolic as the class says."""
         m, v = buffers
         k = t + 1
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        top = m.div(1 - self.beta1**k).lerp_(g, self.gradient_share) if self.gradient_share else None
         d, correction = g.copy_(v).sqrt_(), sqrt(1 - self.beta2**k)
         d = d.add_(self.epsilon).div_(correction) if self.epsilon_hat else d.div_(correction).add_(self.epsilon)
-        return d.reciprocal_().mul_(m).div_(1 - self.beta1**k), buffers
+        d = d.reciprocal_()
+        return (d.mul_(m).div_(1 - self.beta1**k) if top is None else d.mul_(top)), buffers
 
 
 @dataclass

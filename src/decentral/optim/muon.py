@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from math import prod, sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from decentral.optim.adam import AdamW
 from decentral.optim.optimizer import Buffers, LocalRule
@@ -126,6 +126,7 @@ class Muon(_Places, AdamW):
     adamw_scale: float = setting(1.0, above=0)
     norm_epsilon: float = setting(0.0, at_least=0, older=0.0)
     fused: list[str] = setting([], older=[])
+    num_buffers: ClassVar[int | None] = None  # rows of parts of a model
 
     def rule(self, lr: Callable[[int], float], layout: RowLayout) -> LocalRule:
         """For rows of this layout: equal matrices are a group, whose momentum lies side by side."""

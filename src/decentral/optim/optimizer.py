@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +36,9 @@ class Optimizer(Settings, ABC, where="optim"):
     """c: gradients g of workers with ||g|| > c are made that long, g <- g c / (||g|| + 1e-6), each worker's by itself;
     as `torch.nn.utils.clip_grad_norm_`. Before weight decay. What algorithms hand to the local optimizer is what is
     clipped: a worker's own gradient, or the mean of all with an algorithm that averages gradients."""
+
+    num_buffers: ClassVar[int | None] = None
+    """How many rows [k, P] `init` gives, at most, whose mean over workers means something; None: not known."""
 
     def rule(self, lr: Callable[[int], float], layout: RowLayout) -> LocalOptimizer:
         """What an algorithm asks: this optimizer with the learning rate lr(t), for rows of this layout.

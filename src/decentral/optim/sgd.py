@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from decentral.errors import ConfigError
 from decentral.optim.optimizer import Buffers, Optimizer
@@ -21,6 +21,7 @@ class SGD(Optimizer):
         m <- momentum m + g                       m^0 = 0, no dampening
         u  = -lr m                                heavy ball
         u  = -lr (g + momentum m)                 nesterov
+        u  = -lr (s g + (1 - s) m)                quasi-hyperbolic: s = gradient_share > 0 (m is not damped)
 
     The same as `torch.optim.SGD`. "Local momentum" in the RelaySum paper is momentum=0.9 with nesterov.
     """
@@ -30,8 +31,15 @@ class SGD(Optimizer):
     nesterov: bool = False
     weight_decay: float = setting(0.0, at_least=0)
     clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)
+    gradient_share: float = setting(0.0, at_least=0, at_most=1, older=0.0)
+    num_buffers: ClassVar[int | None] = 1
 
     def __post_init__(self) -> None:
+        if self.gradient_share and (self.nesterov or not self.momentum):
+            raise ConfigError(
+                f"optim.gradient_share={self.gradient_share:g} weighs the gradient against heavy-ball momentum: set "
+                "optim.momentum, and leave out optim.nesterov."
+            )
         if self.nesterov and self.momentum == 0:
             raise ConfigError("optim.nesterov=true needs momentum: set optim.momentum, for example to 0.9.")
 
@@ -40,9 +48,11 @@ class SGD(Optimizer):
         return (x.new_zeros(x.shape),) if self.momentum else ()
 
     def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """d = g, or with momentum m (nesterov: g + momentum m) [k, P]; in the memory of g, or m itself."""
+        """d = g, or with momentum m (or as the class says) [k, P]; in the memory of g, or m itself."""
         if not self.momentum:
             return g, buffers
         (m,) = buffers
         m.mul_(self.momentum).add_(g)
+        if self.gradient_share:
+            return g.lerp_(m, 1 - self.gradient_share), buffers
         return g.add_(m, alpha=self.momentum) if self.nesterov else m, buffers

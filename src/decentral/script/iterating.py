@@ -87,6 +87,7 @@ def iterates(
     compressor, of_messages, per_epoch = compression_from(compress, compress_settings)
     try:
         algorithm.check_workers(n)
+        algorithm.check_optimizer(optimizer)
         communication = Communication(every=every)
         check_communication(algorithm, communication)
         rounds = communication.schedule(topology, n)

@@ -243,6 +243,7 @@ def _checked_steps(
     """The steps of an algorithm; `refused` are arguments that are for modes."""
     try:
         algorithm = algorithm_from(algo, algo_settings)
+        algorithm.check_optimizer(None)
         for key, value in refused.items():
             if value is not None:
                 raise ConfigError(

@@ -1,0 +1,123 @@
+"""SPARTA, alone and with DiLoCo."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from decentral.algorithms.diloco import DiLoCo
+from decentral.algorithms.given_events import read_draws
+from decentral.algorithms.states import OnlyModels
+from decentral.errors import ConfigError
+from decentral.randomness import numpy_generator
+from decentral.settings import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Oracle
+    from decentral.network.network import Network
+
+
+class Select(Enum):
+    """How the coordinates of a step are drawn."""
+
+    random = "random"
+    shuffled = "shuffled"
+    partitioned = "partitioned"
+
+
+@dataclass
+class SPARTA(OnlyModels):
+    """SPARTA: after every local step the workers average a few coordinates of their models, the same ones.
+
+        x_i <- x_i + u_i
+        x_i[M] <- 1/n sum_j x_j[M]                           M = M_t: drawn from (`seed`, t), so that none is sent
+
+    with p = `share` and `select`: `random`, each coordinate with probability p; `shuffled`, one permutation of all, cut
+    in ceil(1/p) parts which take turns; `partitioned`, the same with another permutation once all have had a turn. Or M
+    is given: `masks` is an .npz file with the truth values masks [T, P], one row for each step, which repeat.
+
+    share=1 is `model_averaging`; share=0 sends nothing. The local optimizers' buffers stay with their workers. EXO
+    ("12 days of EXO", 2024; formula from exo-explore/gym, a paper was not found): p = 0.0005 to 0.005. Departures: the
+    authors' code broadcasts masks, which are drawn alike here; permutes each parameter by itself, here the whole row;
+    and leaves out parameters without a gradient. Topology: not used.
+    """
+
+    name: str = "sparta"
+    share: float = setting(0.005, at_least=0, at_most=1)
+    select: Select = Select.random
+    seed: int = 0
+    masks: str | None = setting(None, content=True)
+    survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
+    as_sgd: ClassVar[dict[str, Any] | None] = {"share": 1}
+
+    def check_workers(self, num_workers: int) -> None:
+        """Raises ConfigError if the given masks are none."""
+        if self.masks is not None:
+            _ = self._given
+
+    def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
+        """One local update, one all-reduce of the coordinates drawn."""
+        x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+        return s._replace(x=self.average(x, net, t), opt=opt)
+
+    def average(self, x: Tensor, net: Network, t: int) -> Tensor:
+        """x [k, P] after the coordinates M_t have been averaged."""
+        M = self.places(net.row_length(x), t)
+        return net.mean_at(x, M) if len(M) else x
+
+    def places(self, num_coordinates: int, t: int) -> np.ndarray:
+        """M_t: different numbers below P, int64, in no order."""
+        P, p = num_coordinates, self.share
+        if self.masks is not None:
+            if self._given.shape[1] != P:
+                raise ConfigError(
+                    f"algo.masks={self.masks} is for models of {self._given.shape[1]} parameters, and these have {P}: "
+                    "give masks [T, P]."
+                )
+            return np.flatnonzero(self._given[t % len(self._given)])
+        if self.select is Select.random or p == 0:
+            generator = numpy_generator(self.seed, "sparta", t)  # the number of them, then which
+            return generator.choice(P, generator.binomial(P, p), replace=False, shuffle=False)
+        parts = math.ceil(1 / p)
+        cycle = t // parts if self.select is Select.partitioned else 0
+        return _permutation(P, self.seed, cycle)[t % parts :: parts]
+
+    @cached_property
+    def _given(self) -> np.ndarray:
+        return read_draws("algo.masks", str(self.masks), "masks", ("T", "P"))
+
+
+@lru_cache(maxsize=2)
+def _permutation(P: int, seed: int, cycle: int) -> np.ndarray:
+    return numpy_generator(seed, "sparta: order", cycle).permutation(P)
+
+
+@dataclass
+class SpartaDiLoCo(DiLoCo, SPARTA):
+    """SPARTA-DiLoCo: the workers average a few coordinates after every step, and DiLoCo's outer step keeps its period.
+
+        x_i <- x_i + u_i
+        x_i[M] <- 1/n sum_j x_j[M]           as `sparta`     and, when t + 1 is a multiple of H = `period_steps`,
+        D    = 1/n sum_j (phi - x_j),  v <- mu v + D
+        phi <- phi - outer_lr (D + mu v),  x_i <- phi        as `diloco`
+
+    share=0 is `diloco`. EXO ("12 days of EXO", 2024; formula from exo-explore/gym): H can be much longer than without
+    SPARTA. Departures: as `sparta`; and the authors' code takes outer steps after H + 1, 2 H + 1, ... steps, here it is
+    after H, 2 H, ..., as `diloco`. Topology: not used.
+    """
+
+    name: str = "sparta_diloco"
+    only_local_between: ClassVar[bool] = False
+    own_starts: ClassVar[bool] = False
+
+    def step(self, s: DiLoCo.State, oracle: Oracle, net: Network, t: int) -> DiLoCo.State:
+        """One local update, an all-reduce of the coordinates drawn, and maybe an outer step."""
+        return self.outer(SPARTA.step(self, s, oracle, net, t), net, t)
