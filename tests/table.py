@@ -286,6 +286,7 @@ TASKS: dict[str, tuple[str, ...]] = {
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "adam": ("optim=adam", "optim.weight_decay=0.01"),
     "adamw": ("optim=adamw", "optim.weight_decay=0.01", "optim.clip_norm=0.5"),
+    "adopt": ("optim=adopt", "optim.clip_norm=0.5"),
     "muon": ("optim=muon", "optim.weight_decay=0.01"),
     "sgd": ("optim=nesterov", "optim.weight_decay=0.01"),
     "torch.optim:RAdam": ("optim=torch.optim:RAdam", "optim.betas=[0.9,0.99]", "optim.clip_norm=0.5"),

@@ -30,7 +30,7 @@ from decentral.lr_schedules.schedule import (
 )
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
-from decentral.optim.adam import Adam, AdamW
+from decentral.optim.adam import ADOPT, Adam, AdamW
 from decentral.optim.muon import _COEFFICIENTS, Compute, Muon, Polynomial, Scale
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
@@ -830,17 +830,17 @@ OUTER = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0
          "evaluation.every_epochs=36")  # fmt: skip
 
 
-ADAMW = "optim=adamw optim.weight_decay=0.05"
+LOCAL_ADAMW = "optim=adamw optim.weight_decay=0.05"
 LIMITS = {
-    "desloc whose states stay": (f"algo=desloc algo.period_steps=3 algo.state_periods=[0] {ADAMW}",
-                                 f"algo=local_sgd algo.period_steps=3 {ADAMW}"),
-    "desloc of models in each step": (f"algo=desloc algo.period_steps=1 algo.state_factors=[0] {ADAMW}",
-                                      f"algo=model_averaging {ADAMW}"),
+    "desloc whose states stay": (f"algo=desloc algo.period_steps=3 algo.state_periods=[0] {LOCAL_ADAMW}",
+                                 f"algo=local_sgd algo.period_steps=3 {LOCAL_ADAMW}"),
+    "desloc of models in each step": (f"algo=desloc algo.period_steps=1 algo.state_factors=[0] {LOCAL_ADAMW}",
+                                      f"algo=model_averaging {LOCAL_ADAMW}"),
     "desloc of models and momentum in each step": (
         "algo=desloc algo.period_steps=1 algo.state_factors=[1] optim=momentum", "algo=allreduce optim=momentum"),
-    "desloc alone": (f"algo=desloc num_workers=1 task.zeta2=0 algo.period_steps=2 {ADAMW}",
-                     f"algo=allreduce num_workers=1 task.zeta2=0 {ADAMW}"),
-    "mt-dao without a gradient": (f"algo=desloc {ADAMW} optim.gradient_share=0", f"algo=desloc {ADAMW}"),
+    "desloc alone": (f"algo=desloc num_workers=1 task.zeta2=0 algo.period_steps=2 {LOCAL_ADAMW}",
+                     f"algo=allreduce num_workers=1 task.zeta2=0 {LOCAL_ADAMW}"),
+    "mt-dao without a gradient": (f"algo=desloc {LOCAL_ADAMW} optim.gradient_share=0", f"algo=desloc {LOCAL_ADAMW}"),
     "all of the gradient": ("algo=desloc optim=momentum optim.gradient_share=1", "algo=desloc optim=sgd"),
     "sparta of everything": ("algo=sparta algo.share=1 optim=adam", "algo=model_averaging optim=adam"),
     "sparta of everything in turn": ("algo=sparta algo.share=1 algo.select=partitioned", "algo=allreduce"),
@@ -922,21 +922,31 @@ def test_steps_of_gt_nsgdm_have_one_length_and_there_is_none_where_nothing_is_tr
     assert torch.equal(still.models(state), torch.ones(4, 3).double())
 
 
-def test_the_quasi_hyperbolic_rules_weigh_the_gradient_against_the_momentum() -> None:
-    g = torch.from_numpy(np.random.default_rng(3).normal(size=(STEPS, K, P)))
-    for rule in (AdamW(beta2=0.95, weight_decay=0.1, gradient_share=0.3), SGD(momentum=0.9, gradient_share=0.3)):
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_quasi_hyperbolic_rules_weigh_the_gradient_against_the_momentum(share: float) -> None:
+    rules = (
+        AdamW(beta2=0.95, weight_decay=0.1, gradient_share=share),
+        ADOPT(beta2=0.95, weight_decay=0.1, gradient_share=share),
+        SGD(momentum=0.9, gradient_share=share),
+    )
+    for rule in rules:
         local, x = rule.rule(rate, RowLayout.flat(P)), torch.ones(K, P).double()
         buffers, expected, m, v = local.init(x), x.clone(), 0, 0
         for t in range(STEPS):
-            if isinstance(rule, AdamW):
-                m, v = 0.9 * m + 0.1 * g[t], 0.95 * v + 0.05 * g[t] ** 2
+            g = torch.from_numpy(np.random.default_rng(t).normal(size=(K, P)))
+            if isinstance(rule, ADOPT):
+                z = (g / v.sqrt().clamp(min=1e-6)).clamp(-(t**0.25), t**0.25) if t else 0 * g
+                m, v = 0.9 * m + 0.1 * z, 0.95 * v + 0.05 * g**2 if t else g**2
+                d = share * z + (1 - share) * m + 0.1 * expected
+            elif isinstance(rule, AdamW):
+                m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g**2
                 mean, square = m / (1 - 0.9 ** (t + 1)), v / (1 - 0.95 ** (t + 1))
-                d = (0.3 * g[t] + 0.7 * mean) / (square.sqrt() + 1e-8) + 0.1 * expected
+                d = (share * g + (1 - share) * mean) / (square.sqrt() + 1e-8) + 0.1 * expected
             else:
-                m = 0.9 * m + g[t]
-                d = 0.3 * g[t] + 0.7 * m
+                m = 0.9 * m + g
+                d = share * g + (1 - share) * m
             expected = expected - rate(t) * d
-            x, buffers = local.adapt(x, g[t].clone(), buffers, t)
+            x, buffers = local.adapt(x, g.clone(), buffers, t)
             torch.testing.assert_close(x, expected, rtol=0, atol=1e-12)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from decentral.compression.compressor import Compressor, Encoder
     from decentral.network.network import Network
-    from decentral.optim.optimizer import LocalOptimizer, Optimizer
+    from decentral.optim.optimizer import LocalOptimizer
     from decentral.topology.rounds import Rounds
 
     # The kinds of state, by what their first dimension counts. The checkpoint reads them from the annotations of
@@ -154,7 +154,7 @@ class Algorithm(Settings, ABC, where="algo"):
     def check_workers(self, num_workers: int) -> None:
         """Raises ConfigError, in one sentence, if the method cannot do with so many workers; quick, without torch."""
 
-    def check_optimizer(self, optim: Optimizer | None) -> None:
+    def check_optimizer(self, optim: Any) -> None:
         """Raises ConfigError if the method cannot do with this local optimizer; None: a torch optimizer of a script."""
 
     @abstractmethod

@@ -12,7 +12,6 @@ from decentral.settings import setting
 if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
-    from decentral.optim.optimizer import Optimizer
 
 
 @dataclass
@@ -39,14 +38,14 @@ class DESLOC(OnlyModels):
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
 
-    def check_optimizer(self, optim: Optimizer | None) -> None:
+    def check_optimizer(self, optim: Any) -> None:
         """See `Algorithm`."""
         known = getattr(optim, "num_buffers", None)
-        if known is None or optim is None:
+        if known is None:
             whose = "a torch optimizer" if optim is None else f"optim={optim.name}"
             raise ConfigError(
                 f"algo=desloc averages what the local optimizer remembers, and does not know what {whose} does: use "
-                "optim=adam, adamw or sgd of decentral-run, or algo=local_sgd."
+                "optim=adam, adamw, adopt or sgd of decentral-run, or algo=local_sgd."
             )
         if len(self.state_periods) > known:
             raise ConfigError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.diloco import DiLoCo
 from decentral.algorithms.given_events import read_draws
 from decentral.algorithms.states import OnlyModels
@@ -33,40 +34,21 @@ class Select(Enum):
 
 
 @dataclass
-class SPARTA(OnlyModels):
-    """SPARTA: after every local step the workers average a few coordinates of their models, the same ones.
+class Drawn(Algorithm):
+    """An algorithm in which all workers average coordinates that are drawn alike."""
 
-        x_i <- x_i + u_i
-        x_i[M] <- 1/n sum_j x_j[M]                           M = M_t: drawn from (`seed`, t), so that none is sent
-
-    with p = `share` and `select`: `random`, each coordinate with probability p; `shuffled`, one permutation of all, cut
-    in ceil(1/p) parts which take turns; `partitioned`, the same with another permutation once all have had a turn. Or M
-    is given: `masks` is an .npz file with the truth values masks [T, P], one row for each step, which repeat.
-
-    share=1 is `model_averaging`; share=0 sends nothing. The local optimizers' buffers stay with their workers. EXO
-    ("12 days of EXO", 2024; formula from exo-explore/gym, a paper was not found): p = 0.0005 to 0.005. Departures: the
-    authors' code broadcasts masks, which are drawn alike here; permutes each parameter by itself, here the whole row;
-    and leaves out parameters without a gradient. Topology: not used.
-    """
-
-    name: str = "sparta"
+    name: str
     share: float = setting(0.005, at_least=0, at_most=1)
     select: Select = Select.random
     seed: int = 0
     masks: str | None = setting(None, content=True)
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar[dict[str, Any] | None] = {"share": 1}
 
     def check_workers(self, num_workers: int) -> None:
         """Raises ConfigError if the given masks are none."""
         if self.masks is not None:
             _ = self._given
-
-    def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
-        """One local update, one all-reduce of the coordinates drawn."""
-        x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
-        return s._replace(x=self.average(x, net, t), opt=opt)
 
     def average(self, x: Tensor, net: Network, t: int) -> Tensor:
         """x [k, P] after the coordinates M_t have been averaged."""
@@ -101,7 +83,33 @@ def _permutation(P: int, seed: int, cycle: int) -> np.ndarray:
 
 
 @dataclass
-class SpartaDiLoCo(DiLoCo, SPARTA):
+class SPARTA(Drawn, OnlyModels):
+    """SPARTA: after every local step the workers average a few coordinates of their models, the same ones.
+
+        x_i <- x_i + u_i
+        x_i[M] <- 1/n sum_j x_j[M]                           M = M_t: drawn from (`seed`, t), so that none is sent
+
+    with p = `share` and `select`: `random`, each coordinate with probability p; `shuffled`, one permutation of all, cut
+    in ceil(1/p) parts which take turns; `partitioned`, the same with another permutation once all have had a turn. Or M
+    is given: `masks` is an .npz file with the truth values masks [T, P], one row for each step, which repeat.
+
+    share=1 is `model_averaging`; share=0 sends nothing. The local optimizers' buffers stay with their workers. EXO
+    ("12 days of EXO", 2024; formula from exo-explore/gym, a paper was not found): p = 0.0005 to 0.005. Departures: the
+    authors' code broadcasts masks, which are drawn alike here; permutes each parameter by itself, here the whole row;
+    and leaves out parameters without a gradient. Topology: not used.
+    """
+
+    name: str = "sparta"
+    as_sgd: ClassVar[dict[str, Any] | None] = {"share": 1}
+
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+        """One local update, one all-reduce of the coordinates drawn."""
+        x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+        return self.State(self.average(x, net, t), opt)
+
+
+@dataclass
+class SpartaDiLoCo(Drawn, DiLoCo):
     """SPARTA-DiLoCo: the workers average a few coordinates after every step, and DiLoCo's outer step keeps its period.
 
         x_i <- x_i + u_i
@@ -116,8 +124,8 @@ class SpartaDiLoCo(DiLoCo, SPARTA):
 
     name: str = "sparta_diloco"
     only_local_between: ClassVar[bool] = False
-    own_starts: ClassVar[bool] = False
 
     def step(self, s: DiLoCo.State, oracle: Oracle, net: Network, t: int) -> DiLoCo.State:
         """One local update, an all-reduce of the coordinates drawn, and maybe an outer step."""
-        return self.outer(SPARTA.step(self, s, oracle, net, t), net, t)
+        x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+        return self.outer(s._replace(x=self.average(x, net, t), opt=opt), net, t)

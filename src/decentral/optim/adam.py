@@ -1,4 +1,4 @@
-"""Adam, and Adam with decoupled weight decay."""
+"""Adam, Adam with decoupled weight decay, and ADOPT."""
 
 from __future__ import annotations
 
@@ -77,3 +77,33 @@ class AdamW(Adam):
     def decayed(self, d: Tensor, x: Tensor) -> Tensor:
         """d + weight_decay x [k, P], in the memory of d."""
         return add(d, x, alpha=self.weight_decay) if self.weight_decay else d
+
+
+@dataclass
+class ADOPT(AdamW):
+    """ADOPT: Adam whose gradient is normalised by the moment before it (Taniguchi et al., NeurIPS 2024).
+
+        z  = clip(g / max(sqrt(v), epsilon), -c, c),   c = t^(1/4);   m <- beta1 m + (1 - beta1) z
+        u  = -lr (m + weight_decay x);   then v <- beta2 v + (1 - beta2) g^2
+
+    In step 0 v = g^2, and m stays 0. arXiv:2411.02853; clipping as in the authors' code, which has no weight decay in
+    step 0. With `gradient_share` = s the direction is s z + (1 - s) m (QHADOPT of MT-DAO, w = 1 - s). DES-LOC's
+    authors use beta1=0.95 and clip_norm=1.
+    """
+
+    name: str = "adopt"
+    beta2: float = setting(0.9999, at_least=0, below=1)
+    epsilon: float = setting(1e-6, above=0)
+    weight_decay: float = setting(0.0, at_least=0)
+
+    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """d = m, or s z + (1 - s) m [k, P], in the memory of g."""
+        m, v = buffers
+        if t == 0:
+            v.addcmul_(g, g)
+            return g.zero_(), buffers
+        square = g.square()
+        z = g.div_(v.sqrt().clamp_(min=self.epsilon)).clamp_(-(t**0.25), t**0.25)
+        m.lerp_(z, 1 - self.beta1)
+        v.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
+        return z.lerp_(m, 1 - self.gradient_share), buffers

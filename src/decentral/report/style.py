@@ -79,6 +79,10 @@ _ALGORITHMS = {
     "demo": ("#B8860B", "^"),
     "dion": ("#4D4D99", "D"),
     "teleportation": ("#02818A", "d"),
+    "desloc": ("#8C510A", "v"),
+    "sparta": ("#4D9221", "H"),
+    "spartadiloco": ("#4D9221", "s"),
+    "gtnsgdm": ("#7B3294", "8"),
 }
 _ALIASES = {
     "relaymean": "relaysgd",
