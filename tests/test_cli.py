@@ -79,7 +79,7 @@ def test_help_names_every_setting_with_its_default(capsys: pytest.CaptureFixture
 
 _CLIP_NORM = (
     "optim.clip_norm=null the largest norm of each worker's gradient, over all parameters (of the mean where gradients "
-    "are averaged); above 0 of optim=adam, optim=adamw, optim=momentum"
+    "are averaged); above 0 of optim=adam, optim=adamw, optim=adopt, optim=momentum"
 )
 HELPED = [
     ("algo=relaysgd", "x_i^{t+1} ="),
@@ -104,7 +104,7 @@ HELPED = [
     ("local_steps", "communication.every=1"),
     ("gradient_clipping", "optim.clip_norm=null"),
     ("metrics", "metrics=[] recorded first"),
-    ("beta1", "of algo=dadam optim.beta1=0.9 at least 0 and below 1 of optim=adam, optim=adamw"),
+    ("beta1", "of algo=dadam optim.beta1=0.9 at least 0 and below 1 of optim=adam, optim=adamw, optim=adopt"),
 ]
 
 

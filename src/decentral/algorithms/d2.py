@@ -34,16 +34,20 @@ class D2(WithCorrections):
     weights are rescaled, after which D2 is known to drift (RelaySum paper, Table 5).
 
     With `communication.every` = H it is LED (Alghunaim, 2023, arXiv:2302.00620): H local steps, each with a part b of
-    the correction, and then a round of averaging. b = `dual_step`, by default 1/H; D2 is H = b = 1. On rings it is
-    stable for b H up to about 1, with exact_diffusion's matrix up to about 2.5.
+    the correction, and then a round of averaging. D2 is H = b = 1. On rings it is stable for b H up to about 1, with
+    exact_diffusion's matrix up to about 2.5.
 
         x <- x + u + b c                                     H times
         x^+ = W x,   c^+ = c + x^+ - x
 
     With `probability` = p it is ProxSkip (Mishchenko et al., ICML 2022; Scaffnew on a graph): all workers share a coin,
-    and average after a step with probability p, so that 1/p is H in expectation, and b = p by default. In both, y of
-    these papers is -c, or -b c. The coin follows from (`seed`, t), or is given: `coins` is an .npz file with the truth
-    values coins [T], one for each step, which repeat.
+    and average after a step with probability p: 1/p is H in expectation. The y of these papers is -c in LED, -b c in
+    ProxSkip.
+
+    dual_step    b; null: 1/H, or p (p/H, where both are given)
+    probability  p; null: after each step, or each H-th one
+    seed         of the coin
+    coins        an .npz file with the truth values coins [T] instead of draws: that of step t, which repeat
 
     Exact with local steps too, also with momentum inside; with a local optimizer that is not linear (Adam, Muon) it is
     not: its directions add up to 0 where the gradients do not.

@@ -23,11 +23,13 @@ class DESLOC(OnlyModels):
         s_ih <- 1/n sum_j s_jh                               when t + 1 is a multiple of K_h
 
     Iacob et al., 2025 (arXiv:2505.22549; formula and order from the first author's code: everything is averaged after
-    the step. In the paper's Algorithm 1, of which a summary was read, it is before the update). K_h = `state_factors`
-    times K_x, or what `state_periods` says in steps; 0 is never, and the last number holds for all further buffers.
-    Counters, for Adam's bias correction, are the same everywhere and not sent. All periods K: local Adam; K_h = 0 for
-    all: `local_sgd` with this optimizer inside. With `optim.gradient_share` it is MT-DAO (arXiv:2510.05361). Topology:
-    not used.
+    the step. In the paper's Algorithm 1, of which a summary was read, it is before the update). Counters, for Adam's
+    bias correction, are the same everywhere and not sent. All periods K: local Adam; K_h = 0 for all: `local_sgd` with
+    this optimizer inside. With `optim.gradient_share` it is MT-DAO (arXiv:2510.05361). Topology: not used.
+
+    period_steps   K_x
+    state_factors  K_h / K_x of the first buffers; 0: never; the last holds for all further ones
+    state_periods  K_h in steps instead, where it is not empty
     """
 
     name: str = "desloc"

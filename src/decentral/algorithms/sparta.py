@@ -35,7 +35,14 @@ class Select(Enum):
 
 @dataclass
 class Drawn(Algorithm):
-    """An algorithm in which all workers average coordinates that are drawn alike."""
+    """An algorithm in which all workers average coordinates that are drawn alike.
+
+    share   p, of the coordinates in a step
+    select  random: each coordinate with probability p; shuffled: one permutation, cut in ceil(1/p) parts which take
+            turns; partitioned: the same with another permutation once all have had a turn
+    seed    of what is drawn
+    masks   an .npz file with the truth values masks [T, P] instead: those of step t, which repeat
+    """
 
     name: str
     share: float = setting(0.005, at_least=0, at_most=1)
@@ -87,11 +94,7 @@ class SPARTA(Drawn, OnlyModels):
     """SPARTA: after every local step the workers average a few coordinates of their models, the same ones.
 
         x_i <- x_i + u_i
-        x_i[M] <- 1/n sum_j x_j[M]                           M = M_t: drawn from (`seed`, t), so that none is sent
-
-    with p = `share` and `select`: `random`, each coordinate with probability p; `shuffled`, one permutation of all, cut
-    in ceil(1/p) parts which take turns; `partitioned`, the same with another permutation once all have had a turn. Or M
-    is given: `masks` is an .npz file with the truth values masks [T, P], one row for each step, which repeat.
+        x_i[M] <- 1/n sum_j x_j[M]                           M = M_t: drawn alike by all, so that none is sent
 
     share=1 is `model_averaging`; share=0 sends nothing. The local optimizers' buffers stay with their workers. EXO
     ("12 days of EXO", 2024; formula from exo-explore/gym, a paper was not found): p = 0.0005 to 0.005. Departures: the

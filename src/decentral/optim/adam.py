@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, ClassVar
 
+from decentral.errors import ConfigError
 from decentral.optim.optimizer import Buffers, Optimizer
 from decentral.optim.rows import add, clip
 from decentral.settings import setting
@@ -23,11 +24,12 @@ class Adam(Optimizer):
         u  = -lr / (1 - beta1^k)  m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon),   k = t + 1
 
     The same as `torch.optim.Adam`; clipped (clip_norm, null for none) as by `torch.nn.utils.clip_grad_norm_`.
-    `gradient_share` = s > 0 makes it quasi-hyperbolic (Ma & Yarats, ICLR 2019, and MT-DAO, arXiv:2510.05361, whose
-    weight of the momentum is w = 1 - s): the numerator m / (1 - beta1^k) becomes s g + (1 - s) m / (1 - beta1^k).
+    Quasi-hyperbolic (Ma & Yarats, ICLR 2019, and MT-DAO, arXiv:2510.05361) with s = gradient_share above 0: the
+    numerator m / (1 - beta1^k) becomes s g + (1 - s) m / (1 - beta1^k).
 
-    epsilon_hat  epsilon is added to sqrt(v) before the division by sqrt(1 - beta2^k): the paper's efficient form, the
-                 code of TensorFlow, Dion and MuLoCo
+    epsilon_hat     epsilon is added to sqrt(v) before the division by sqrt(1 - beta2^k): the paper's efficient form, the
+                    code of TensorFlow, Dion and MuLoCo
+    gradient_share  s, the weight of the gradient beside the momentum; MT-DAO's w is 1 - s
     """
 
     name: str = "adam"
@@ -95,6 +97,10 @@ class ADOPT(AdamW):
     beta2: float = setting(0.9999, at_least=0, below=1)
     epsilon: float = setting(1e-6, above=0)
     weight_decay: float = setting(0.0, at_least=0)
+
+    def __post_init__(self) -> None:
+        if self.epsilon_hat:
+            raise ConfigError("optim.epsilon_hat=true is for a bias correction, and optim=adopt has none: leave it out.")
 
     def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
         """d = m, or s z + (1 - s) m [k, P], in the memory of g."""

@@ -21,9 +21,11 @@ class SGD(Optimizer):
         m <- momentum m + g                       m^0 = 0, no dampening
         u  = -lr m                                heavy ball
         u  = -lr (g + momentum m)                 nesterov
-        u  = -lr (s g + (1 - s) m)                quasi-hyperbolic: s = gradient_share > 0 (m is not damped)
+        u  = -lr (s g + (1 - s) m)                quasi-hyperbolic: s = gradient_share > 0
 
     The same as `torch.optim.SGD`. "Local momentum" in the RelaySum paper is momentum=0.9 with nesterov.
+
+    gradient_share  s, the weight of the gradient beside the momentum, which is not damped: 1 is plain SGD
     """
 
     name: str = "sgd"
