@@ -981,6 +981,7 @@ def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small
         ("algo=d2 algo.coins=nowhere.npz", "algo.coins=nowhere.npz needs their probability"),
         ("algo=d2 algo.probability=0", "algo.probability=0 makes no sense"),
         ("algo=dpsgd optim.gradient_share=0.1", "optim.gradient_share=0.1 weighs .*: set optim.momentum"),
+        ("algo=dpsgd optim=adopt optim.epsilon_hat=true", "optim.epsilon_hat=true is for a bias correction"),
         ("algo=dpsgd optim=nesterov optim.gradient_share=0.1", "leave out optim.nesterov"),
     ],
 )
