@@ -597,15 +597,25 @@ def diloco(
         yield x
 
 
-def desloc(s: Setting, period_steps: int = 32, state_factors: Any = (3, 6), state_periods: Any = ()) -> Iterates:
+def desloc(
+    s: Setting, period_steps: int = 32, state_factors: Any = (3, 6), state_periods: Any = (), order: str = "after"
+) -> Iterates:
     """The momentum and, of Adam, the mean square."""
     x, periods = s.start(), list(state_periods) or [period_steps * factor for factor in state_factors]
-    for t in itertools.count():
-        x = x + s.update(x, t)
-        x = x if (t + 1) % period_steps else mean(x)
+
+    def average(x: Array, t: int) -> Array:
         for name, period in (("m", periods[0]), ("v", periods[-1])):
-            if period and (t + 1) % period == 0 and hasattr(s.optimizer, name):
+            if period and t and t % period == 0 and hasattr(s.optimizer, name):
                 setattr(s.optimizer, name, mean(getattr(s.optimizer, name)))
+        return x if t % period_steps else mean(x)
+
+    for t in itertools.count():
+        if order == "after":
+            x = average(x + s.update(x, t), t + 1)
+        else:
+            y = average(x, t)
+            g = s.gradient(x, y)
+            x = y + s.optimizer.update(g, s.lr(t))
         yield x
 
 

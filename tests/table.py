@@ -193,7 +193,7 @@ VARIANTS: dict[str, list[str]] = {
     "d2": ["algo.probability=0.4", "algo.dual_step=0.7"],
     "dadam": ["algo.mode=atc", "algo.accumulate_steps=3", "algo.decoupled_decay=0.1"],
     "demo": ["algo.signed=false", "algo.subtract=0.5", "algo.decoupled_decay=0.1"],
-    "desloc": ["optim=adam", "algo.state_periods=[5]"],
+    "desloc": ["optim=adam", "algo.state_periods=[5]", "algo.order=before"],
     "diloco": ["algo.nesterov=false"],
     "dmsgd": ["algo.form=ying"],
     "dpsgd": ["algo.mode=awc", "compress=bf16"],

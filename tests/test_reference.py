@@ -139,6 +139,7 @@ CASES = [
     Case("diloco", "ring", 5, {"period_steps": 7, "nesterov": False, "outer_momentum": 0.5}),
     Case("desloc", "ring", 6, {"period_steps": 2}),
     Case("desloc", "ring", 5, {"period_steps": 3, "state_periods": [4]}),
+    Case("desloc", "ring", 5, {"period_steps": 3, "order": "before"}),
     Case("sparta", "ring", 6, {"share": 0.3}),
     Case("sparta", "ring", 5, {"share": 0.2, "select": "shuffled"}),
     Case("sparta", "ring", 5, {"share": 0.4, "select": "partitioned"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.algorithms.states import OnlyModels
@@ -10,8 +11,17 @@ from decentral.errors import ConfigError
 from decentral.settings import setting
 
 if TYPE_CHECKING:
-    from decentral.algorithms.algorithm import Oracle
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle
     from decentral.network.network import Network
+
+
+class Order(Enum):
+    """Whether averages come after the update of a step or before it."""
+
+    after = "after"
+    before = "before"
 
 
 @dataclass
@@ -22,20 +32,23 @@ class DESLOC(OnlyModels):
         x_i <- 1/n sum_j x_j                                 when t + 1 is a multiple of K_x = `period_steps`
         s_ih <- 1/n sum_j s_jh                               when t + 1 is a multiple of K_h
 
-    Iacob et al., 2025 (arXiv:2505.22549; formula and order from the first author's code: everything is averaged after
-    the step. In the paper's Algorithm 1, of which a summary was read, it is before the update). Counters, for Adam's
-    bias correction, are the same everywhere and not sent. All periods K: local Adam; K_h = 0 for all: `local_sgd` with
-    this optimizer inside. With `optim.gradient_share` it is MT-DAO (arXiv:2510.05361). Topology: not used.
+    Iacob et al., 2025 (arXiv:2505.22549; formula and order from the first author's code, a summary of the paper was
+    read). Counters, for Adam's bias correction, are the same everywhere and not sent. All periods K: local Adam; K_h =
+    0 for all: `local_sgd` with this optimizer inside. With `optim.gradient_share` it is MT-DAO (arXiv:2510.05361).
+    Topology: not used.
 
     period_steps   K_x
     state_factors  K_h / K_x of the first buffers; 0: never; the last holds for all further ones
     state_periods  K_h in steps instead, where it is not empty
+    order          after: as above; before, as in the paper's Algorithm 1: when t is a multiple, between the gradient,
+                   taken at the model as it was, and the update
     """
 
     name: str = "desloc"
     period_steps: int = setting(32, at_least=1)
     state_factors: list[int] = setting([3, 6], at_least=0)
     state_periods: list[int] = setting([], at_least=0)
+    order: Order = Order.after
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
@@ -56,13 +69,19 @@ class DESLOC(OnlyModels):
             )
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """One local update, and an all-reduce of everything whose period ends."""
+        """One local update, and an all-reduce of everything whose turn it is."""
         x, opt = s
-        x, opt = self.local.adapt(x, oracle(x), opt, t)
-        if (t + 1) % self.period_steps == 0:
-            x = net.mean(x)
-        periods = self.state_periods or [self.period_steps * factor for factor in self.state_factors] or [0]
-        for K, buffer in zip([*periods, *periods[-1:] * len(opt)], opt, strict=False):
-            if K and (t + 1) % K == 0:
-                net.mean(buffer)  # where it lies
+        g = oracle(x)
+        if self.order is Order.before:
+            self.average(x, opt, net, t)
+        x, opt = self.local.adapt(x, g, opt, t)
+        if self.order is Order.after:
+            self.average(x, opt, net, t + 1)
         return self.State(x, opt)
+
+    def average(self, x: Tensor, opt: Buffers, net: Network, t: int) -> None:
+        """Average what has a period that divides t, where it lies."""
+        periods = self.state_periods or [self.period_steps * factor for factor in self.state_factors] or [0]
+        for K, rows in zip([self.period_steps, *periods, *periods[-1:] * len(opt)], [x, *opt], strict=False):
+            if K and t % K == 0:
+                net.mean(rows)
