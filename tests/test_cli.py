@@ -271,7 +271,7 @@ REFUSED = [
     # names
     ("algo=relysgd", "algo=relysgd", "'relaysgd'"),
     ("topolgy=dbt", "topolgy", "'topology'"),
-    ("+foo=1", "foo", "lr"),
+    ("+foo=1", "foo", "The nearest are"),
     ("algo.fil=own", "algo=relaysgd", "'algo.fill'"),
     ("data.path=x", "data=digits", "no setting 'path'"),
     ("network.drop=1", "network", "drop_probability"),
@@ -301,6 +301,11 @@ REFUSED = [
     ),
     ("--help clip_nrom", "clip_nrom", "Did you mean 'optim.clip_norm'?"),
     ("--help algo.fil", "algo.fil", "Did you mean 'algo.fill'?"),
+    ("--help personalised", "no such setting or choice", "'evaluation.split'? decentral-run --help lists everything."),
+    ("--help optimiser", "optimiser", "Did you mean 'optim'? decentral-run --help lists everything."),
+    ("--help zzzz", "zzzz", "no such setting or choice. The nearest are", "decentral-run --help lists everything."),
+    ("personalize=true", "'personalize'", "Did you mean 'evaluation.split'?"),
+    ("qqq=1", "'qqq'", "The nearest are", "decentral-run --help lists everything."),
     # the form of the command line
     ("algo relaysgd", "'algo'", "algo=..."),
     ("lr =0.1", "'lr'", "without spaces"),

@@ -10,7 +10,9 @@ It is checked whenever an instance is made, whether from a command line, a store
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
 from functools import cache, partial, wraps
@@ -89,6 +91,15 @@ def limited(cls: type) -> dict[str, Mapping[str, Any]]:
     """Field -> metadata of those whose values are limited, in this class or one above, whose default it may change."""
     fields = [vars(base).get("__dataclass_fields__", {}) for base in reversed(cls.__mro__)]
     return {name: f.metadata for own in fields for name, f in own.items() if "limits" in f.metadata}
+
+
+def documented(cls: type) -> dict[str, str]:
+    """What the docstring of a dataclass, or of a class above, says of each setting, in one line."""
+    return {
+        name: " ".join(text.split())
+        for base in reversed(cls.__mro__)
+        for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.cleandoc(base.__doc__ or ""), re.M)
+    }
 
 
 def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component
 from decentral.registry.find import described, owner
-from decentral.settings import limits_in_words
+from decentral.settings import documented, limits_in_words
 from decentral.terminal.console import say
 from decentral.topology.facts import told
 
@@ -102,13 +102,9 @@ def settings_of(cls: type | None, values: Mapping[str, Any] | None = None) -> li
     """The fields of a dataclass, which its docstring, or that of a class above, describes; with these values."""
     if cls is None:
         return []
-    documented = {
-        name: " ".join(text.split())
-        for base in reversed(cls.__mro__)
-        for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.cleandoc(base.__doc__ or ""), re.M)
-    }
+    about = documented(cls)
     return [
-        Setting(f.name, show((values or {}).get(f.name, default(f))), can_be(f), documented.get(f.name, ""))
+        Setting(f.name, show((values or {}).get(f.name, default(f))), can_be(f), about.get(f.name, ""))
         for f in dataclasses.fields(cls)
         if f.name != "name"
     ]
@@ -225,9 +221,9 @@ def _topic(topic: str, folders: Sequence[Path]) -> str:
         return found
     every = [*CHOICES, *NODES, *(option for group in CHOICES for option in options(group, folders))]
     close = suggest(name, every) if "." not in name else ""
-    raise ConfigError(
-        f"--help {topic}: there is no such setting or choice." + (close if "Did you mean" in close else meant(name))
-    )
+    hint = close if "Did you mean" in close else meant(name)
+    more = "" if "lists everything" in hint else " decentral-run --help lists everything."
+    raise ConfigError(f"--help {topic}: there is no such setting or choice.{hint}{more}")
 
 
 def _with_owners(name: str, folders: Sequence[Path]) -> list[str]:

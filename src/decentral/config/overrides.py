@@ -18,6 +18,7 @@ from decentral.config.per_worker import SPELLINGS
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components
+from decentral.settings import documented
 
 CHOICES = ("experiment", *GROUPS)
 """What is chosen by the name of a file in a folder of conf/."""
@@ -274,18 +275,33 @@ def places() -> dict[str, list[str]]:
 
 def meant(key: str) -> str:
     """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelt or
-    shortened, or by the words that explain another one; else all that have no point in their names."""
+    shortened, or by the words that explain another one; else the nearest names, and how all are listed."""
     known, name = places(), key.rpartition(".")[2]
     part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
     longer = [one for one in known if part.search(one)]
     first = [one for one in longer if one in (name, *_KEYS)]
-    words = re.compile(rf"(.*?)\b{re.escape(name.replace('_', ' '))}\b")
-    told = [(len(at[1]), f.name) for f in dataclasses.fields(Config) if (at := words.match(f.metadata.get("help", "")))]
-    found = first or longer or get_close_matches(name, known, n=1, cutoff=0.7) or [key for _, key in sorted(told)[:1]]
-    if not found:
-        return suggest(name, (*_KEYS, "experiment"))
-    meant = dict.fromkeys(place for one in found for place in known[one])
-    return f" Did you mean {' or '.join(map(repr, meant))}?"
+    found = first or longer or get_close_matches(name, known, n=1, cutoff=0.7)
+    meant = list(dict.fromkeys(place for one in found for place in known[one])) or _explained_with(name)
+    if meant:
+        return f" Did you mean {' or '.join(map(repr, meant))}?"
+    one, two, three = (known[near][0] for near in get_close_matches(name, known, n=3, cutoff=0.0))
+    return f" The nearest are '{one}', '{two}' and '{three}'; decentral-run --help lists everything."
+
+
+def _explained_with(name: str) -> list[str]:
+    """The setting of a run, or of one of its parts, whose explanation has this word first; [] if none has it."""
+    texts = {f.name: f.metadata.get("help", "") for f in dataclasses.fields(Config)}
+    for node, cls in NODES.items():
+        texts |= {f"{node}.{setting}": text for setting, text in documented(cls).items()}
+    words = re.compile(rf"(.*?)\b{re.escape(_american(name))}[ds]?\b")
+    told = [(len(at[1]), key) for key, text in texts.items() if (at := words.match(_american(text)))]
+    return [key for _, key in sorted(told)[:1]]
+
+
+def _american(text: str) -> str:
+    """The same for each spelling: personalised, neighbour, labelled, centre."""
+    text = text.lower().replace("_", " ").replace("our", "or").replace("ll", "l")
+    return re.sub(r"re\b", "er", re.sub("is(?=[aei])", "iz", text))
 
 
 def _parts(group: str, name: str) -> list[str]:

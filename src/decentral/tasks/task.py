@@ -48,7 +48,7 @@ class EvaluationSettings(Settings, where="evaluation"):
     part        all test examples, or the validation or the test half of them: half of a random order that depends on
                 nothing but their number. Settings are chosen on one half, and results are reported on the other
     split       which test examples each worker's model meets: global, all of them; local, those of its own test set,
-                which has the worker's own class distribution (personalised accuracy); or both
+                which has the worker's own class distribution (personalized accuracy); or both
     initial     evaluate before the first step, too
     batch_size  test examples per forward pass
     precision   of the forward passes: fp32, or tf32 (on GPUs) or bf16, which are faster; what they give is added up in
