@@ -440,6 +440,21 @@ def test_the_time_to_go_follows_from_what_was_done_since_this_start(clock: Clock
     assert board._to_go() == "about 1:40 to go", "70 s for 70 % of a job"
 
 
+def test_what_is_not_started_is_told_apart_from_the_time_to_go(clock: Clock, job):
+    """The last jobs run for a while when no other one waits: '0 left, about 0:04 to go' contradicts itself."""
+    board = Board("sweep", now=clock)
+    board.started(job("a"))
+    clock.now = 60.0
+    board.show(at(job("a"), 0.9), [job("b"), job("c")])
+    assert board._progress_line() == "a (90 %); 2 not started, about 2:20 to go"
+    assert board._headline() == "1 running  2 not started   1:00 elapsed  about 2:20 to go"
+    board.show(at(job("a"), 0.9), [])
+    assert board._progress_line() == "a (90 %); about 0:07 to go"
+    assert board._headline() == "1 running   1:00 elapsed  about 0:07 to go"
+    board.show(at(job("a"), None), [])
+    assert board._progress_line() == "a (cpu)"
+
+
 # -- what is stored of a job -------------------------------------------------------------------------------------------
 
 

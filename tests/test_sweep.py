@@ -172,6 +172,31 @@ def test_what_goes_without_saying_by_the_rest_is_in_the_rows():
     assert (found.rows, found.columns, found.best) == (["algo", "topology"], "alpha", "lr")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["algo,topology=(allreduce,ring),(allreduce,chain)"],
+            "These 2 combinations are 1 run: the values of topology=",
+        ),
+        (["seed=1", "execution=batched,loop"], "These 2 combinations are 1 run: the values of execution="),
+        (["lr=0.1,0.10", "seed=0,1"], "These 4 combinations are 2 runs: values are given twice."),
+        (["seed=1,1"], "These 2 combinations are 1 run: values are given twice."),
+        (["results_dir=a,b"], "These 2 combinations are 1 run: the values of results_dir="),
+        (["simulate=timeline", "cluster=even", "algo,topology=(allreduce,ring),(allreduce,chain)"], "are 1 run: "),
+    ],
+)
+def test_combinations_that_are_one_run_have_one_row_and_one_sentence(capsys, arguments, says):
+    code, out, _ = command(capsys, *arguments, *QUICK)
+    assert code == 0 and out.count(says) == out.count("combinations") == 1
+    if "simulate=timeline" in arguments:
+        assert out.count("steps, messages of") == 1
+        return
+    runs = find_runs(Path("a" if "a,b" in arguments[0] else "results"))
+    assert [out.count(f"/runs/{run.path.name}\n") for run in runs] == [1] * (1 + ("seed=0,1" in arguments))
+    assert "(±" not in out and "4 of 4" not in out
+
+
 def test_a_combination_that_is_refused_is_said_once(capsys, planned):
     arguments = ["algo,topology=(dpsgd,ring),(relaysgd,ring),(relaysgd,dbt)", "lr=0.1,0.2", "seed=range(3)", *QUICK]
     code, _, err = command(capsys, *arguments)
@@ -532,7 +557,8 @@ def test_a_sweep_ends_with_the_mean_over_seeds_at_the_best_rate_of_each_cell(swe
     best = means.loc[means.groupby(["algo", "task.zeta2"])["mean"].idxmin()]
     names = {path.name for path in (folder / "results" / "tables" / "algo_by_task.zeta2").iterdir()}
     assert {"table.md", "table.csv", "table.tex", "values.png", "curves.png", "values.csv", "study.json"} <= names
-    assert "throughput (steps/s)" in printed.lower()
+    assert re.search(r"\n\nThroughput \(steps/s\): [\d,.]+ to [\d,.]+, each in table.md\n\n", printed)
+    assert "Throughput (steps/s)" in (folder / "results" / "tables" / "algo_by_task.zeta2" / "table.md").read_text()
     found = decentral.table(folder / "results", rows="algo", columns="task.zeta2", best="lr")
     found = found[found.metric == "objective suboptimality"].sort_values(["algo", "task.zeta2"])
     assert found["mean"].tolist() == pytest.approx(best["mean"].tolist())
@@ -626,6 +652,7 @@ def test_a_table_of_runs_says_whose_metric_it_shows(capsys, worker, whose):
     printed = said(capsys, report, "runs", *options)
     files = {path.name: path.read_text() for path in Path("results/tables/algo_optim.clip_norm").iterdir()}
     head = f"{whose}, by algo, optim.clip_norm"
+    assert "\n\nThroughput (examples/s): " in printed and printed.count("examples/s") == 1
     assert head in printed and f"**{whose}**" in files["table.md"] and head in files["report.html"]
     assert whose[1:] in json.loads(files["study.json"])["report"]["figures"][0]["ylabel"]
     local = whose.replace("Test", "Local")

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override, RangeSweep
 from decentral.cli.command import check_directory
 from decentral.cli.single import carry_out, work_out
 from decentral.config.composition import compose, compose_each
-from decentral.config.identity import run_directory
+from decentral.config.identity import run_directory, run_id
 from decentral.config.overrides import checked, together
 from decentral.config.parsing import conf_directory, folders_of
 from decentral.config.schema import Config, Simulate
@@ -96,8 +96,10 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
     refused = [REFUSED] * sum(map(len, refusals.values()))
     if not accepted:
         return exit_status(refused)
-    if any(one.config.launcher != accepted[0].config.launcher for one in accepted):
-        raise ConfigError("launcher= is one for all runs of a sweep: give it, and its settings, one value.")
+    for key in ("launcher", "simulate"):
+        if any(getattr(one.config, key) != getattr(accepted[0].config, key) for one in accepted):
+            raise ConfigError(f"{key}= is one for all runs of a sweep: give it one value.")
+    accepted = _different(accepted)
     statuses = _carry_out(accepted, config_dir)
     if save_study:
         from decentral.report.runs_table import layout_of
@@ -109,6 +111,21 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
     return exit_status(refused + statuses)
 
 
+def _different(combinations: Sequence[Combination]) -> list[Combination]:
+    """The first of the combinations that are one run; a sentence says which settings make no difference."""
+    firsts: dict[str, Combination] = {}
+    keys: dict[str, None] = {}
+    for one in combinations:
+        first = firsts.setdefault(run_id(one.config), one)
+        keys |= {word.partition("=")[0].lstrip("+"): None for word in one.words if word not in first.words}
+    if len(firsts) < len(combinations) and is_leader():
+        number = "1 run" if len(firsts) == 1 else f"{len(firsts)} runs"
+        settings = " and ".join(f"{key}=" for key in keys)
+        why = f"the values of {settings} make no difference to what is computed" if keys else "values are given twice"
+        say(f"These {len(combinations)} combinations are {number}: {why}.")
+    return list(firsts.values())
+
+
 def submit(words: Sequence[str], config: Config, config_dir: str | None) -> int:
     """A single run by its launcher; returns the exit status."""
     check_directory(config)
@@ -117,10 +134,7 @@ def submit(words: Sequence[str], config: Config, config_dir: str | None) -> int:
 
 def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
     """The exit status of each run."""
-    timelines = [one.config.simulate is Simulate.timeline for one in combinations]
-    if any(timelines):
-        if not all(timelines):
-            raise ConfigError("simulate= is one for all runs of a sweep: give it one value.")
+    if combinations[0].config.simulate is Simulate.timeline:
         titles = _varying(combinations)
         return [work_out([(title, one.config) for title, one in zip(titles, combinations, strict=True)])]
     return _one_by_one(combinations) if under_torchrun() else _schedule(combinations, config_dir)
@@ -140,13 +154,6 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     logged = [log_stored(run.config, run.directory) for run in runs if run.finished() is not None]
     for told in dict.fromkeys(filter(None, logged)):
         say(f"{told} ({logged.count(told)} of {len(runs)} runs)")
-    different = len({run.id for run in runs})
-    if different < len(runs):
-        number = f"{different} different run{'s' if different > 1 else ''}"
-        say(
-            f"These {len(runs)} combinations are {number}: settings like execution= and processes= make no difference "
-            "to what is computed."
-        )
     ended, interrupted = _launch(Fixed(unfinished), config) if unfinished else ({}, False)
     table = _table(combinations)
     if not table or len(runs) <= _LISTED:

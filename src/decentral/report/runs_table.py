@@ -162,6 +162,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         beside = {"value": frame["local"], "worst": "", "mean": "", "averaged": ""}
         values = pandas.concat([values, values.assign(metric=label, **beside)])
     costs = {f"throughput ({frame['speed_unit'].iloc[0]})": "speed"} if "speed" in frame else {}
+    metrics |= {name: {"in_a_line": True} for name in costs}
     if "simulated_s" in frame and frame["simulated_s"].notna().any():
         costs["simulated time (s)"] = "simulated_s"
     for name, column in costs.items():

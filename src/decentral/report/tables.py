@@ -175,10 +175,16 @@ def about(results: Results) -> str:
 
 
 def as_text(results: Results) -> str:
-    """The tables, or the first of more than four, for a terminal; '' if there is none."""
+    """The tables, or the first of more than four, for a terminal; '' if there is none. Of what is only a cost of the
+    runs, such as throughput, a line: its table is in the files."""
     found = grids(results)
     blocks: list[str] = []
     for grid in found if len(found) <= _MOST_SHOWN else found[:1]:
+        if results.meaning(grid.heading).get("in_a_line"):
+            means = sorted(entry.mean for entry in grid.cells.values() if entry.values)
+            ends = dict.fromkeys(f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in (*means[:1], *means[-1:]))
+            blocks += [f"{_capital(grid.heading)}: {' to '.join(ends)}, each in table.md"] * bool(ends)
+            continue
         blocks += [f"{_capital(grid.heading)}:"] * bool(blocks)
         blocks.append(aligned(grid.lines(grid.text), left=len(grid.table.rows)))
     return "\n\n".join(blocks)

@@ -109,19 +109,23 @@ class Board:
             self.say(text)
 
     def _headline(self) -> str:
-        """For example '12 done  1 failed  2 running  5 left   0:42 elapsed  about 0:20 to go'."""
+        """For example '12 done  1 failed  2 running  5 not started   0:42 elapsed  about 0:20 to go'."""
         counts = [f"{count} {status.value}" for status, count in sorted(self._counts.items())]
-        counts += [f"{len(self._seen)} running", f"{len(self._waiting)} left"]
+        counts += [f"{len(self._seen)} running", *self._not_started()]
         return f"{'  '.join(counts)}   {clock(self._now() - self._began)} elapsed  {self._to_go()}".rstrip()
 
     def _progress_line(self) -> str:
-        """For example 'RelaySGD, lr 0.1 (34 %  epoch 3.4), D-PSGD, lr 0.1 (12 %  epoch 1.2); 5 left, about 0:20 to
-        go'."""
+        """For example 'RelaySGD, lr 0.1 (34 %  epoch 3.4), D-PSGD, lr 0.1 (12 %  epoch 1.2); 5 not started, about
+        0:20 to go'."""
         named = [f"{one.job.title} ({_how_far(one).strip() or one.place})" for one in self._seen[:_NAMED]]
         if len(self._seen) > _NAMED:
             named.append(f"and {len(self._seen) - _NAMED} more")
-        rest = [f"{len(self._waiting)} left", self._to_go()]
-        return f"{', '.join(named)}; {', '.join(words for words in rest if words)}"
+        rest = ", ".join(filter(None, [*self._not_started(), self._to_go()]))
+        return f"{', '.join(named)}{rest and f'; {rest}'}"
+
+    def _not_started(self) -> list[str]:
+        """How many jobs wait for room, where some do: those that run are counted apart."""
+        return [f"{len(self._waiting)} not started"] if self._waiting else []
 
     def _to_go(self) -> str:
         """'about 0:20 to go'; '' where that is not known, or jobs are told to stop."""
