@@ -217,6 +217,30 @@ def test_a_run_says_what_a_step_cost_and_where_its_timeline_is(tmp_path: Path) -
         assert (directory / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ((), None),
+        (("schedule=linear",), "Rate:     0.005 in the last step (lr=0.1 times 0.05, by schedule=linear)"),
+        (("schedule.warmup_epochs=40",), "Rate:     0.0475 in the last step (lr=0.1 times 0.475, by schedule=constant)"),
+        (
+            ("schedule=linear", "algo=dpsgd", "lr_per_worker=[0.1,0.2,0.1,0.2]"),
+            "Rate:     that of each worker times 0.05 in the last step (by schedule=linear)",
+        ),
+        (
+            ("schedule=linear", "early_stop.patience=1", "early_stop.min_change=1e9", "evaluation.every_epochs=5"),
+            "Rate:     0.08 in the last step (lr=0.1 times 0.8, by schedule=linear)",  # after 5 of 20 steps
+        ),
+    ],
+)
+def test_a_run_with_a_schedule_says_which_rate_it_has_reached(
+    overrides: tuple[str, ...], told: str | None, tmp_path: Path
+) -> None:
+    _, directory = finished(tmp_path, "lr=0.1", *overrides)
+    found = [line for line in summary(directory).splitlines() if line.startswith("Rate:")]
+    assert found == ([told] if told else [])
+
+
 # The trace
 
 

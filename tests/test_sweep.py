@@ -749,7 +749,7 @@ def test_the_commands_of_the_page_on_studies_do_what_it_says(tmp_path, monkeypat
     said(capsys, run_main, *quick, "num_workers=4", "--save-study", "mine")
     paired = [re.sub(r"^(\w+=[^,]+,[^,]+),.*", r"\1", word.replace("epochs=5", "steps=3")) for word in pairs[1:]]
     printed = said(capsys, run_main, *paired, "num_workers=4", "results_dir=paired", "--save-study", "paired")
-    assert printed.count("±") == 9 and re.search(r"^relaysgd +double binary trees ", printed, re.M)
+    assert printed.count("±") == 5 and re.search(r"^relaysgd +double binary trees ", printed, re.M)
     assert "4 cells, 8 jobs known" in said(capsys, study, "paired", "scale=laptop", "--config-dir", "conf", "--plan")
     assert "±" in said(capsys, study, *as_study[1:])
     for table in tables:

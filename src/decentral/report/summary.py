@@ -41,7 +41,7 @@ def summary(run_dir: Path, curves: Curves | None = None) -> str:
     blocks.append(aligned(rows) if curves.series else "No metrics were recorded.")
     lines = [f"Note:     {note}" for note in [*facts.get("notes", []), *facts.get("suspects", [])]]
     lines += _costs(curves, facts) if curves.rows else []
-    blocks.append("\n".join([*lines, *_how(run_dir), *_places(run_dir), f"Next:     {_next(run_dir, facts)}"]))
+    blocks.append("\n".join([*lines, *_rate(run_dir, facts), *_how(run_dir), *_places(run_dir), f"Next:     {_next(run_dir, facts)}"]))
     return "\n\n".join(blocks)
 
 
@@ -97,6 +97,17 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
         lines.append(f"Time:     {duration(total)} in all: {words}")
     each = in_bytes(sent / max(1, len(workers)))
     return [*lines, *simulated(facts, step), *_chosen(facts), f"Sent:     {each} by a worker, on average"]
+
+
+def _rate(run_dir: Path, facts: dict[str, Any]) -> list[str]:
+    """The learning rate of the last step, where a schedule decides it."""
+    if (factor := facts.get("lr_factor")) is None:
+        return []
+    config = read_config(run_dir)
+    what = f"by schedule={config['schedule']['name']}"
+    if config.get("lr_per_worker"):
+        return [f"Rate:     that of each worker times {factor:.4g} in the last step ({what})"]
+    return [f"Rate:     {config['lr'] * factor:.4g} in the last step (lr={config['lr']:g} times {factor:.4g}, {what})"]
 
 
 _PARTS = {"compute": "computing", "wait": "waiting", "exchange": "exchange"}

@@ -21,6 +21,7 @@ from decentral.config.identity import run_id
 from decentral.config.parsing import dump, plain
 from decentral.config.schema import OWN, Config
 from decentral.errors import ConfigError
+from decentral.lr_schedules.schedule import Constant
 from decentral.network.world import World
 from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
@@ -181,6 +182,9 @@ class Recorder:
         }
         if own:
             facts["examples_per_worker"] = r.problem.examples(draws)
+        if self.config.schedule != Constant() and not r.algorithm.needs_samples:
+            rate = self.config.schedule.rates(r.problem.steps_per_epoch, r.total_steps)
+            facts["lr_factor"] = rate(max(0, step - 1))
         choices, stop_s = r.stepper.choices(), self.config.stop_after_simulated_s
         if r.stepper.simulated_s is not None:
             facts |= {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
