@@ -25,7 +25,7 @@ from decentral.config.identity import run_directory
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.world import World
-from decentral.report.run_figures import save_learning_curves
+from decentral.report.run_figures import draw_learning_curves, save_learning_curves
 from decentral.report.series import describe, read_curves
 from decentral.report.summary import summary
 from decentral.store import Metric, RunStore, Status
@@ -109,6 +109,20 @@ def test_learning_curves_are_drawn_for_every_kind_of_task(tmp_path: Path, rows, 
     assert path == tmp_path / "run" / "learning_curves.png"
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_each_line_of_the_learning_curves_has_a_marker_at_its_last_evaluation(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    with RunStore.open(tmp_path, "aaa", CONFIG) as store:
+        for step in range(20):
+            store.append(image_rows(step))
+    draw_learning_curves(figure := Figure(), tmp_path, read_curves(tmp_path))
+    lines = [line for axes in figure.axes for line in axes.get_lines()]
+    assert len(lines) == 11  # worst, mean and averaged of accuracy over two axes and of the loss; train loss; consensus
+    for line in lines:
+        marked = line.get_markevery()
+        assert (marked[0], marked[-1], len(line.get_xdata())) == (0, 19, 20) and 9 <= len(marked) <= 10
 
 
 # The table

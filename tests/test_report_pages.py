@@ -354,6 +354,15 @@ def test_a_single_seed_is_called_that_in_the_picture_and_in_its_caption(tmp_path
     assert caption(figure, results, figure.data(results)) == "A single seed."
 
 
+def test_a_method_looks_alike_in_the_panels_of_all_topologies(tmp_path: Path) -> None:
+    lines = courses("D-PSGD", "ring", 1, 90) + courses("D-PSGD", "chain", 1, 80) + courses("D2", "ring", 1, 70)
+    results = read(write(tmp_path / "a" / "b" / "small", table1(), {}, lines))
+    drawn = canvas.draw(Curves(worker="worst", lines=["method"], panels="topology"), results)
+    seen = [{(line.get_marker(), line.get_linestyle()) for line in ax.get_lines() if line.get_marker() == "s"}
+            for ax in drawn.axes]  # fmt: skip
+    assert seen == [{("s", "-")}, {("s", "-")}]
+
+
 # For papers
 
 

@@ -36,7 +36,7 @@ KINDS = {
 _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 _LINE_STYLES = ("-", "--", ":", "-.")
-_MARKERS_PER_LINE = 9
+_MARKERS_PER_LINE = 10
 _MAX_METRICS, _IN_ONE_ROW, _IN_ROWS = 16, 5, 4  # panels: in all, below the first if they fit into a row, or else
 _LOG_FROM_RATIO = 10.0
 _WIDTH, _HEIGHT, _HEAD = 10.0, 3.6, 0.4  # inches: of the figure, of a row of panels, of the title
@@ -321,7 +321,8 @@ def _draw(
             if any(math.isfinite(value) for value in y):
                 prefix = f"{key[0]}, " if len(keys) > 1 else ""
                 label = f"{prefix}{words}: {curves.metrics[key].format(curves.last(key, worker), digits=4)}"
-                look = {"marker": marker, "markevery": max(1, len(y) // _MARKERS_PER_LINE), "ms": 4}
+                marked = np.linspace(0, len(y) - 1, min(len(y), _MARKERS_PER_LINE)).astype(int)  # the last one, too
+                look = {"marker": marker, "markevery": marked.tolist(), "ms": 4}
                 look |= {"lw": 1.7, "zorder": 3, "color": colour, "linestyle": dashes, "label": label}
                 panel.plot(scale.of(lines[worker]), y, **look)
                 drawn += y

@@ -262,7 +262,7 @@ def _looks(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
         different = list(dict.fromkeys(key for _, key in keys))
         plain = dict(zip(different, style.ordered_looks(len(different)), strict=True))
         return {(panel, key): plain[key] for panel, key in keys}
-    topologies = [one["topology"] for one in named if "topology" in one]
+    topologies = [one["topology"] for one in named if "topology" in figure.lines]  # a panel's is in its title
     found = style.looks([one[method] for one in named], topologies)
     return dict(zip(keys, found, strict=True))
 
