@@ -236,7 +236,10 @@ def test_a_run_says_what_a_step_cost_and_where_its_timeline_is(tmp_path: Path) -
     [
         ((), None),
         (("schedule=linear",), "Rate:     0.005 in the last step (lr=0.1 times 0.05, by schedule=linear)"),
-        (("schedule.warmup_epochs=40",), "Rate:     0.0475 in the last step (lr=0.1 times 0.475, by schedule=constant)"),
+        (
+            ("schedule.warmup_epochs=40",),
+            "Rate:     0.0475 in the last step (lr=0.1 times 0.475, by schedule=constant)",
+        ),
         (
             ("schedule=linear", "algo=dpsgd", "lr_per_worker=[0.1,0.2,0.1,0.2]"),
             "Rate:     that of each worker times 0.05 in the last step (by schedule=linear)",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from html import unescape
 from html.parser import HTMLParser
 from itertools import count
 from pathlib import Path
@@ -26,6 +28,7 @@ from decentral.report.figures.lines import Curves, Scaling
 from decentral.report.html import write_page
 from decentral.report.make import make, report_all, report_pages
 from decentral.report.results import Results, read
+from decentral.store import Metric, RunStore
 from decentral.store.files import alone, read_json, write_json
 from decentral.study import catalogue
 from decentral.study.collect import digest, is_current
@@ -483,12 +486,14 @@ def test_a_long_curve_is_thinned_out_to_its_end(tmp_path: Path) -> None:
 
 STUB = """
 const heard = { addEventListener(type, f) { this.on[type] = f; } };
-const made = {}, element = () => ({ innerHTML: "", value: "", checked: false, on: {}, ...heard });
+const made = {}, nothing = { setAttribute() {}, removeAttribute() {} };
+const element = () => ({ innerHTML: "", value: "", checked: false, on: {}, ...heard, ...nothing });
+globalThis.window = element();
 globalThis.document = { getElementById: id => made[id] ??= element() };
 const row = (...values) => ({ cells: values.map(value => ({ dataset: { value } })) });
-const heads = [element(), element()];
+const both = [element(), element()];
 const body = { rows: [row("b", "10"), row("a", "9"), row("c", "")], append(...rows) { this.rows = rows; } };
-made.table = { tHead: { rows: [{ cells: heads }] }, tBodies: [body] };
+made.table = { tHead: { rows: [{ cells: both }] }, tBodies: [body] };
 made.metric = element(); made.metric.value = "test accuracy (%)"; made.axis = element(); made.axis.value = "step";
 """
 SEEN = """
@@ -496,11 +501,12 @@ const lines = () => (made.plot.innerHTML.match(/<polyline/g) || []).length, told
 const x = () => [...made.plot.innerHTML.matchAll(/text-anchor="middle">([^<]*)</g)].map(one => one[1]);
 told.lines = lines(); told.x = x(); told.legend = made.legend.innerHTML; told.axes = made.axis.innerHTML;
 made.axis.value = "epoch"; made.axis.on.change(); told.epochs = x();
-made.legend.on.change({ target: { dataset: { curve: "0" }, checked: false } }); told.fewer = lines();
+const first = { dataset: { name: "RelaySGD, dbt, 1 (worst)" }, checked: false };
+made.legend.on.change({ target: first }); told.fewer = lines();
 made.log.checked = true; made.log.on.change(); told.log = lines();
 const order = () => body.rows.map(one => one.cells[0].dataset.value).join("");
-heads[0].on.click(); told.byText = order(); heads[0].on.click(); told.backwards = order();
-heads[1].on.click(); told.byNumber = order();
+both[0].on.click(); told.byText = order(); both[0].on.click(); told.backwards = order();
+both[1].on.click(); told.byNumber = order();
 console.log(JSON.stringify(told));
 """
 
@@ -518,6 +524,104 @@ def test_the_script_of_a_page_draws_hides_and_sorts(page: Path, tmp_path: Path) 
     assert re.findall(r'value="(\w+)"', told["axes"]) == ["step", "epoch"]
     assert "<b" not in told["legend"] and "&#60;/script&#62;" in told["legend"]
     assert (told["byText"], told["backwards"], told["byNumber"]) == ("abc", "cba", "abc")
+
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+BEFORE = """<script>
+const errors = [];
+window.addEventListener("error", event => errors.push(event.message));
+console.error = (...words) => errors.push(words.join(" "));
+</script>"""
+AFTER = """<script>
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+const cells = column => all("#table tbody tr").map(row => row.cells[column].textContent);
+const sorts = () => all("#table th").map(head => head.getAttribute("aria-sort"));
+const lines = () => all("#plot polyline").length, wide = one => one.getBoundingClientRect().width > 0;
+const labels = () => all("#plot text").map(one => one.textContent);
+const change = (one, value) => { one.value = value; one.dispatchEvent(new Event("change", { bubbles: true })); };
+const click = (selector, i = 0) => all(selector)[i].click();
+const seen = { overflow: document.documentElement.scrollWidth > innerWidth, errors };
+const style = getComputedStyle(document.body);
+seen.looks = [style.color, style.backgroundColor];
+seen.lines = lines(); seen.drawn = all("#plot polyline").every(wide);
+seen.legend = all("#legend label").map(one => one.textContent);
+click("#legend input"); seen.fewer = lines(); click("#legend input"); seen.again = lines();
+click("#all"); seen.none = byId("plot").textContent; click("#all"); seen.every = lines();
+seen.steps = labels().at(-1); change(byId("axis"), "epoch"); seen.epochs = labels().at(-1);
+const before = byId("plot").innerHTML; click("#log"); seen.log = [lines(), before !== byId("plot").innerHTML];
+seen.metrics = all("option", byId("metric")).map(one => one.value);
+seen.by_metric = seen.metrics.map(metric => { change(byId("metric"), metric); return lines(); });
+seen.nodes = all("figure circle").filter(wide).length; seen.edges = all("figure line").filter(wide).length;
+click("#table th"); seen.by_text = [cells(0), sorts()[0]]; click("#table th"); seen.backwards = [cells(0), sorts()[0]];
+click("#table th", 4); seen.by_number = [cells(4), sorts()[0], sorts()[4]];
+const told = document.createElement("pre");
+told.id = "told"; told.textContent = JSON.stringify(seen); document.body.append(told);
+</script>"""
+
+
+def opened(page: Path, folder: Path, *options: str) -> dict[str, Any]:
+    """What AFTER finds out about a page in headless Chromium."""
+    text = page.read_text().replace("<head>", f"<head>{BEFORE}").replace("</body>", f"{AFTER}</body>")
+    (page.parent / "tried.html").write_text(text)
+    words = [str(BROWSER), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}", *options]
+    words += ["--enable-logging=stderr", "--dump-dom", (page.parent / "tried.html").as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=os.environ | {"HOME": str(folder)})
+    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout, re.S)
+    assert found is not None and ":CONSOLE" not in done.stderr, done.stderr
+    told: dict[str, Any] = json.loads(unescape(found[1]))
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_page_works_in_a_browser(page: Path, tmp_path: Path) -> None:
+    seen = opened(page, tmp_path / "browser", "--window-size=1200,900")
+    assert not seen["errors"] and not seen["overflow"] and seen["drawn"]
+    assert (seen["lines"], seen["fewer"], seen["again"], seen["every"]) == (12, 11, 12, 12)
+    assert seen["none"] == "Nothing to draw." and len(seen["legend"]) == 12
+    assert f"{WICKED}, ring, 1 (worst)" in seen["legend"]  # a name is text
+    assert (seen["steps"], seen["epochs"], seen["log"]) == ("step", "epoch", [12, True])
+    assert seen["metrics"] == ["test accuracy (%)"] and (seen["nodes"], seen["edges"]) == (5, 5)
+    names, order = seen["by_text"]
+    assert names == sorted(names, key=str.lower) and order == "ascending" and WICKED in names
+    assert seen["backwards"] == [names[::-1], "descending"]
+    numbers, *orders = seen["by_number"]
+    assert list(map(float, numbers)) == sorted(map(float, numbers)) and orders == [None, "ascending"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_a_page_is_read_on_a_narrow_and_on_a_dark_screen(page: Path, tmp_path: Path) -> None:
+    light = opened(page, tmp_path / "light", "--window-size=500,900")
+    dark = opened(page, tmp_path / "dark", "--window-size=500,900", "--blink-settings=preferredColorScheme=0")
+    assert not light["overflow"] and not dark["overflow"]
+    brightness = [[sum(map(int, re.findall(r"\d+", color))) for color in one["looks"]] for one in (light, dark)]
+    (text, back), (text_in_the_dark, back_in_the_dark) = brightness
+    assert text < back and text_in_the_dark > back_in_the_dark
+
+
+def test_a_page_has_a_curve_of_each_metric_with_a_direction_of_the_runs_that_are_there(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        with RunStore.open(tmp_path / "runs" / f"D-PSGD-{seed}", f"D-PSGD-{seed}", "") as store:
+            known = [("test", "accuracy", True, "%"), ("local", "accuracy", True, "%"), ("test", "f1", True, "")]
+            known += [("train", "loss", False, "nats"), ("model", "consensus_distance", None, "")]
+            store.describe([Metric(split, name, better, unit) for split, name, better, unit in known])
+            for step in (0, 10):
+                head = {"step": step, "epoch": step / 5, "bytes_sent": 100 * step, "wall_s": 1.0}
+                for split, name, *_ in known:
+                    at = head | {"split": split, "metric": name}
+                    store.append([at | {"worker": who, "value": step / 20 + seed / 10} for who in ("worst", "mean", 0)])
+    curves = [line for line in courses("D-PSGD", "ring", 1, 70) if line[4] == "worst"]
+    directory = write(tmp_path / "relaysum" / "relaysum_table1" / "smoke", table1(), REPORT, curves)
+    data = re.search(r"const DATA = (.*);", write_page(read(directory)).read_text())
+    assert data is not None
+    found = {(one["metric"], one["name"]): one for one in json.loads(data[1])["curves"]}
+    others = ["local accuracy (%)", "test f1", "train loss"]  # the consensus distance has no direction
+    expected = [f"{one} of the worst worker" for one in ("test accuracy (%)", *others)]
+    assert [metric for metric, _ in found] == expected and {name for _, name in found} == {"D-PSGD, ring, 1"}
+    local, f1 = (found[metric, "D-PSGD, ring, 1"] for metric in expected[1:3])
+    assert local["value"] == [15.0, 65.0] and f1["value"] == [0.15, 0.65]  # the mean of two runs, in percent or not
+    assert (f1["step"], f1["epoch"], f1["bytes_sent"]) == ([0, 10], [0, 2], [0, 1000])
 
 
 def test_the_command_writes_pages_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 from jinja2 import Environment, PackageLoader
 
 from decentral.config.parsing import read as read_run
 from decentral.errors import ConfigError
 from decentral.report import tables
 from decentral.report.results import Results
-from decentral.store import AXES
+from decentral.report.runs_table import headed
+from decentral.store import AXES, read_metadata, read_metrics
 from decentral.store.files import write_text
 from decentral.topology.rounds import all_edges
 
@@ -31,7 +34,8 @@ def write_page(results: Results) -> Path:
     templates = Environment(loader=PackageLoader("decentral.report"), autoescape=True, trim_blocks=True)
     curves = list(_curves(results))
     axes = {axis: words for axis, words in AXES.items() if any(axis in one for one in curves)}
-    data = json.dumps({"axes": axes, "curves": curves}, allow_nan=False).replace("<", "\\u003c")
+    names = list(dict.fromkeys(one["name"] for one in curves))
+    data = json.dumps({"axes": axes, "names": names, "curves": curves}, allow_nan=False).replace("<", "\\u003c")
     page = templates.get_template("page.html.j2").render(
         title=str(results.facts.get("title") or results.study),
         about=tables.about(results),
@@ -55,37 +59,70 @@ def _rows(results: Results) -> list[list[tuple[str, Any]]]:
         rates = " ".join(f"{rate:.6g}" for rate in one.rates)
         rows.append(
             [(label, label) for label in (*one.labels.values(), results.heading(one.metric))]
-            + [(f"{value:.4g}", value) if math.isfinite(value) else ("", "") for value in numbers]
+            + [(_shown(value), value) if math.isfinite(value) else ("", "") for value in numbers]
             + [(str(value), value) for value in (one.runs, one.diverged)]
             + [(f"{rates}{'*' * one.at_edge}", one.rates[0] if one.rates else "")]
         )
     return rows
 
 
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
 def _curves(results: Results) -> Iterator[dict[str, Any]]:
-    """The mean over runs of each cell and worker, where it is on each axis, thinned out."""
-    lines, heads = results.curves, [*results.labels, "metric", "worker"]
-    several = lines["worker"].nunique() > 1
+    """The mean over runs of each cell, metric and worker, over each axis, thinned out; single workers come last."""
+    heads = [*results.labels, "metric", "worker"]
+    lines = pandas.DataFrame([*results.curves.to_dict("records"), *_further(results)], columns=results.curves.columns)
+    workers = {metric: list(own.unique()) for metric, own in lines.groupby("metric")["worker"]}
+    lines = lines.sort_values("worker", key=lambda worker: worker.str.isdigit(), kind="stable")
     for head, own in lines.groupby(heads, sort=False):
         mean = own.groupby("step")[[*(axis for axis in AXES if axis != "step"), "value"]].mean().reset_index()
         mean = mean.iloc[np.unique(np.linspace(0, len(mean) - 1, _MOST_POINTS).astype(int))]
         *labels, metric, worker = map(str, head)
         numbers = {key: list(map(_number, mean[key])) for key in (*AXES, "value") if mean[key].notna().any()}
+        several = len(workers[metric]) > 1
         name = ", ".join(filter(None, labels)) + f" ({worker})" * several
-        yield {"name": name, "metric": results.heading(metric), "value": []} | numbers
+        yield {"name": name, "metric": metric if several else headed(metric, worker), "value": []} | numbers
 
 
 def _number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
+def _further(results: Results) -> Iterator[dict[str, Any]]:
+    """Lines as those of curves.csv, of all other metrics with a direction of the runs that are still there, and of the
+    same workers."""
+    known, workers = set(results.curves["metric"]), set(results.curves["worker"]) - {"counted"} or {"worst"}
+    for run in results.chosen.drop_duplicates("run").to_dict("records"):
+        directory = _runs(results) / run["run"]
+        try:
+            rows = sorted(read_metrics(directory), key=itemgetter("step"))
+        except (ConfigError, OSError):
+            continue
+        metrics = read_metadata(directory, {(row["split"], row["metric"]) for row in rows})
+        for row in rows:
+            metric = metrics[row["split"], row["metric"]]
+            name = metric.words + " (%)" * metric.percent
+            if metric.larger_is_better is not None and name not in known and str(row["worker"]) in workers:
+                place = {axis: row.get(axis, math.nan) for axis in AXES}
+                value = row["value"] * (100 if metric.percent else 1)
+                head = {key: run[key] for key in (*results.labels, "seed")}
+                yield head | place | {"metric": name, "worker": str(row["worker"]), "value": value}
+
+
+def _runs(results: Results) -> Path:
+    """The folder of the runs, which may be gone."""
+    found = (parent / "runs" for parent in results.directory.resolve().parents)
+    return next((path for path in found if path.is_dir()), results.directory / "runs")
+
+
 def _topologies(results: Results) -> Iterator[tuple[str, int, list[Any], list[Any]]]:
     """Name, number of workers, places of nodes and of edges, of each topology of the runs that are still there."""
     seen = set()
-    folders = [parent / "runs" for parent in results.directory.resolve().parents if (parent / "runs").is_dir()]
-    for run in results.chosen["run"].unique() if folders else ():
+    for run in results.chosen["run"].unique():
         try:
-            config = read_run(folders[0] / run / "config.yaml")
+            config = read_run(_runs(results) / run / "config.yaml")
             graph = all_edges(config.rounds()) if config.algo.uses_topology else None
         except ConfigError:  # gone, or with code of the user's
             continue

@@ -110,9 +110,10 @@ class Layout:
         """For example 'algo_by_alpha'."""
         return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
 
-    def headed(self, metric: str) -> str:
-        """A metric with whose it is: 'test accuracy (%) of the worst worker'."""
-        return metric + _WHOSE.get(self.worker, f" of worker {self.worker}")
+
+def headed(metric: str, worker: str) -> str:
+    """A metric with whose it is: 'test accuracy (%) of the worst worker'."""
+    return metric + _WHOSE.get(worker, f" of worker {worker}" * worker.isdigit())
 
 
 def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
@@ -158,7 +159,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     values = frame[[*layout.labels, *_VALUES]].assign(metric=metric)
     if "local" in frame:  # on workers' own test sets, beside
         (label,) = frame["local_label"].dropna().unique()
-        metrics[label] = metrics[metric] | {"heading": layout.headed(label)}
+        metrics[label] = metrics[metric] | {"heading": headed(label, layout.worker)}
         beside = {"value": frame["local"], "worst": "", "mean": "", "averaged": ""}
         values = pandas.concat([values, values.assign(metric=label, **beside)])
     costs = {f"throughput ({frame['speed_unit'].iloc[0]})": "speed"} if "speed" in frame else {}
@@ -220,7 +221,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
             continue
         measure = Measure(*key, worker=layout.worker)
         found = measure.of(path)
-        metrics[found.label] = found.meaning._asdict() | {"heading": layout.headed(found.label)}
+        metrics[found.label] = found.meaning._asdict() | {"heading": headed(found.label, layout.worker)}
         own = Measure("local", measure.metric, worker=layout.worker)
         named = {key: "null" if value is None else value for key, value in settings.items()}
         if measure.split == "test" and (own.split, own.metric) in known:
@@ -349,7 +350,7 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
     named = {}
     if layout.worker in _WHOSE:
         if frame[layout.worker].notna().any():
-            named = {"heading": layout.headed(metric)}
+            named = {"heading": headed(metric, layout.worker)}
         frame = frame.assign(value=frame[layout.worker].fillna(frame["value"]))
     frame = frame[[_wanted(dict(row), layout.where) for _, row in frame.iterrows()]]
     meaning = {"unit": "", "chance": None} | found.meaning(metric) | named

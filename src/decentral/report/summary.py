@@ -41,7 +41,11 @@ def summary(run_dir: Path, curves: Curves | None = None) -> str:
     blocks.append(aligned(rows) if curves.series else "No metrics were recorded.")
     lines = [f"Note:     {note}" for note in [*facts.get("notes", []), *facts.get("suspects", [])]]
     lines += _costs(curves, facts) if curves.rows else []
-    blocks.append("\n".join([*lines, *_rate(run_dir, facts), *_how(run_dir), *_places(run_dir), f"Next:     {_next(run_dir, facts)}"]))
+    blocks.append(
+        "\n".join(
+            [*lines, *_rate(run_dir, facts), *_how(run_dir), *_places(run_dir), f"Next:     {_next(run_dir, facts)}"]
+        )
+    )
     return "\n\n".join(blocks)
 
 
