@@ -226,6 +226,35 @@ class Positive(Every):
         pass
 
 
+class TensorRate(torch.optim.SGD):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr=torch.tensor(lr, dtype=torch.float64))
+
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.sub_(parameter.grad * self.param_groups[0]["lr"].item())
+
+
+class TensorInGroup(TensorRate):
+    replaces = False
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr)
+        self.param_groups[0]["taken"] = torch.tensor(0.0)
+
+    def step(self):
+        group = self.param_groups[0]
+        if self.replaces:
+            group["taken"] = group["taken"] + 1
+        else:
+            group["taken"] += 1
+        super().step()
+
+
+class ReplacedTensorInGroup(TensorInGroup):
+    replaces = True
+
+
 def two_groups(params, lr=0.1):
     return torch.optim.SGD([{"params": params}, {"params": [torch.nn.Parameter(torch.zeros(1))]}], lr)
 
@@ -250,7 +279,7 @@ def test_an_optimizer_of_ones_own_may_count(tmp_path, monkeypatch):
 def test_an_optimizer_may_want_a_rate_or_give_parameters_other_memory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "opts_positive.py").write_text(COUNTS)
-    for name, moved in (("Positive", -0.3), ("Replaces", -0.6)):
+    for name, moved in (("Positive", -0.3), ("Replaces", -0.6), ("TensorRate", -0.3)):
         config = compose([f"optim=opts_positive:{name}", "task=quadratics"])
         local = config.optim.rule(lambda t: 0.1 * t, SHAPES)
         x = torch.zeros(1, SHAPES.num_coordinates)
@@ -273,6 +302,11 @@ def test_an_optimizer_may_want_a_rate_or_give_parameters_other_memory(tmp_path, 
         ("optim=torch.optim:RAdam optim.maximize=true", "optim.maximize=true cannot be used: training minimizes"),
         ("optim=torch.optim:Radam", "has no class or function Radam. Did you mean 'RAdam'"),
         ("optim=opts_refused:Hidden", "keeps something outside of the state of its parameters|keeps or changes"),
+        (
+            "optim=opts_refused:TensorInGroup",
+            r"changes a tensor \('taken'\) in its param_groups, .* keep it in state\[parameter\], as a tensor or a number",
+        ),
+        ("optim=opts_refused:ReplacedTensorInGroup", r"changes a tensor \('taken'\) in its param_groups"),
         ("optim=opts_refused:Late", "keeps or changes 'slow', which is not in the state"),
         ("optim=opts_refused:Counts", "keeps or changes 'count', which is not in the state"),
         ("optim=opts_refused:Switches", "keeps or changes 'phase', which is not in the state"),

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _TRIED = 12
 """How many steps are tried before a run begins."""
+_KEPT = (
+    "keep it in state[parameter], as a tensor or a number, or as a number of the group, or use another optimizer, such as "
+    "torch.optim:RAdam."
+)
 _SOME_RATE = 0.1
 """What an optimizer is made with where its rate is 0 yet."""
 
@@ -100,7 +104,7 @@ class PlainOptimizer(Plain, Settings, where="optim"):
         if not torch.equal(x, torch.stack([parameter.data.flatten() for parameter in alone])):
             raise ConfigError(
                 f"optim={self.name} keeps something outside of the state of its parameters, or draws at random, so "
-                "that workers would not have one each: use another optimizer, such as torch.optim:RAdam."
+                f"that workers would not have one each: {_KEPT}"
             )
 
 
@@ -151,7 +155,8 @@ class TorchRows(TorchRule):
                 f"optim={self.optimizer.name} has {len(made.param_groups)} groups of parameters, where all have to be "
                 "in one: use another optimizer, such as torch.optim:RAdam."
             )
-        before = dict(made.param_groups[0])
+        group = made.param_groups[0]
+        before = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
         for _ in range(2):
             self._point(parameters, row[0], row[0].clone())
             with self.optimizer.explained(), torch.no_grad():
@@ -160,11 +165,14 @@ class TorchRows(TorchRule):
         held: list[tuple[int | None, str, Any]] = [
             (owner, key, value) for owner, one in enumerate(parameters) for key, value in made.state[one].items()
         ]
-        held += [
-            (None, key, value)
-            for key, value in made.param_groups[0].items()
-            if isinstance(value, int | float) and before.get(key) != value
-        ]
+        for key, value in group.items():
+            if isinstance(value, torch.Tensor) and not (key in before and torch.equal(value, before[key])):
+                raise ConfigError(
+                    f"optim={self.optimizer.name} changes a tensor ('{key}') in its param_groups, which all workers "
+                    f"would share: {_KEPT}"
+                )
+            if isinstance(value, int | float) and before.get(key) != value:
+                held.append((None, key, value))
         return self._laid_out(x, held)
 
     def _laid_out(self, x: Tensor, held: list[tuple[int | None, str, Any]]) -> Buffers:
@@ -219,7 +227,8 @@ class TorchRows(TorchRule):
             if begun:
                 self._load(made, parameters, buffers, row)
             group = made.param_groups[0]
-            group["lr"], decay = rate, group.get("weight_decay")
+            decay = group.get("weight_decay")
+            group["lr"] = group["lr"].fill_(rate) if hasattr(group["lr"], "fill_") else rate  # as torch's schedulers do
             if regularised and self._weight_decay:
                 group["weight_decay"] = 0.0
             before = _numbers(group), _numbers(vars(made))
