@@ -232,7 +232,7 @@ class TensorRate(torch.optim.SGD):
 
     def step(self):
         for parameter in self.param_groups[0]["params"]:
-            parameter.sub_(parameter.grad * self.param_groups[0]["lr"].item())
+            parameter.data.sub_(parameter.grad * self.param_groups[0]["lr"].item())
 
 
 class TensorInGroup(TensorRate):
@@ -304,7 +304,7 @@ def test_an_optimizer_may_want_a_rate_or_give_parameters_other_memory(tmp_path, 
         ("optim=opts_refused:Hidden", "keeps something outside of the state of its parameters|keeps or changes"),
         (
             "optim=opts_refused:TensorInGroup",
-            r"changes a tensor \('taken'\) in its param_groups, .* keep it in state\[parameter\], as a tensor or a number",
+            r"changes a tensor \('taken'\) in its param_groups, .* keep it in state\[parameter\], as a tensor",
         ),
         ("optim=opts_refused:ReplacedTensorInGroup", r"changes a tensor \('taken'\) in its param_groups"),
         ("optim=opts_refused:Late", "keeps or changes 'slow', which is not in the state"),

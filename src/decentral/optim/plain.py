@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _TRIED = 12
 """How many steps are tried before a run begins."""
 _KEPT = (
-    "keep it in state[parameter], as a tensor or a number, or as a number of the group, or use another optimizer, such as "
-    "torch.optim:RAdam."
+    "keep it in state[parameter], as a tensor or a number, or as a number of the group, or use another optimizer, such "
+    "as torch.optim:RAdam."
 )
 _SOME_RATE = 0.1
 """What an optimizer is made with where its rate is 0 yet."""
