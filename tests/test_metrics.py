@@ -63,6 +63,22 @@ def nothing(outputs: Tensor, targets: Tensor) -> float:
     return np.nan
 
 
+def infinite(outputs: Tensor, targets: Tensor) -> float:
+    return np.inf
+
+
+def true(outputs: Tensor, targets: Tensor) -> bool:
+    return bool(outputs.isfinite().all())
+
+
+def true_tensor(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.isfinite().all()
+
+
+def true_of_numpy(outputs: Tensor, targets: Tensor) -> Any:
+    return np.isfinite(outputs.numpy()).all()
+
+
 def two(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.mean(0)[:2]
 
@@ -168,12 +184,18 @@ def test_language_models_are_right_about_so_many_tokens() -> None:
     assert found == pytest.approx((right / count).item())
 
 
-def test_a_metric_without_a_number_is_seen(tmp_path: Path, capsys: Any) -> None:
+@pytest.mark.parametrize(("name", "shown"), [("nothing", "nan"), ("infinite", "inf")])
+def test_a_metric_without_a_finite_number_is_seen(tmp_path: Path, capsys: Any, name: str, shown: str) -> None:
+    words = [*SMALL, f"metrics=[+{__name__}:{name}]", "save=best", f"run_dir={tmp_path / 'results' / 'runs' / 'one'}"]
     with pytest.raises(SystemExit) as ended:
-        main([*SMALL, f"metrics=[+{__name__}:nothing]", f"run_dir={tmp_path / 'one'}"])
+        main(words)
     told = capsys.readouterr().out
-    assert not ended.value.code and re.search("test nothing +nan +nan +nan", told)
-    assert "nothing judges the run and gave no finite number" in told
+    assert not ended.value.code and ": done\n" in told
+    assert re.search(f"test {name} +{shown} +{shown} +{shown}", told)
+    assert f"{name} judges the run and gave no finite number" in told
+    values = [row["value"] for row in read_metrics(tmp_path / "results" / "runs" / "one") if row["metric"] == name]
+    assert len(values) == 12 and set(map(str, values)) == {shown}
+    assert table(tmp_path / "results", rows="algo")["mean"].isna().tolist() == [True, False]  # and the throughput
 
 
 def test_what_cannot_be_told_is_not_recorded_and_no_divergence() -> None:
@@ -246,6 +268,9 @@ REFUSED = {
     "metrics=[per_class_accuracy] data=synthetic": "would record 1000 metrics, and 200 are the most: use f1",
     f"metrics=[{__name__}:auc]": r"does not say whether larger is better, and the first one judges the run: write \+",
     f"metrics=[f1,{__name__}:two]": r"returns \[2\]: return one number for all test examples",
+    f"metrics=[f1,{__name__}:true]": r"returns a bool: return one number for all test examples",
+    f"metrics=[f1,{__name__}:true_tensor]": r"returns a bool: return one number",
+    f"metrics=[f1,{__name__}:true_of_numpy]": r"returns a bool_?: return one number",
     f"metrics=[f1,{__name__}:broken]": "broken fails .*AttributeError",
     f"metrics=[f1,{__name__}:kappa] num_workers=100000 partition=iid batch_size=1": "numbers, and 2e\\+08 are the most",
     "metrics=[accuracy] task=quadratics": "is for tasks that train a network on examples",

@@ -49,7 +49,7 @@ class OwnMetric:
             self(torch.randn(len(targets), num_classes), targets)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
-        """The number; nan where there is none, as for a model that has diverged."""
+        """The number, which may be infinite; nan where there is none, as for a model that has diverged."""
         if not outputs.isfinite().all():
             return math.nan
         given = {} if isinstance(self._target, type) else self._given
@@ -57,7 +57,7 @@ class OwnMetric:
             found: Any = self._made()(outputs, targets, **given)
         if isinstance(found, Tensor | np.ndarray) and math.prod(found.shape) == 1:
             found = found.item()
-        if not isinstance(found, Real):
+        if isinstance(found, bool) or not isinstance(found, Real):
             kind = list(found.shape) if isinstance(found, Tensor | np.ndarray) else f"a {type(found).__name__}"
             raise ConfigError(f"metrics={self.name} returns {kind}: return one number for all test examples.")
         return float(found)
