@@ -282,6 +282,7 @@ def meant(key: str) -> str:
     first = [one for one in longer if one in (name, *_KEYS)]
     found = first or longer or get_close_matches(name, known, n=1, cutoff=0.7)
     meant = list(dict.fromkeys(place for one in found for place in known[one])) or _explained_with(name)
+    meant = meant or get_close_matches(name, (*_KEYS, "experiment"), n=1, cutoff=0.6)
     if meant:
         return f" Did you mean {' or '.join(map(repr, meant))}?"
     one, two, three = (known[near][0] for near in get_close_matches(name, known, n=3, cutoff=0.0))
