@@ -243,6 +243,25 @@ class SimulatedTimeline(Computation):
         }
 
 
+@dataclass
+class StepTimes(Computation):
+    """When a method in rounds has taken each of its first `steps` steps in its cluster, and what it has sent by then.
+
+    One line: {"simulated_s": after 0, 1, ... steps, "bytes_sent": by all workers}.
+    """
+
+    steps: int = 1
+
+    folder: ClassVar[str] = "step_times"
+
+    def line(self) -> dict[str, Any]:
+        """As above."""
+        from decentral.training.timing import at_each_step
+
+        seconds, sent = at_each_step(self.config)
+        return {"simulated_s": [float(f"{each:.9g}") for each in seconds], "bytes_sent": sent}
+
+
 # -- times of gradients ------------------------------------------------------------------------------------------------
 
 SHARE = "gradients that take no longer (%)"

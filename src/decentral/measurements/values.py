@@ -45,6 +45,8 @@ class Value(NamedTuple):
     run: str = ""
     """The id of the job that it comes from."""
     wall_s: float = 0.0
+    setting: str = ""
+    """What was tuned beside the learning rate, as decentral-run takes it."""
 
 
 class Meaning(NamedTuple):

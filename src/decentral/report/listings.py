@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -56,26 +56,71 @@ class Listing(ABC):
 
 @dataclass
 class Scenarios(Listing):
-    """The entries `scenarios` of study.json: task and cluster, target and reason, and the budget of a method."""
+    """The entries `scenarios` of study.json: a row for each family, with its clocks, variants, target and budget."""
 
     name: str = "scenarios"
-    left: ClassVar[int] = 3
+    left: ClassVar[int] = 5
 
     def lines(self, results: Results) -> list[list[str]]:
-        """A row for each scenario."""
-        lines = [["scenario", "what", "target", "steps", "rates tried", "runs for tuning", "seeds"]]
-        for one in results.facts.get("scenarios") or []:
-            rates, tuning = one["rates"], len(one["rates"]) * len(one["tune_seeds"])
-            numbers = [str(one["steps"]), ", ".join(f"{rate:g}" for rate in rates), str(tuning), str(len(one["seeds"]))]
-            lines.append([str(one["scenario"]), str(one["title"]), str(one["target"]), *numbers])
+        """A row for each family."""
+        lines = [["family", "what", "clocks", "held out", "target", "steps", "learning rates", "seeds"]]
+        for name, those in _families(results).items():
+            one, clocks = those[0], ", ".join(str(each["clock"]) for each in those if "clock" in each)
+            varied = "; ".join(str(each["held_out"]) for each in those if "held_out" in each)
+            rates = " to ".join(f"{rate:g}" for rate in one["rates"])
+            texts = [name, str(one["title"]), clocks, varied, str(one["target"])]
+            lines.append([*texts, str(one["steps"]), rates, str(len(one["seeds"]))])
         return lines
 
     def sentences(self, results: Results) -> list[str]:
         """Why these targets."""
         reasons: dict[str, list[str]] = {}
-        for one in results.facts.get("scenarios") or []:
-            reasons.setdefault(" ".join(str(one["because"]).split()), []).append(f"`{one['scenario']}`")
+        for name, (one, *_) in _families(results).items():
+            reasons.setdefault(" ".join(str(one["because"]).split()), []).append(f"`{name}`")
         return [f"Why the target of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+def _families(results: Results) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in results.facts.get("scenarios") or []:
+        found.setdefault(str(one["family"]), []).append(one)
+    return found
+
+
+@dataclass
+class Trials(Listing):
+    """What was tried, by each method in each family: the choices of its search, what was reached, and what was chosen.
+
+    end    the metric that says what a trial had at the end
+    time   the metric that says when it was at the target
+    """
+
+    name: str = "trials"
+    end: str = "value at the end of a trial"
+    time: str = "simulated seconds to the target"
+    left: ClassVar[int] = 3
+
+    def lines(self, results: Results) -> list[list[str]]:
+        """A row for each trial; where clocks share its run, the times are in their order."""
+        lines = [["family", "method", "setting", "at the end", "at the target (s)", "chosen for"]]
+        values = results.values
+        if "setting" not in values:
+            return lines
+        family = {one["scenario"]: (one["family"], one.get("clock", "")) for one in results.facts["scenarios"]}
+        groups: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+        for row in values.itertuples():
+            name, clock = family.get(row.scenario, (row.scenario, ""))
+            own = groups.setdefault((name, row.method, row.setting), {"end": [], "time": [], "chosen": []})
+            if row.chosen and row.metric == self.time and clock not in own["chosen"]:
+                own["chosen"].append(clock)
+            elif not row.chosen and row.metric == self.end:
+                own["end"].append(f"{row.value:.4g}")
+            elif not row.chosen and row.metric == self.time:
+                own["time"].append(f"{row.value:.3g}" if np.isfinite(row.value) else "never")
+        for key, own in groups.items():
+            ends = list(dict.fromkeys(own["end"]))
+            lines.append([*key, " / ".join(ends), " / ".join(own["time"]), ", ".join(own["chosen"])])
+        return lines
 
 
 # -- methods over problems ---------------------------------------------------------------------------------------------
@@ -91,6 +136,20 @@ class Costs:
     """[method][problem] -> a number for each seed."""
     left_out: list[tuple[str, ...]]
     """Methods that were not run in all problems, and so cannot be compared."""
+    families: list[str] = field(default_factory=list)
+    """Of each problem: problems of a family weigh as one, together. []: each is its own."""
+
+    @cached_property
+    def _of_family(self) -> np.ndarray:
+        """[families, problems]: the weight of a problem in its family."""
+        names = self.families or self.problems
+        found = np.array([[name == one for name in names] for one in dict.fromkeys(names)], dtype=float)
+        return found / found.sum(axis=1, keepdims=True) if found.size else found
+
+    @property
+    def weights(self) -> np.ndarray:
+        """[problems], which sum to 1."""
+        return self._of_family.mean(axis=0)
 
     @cached_property
     def typical(self) -> np.ndarray:
@@ -107,25 +166,29 @@ class Costs:
     def profile(self, taus: list[float]) -> np.ndarray:
         """[methods, taus]: the share of problems in which a method takes at most tau times as much as the best.
 
-        Dolan & More, Mathematical Programming 91, 2002: rho_m(tau) = |{p : r_pm <= tau}| / |problems|.
+        Dolan & More, Mathematical Programming 91, 2002: rho_m(tau) = |{p : r_pm <= tau}| / |problems|, here with the
+        problems' weights.
         """
-        return np.stack([(self.ratios <= tau * (1 + 1e-9)).mean(axis=1) for tau in taus], axis=1)
+        return np.stack([(self.ratios <= tau * (1 + 1e-9)) @ self.weights for tau in taus], axis=1)
 
     def ranks(self) -> np.ndarray:
         """[methods]: the mean over problems of a method's rank, 1 for the best; equals share their ranks' mean."""
-        return _ranks(self.typical[None])[0]
+        found: np.ndarray = _ranks(self.typical[None])[0] @ self.weights
+        return found
 
     def rank_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """[methods] each: 5 % and 95 % quantiles of the mean rank where the seeds of each cell are drawn anew, with
-        replacement (a bootstrap of 2,000 replicates). It says what other seeds would do, not what other problems
-        would."""
+        """[methods] each: 5 % and 95 % quantiles of the mean rank where the families, and the seeds of each cell, are
+        drawn anew, with replacement (a bootstrap of 2,000 replicates)."""
         rng = np.random.default_rng(0)
+        number = len(self._of_family)
+        counts = rng.multinomial(number, np.full(number, 1 / number), size=_REPLICATES) / number
         drawn = np.empty((_REPLICATES, len(self.methods), len(self.problems)))
         for number, row in enumerate(self.seeds):
             for place, seeds in enumerate(row):
                 picks = rng.integers(len(seeds), size=(_REPLICATES, len(seeds)))
                 drawn[:, number, place] = _median(np.array(seeds)[picks])
-        low, high = np.quantile(_ranks(drawn), (0.05, 0.95), axis=0)
+        means = np.einsum("rmp,rp->rm", _ranks(drawn), counts @ self._of_family)
+        low, high = np.quantile(means, (0.05, 0.95), axis=0)
         return low, high
 
     def order(self) -> list[int]:
@@ -153,7 +216,9 @@ def costs(results: Results, metric: str, problem: str, lines: list[str]) -> Cost
     problems = list(table[problem].unique()) if len(table) else []
     whole = [method for method, own in found.items() if own.keys() == set(problems)]
     seeds = [[found[method][one] for one in problems] for method in whole]
-    return Costs(whole, problems, seeds, [method for method in found if method not in whole])
+    family = {one["scenario"]: str(one.get("family", one["scenario"])) for one in results.facts.get("scenarios") or []}
+    left_out = [method for method in found if method not in whole]
+    return Costs(whole, problems, seeds, left_out, [family.get(one, one) for one in problems])
 
 
 def _median(values: np.ndarray) -> np.ndarray:
@@ -165,10 +230,10 @@ def _median(values: np.ndarray) -> np.ndarray:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """[replicates, methods] of [replicates, methods, problems]; who never gets there shares the last ranks."""
+    """[replicates, methods, problems] of the same; who never gets there shares the last ranks."""
     from scipy.stats import rankdata
 
-    ranks: np.ndarray = rankdata(values, method="average", axis=1).mean(axis=2)
+    ranks: np.ndarray = rankdata(values, method="average", axis=1)
     return ranks
 
 
@@ -235,13 +300,13 @@ class Ranks(Comparison):
     def sentences(self, results: Results) -> list[str]:
         """What the numbers are."""
         found = self.costs(results)[0]
-        number = len(found.problems)
+        number, families = len(found.problems), len(set(found.families))
         problems = f"{number} {self.problem}{'s' if number != 1 else ''}"
+        weights = f", in {families} families that weigh the same" if families < number else ""
         texts = [
-            f"Mean over {problems} of a method's rank (1: the best) by the median over seeds; who never gets to the "
-            "target shares the last ranks. In brackets: 5 % and 95 % quantiles where the seeds of every cell are drawn "
-            "anew, with replacement (bootstrap, 2,000 replicates); with few seeds a rank may lie at their edge, or "
-            f"just beyond. That is the uncertainty over seeds; other {self.problem}s would change the ranks, too."
+            f"Mean over {problems}{weights} of a method's rank (1: the best) by the median over seeds; who never gets "
+            "to the target shares the last ranks. In brackets: 5 % and 95 % quantiles where families, and the seeds of "
+            "every cell, are drawn anew, with replacement (bootstrap, 2,000 replicates)."
         ]
         if found.left_out:
             names = ", ".join(" ".join(filter(None, key)) for key in found.left_out)

@@ -208,12 +208,12 @@ def _described(study: Study) -> dict[str, Any]:
 
 
 def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> None:
-    rows = []
-    for value in values:
+    rows, known = [], list(values)
+    columns = [*_VALUE_COLUMNS, *(["setting"] if any(value.setting for value in known) else [])]
+    for value in known:
         fields = {**value._asdict(), "rate": value.lr}
-        known = [value.labels.get(label, "") for label in labels]
-        rows.append([*known, *(_cell(fields[key]) for key in _VALUE_COLUMNS)])
-    write_text(path, csv_text([*labels, *_VALUE_COLUMNS], rows))
+        rows.append([*(value.labels.get(label, "") for label in labels), *(_cell(fields[key]) for key in columns)])
+    write_text(path, csv_text([*labels, *columns], rows))
 
 
 def _write_curves(directory: Path, labels: list[str], cells: Iterable[Cell]) -> None:
@@ -320,4 +320,5 @@ def _value(labels: Labels, row: dict[str, str]) -> Value:
         mean=number("mean"),
         averaged=number("averaged"),
         wall_s=number("wall_s"),
+        setting=row.get("setting") or "",
     )

@@ -239,7 +239,7 @@ def open_stepper(
     if not by_itself:
         oracle.sleep = sleep
         timekeeper, described, per_epoch = None, cluster.num_parameters, oracle.problem.steps_per_epoch
-        if described is not None and has_clock(config) and _known_without_training(config):
+        if described is not None and has_clock(config) and known_without_training(config):
             timekeeper = without_training(config, cluster, times, described, config.precision.dtype, per_epoch)
         elif alone or has_clock(config):
             clock = oracle.clock = net.traffic.clock = _clock(config, cluster, times, per_epoch)
@@ -329,7 +329,7 @@ class _Instant:
         return torch.zeros_like(x)
 
 
-def _known_without_training(config: Config) -> bool:
+def known_without_training(config: Config) -> bool:
     """Whether what a method in rounds sends, and when, does not depend on gradients or on what is measured."""
     compress = config.compress
     return (

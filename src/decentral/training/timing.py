@@ -103,6 +103,22 @@ def timed(
     return Timed(clock.latest_s, n * first, stepper.net.traffic.bytes_sent, clock.accounts(), {}, [])
 
 
+def at_each_step(config: Config) -> tuple[list[float], list[float]]:
+    """Simulated seconds and bytes sent by all workers, after 0, 1, ..., config.steps steps of a method in rounds whose
+    cluster says how large its messages are."""
+    cluster, n = config.cluster, config.num_workers
+    assert isinstance(cluster, VirtualCluster) and cluster.num_parameters and config.steps and n is not None
+    times = uneven(kept(cluster.gradient_times(n, config.seed), config), config)
+    seconds, sent = [0.0], [0.0]
+    with torch.no_grad(), _undisturbed():
+        stepper = without_training(config, cluster, times, cluster.num_parameters, config.precision.dtype)
+        for _ in range(config.steps):
+            stepper.step()
+            seconds.append(stepper.simulated_s or 0.0)
+            sent.append(stepper.traffic.bytes_sent)
+    return seconds, sent
+
+
 def spans_of(
     config: Config,
     num_steps: int,

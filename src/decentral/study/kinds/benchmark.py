@@ -1,193 +1,353 @@
-"""Methods in fixed scenarios, and what each of them takes to the target: conf/benchmark/, and benchmark/ in a folder of
-one's own."""
+"""Methods in fixed scenarios with one tuning budget, and what each of them takes to a target set by a tuned baseline.
+
+docs/benchmark.md has the rules. A method in rounds is trained once for all clusters: when it has taken how many steps
+follows from its steps alone, without training. Others are trained in each cluster, which decides what they compute.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from functools import cached_property
+from statistics import fmean
+from typing import Any, NamedTuple
 
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.config.composition import compose_all
-from decentral.config.parsing import build, conf_directory, read_mapping
-from decentral.errors import ConfigError, suggest
-from decentral.measurements.training_run import TrainingRun
-from decentral.measurements.values import Meaning, Value
-from decentral.registry import components, plugins
-from decentral.settings import Settings, setting
-from decentral.study.kinds.comparison import Comparison, ComposedRun, TunedCell
-from decentral.study.measure import Measure, Measured
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.measurements.timeline import StepTimes
+from decentral.measurements.training_run import TrainingRun, run_command
+from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
+from decentral.measurements.values import Row as Line
+from decentral.scheduling.job import Job
+from decentral.settings import setting
+from decentral.store import RunStore, Status
+from decentral.study.entries import Method, Scenario, Trial, methods, scenarios, trials
 from decentral.study.study import Cell, Study
-from decentral.study.tuning.rule import Grid
 
+VERSION = 2
+"""Of the rules: numbers of different versions are not shown side by side."""
 METRICS = {
     "simulated_s": "simulated seconds to the target",
     "bytes_sent": "MB sent by a worker to the target",
     "step": "steps to the target",
 }
 """Axis -> what is compared: where on it the target is reached."""
+HELD_OUT = " (held out)"
+END = "value at the end of a trial"
+HELD = 3
+"""How many evaluations in a row have to be at the target."""
+_LAST = 3  # evaluations whose mean is the value at the end
+_POINTS = 60  # of a curve that is kept
 
 
-@dataclass
-class Method(Settings):
-    """A line of methods.yaml: an algorithm with its topology and the settings that are not its defaults.
+class Course(NamedTuple):
+    """What a run has recorded: at each evaluation the value, and where that is on each axis."""
 
-    title      as tables and figures show it
-    base       overrides of its runs, behind those of the scenario
-    with_sgd   further ones where the scenario's local rule is plain SGD (`optim=sgd`), such as optim.momentum=0.9
-    times      its learning rates are those of the scenario times this: 0.1 where momentum makes ten steps of one
-    """
-
-    name: str
-    title: str
-    base: list[str]
-    with_sgd: list[str] = field(default_factory=list)
-    times: float = setting(1.0, above=0)
-
-
-@dataclass
-class Scenario(Settings):
-    """A file of scenario/: a task on a cluster, what has to be reached, and what may be spent for it.
-
-    title        what it is, in one line
-    base         overrides of its runs: task, data, model, cluster, number of workers
-    steps        the budget: gradients that a worker takes (on average, where nobody waits for anybody)
-    target       what has to be reached: {metric: ..., worker: ..., to_reach: ...}
-    because      why this target
-    rates        the learning rates that are tried: the budget for tuning
-    tune_seeds   the seeds with which they are tried
-    seeds        the seeds that count, with the best rate
-    needs        what it takes that is not bundled; '' if nothing
-    smoke        what is different at scale=smoke
-    """
-
-    name: str
-    title: str
-    base: list[str]
-    steps: int
-    target: Measure
-    because: str
-    rates: list[float]
-    tune_seeds: list[int] = field(default_factory=lambda: [1])
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
-    needs: str = ""
-    smoke: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        where = f"scenario {self.name}"
-        if self.target.to_reach is None:
-            raise ConfigError(f"{where}: target has no to_reach: say which value has to be reached.")
-        if not self.rates or min(self.rates) <= 0:
-            raise ConfigError(f"{where}: rates={self.rates} has to be a list of learning rates above 0.")
-        if self.steps < 1 or not self.seeds or not self.tune_seeds:
-            raise ConfigError(f"{where}: it takes at least one step, one of seeds and one of tune_seeds.")
+    values: list[float]
+    places: dict[str, list[float]]
+    """`bytes_sent` in 10^6 of one worker, on average."""
+    status: str
+    wall_s: float
 
     @property
-    def reduced(self) -> Scenario:
-        """As at scale=smoke: `base` is appended to, all else is replaced."""
-        changes = {**self.smoke, "base": [*self.base, *self.smoke.get("base", [])], "smoke": {}}
-        reduced: Scenario = _built(Scenario, self.name, {**vars(self), **changes})
-        return reduced
+    def end(self) -> float:
+        """The mean of the last evaluations; nan if the run diverged."""
+        return math.nan if self.status == Status.diverged else fmean(self.values[-_LAST:])
 
-
-def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
-    """The methods with these names (None: all that have a line), then, unless `mine` is false, those that have a line
-    in one's own folder.
-
-    An algorithm without a line, such as one of one's own, is a method with its defaults and its usual topology. Raises
-    ConfigError for a name that is neither, and for a line that is not right.
-    """
-    known: dict[str, Any] = {}
-    theirs: list[str] = []
-    for folder in _folders():
-        file = folder / "methods.yaml"
-        theirs = list(read_mapping(file)) if file.exists() else []
-        if twice := known.keys() & set(theirs):
-            raise ConfigError(f"{file}: {min(twice)} is the name of one of ours: give it another one.")
-        known |= read_mapping(file) if theirs else {}
-    if plugins.folder() is None or not mine:
-        theirs = []
-    algorithms = components("algorithms")
-    found = []
-    for name in dict.fromkeys([*(known if names is None else names), *theirs]):
-        if name not in known and name not in algorithms:
-            raise ConfigError(f"methods=[{name}] does not exist.{suggest(name, {*known, *algorithms})}")
-        values = known.get(name) or {"title": name, "base": [f"algo={name}"]}
-        found.append(_built(Method, name, values))
-    return found
-
-
-def scenarios(names: list[str]) -> list[Scenario]:
-    """The scenarios with these names, then those in one's own folder. Raises ConfigError for one that does not exist,
-    or whose file is wrong."""
-    files, mine = scenario_files(), plugins.folder()
-    theirs = [name for name, path in files.items() if mine is not None and mine in path.parents]
-    found = []
-    for name in dict.fromkeys([*names, *theirs]):
-        if name not in files:
-            raise ConfigError(f"scenarios=[{name}] does not exist.{suggest(name, files)}")
-        found.append(_built(Scenario, name, read_mapping(files[name])))
-    return found
-
-
-def scenario_files() -> dict[str, Path]:
-    """The scenarios that there are, ours and one's own."""
-    return {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
-
-
-def _built(cls: type, name: str, values: Any) -> Any:
-    known = {"name": name, **values} if isinstance(values, dict) else values
-    return build(cls, known, f"{cls.__name__.lower()} {name}")
-
-
-def _folders() -> list[Path]:
-    mine = plugins.folder()
-    return [conf_directory() / "benchmark", *([mine / "benchmark"] if mine is not None else [])]
+    def reached(self, target: float, sign: int) -> dict[str, float]:
+        """Where the first of `HELD` evaluations in a row is that are at the target; nan if there is none."""
+        good = [sign * (value - target) >= 0 for value in self.values]
+        first = next((i for i in range(len(good) - HELD + 1) if all(good[i : i + HELD])), None)
+        return {axis: math.nan if first is None else self.places[axis][first] for axis in METRICS}
 
 
 @dataclass
-class BenchmarkCell(TunedCell):
-    """The best rate is the one with which the target is reached first, in simulated time; of those with which it never
-    is, the one with the best value at the end.
+class Entry:
+    """A method in a scenario: the runs of its trials, which its clocks share."""
 
-    All scenarios have the same metrics, whatever has to be reached in them.
+    scenario: Scenario
+    method: Method
+    trials: list[Trial]
+    commands: list[list[str]]
+    """Of each trial, less the learning rate, seed, cluster and what is tested."""
+    configs: list[Config]
+    """The same, composed without a cluster."""
+    clusters: dict[str, Any]
+    """Name -> the cluster."""
+    config_dir: str | None
+    _courses: dict[str, Course] = field(default_factory=dict)
+    _jobs: dict[tuple[Any, ...], list[Job]] = field(default_factory=dict)
+
+    @property
+    def sign(self) -> int:
+        """1 where larger values are better, -1 elsewhere."""
+        return -1 if self.scenario.target.larger_is_better is False else 1
+
+    @cached_property
+    def in_rounds(self) -> list[bool]:
+        """Of each trial: whether its times follow without training."""
+        return [_is_in_rounds(config) for config in self.configs]
+
+    def jobs(self, trial: int, seed: int, clock: str, varied: Config | None = None) -> list[Job]:
+        """The run, and, where it knows no time, what it takes in this cluster. `varied`: instead of the trial's own."""
+        key = trial, seed, clock, id(varied)
+        if key in self._jobs:
+            return self._jobs[key]
+        config, command = varied or self.configs[trial], [*self.commands[trial]]
+        part = "all"
+        if self.scenario.is_tested:
+            part = "validation" if seed == self.scenario.tune_seed else "test"
+            config = replace(config, evaluation=replace(config.evaluation, part=part))
+        config = replace(config, lr=self.trials[trial].lr, seed=seed)
+        timed, rounds = replace(config, cluster=self.clusters[clock]), self.in_rounds[trial]
+        own = [f"lr={config.lr!r}", f"seed={seed}", *([f"evaluation.part={part}"] if self.scenario.is_tested else [])]
+        if not rounds:
+            own += [f"cluster={clock}", f"cluster.num_parameters={self.scenario.messages}"]
+        title = f"{self.method.title}, {self.scenario.name}, {self.trials[trial].setting}, seed {seed}"
+        told = run_command([*command, *own], self.config_dir)
+        found: list[Job] = [TrainingRun(config if rounds else timed, title, command=told)]
+        if rounds:
+            assert config.steps is not None
+            found.append(StepTimes(replace(timed, lr=0.0), {"clock": clock}, config.steps))
+        self._jobs[key] = found
+        return found
+
+    def course(self, jobs: Sequence[Job]) -> Course | None:
+        """Of a run and its times; None if they are not finished."""
+        key = " ".join(job.id for job in jobs)
+        if key not in self._courses and all(job.finished() is not None for job in jobs):
+            self._courses[key] = self._read(jobs)
+        return self._courses.get(key)
+
+    def _read(self, jobs: Sequence[Job]) -> Course:
+        run, *times = jobs
+        facts, target = RunStore.peek(run.directory) or {}, self.scenario.target
+        rows = target.curves(run.directory, [target.worker], {}, 0)
+        places = {axis: [float(row[axis]) for row in rows] for axis in METRICS if axis in (rows or [{}])[0]}
+        for job in times:
+            assert isinstance(job, StepTimes)
+            (line,) = job.found()
+            for axis in ("simulated_s", "bytes_sent"):
+                places[axis] = [line[axis][int(row["step"])] for row in rows]
+        number = self.configs[0].num_workers or 1
+        places["bytes_sent"] = [1e-6 * sent / number for sent in places.get("bytes_sent", [])]
+        values = [float(row["value"]) for row in rows]
+        return Course(values, places, str(facts.get("status")), float(facts.get("wall_s", 0.0)))
+
+
+def _is_in_rounds(config: Config) -> bool:
+    """Whether what it sends, and when, does not depend on the cluster or on gradients."""
+    from decentral.training.assemble import known_without_training
+
+    return not isinstance(config.algo, AsynchronousAlgorithm) and known_without_training(config)
+
+
+@dataclass
+class Target:
+    """What has to be reached in a scenario: what the baseline with its best trial has at the end, less a margin.
+
+    The best trial is the one that is best at the end, whenever it gets there.
     """
 
-    method: str = ""
-    """Its name in methods.yaml, or that of the algorithm."""
+    baseline: Entry
+
+    @property
+    def _clock(self) -> str:
+        return next(iter(self.baseline.clusters))
+
+    def jobs(self, varied: VariedRun | None = None) -> list[Job]:
+        """The trials; then the seeds, or a held-out run."""
+        one, scenario = self.baseline, self.baseline.scenario
+        if scenario.target.to_reach is not None:
+            return []
+        tuning = [job for k in range(len(one.trials)) for job in one.jobs(k, scenario.tune_seed, self._clock)]
+        best = self._best()
+        if best is None:
+            return tuning
+        if varied is not None:
+            return [*tuning, *varied.jobs(one, best, self._clock)]
+        return [*tuning, *(job for seed in scenario.seeds for job in one.jobs(best, seed, self._clock))]
+
+    def value(self, seeds: Sequence[int] = (), varied: VariedRun | None = None) -> float | None:
+        """That of the trials; of these seeds; or of a held-out run. None if its runs are not finished."""
+        one, scenario = self.baseline, self.baseline.scenario
+        if scenario.target.to_reach is not None:
+            return scenario.target.to_reach
+        best = self._best()
+        if best is None:
+            return None
+        if varied is not None:
+            jobs = [varied.jobs(one, best, self._clock)]
+        else:
+            jobs = [one.jobs(best, seed, self._clock) for seed in seeds or [scenario.tune_seed]]
+        courses = [one.course(each) for each in jobs]
+        known = [course.end for course in courses if course is not None]
+        return fmean(known) - one.sign * scenario.margin if len(known) == len(courses) else None
+
+    def _best(self) -> int | None:
+        one = self.baseline
+        ends = []
+        for k in range(len(one.trials)):
+            course = one.course(one.jobs(k, one.scenario.tune_seed, self._clock))
+            if course is None:
+                return None
+            ends.append(-math.inf if math.isnan(course.end) else one.sign * course.end)
+        return max(range(len(ends)), key=ends.__getitem__)
+
+
+@dataclass
+class VariedRun:
+    """A held-out variant of a scenario: the chosen trial, trained once on something else."""
+
+    name: str
+    overrides: list[str]
+    config_dir: str | None
+    _configs: dict[tuple[str, int], Config] = field(default_factory=dict)
+
+    def jobs(self, entry: Entry, trial: int, clock: str) -> list[Job]:
+        """Of the first seed."""
+        key = entry.method.name, trial
+        if key not in self._configs:
+            command = [*entry.commands[trial], "cluster=none", *self.overrides]
+            (self._configs[key],) = compose_all([command], self.config_dir)
+        return entry.jobs(trial, entry.scenario.seeds[0], clock, self._configs[key])
+
+
+@dataclass
+class BenchmarkCell(Cell):
+    """A method in a scenario with a clock: the trials, and then the seeds with the best of them.
+
+    The best trial is the one that reaches the target first in simulated time, on the validation half with a seed of its
+    own; of those that never do, the one with the best value at the end.
+    """
+
+    labels: Labels
+    entry: Entry
+    clock: str
+    target: Target
+    varied: VariedRun | None = None
+    """None: the scenario itself."""
+
+    def jobs(self) -> list[Job]:
+        """Those of the target, the trials, and those that count."""
+        scenario, choice = self.entry.scenario, self.choice()
+        tuning = [job for k in range(len(self.entry.trials)) for job in self._jobs(k, scenario.tune_seed)]
+        counting = [] if choice is None else [job for jobs in self._counting(choice) for job in jobs]
+        return list({job.id: job for job in [*self.target.jobs(self.varied), *tuning, *counting]}.values())
+
+    def to_come(self) -> list[Job]:
+        """The runs that count, while none is chosen: with the first trial."""
+        return [] if self.choice() is not None else [job for jobs in self._counting(0) for job in jobs]
+
+    def choice(self) -> int | None:
+        """The number of the best trial; None while the trials or the target are not finished."""
+        target = self.target.value()
+        scores = []
+        for k in range(len(self.entry.trials)):
+            course = self.entry.course(self._jobs(k, self.entry.scenario.tune_seed))
+            if course is None or target is None:
+                return None
+            scores.append(self._score(course, target))
+        return max(range(len(scores)), key=scores.__getitem__)
+
+    def values(self) -> list[Value]:
+        """Of each trial and each run that counts, where it reaches the target; of trials the value at the end, too."""
+        choice, scenario = self.choice(), self.entry.scenario
+        if choice is None:
+            return []
+        found = []
+        tuned = self.target.value()
+        for k in range(len(self.entry.trials)) if self.varied is None else ():
+            jobs = self._jobs(k, scenario.tune_seed)
+            course = self.entry.course(jobs)
+            assert course is not None and tuned is not None
+            found += self._values(jobs, k, scenario.tune_seed, course, tuned, False)
+            last = found[-len(METRICS)]
+            found.append(last._replace(value=course.end, metric=END, status=course.status))
+        target = self.target.value(scenario.seeds, self.varied)
+        for jobs, seed in zip(self._counting(choice), self._seeds(), strict=True):
+            course = self.entry.course(jobs)
+            if course is not None and target is not None:
+                found += self._values(jobs, choice, seed, course, target, True)
+        return found
 
     def meanings(self) -> dict[str, Meaning]:
         """The earlier, the better."""
-        return dict.fromkeys(METRICS.values(), Meaning(larger_is_better=False))
+        names = [metric + suffix for metric in METRICS.values() for suffix in ("", HELD_OUT)]
+        return {**dict.fromkeys(names, Meaning(larger_is_better=False)), END: Meaning()}
 
-    def _good(self, result: Measured, job: TrainingRun) -> float:
-        """From 0 to 2: above 1 if the target is reached, and the larger the earlier; below 1 if not, and the larger the
-        better the last value is."""
-        if math.isfinite(result.value):
-            return 1 + 1 / (1 + result.value)
-        last = replace(self.measure, to_reach=None, axis="step").of(job.directory).score
-        return 0.5 + math.atan(last) / math.pi if math.isfinite(last) else 0.0
+    def remarks(self) -> list[str]:
+        """None: a damaged file is an error where it is read."""
+        return []
 
-    def _value(self, job: TrainingRun, found: Measured, chosen: bool, at_edge: bool) -> Value:
-        """With the name of the metric that all scenarios have; bytes in 10^6 of one worker, on average."""
-        axis = found.label.partition(" ")[0]
-        factor = 1e-6 / (job.config.num_workers or 1) if axis == "bytes_sent" else 1.0
-        value = super()._value(job, found, chosen, at_edge)
-        seen = {key: factor * getattr(value, key) for key in ("value", "worst", "mean", "averaged")}
-        return value._replace(metric=METRICS[axis], **seen)
+    def wanted(self) -> int:
+        """The runs that count."""
+        return len(self._seeds())
 
+    def curves(self) -> list[Line]:
+        """The metric of the first seed over steps, simulated time and bytes, thinned out."""
+        choice = self.choice()
+        if choice is None or self.varied is not None:
+            return []
+        course = self.entry.course(self._counting(choice)[0])
+        if course is None:
+            return []
+        number, target = len(course.values), self.entry.scenario.target
+        kept = sorted({round(i * (number - 1) / (_POINTS - 1)) for i in range(_POINTS)}) if number > 1 else range(number)
+        head = {**self.labels, "metric": f"{target.split} {target.metric}", "worker": target.worker}
+        return [
+            {**head, "seed": self._seeds()[0], **{axis: at[i] for axis, at in course.places.items()}, "value": value}
+            for i in kept
+            for value in [course.values[i]]
+        ]
 
-_MAIN = "simulated_s"
-"""The axis by which rates are chosen, and what the study is about."""
+    def _seeds(self) -> list[int]:
+        return self.entry.scenario.seeds[:1] if self.varied is not None else self.entry.scenario.seeds
+
+    def _jobs(self, trial: int, seed: int) -> list[Job]:
+        return self.entry.jobs(trial, seed, self.clock)
+
+    def _counting(self, trial: int) -> list[list[Job]]:
+        if self.varied is not None:
+            return [self.varied.jobs(self.entry, trial, self.clock)]
+        return [self._jobs(trial, seed) for seed in self._seeds()]
+
+    def _score(self, course: Course, target: float) -> float:
+        """Above 1 if the target is reached, and the larger the earlier; else below, and the larger the better the value
+        at the end is."""
+        seconds = course.reached(target, self.entry.sign)["simulated_s"]
+        if math.isfinite(seconds):
+            return 1 + 1 / (1 + seconds)
+        return -math.inf if math.isnan(course.end) else 0.5 + math.atan(self.entry.sign * course.end) / math.pi
+
+    def _values(
+        self, jobs: list[Job], trial: int, seed: int, course: Course, target: float, chosen: bool
+    ) -> list[Value]:
+        reached = course.reached(target, self.entry.sign)
+        status = course.status
+        if status != Status.diverged and math.isnan(reached["step"]):
+            status = NOT_REACHED
+        own = self.entry.trials[trial]
+        return [
+            Value(
+                self.labels, reached[axis], metric + (HELD_OUT if self.varied is not None else ""), seed, own.lr,
+                chosen, status=status, run=jobs[0].id, wall_s=course.wall_s, setting=own.setting,
+            )
+            for axis, metric in METRICS.items()
+        ]  # fmt: skip
 
 
 @dataclass
 class Benchmark(Study):
-    """Every method in every scenario, with the same budget: so many rates on one seed, then several seeds.
+    """Every method in every scenario, with the same budget: so many trials on one seed, then several seeds.
 
     methods      names in conf/benchmark/methods.yaml, or of algorithms; null: all that have a line there
     scenarios    names in conf/benchmark/scenario/; those in one's own folder are added
+    trials       how many choices of what a method searches are tried, its first choices among them
+    baseline     the method whose value at the end sets the target
     reduced      whether scenarios are cut to what they say under `smoke`
 
     The definition of a study holds the lines and files themselves, so that it is another one when they change.
@@ -196,16 +356,22 @@ class Benchmark(Study):
     name: str = "benchmark"
     methods: Any = None
     scenarios: list[Any] = field(default_factory=list)
+    trials: int = setting(5, at_least=1)
+    baseline: Any = "allreduce"
     reduced: bool = False
+    version: int = VERSION
 
     def __post_init__(self) -> None:
         self.methods = methods(self.methods)
+        (self.baseline,) = methods([self.baseline], mine=False)
         found = scenarios(self.scenarios)
         self.scenarios = [one.reduced for one in found] if self.reduced else found
+        if self.version != VERSION:
+            raise ConfigError(f"version={self.version} is of other rules: this program has those of {VERSION}.")
 
     def decided_keys(self) -> set[str]:
-        """Also the budget, and the learning rate, which is tuned."""
-        return super().decided_keys() | {"steps", "lr"}
+        """Also the budget, the learning rate, which is tuned, and the clock."""
+        return super().decided_keys() | {"steps", "lr", "cluster", "evaluation.part"}
 
     def for_runs(self, override: str) -> str:
         """Without the name of the scenario that it is for."""
@@ -215,66 +381,89 @@ class Benchmark(Study):
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Scenario by scenario. An override that begins with the name of a scenario is for that one only:
         cifar10.data.path=FOLDER."""
-        pairs = [(scenario, method) for scenario in self.scenarios for method in self.methods]
-        names = {scenario.name for scenario in self.scenarios}
-        commands = [self._command(*pair, overrides, names) for pair in pairs]
-        configs = compose_all(commands, config_dir)
-        return [
-            self._cell(*pair, ComposedRun(command, config, config_dir))
-            for pair, command, config in zip(pairs, commands, configs, strict=True)
-        ]
+        found: list[Cell] = []
+        for scenario in self.scenarios:
+            entries = self._entries(scenario, overrides, config_dir)
+            target = Target(entries[-1])
+            varied = [VariedRun(name, words, config_dir) for name, words in scenario.variants.items()]
+            for entry in entries[:-1]:
+                for clock in scenario.clocks:
+                    labels: Labels = {"scenario": problem(scenario, clock), "method": entry.method.title}
+                    found.append(BenchmarkCell(labels, entry, clock, target))
+                for one in varied:
+                    labels = {"scenario": problem(scenario, one.name), "method": entry.method.title}
+                    found.append(BenchmarkCell(labels, entry, scenario.clocks[0], target, one))
+        return found
 
     def further_facts(self) -> dict[str, Any]:
-        """What the scenarios are, for the page."""
-        return {"scenarios": [told(one) for one in self.scenarios]}
+        """What the problems and methods are, for the page."""
+        return {
+            "scenarios": [told for one in self.scenarios for told in problems(one)],
+            "entries": [
+                {"method": one.title, "base": " ".join(one.base), "search": one.search} for one in self.methods
+            ],
+            "rules": {"version": VERSION, "trials": self.trials, "baseline": self.baseline.title},
+        }
 
-    def _command(self, scenario: Scenario, method: Method, overrides: Sequence[str], names: set[str]) -> list[str]:
-        base = [*self.base, *scenario.base]
+    def _entries(self, scenario: Scenario, overrides: Sequence[str], config_dir: str | None) -> list[Entry]:
+        """Of the methods, and of the baseline."""
+        names = {one.name for one in self.scenarios}
         general = [word for word in overrides if word.partition(".")[0] not in names]
         local = [word.partition(".")[2] for word in overrides if word.partition(".")[0] == scenario.name]
-        sgd = method.with_sgd if "optim=sgd" in base else []
-        return ["save=none", *base, f"steps={scenario.steps}", *method.base, *sgd, *general, *local]
-
-    def _cell(self, scenario: Scenario, method: Method, run: ComposedRun) -> BenchmarkCell:
-        own = replace(scenario.target, axis=_MAIN)
-        topology = str(run.config.topology.name) if run.config.algo.uses_topology else ""
-        study = Comparison(
-            tune_seeds=scenario.tune_seeds,
-            seeds=scenario.seeds,
-            retreat=False,
-            measure=own,
-            also=[replace(own, axis=axis) for axis in METRICS if axis != _MAIN],
-        )
-        return BenchmarkCell(
-            labels={"scenario": scenario.name, "method": method.title, "topology": topology},
-            final=run,
-            tuning=run,
-            rule=Grid(values=sorted(float(f"{rate * method.times:.6g}") for rate in scenario.rates)),
-            study=study,
-            measure=own,
-            published="",
-            method=method.name,
-        )
+        shared = ["save=none", *self.base, *scenario.base, f"steps={scenario.steps}"]
+        runs = [
+            (method, trial, [*shared, *method.base, *trial.overrides, *general, *local])
+            for method in [*self.methods, self.baseline]
+            for trial in trials(method, scenario, self.trials)
+        ]
+        clocks = [f"cluster={name}" for name in scenario.clocks]
+        first, size = runs[-1][2], f"cluster.num_parameters={scenario.messages}"
+        commands = [*([*command, "cluster=none"] for *_, command in runs), *([*first, one, size] for one in clocks)]
+        composed = compose_all(commands, config_dir)
+        clusters = {name: one.cluster for name, one in zip(scenario.clocks, composed[len(runs) :], strict=True)}
+        found: list[Entry] = []
+        for (method, trial, command), config in zip(runs, composed, strict=False):
+            if not found or found[-1].method is not method:
+                found.append(Entry(scenario, method, [], [], [], clusters, config_dir))
+            found[-1].trials.append(trial)
+            found[-1].commands.append(command)
+            found[-1].configs.append(config)
+        return found
 
 
-def told(scenario: Scenario) -> dict[str, Any]:
-    """What a scenario is, as study.json has it."""
-    percent = scenario.target.percent
-    unit = " %" if percent or (percent is None and scenario.target.metric == "accuracy") else ""
-    metric = f"{scenario.target.split} {scenario.target.metric.replace('_', ' ')}"
-    return {
-        "scenario": scenario.name,
+def problem(scenario: Scenario, clock: str) -> str:
+    """The name of a scenario with a clock, or of a variant."""
+    return f"{scenario.name}.{clock}"
+
+
+def problems(scenario: Scenario) -> list[dict[str, Any]]:
+    """What a scenario is with each of its clocks, and each variant, as study.json has it."""
+    target = scenario.target
+    unit = " %" if target.percent or (target.percent is None and target.metric == "accuracy") else ""
+    reach = f"{target.to_reach:g}{unit}" if target.to_reach is not None else (
+        f"that of the tuned baseline at the end, {'plus' if target.larger_is_better is False else 'less'} "
+        f"{scenario.margin:g}{unit}"
+    )  # fmt: skip
+    shared = {
+        "family": scenario.name,
         "title": scenario.title,
-        "target": f"{metric} {scenario.target.to_reach:g}{unit}, {scenario.target.worker} of the workers",
+        "target": f"{target.split} {target.metric.replace('_', ' ')}, {target.worker} of the workers: {reach}",
         "because": scenario.because,
         "steps": scenario.steps,
         "rates": scenario.rates,
-        "tune_seeds": scenario.tune_seeds,
+        "tune_seed": scenario.tune_seed,
         "seeds": scenario.seeds,
         "needs": scenario.needs,
+        "version": VERSION,
     }
+    timed = [{"scenario": problem(scenario, clock), "clock": clock, **shared} for clock in scenario.clocks]
+    varied = [
+        {"scenario": problem(scenario, name), "held_out": " ".join(words), **shared}
+        for name, words in scenario.variants.items()
+    ]
+    return [*timed, *varied]
 
 
-def rules(scenario: dict[str, Any]) -> dict[str, Any]:
+def rules(told: dict[str, Any]) -> dict[str, Any]:
     """What of it decides the numbers: all but its words."""
-    return {key: value for key, value in scenario.items() if key not in ("title", "because", "needs")}
+    return {key: value for key, value in told.items() if key not in ("title", "because", "needs")}

@@ -1,0 +1,199 @@
+"""What takes part in decentral-benchmark, and in what: conf/benchmark/, and benchmark/ in a folder of one's own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from decentral.config.parsing import build, conf_directory, read_mapping
+from decentral.errors import ConfigError, suggest
+from decentral.registry import components, plugins
+from decentral.settings import Settings, setting
+from decentral.study.measure import Measure
+
+
+@dataclass
+class Method(Settings):
+    """A line of methods.yaml: an algorithm, the settings that are not its defaults, and those that are searched.
+
+    title   as tables and figures show it
+    base    overrides of its runs, behind those of the scenario
+    search  key -> its choices as a list, the authors' own first, or {low: ..., high: ...} for a number on a logarithmic
+            scale; a choice may set more: compress: [int8, topk compress.keep=0.01]. optim.* counts only where the
+            scenario's local rule is plain SGD. {}: fixed, only the learning rate is tuned
+    times   its learning rates are those of the scenario times this: 0.1 where momentum makes ten steps of one
+    """
+
+    name: str
+    title: str
+    base: list[str]
+    search: dict[str, Any] = field(default_factory=dict)
+    times: float = setting(1.0, above=0)
+
+    def __post_init__(self) -> None:
+        for key, space in self.search.items():
+            where = f"method {self.name}: search.{key}={space}"
+            if isinstance(space, dict):
+                if set(space) != {"low", "high"} or not 0 < space["low"] < space["high"]:
+                    raise ConfigError(f"{where} has to be a list, or {{low: ..., high: ...}} with 0 < low < high.")
+            elif not isinstance(space, list) or not space:
+                raise ConfigError(f"{where} has to be a list of choices, or {{low: ..., high: ...}}.")
+
+
+@dataclass
+class Scenario(Settings):
+    """A file of scenario/: a task, the clusters that time it, what has to be reached, and what may be spent for it.
+
+    title         what it is, in one line
+    base          overrides of its runs: task, data, model, number of workers
+    clocks        clusters (`cluster=`), each of which makes it a problem; all of them together weigh as one
+    messages      how many parameters the model has whose messages are timed (cluster.num_parameters)
+    steps         the budget: gradients that a worker takes (on average, where nobody waits for anybody)
+    target        what has to be reached: {metric: ..., worker: ...}, with to_reach where exactness is the target
+    margin        how far the target is from what the tuned baseline has at the end, in the unit of the metric
+    because       why this target
+    rates         [low, high]: the learning rates that are searched, for SGD without momentum or the scenario's own rule
+    variants      name -> overrides: what is held out, run once with what was chosen
+    tune_seed     the seed of the trials, which counts for nothing else
+    seeds         the seeds that count, with the best trial
+    needs         what it takes that is not bundled; '' if nothing
+    smoke         what is different at scale=smoke
+    """
+
+    name: str
+    title: str
+    base: list[str]
+    clocks: list[str]
+    steps: int
+    target: Measure
+    because: str
+    rates: list[float]
+    messages: int = 25_559_081
+    margin: float = setting(0.0, at_least=0)
+    variants: dict[str, list[str]] = field(default_factory=dict)
+    tune_seed: int = 1000
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3, 4, 5])
+    needs: str = ""
+    smoke: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        where = f"scenario {self.name}"
+        if (self.target.to_reach is None) == (self.margin == 0):
+            raise ConfigError(f"{where}: it needs margin above 0, or target.to_reach, and not both.")
+        if len(self.rates) != 2 or not 0 < self.rates[0] <= self.rates[1]:
+            raise ConfigError(f"{where}: rates={self.rates} has to be [low, high] with 0 < low <= high.")
+        if self.steps < 1 or not self.seeds or not self.clocks:
+            raise ConfigError(f"{where}: it takes at least one step, one of seeds and one of clocks.")
+        if self.tune_seed in self.seeds:
+            raise ConfigError(f"{where}: tune_seed={self.tune_seed} is one of seeds={self.seeds}: take another one.")
+
+    @property
+    def reduced(self) -> Scenario:
+        """As at scale=smoke: `base` is appended to, all else is replaced."""
+        changes = {**self.smoke, "base": [*self.base, *self.smoke.get("base", [])], "smoke": {}}
+        reduced: Scenario = _built(Scenario, self.name, {**vars(self), **changes})
+        return reduced
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there are test examples, of which trials see one half and the runs that count the other."""
+        return self.target.split == "test"
+
+
+class Trial(NamedTuple):
+    """A choice of what is searched."""
+
+    overrides: list[str]
+    lr: float
+
+    @property
+    def setting(self) -> str:
+        """As decentral-run takes it."""
+        return " ".join([*self.overrides, f"lr={self.lr:g}"])
+
+
+def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
+    """The first `count` of a sequence that is the same for everybody, whatever came out: first choices and the middle
+    of each range, then points of a Halton sequence (Numerische Mathematik 2, 1960) in the unit cube of what is searched.
+
+    The learning rate is the first coordinate, on a logarithmic scale; with heavy-ball momentum m it is 1 - m times as
+    large, since 1 / (1 - m) steps then act as one.
+    """
+    from scipy.stats import qmc
+
+    sgd = "optim=sgd" in scenario.base
+    search = {key: space for key, space in method.search.items() if sgd or not key.startswith("optim.")}
+    first = [0.5, *(0.5 if isinstance(space, dict) else 0.0 for space in search.values())]
+    points = [first, *qmc.Halton(len(first), scramble=False).random(count)[1:].tolist()]
+    low, high = scenario.rates
+    found = []
+    for u, *others in points:
+        values = {key: _at(v, space) for v, (key, space) in zip(others, search.items(), strict=True)}
+        lr = low * (high / low) ** u * method.times * (1 - float(values.get("optim.momentum", 0)))
+        words = " ".join(f"{key}={value}" for key, value in values.items())
+        found.append(Trial(words.split(), float(f"{lr:.3g}")))
+    return found
+
+
+def _at(u: float, space: Any) -> Any:
+    """The value at u in [0, 1)."""
+    if isinstance(space, dict):
+        return float(f"{space['low'] * (space['high'] / space['low']) ** u:.3g}")
+    return space[math.floor(u * len(space))]
+
+
+def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
+    """The methods with these names (None: all that have a line), then, unless `mine` is false, those that have a line
+    in one's own folder.
+
+    An algorithm without a line, such as one of one's own, is a method with its defaults and its usual topology. Raises
+    ConfigError for a name that is neither, and for a line that is not right.
+    """
+    known: dict[str, Any] = {}
+    theirs: list[str] = []
+    for folder in _folders():
+        file = folder / "methods.yaml"
+        theirs = list(read_mapping(file)) if file.exists() else []
+        if twice := known.keys() & set(theirs):
+            raise ConfigError(f"{file}: {min(twice)} is the name of one of ours: give it another one.")
+        known |= read_mapping(file) if theirs else {}
+    if plugins.folder() is None or not mine:
+        theirs = []
+    algorithms = components("algorithms")
+    found = []
+    for name in dict.fromkeys([*(known if names is None else names), *theirs]):
+        if name not in known and name not in algorithms:
+            raise ConfigError(f"methods=[{name}] does not exist.{suggest(name, {*known, *algorithms})}")
+        values = known.get(name) or {"title": name, "base": [f"algo={name}"]}
+        found.append(_built(Method, name, values))
+    return found
+
+
+def scenarios(names: list[str]) -> list[Scenario]:
+    """The scenarios with these names, then those in one's own folder. Raises ConfigError for one that does not exist,
+    or whose file is wrong."""
+    files, mine = scenario_files(), plugins.folder()
+    theirs = [name for name, path in files.items() if mine is not None and mine in path.parents]
+    found = []
+    for name in dict.fromkeys([*names, *theirs]):
+        if name not in files:
+            raise ConfigError(f"scenarios=[{name}] does not exist.{suggest(name, files)}")
+        found.append(_built(Scenario, name, read_mapping(files[name])))
+    return found
+
+
+def scenario_files() -> dict[str, Path]:
+    """The scenarios that there are, ours and one's own."""
+    return {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
+
+
+def _built(cls: type, name: str, values: Any) -> Any:
+    known = {"name": name, **values} if isinstance(values, dict) else values
+    return build(cls, known, f"{cls.__name__.lower()} {name}")
+
+
+def _folders() -> list[Path]:
+    mine = plugins.folder()
+    return [conf_directory() / "benchmark", *([mine / "benchmark"] if mine is not None else [])]
