@@ -20,8 +20,8 @@ from decentral.report.make import Made
 from decentral.report.spec import parse
 from decentral.study import catalogue
 from decentral.study.collect import StoredCell, read_facts, stored
-from decentral.study.kinds import benchmark
-from decentral.study.kinds.benchmark import Benchmark, BenchmarkCell, rules, told
+from decentral.study import entries
+from decentral.study.kinds.benchmark import Benchmark, BenchmarkCell, problems, rules
 from decentral.study.study import Cell, Unfinished, plan
 from decentral.terminal.console import aligned, say
 
@@ -97,7 +97,7 @@ def _composed(options: argparse.Namespace) -> tuple[ChosenStudy, list[Cell], lis
     study = chosen.study
     assert isinstance(study, Benchmark)
     mine = {one.name for one in study.methods}
-    study.methods += benchmark.methods([name for name in methods or [] if name not in mine], mine=False)
+    study.methods += entries.methods([name for name in methods or [] if name not in mine], mine=False)
     for name in wanted or []:
         if name not in known:
             raise ConfigError(f"scenarios=[{name}] is none of scale={scale}.{suggest(name, known)}")
@@ -114,8 +114,8 @@ def _composed(options: argparse.Namespace) -> tuple[ChosenStudy, list[Cell], lis
         cell
         for cell in cells
         if isinstance(cell, BenchmarkCell)
-        and (methods is None or cell.method in methods)
-        and (wanted is None or cell.labels["scenario"] in wanted)
+        and (methods is None or cell.entry.method.name in methods)
+        and (wanted is None or cell.entry.scenario.name in wanted)
     ]
     return chosen, cells, selected
 
@@ -148,7 +148,7 @@ def _same_rules(chosen: ChosenStudy, directory: Path) -> Callable[[Labels], bool
     """Whether a cell's scenario has today's rules (target, steps, rates, seeds) in what `directory` has collected."""
     study = chosen.study
     assert isinstance(study, Benchmark)
-    now = {scenario.name: rules(told(scenario)) for scenario in study.scenarios}
+    now = {told["scenario"]: rules(told) for scenario in study.scenarios for told in problems(scenario)}
     then = {one.get("scenario"): rules(one) for one in read_facts(directory).get("scenarios") or []}
     return lambda labels: (name := labels["scenario"]) in now and then.get(name) == now[name]
 
@@ -178,17 +178,17 @@ def _summary(made: Made) -> str:
 
 def _listing(config_dir: str | None) -> str:
     """Methods and scenarios, as --list says them."""
-    rows = [["method", "title", "what decentral-run is told"]]
-    rows += [[one.name, one.title, " ".join([*one.base, *one.with_sgd])] for one in benchmark.methods()]
+    rows = [["method", "title", "what decentral-run is told", "what is searched beside the learning rate"]]
+    rows += [[one.name, one.title, " ".join(one.base), one.searched or "nothing (fixed)"] for one in entries.methods()]
     at: dict[str, list[str]] = {}
-    found: dict[str, benchmark.Scenario] = {}
+    found: dict[str, entries.Scenario] = {}
     for scale in catalogue.scales(STUDY, config_dir):
         for one in _study(scale, config_dir).scenarios:
             at.setdefault(one.name, []).append(scale)
             found[one.name] = one
     lines = [["scenario", "scales", "title"]]
     lines += [[name, " ".join(scales), found[name].title] for name, scales in at.items()]
-    return f"{aligned(rows, left=3)}\n\n{aligned(lines, left=3)}\n\ndecentral-benchmark --help says more."
+    return f"{aligned(rows, left=4)}\n\n{aligned(lines, left=3)}\n\ndecentral-benchmark --help says more."
 
 
 def _names(key: str, words: Sequence[str]) -> tuple[list[str] | None, list[str]]:

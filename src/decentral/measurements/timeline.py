@@ -245,20 +245,31 @@ class SimulatedTimeline(Computation):
 
 @dataclass
 class StepTimes(Computation):
-    """When a method in rounds has taken each of its first `steps` steps in its cluster, and what it has sent by then.
+    """When a method in rounds has taken each of its steps in each of some clusters, and what it has sent by then.
 
-    One line: {"simulated_s": after 0, 1, ... steps, "bytes_sent": by all workers}.
+    A line for each cluster: {"clock": its name, "simulated_s": after 0, 1, ... steps, "bytes_sent": by all workers}.
     """
 
-    steps: int = 1
+    clusters: dict[str, VirtualCluster] = field(default_factory=dict)
+    """Which say how large the model is whose messages are timed."""
 
     folder: ClassVar[str] = "step_times"
 
-    def line(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
+        """The clusters, the number of steps, and the topology, where the run's identity leaves them out."""
+        config = self.config
+        clusters = {name: component_identity(cluster) for name, cluster in self.clusters.items()}
+        return {"clusters": clusters, "steps": config.steps, "over": component_identity(config.topology)}
+
+    def parts(self) -> list[dict[str, Any]]:
+        """One for each cluster."""
+        return [{"clock": name} for name in self.clusters]
+
+    def line(self, clock: str) -> dict[str, Any]:
         """As above."""
         from decentral.training.timing import at_each_step
 
-        seconds, sent = at_each_step(self.config)
+        seconds, sent = at_each_step(replace(self.config, cluster=self.clusters[clock]))
         return {"simulated_s": [float(f"{each:.9g}") for each in seconds], "bytes_sent": sent}
 
 

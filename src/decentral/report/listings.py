@@ -88,6 +88,20 @@ def _families(results: Results) -> dict[str, list[dict[str, Any]]]:
 
 
 @dataclass
+class Entries(Listing):
+    """The entries `entries` of study.json: what each method is told, and what is searched for it."""
+
+    name: str = "entries"
+    left: ClassVar[int] = 3
+
+    def lines(self, results: Results) -> list[list[str]]:
+        """A row for each method; a fixed one is marked so."""
+        known = results.facts.get("entries") or []
+        head = ["method", "settings", "searched beside the learning rate"]
+        return [head, *([one["method"], one["base"], one["searched"] or "nothing (fixed)"] for one in known)]
+
+
+@dataclass
 class Trials(Listing):
     """What was tried, by each method in each family: the choices of its search, what was reached, and what was chosen.
 
@@ -202,7 +216,7 @@ def costs(results: Results, metric: str, problem: str, lines: list[str]) -> Cost
     methods. Raises ConfigError for a metric or a label that the study does not have."""
     table = results.chosen
     if len(table):
-        metrics = list(dict.fromkeys(table["metric"]))
+        metrics = list(dict.fromkeys([*table["metric"], *(results.facts.get("metrics") or {})]))
         if metric not in metrics:
             raise ConfigError(f"study {results.study} has no metric '{metric}'.{suggest(metric, metrics)}")
         for label in (problem, *lines):
@@ -333,7 +347,10 @@ class Choices(Comparison):
     def lines(self, results: Results) -> list[list[str]]:
         """The names of the best."""
         first, *_ = found = self.costs(results)
-        titles = {one["scenario"]: one["title"] for one in results.facts.get("scenarios") or []}
+        titles = {
+            one["scenario"]: f"{one['title']}, {str(one.get('clock', '')).replace('_', ' ')}".rstrip(", ")
+            for one in results.facts.get("scenarios") or []
+        }
         heads = [f"first in {one}" for one in self.metrics.values()]
         lines = [[style.heading(self.problem), *heads, "never there"]]
         for place, problem in enumerate(first.problems if first.methods else []):

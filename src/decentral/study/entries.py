@@ -41,6 +41,14 @@ class Method(Settings):
             elif not isinstance(space, list) or not space:
                 raise ConfigError(f"{where} has to be a list of choices, or {{low: ..., high: ...}}.")
 
+    @property
+    def searched(self) -> str:
+        """For a person: 'topology: ring, base_graph; algo.gamma: 0.1 to 1'; '' if nothing is."""
+        return "; ".join(
+            f"{key}: {' to '.join(map(str, space.values())) if isinstance(space, dict) else ', '.join(map(str, space))}"
+            for key, space in self.search.items()
+        )
+
 
 @dataclass
 class Scenario(Settings):

@@ -78,7 +78,7 @@ class Entry:
     clusters: dict[str, Any]
     """Name -> the cluster."""
     config_dir: str | None
-    _courses: dict[str, Course] = field(default_factory=dict)
+    _courses: dict[tuple[str, str], Course] = field(default_factory=dict)
     _jobs: dict[tuple[Any, ...], list[Job]] = field(default_factory=dict)
 
     @property
@@ -102,34 +102,34 @@ class Entry:
             part = "validation" if seed == self.scenario.tune_seed else "test"
             config = replace(config, evaluation=replace(config.evaluation, part=part))
         config = replace(config, lr=self.trials[trial].lr, seed=seed)
-        timed, rounds = replace(config, cluster=self.clusters[clock]), self.in_rounds[trial]
+        rounds = self.in_rounds[trial]
         own = [f"lr={config.lr!r}", f"seed={seed}", *([f"evaluation.part={part}"] if self.scenario.is_tested else [])]
         if not rounds:
             own += [f"cluster={clock}", f"cluster.num_parameters={self.scenario.messages}"]
         title = f"{self.method.title}, {self.scenario.name}, {self.trials[trial].setting}, seed {seed}"
         told = run_command([*command, *own], self.config_dir)
-        found: list[Job] = [TrainingRun(config if rounds else timed, title, command=told)]
+        cluster = config.cluster if rounds else self.clusters[clock]
+        found: list[Job] = [TrainingRun(replace(config, cluster=cluster), title, command=told)]
         if rounds:
-            assert config.steps is not None
-            found.append(StepTimes(replace(timed, lr=0.0), {"clock": clock}, config.steps))
+            found.append(StepTimes(replace(config, lr=0.0), {"times of": title}, self.clusters))
         self._jobs[key] = found
         return found
 
-    def course(self, jobs: Sequence[Job]) -> Course | None:
-        """Of a run and its times; None if they are not finished."""
-        key = " ".join(job.id for job in jobs)
+    def course(self, jobs: Sequence[Job], clock: str) -> Course | None:
+        """Of a run in this cluster; None if it, or its times, are not finished."""
+        key = jobs[0].id, clock
         if key not in self._courses and all(job.finished() is not None for job in jobs):
-            self._courses[key] = self._read(jobs)
+            self._courses[key] = self._read(jobs, clock)
         return self._courses.get(key)
 
-    def _read(self, jobs: Sequence[Job]) -> Course:
+    def _read(self, jobs: Sequence[Job], clock: str) -> Course:
         run, *times = jobs
         facts, target = RunStore.peek(run.directory) or {}, self.scenario.target
         rows = target.curves(run.directory, [target.worker], {}, 0)
         places = {axis: [float(row[axis]) for row in rows] for axis in METRICS if axis in (rows or [{}])[0]}
         for job in times:
             assert isinstance(job, StepTimes)
-            (line,) = job.found()
+            line = next(each for each in job.found() if each["clock"] == clock)
             for axis in ("simulated_s", "bytes_sent"):
                 places[axis] = [line[axis][int(row["step"])] for row in rows]
         number = self.configs[0].num_workers or 1
@@ -183,7 +183,7 @@ class Target:
             jobs = [varied.jobs(one, best, self._clock)]
         else:
             jobs = [one.jobs(best, seed, self._clock) for seed in seeds or [scenario.tune_seed]]
-        courses = [one.course(each) for each in jobs]
+        courses = [one.course(each, self._clock) for each in jobs]
         known = [course.end for course in courses if course is not None]
         return fmean(known) - one.sign * scenario.margin if len(known) == len(courses) else None
 
@@ -191,7 +191,7 @@ class Target:
         one = self.baseline
         ends = []
         for k in range(len(one.trials)):
-            course = one.course(one.jobs(k, one.scenario.tune_seed, self._clock))
+            course = one.course(one.jobs(k, one.scenario.tune_seed, self._clock), self._clock)
             if course is None:
                 return None
             ends.append(-math.inf if math.isnan(course.end) else one.sign * course.end)
@@ -247,7 +247,7 @@ class BenchmarkCell(Cell):
         target = self.target.value()
         scores = []
         for k in range(len(self.entry.trials)):
-            course = self.entry.course(self._jobs(k, self.entry.scenario.tune_seed))
+            course = self.entry.course(self._jobs(k, self.entry.scenario.tune_seed), self.clock)
             if course is None or target is None:
                 return None
             scores.append(self._score(course, target))
@@ -262,14 +262,14 @@ class BenchmarkCell(Cell):
         tuned = self.target.value()
         for k in range(len(self.entry.trials)) if self.varied is None else ():
             jobs = self._jobs(k, scenario.tune_seed)
-            course = self.entry.course(jobs)
+            course = self.entry.course(jobs, self.clock)
             assert course is not None and tuned is not None
             found += self._values(jobs, k, scenario.tune_seed, course, tuned, False)
             last = found[-len(METRICS)]
             found.append(last._replace(value=course.end, metric=END, status=course.status))
         target = self.target.value(scenario.seeds, self.varied)
         for jobs, seed in zip(self._counting(choice), self._seeds(), strict=True):
-            course = self.entry.course(jobs)
+            course = self.entry.course(jobs, self.clock)
             if course is not None and target is not None:
                 found += self._values(jobs, choice, seed, course, target, True)
         return found
@@ -292,7 +292,7 @@ class BenchmarkCell(Cell):
         choice = self.choice()
         if choice is None or self.varied is not None:
             return []
-        course = self.entry.course(self._counting(choice)[0])
+        course = self.entry.course(self._counting(choice)[0], self.clock)
         if course is None:
             return []
         number, target = len(course.values), self.entry.scenario.target
@@ -400,7 +400,7 @@ class Benchmark(Study):
         return {
             "scenarios": [told for one in self.scenarios for told in problems(one)],
             "entries": [
-                {"method": one.title, "base": " ".join(one.base), "search": one.search} for one in self.methods
+                {"method": one.title, "base": " ".join(one.base), "searched": one.searched} for one in self.methods
             ],
             "rules": {"version": VERSION, "trials": self.trials, "baseline": self.baseline.title},
         }
