@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +28,22 @@ from decentral.cli.study import ChosenStudy, chosen_studies
 from decentral.cluster.links import CollectiveName
 from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
+from decentral.config.identity import run_id
+from decentral.errors import ConfigError
 from decentral.measurements.advice.advise import advise
 from decentral.measurements.advice.machine import fitted, layout_of
 from decentral.measurements.advice.methods import CODING_NS, METHODS, Case, in_means, predict_overlapped
+from decentral.measurements.timeline import StepTimes
+from decentral.measurements.training_run import TrainingRun
 from decentral.registry import components
 from decentral.report.listings import Costs, costs
 from decentral.report.results import read
+from decentral.store import read_metrics
+from decentral.study import catalogue
 from decentral.study.collect import StoredCell, stored
+from decentral.study.entries import Method, Scenario, methods, trials
+from decentral.study.kinds.benchmark import METRICS, Course
+from decentral.study.measure import Measure
 from decentral.training.timing import timed
 from handmade import value, write
 
@@ -132,6 +144,103 @@ def test_profiles_and_ranks_are_those_that_follow_by_hand() -> None:
     assert [BY_HAND.methods[one] for one in BY_HAND.order()] == [("B",), ("A",), ("C",)]
 
 
+def test_problems_of_a_family_weigh_as_one() -> None:
+    """p, q and r are one training seen through three clocks."""
+    family = replace(BY_HAND, families=["one", "one", "one", "other"])
+    assert family.weights.tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    assert family.ranks().tolist() == pytest.approx([6.5 / 6 + 1, 5 / 6 + 1, 6.5 / 6 + 1])
+    assert family.profile([1])[:, 0].tolist() == pytest.approx([1 / 6, 2 / 6, 1 / 6])
+    assert np.allclose(BY_HAND.weights, 0.25)
+
+
+# -- trials, the target, and the clocks of a run -----------------------------------------------------------------------
+
+
+def scenario(**changes: object) -> Scenario:
+    known = {
+        "title": "A",
+        "base": ["optim=sgd"],
+        "clocks": ["even"],
+        "steps": 5,
+        "target": Measure(),
+        "because": "so",
+        "rates": [0.01, 1],
+        "margin": 1,
+    }
+    return Scenario(**{"name": "one", **known, **changes})
+
+
+def test_everybody_has_the_same_trials_their_own_choices_first() -> None:
+    method = Method("m", "M", [], {"topology": ["ring", "chain"], "algo.gamma": {"low": 0.1, "high": 1.0}})
+    found = trials(method, scenario(), 4)
+    assert found[0].setting == "topology=ring algo.gamma=0.316 lr=0.1"
+    assert [one.lr for one in found] == [0.1, 0.0316, 0.316, 0.0178]  # 1/2, and then 1/4, 3/4, 1/8 of the way
+    assert [one.overrides[0] for one in found[1:]] == [
+        "topology=chain",
+        "topology=ring",
+        "topology=ring",
+    ]  # 2/3 1/9 4/9
+    assert trials(method, scenario(), 9)[:4] == found
+    momentum = Method("m", "M", [], {"optim.momentum": [0.9]}, times=0.5)
+    assert trials(momentum, scenario(), 1)[0].lr == pytest.approx(0.1 * 0.1 * 0.5)
+    assert trials(momentum, scenario(base=["optim=adam"]), 1)[0].setting == "lr=0.05"
+    more = Method("m", "M", [], {"compress": ["topk compress.keep=0.1"]})
+    assert trials(more, scenario(), 1)[0].overrides == ["compress=topk", "compress.keep=0.1"]
+
+
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"margin": 0}, "scenario one: it needs margin above 0, or target.to_reach, and not both"),
+    ({"target": Measure(to_reach=90)}, "scenario one: it needs margin above 0, or target.to_reach, and not both"),
+    ({"rates": [1]}, "scenario one: rates=[1] has to be [low, high] with 0 < low <= high"),
+    ({"tune_seed": 3}, "scenario one: tune_seed=3 is one of seeds=[1, 2, 3, 4, 5]"),
+])  # fmt: skip
+def test_a_scenario_that_cannot_be_is_refused(changes: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(complaint)):
+        scenario(**changes)
+
+
+def test_a_target_has_to_be_held_for_three_evaluations() -> None:
+    places = {axis: [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] for axis in METRICS}
+    course = Course([1, 5, 2, 5, 6, 7], places, "done", 0.0)
+    assert course.reached(5, 1)["step"] == 3.0 and course.end == 5 + 1 / 3 + 2 / 3
+    assert math.isnan(course.reached(6, 1)["step"])  # twice only
+    assert course.reached(2, -1)["step"] != course.reached(2, -1)["step"]
+    assert Course([3, 2, 2, 1], places, "done", 0.0).reached(2, -1)["simulated_s"] == 1.0
+
+
+@pytest.mark.parametrize("words", [
+    ["algo=dpsgd", "topology=ring"],
+    ["algo=relaysgd", "topology=dbt", "communication.every=2"],
+    ["algo=choco", "topology=ring", "compress=topk", "compress.keep=0.1"],
+    ["algo=diloco", "algo.period_steps=3"],
+    ["algo=sgp", "topology=one_peer_exponential"],
+], ids=" ".join)  # fmt: skip
+def test_clocks_of_a_run_without_time_are_those_of_the_run_in_the_cluster(words: list[str], start, tmp_path) -> None:
+    base = ["data=digits", "model=mlp", "model.hidden=[8]", "num_workers=8", "batch_size=8", "steps=9", *words]
+    clusters = ["cluster=heavy_tailed", "cluster.num_parameters=1000000"]
+    config = compose([*base, "cluster=none", f"results_dir={tmp_path}"])
+    (cluster,) = [compose([*base, *clusters]).cluster]
+    job = StepTimes(replace(config, lr=0.0), {}, {"heavy_tailed": cluster})
+    job.carry_out()
+    (line,) = job.found()
+    rows = read_metrics(start(*base, *clusters, "evaluation.every_epochs=0.1", "save=none").directory)
+    at = {row["step"]: row for row in rows}
+    assert len(at) > 3 and line["clock"] == "heavy_tailed"
+    for step, row in at.items():
+        assert line["simulated_s"][step] == pytest.approx(row["simulated_s"], rel=1e-8)
+        assert line["bytes_sent"][step] == pytest.approx(row["bytes_sent"])
+
+
+def test_the_command_of_each_run_is_that_run() -> None:
+    study = catalogue.load(benchmark_command.STUDY, "smoke")
+    study.methods = methods(["dpsgd", "wagma"])
+    for cell in study.cells([]):
+        for job in cell.jobs():
+            if isinstance(job, TrainingRun):
+                _, *words = shlex.split(job.command)
+                assert run_id(compose(words)) == job.id
+
+
 def test_costs_are_read_from_what_a_study_wrote(tmp_path: Path) -> None:
     def row(method: str, scenario: str, value: float | str, seed: int) -> dict[str, object]:
         status = "not reached" if value == "" else "done"
@@ -171,11 +280,12 @@ def test_what_is_wrong_is_said_in_a_sentence(
 @pytest.mark.parametrize(("file", "text", "complaint"), [
     ("methods.yaml", "mine: {base: [algo=dpsgd]}", "method mine.title is missing: it should be text"),
     ("methods.yaml", "dpsgd: {title: D, base: []}", "dpsgd is the name of one of ours: give it another one"),
+    ("methods.yaml", "mine: {title: D, base: [], search: {lr: 1}}", "method mine: search.lr=1 has to be a list of"),
     ("scenario/mine.yaml", "title: M", "scenario mine.base is missing"),
     (
         "scenario/mine.yaml",
-        "{title: M, base: [], steps: 5, target: {metric: loss}, because: so, rates: [1]}",
-        "scenario mine: target has no to_reach",
+        "{title: M, base: [], clocks: [even], steps: 5, target: {metric: loss}, because: so, rates: [1]}",
+        "scenario mine: it needs margin above 0, or target.to_reach",
     ),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_file_of_ones_own_is_said(
@@ -212,10 +322,10 @@ def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried
     carried_out("methods=[dpsgd,allreduce]")
     assert shown(results) == ["All-reduce", "D-PSGD"]
     before = runs(results)
-    assert len(before) == 4  # two methods, two scenarios, a rate and a seed
+    assert len(before) == 8  # two methods, two scenarios, a trial and a seed
     carried_out("methods=[partway]", "--config-dir", "mine")
     assert shown(results) == ["All-reduce", "D-PSGD", "partway"]
-    assert len(runs(results) - before) == 2 and before < runs(results)
+    assert len(runs(results) - before) == 4 and before < runs(results)
     assert "nothing was computed" in carried_out("methods=[partway]", "--config-dir", "mine")
     carried_out("methods=[dpsgd]")  # which knows nothing of that folder: its results stay
     assert shown(results) == ["All-reduce", "D-PSGD", "partway"]

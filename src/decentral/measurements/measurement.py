@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -88,15 +88,15 @@ class Computation(Job):
             show(number / len(keys), ", ".join(f"{name} {value}" for name, value in key.items()))
         return True
 
-    @property
-    def id(self) -> str:
+    @cached_property
+    def id(self) -> str:  # type: ignore[override]
         """12 hexadecimal digits: a hash of the folder, the configuration's identity and the parameters."""
         known = {"kind": self.folder, "config": identity(self.config), **self.parameters()}
         canonical = json.dumps(known, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
-    @property
-    def directory(self) -> Path:
+    @cached_property
+    def directory(self) -> Path:  # type: ignore[override]
         """`<results directory>/<folder>/<id>`."""
         return at_home(self.config.results_dir) / self.folder / self.id
 

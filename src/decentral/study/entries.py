@@ -124,7 +124,8 @@ class Trial(NamedTuple):
 
 def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
     """The first `count` of a sequence that is the same for everybody, whatever came out: first choices and the middle
-    of each range, then points of a Halton sequence (Numerische Mathematik 2, 1960) in the unit cube of what is searched.
+    of each range, then points of a Halton sequence (Numerische Mathematik 2, 1960) in the unit cube of what is searched,
+    whose own first one has the middle learning rate, too, and is left out.
 
     The learning rate is the first coordinate, on a logarithmic scale; with heavy-ball momentum m it is 1 - m times as
     large, since 1 / (1 - m) steps then act as one.
@@ -134,7 +135,7 @@ def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
     sgd = "optim=sgd" in scenario.base
     search = {key: space for key, space in method.search.items() if sgd or not key.startswith("optim.")}
     first = [0.5, *(0.5 if isinstance(space, dict) else 0.0 for space in search.values())]
-    points = [first, *qmc.Halton(len(first), scramble=False).random(count)[1:].tolist()]
+    points = [first, *qmc.Halton(len(first), scramble=False).random(count + 1)[2:].tolist()]
     low, high = scenario.rates
     found = []
     for u, *others in points:

@@ -80,6 +80,8 @@ class Entry:
     config_dir: str | None
     _courses: dict[tuple[str, str], Course] = field(default_factory=dict)
     _jobs: dict[tuple[Any, ...], list[Job]] = field(default_factory=dict)
+    _rows: dict[str, list[Line]] = field(default_factory=dict)
+    """Of each run: what it has recorded, which its clocks share."""
 
     @property
     def sign(self) -> int:
@@ -106,7 +108,8 @@ class Entry:
         own = [f"lr={config.lr!r}", f"seed={seed}", *([f"evaluation.part={part}"] if self.scenario.is_tested else [])]
         if not rounds:
             own += [f"cluster={clock}", f"cluster.num_parameters={self.scenario.messages}"]
-        title = f"{self.method.title}, {self.scenario.name}, {self.trials[trial].setting}, seed {seed}"
+        where = self.scenario.name if varied is None else f"{self.scenario.name} (held out)"
+        title = f"{self.method.title}, {where}, {self.trials[trial].setting}, seed {seed}"
         told = run_command([*command, *own], self.config_dir)
         cluster = config.cluster if rounds else self.clusters[clock]
         found: list[Job] = [TrainingRun(replace(config, cluster=cluster), title, command=told)]
@@ -125,7 +128,9 @@ class Entry:
     def _read(self, jobs: Sequence[Job], clock: str) -> Course:
         run, *times = jobs
         facts, target = RunStore.peek(run.directory) or {}, self.scenario.target
-        rows = target.curves(run.directory, [target.worker], {}, 0)
+        if run.id not in self._rows:
+            self._rows[run.id] = target.curves(run.directory, [target.worker], {}, 0)
+        rows = self._rows[run.id]
         places = {axis: [float(row[axis]) for row in rows] for axis in METRICS if axis in (rows or [{}])[0]}
         for job in times:
             assert isinstance(job, StepTimes)
@@ -296,7 +301,9 @@ class BenchmarkCell(Cell):
         if course is None:
             return []
         number, target = len(course.values), self.entry.scenario.target
-        kept = sorted({round(i * (number - 1) / (_POINTS - 1)) for i in range(_POINTS)}) if number > 1 else range(number)
+        kept = (
+            sorted({round(i * (number - 1) / (_POINTS - 1)) for i in range(_POINTS)}) if number > 1 else range(number)
+        )
         head = {**self.labels, "metric": f"{target.split} {target.metric}", "worker": target.worker}
         return [
             {**head, "seed": self._seeds()[0], **{axis: at[i] for axis, at in course.places.items()}, "value": value}
