@@ -58,8 +58,9 @@ class Course(NamedTuple):
         return math.nan if self.status == Status.diverged else fmean(self.values[-_LAST:])
 
     def reached(self, target: float, sign: int) -> dict[str, float]:
-        """Where the first of `HELD` evaluations in a row is that are at the target; nan if there is none."""
-        good = [sign * (value - target) >= 0 for value in self.values]
+        """Where the first of `HELD` evaluations in a row is that are at the target; nan if there is none, or the run
+        diverged."""
+        good = [sign * (value - target) >= 0 for value in self.values if self.status != Status.diverged]
         first = next((i for i in range(len(good) - HELD + 1) if all(good[i : i + HELD])), None)
         return {axis: math.nan if first is None else self.places[axis][first] for axis in METRICS}
 
