@@ -18,9 +18,8 @@ from decentral.measurements.values import Labels
 from decentral.report.listings import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
-from decentral.study import catalogue
+from decentral.study import catalogue, entries
 from decentral.study.collect import StoredCell, read_facts, stored
-from decentral.study import entries
 from decentral.study.kinds.benchmark import Benchmark, BenchmarkCell, problems, rules
 from decentral.study.study import Cell, Unfinished, plan
 from decentral.terminal.console import aligned, say

@@ -123,9 +123,9 @@ class Trial(NamedTuple):
 
 
 def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
-    """The first `count` of a sequence that is the same for everybody, whatever came out: first choices and the middle
-    of each range, then points of a Halton sequence (Numerische Mathematik 2, 1960) in the unit cube of what is searched,
-    whose own first one has the middle learning rate, too, and is left out.
+    """The first `count` of a sequence that does not depend on results: first choices and the middle of each range, then
+    the second and further points of a Halton sequence (Numerische Mathematik 2, 1960) in the unit cube of what is
+    searched; the first one has the middle learning rate, too.
 
     The learning rate is the first coordinate, on a logarithmic scale; with heavy-ball momentum m it is 1 - m times as
     large, since 1 / (1 - m) steps then act as one.
