@@ -220,7 +220,7 @@ def test_clocks_of_a_run_without_time_are_those_of_the_run_in_the_cluster(words:
     clusters = ["cluster=heavy_tailed", "cluster.num_parameters=1000000"]
     config = compose([*base, "cluster=none", f"results_dir={tmp_path}"])
     (cluster,) = [compose([*base, *clusters]).cluster]
-    job = StepTimes(replace(config, lr=0.0), {}, {"heavy_tailed": cluster})
+    job = StepTimes(config, {}, {"it": config}, {"heavy_tailed": cluster})
     job.carry_out()
     (line,) = job.found()
     rows = read_metrics(start(*base, *clusters, "evaluation.every_epochs=0.1", "save=none").directory)

@@ -10,7 +10,7 @@ import numpy as np
 
 from decentral.cluster.cluster import Machines, VirtualCluster
 from decentral.cluster.timeline import write_spans
-from decentral.config.identity import component_identity
+from decentral.config.identity import component_identity, identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Computation, Measurement, check_losses
@@ -245,31 +245,32 @@ class SimulatedTimeline(Computation):
 
 @dataclass
 class StepTimes(Computation):
-    """When a method in rounds has taken each of its steps in each of some clusters, and what it has sent by then.
+    """When methods in rounds have taken each of their steps in each of some clusters, and what they have sent by then.
 
-    A line for each cluster: {"clock": its name, "simulated_s": after 0, 1, ... steps, "bytes_sent": by all workers}.
+    A line for each run and cluster: {"of": the run's id, "clock": that of the cluster, "simulated_s": after 0, 1, ...
+    steps, "bytes_sent": by all workers}. `config` is the first run's.
     """
 
+    runs: dict[str, Config] = field(default_factory=dict)
     clusters: dict[str, VirtualCluster] = field(default_factory=dict)
     """Which say how large the model is whose messages are timed."""
 
     folder: ClassVar[str] = "step_times"
 
     def parameters(self) -> dict[str, Any]:
-        """The clusters, the number of steps, and the topology, where the run's identity leaves them out."""
-        config = self.config
+        """The runs and the clusters."""
         clusters = {name: component_identity(cluster) for name, cluster in self.clusters.items()}
-        return {"clusters": clusters, "steps": config.steps, "over": component_identity(config.topology)}
+        return {"runs": {name: identity(run) for name, run in self.runs.items()}, "clusters": clusters}
 
     def parts(self) -> list[dict[str, Any]]:
-        """One for each cluster."""
-        return [{"clock": name} for name in self.clusters]
+        """One for each run and cluster."""
+        return [{"of": run, "clock": name} for run in self.runs for name in self.clusters]
 
-    def line(self, clock: str) -> dict[str, Any]:
+    def line(self, of: str, clock: str) -> dict[str, Any]:
         """As above."""
         from decentral.training.timing import at_each_step
 
-        seconds, sent = at_each_step(replace(self.config, cluster=self.clusters[clock]))
+        seconds, sent = at_each_step(replace(self.runs[of], cluster=self.clusters[clock]))
         return {"simulated_s": [float(f"{each:.9g}") for each in seconds], "bytes_sent": sent}
 
 

@@ -97,27 +97,41 @@ class Entry:
     def jobs(self, trial: int, seed: int, clock: str, varied: Config | None = None) -> list[Job]:
         """The run, and, where it knows no time, what it takes in this cluster. `varied`: instead of the trial's own."""
         key = trial, seed, clock, id(varied)
-        if key in self._jobs:
-            return self._jobs[key]
-        config, command = varied or self.configs[trial], [*self.commands[trial]]
-        part = "all"
+        if key not in self._jobs:
+            self._jobs[key] = [self._run(trial, seed, clock, varied)]
+            if self.in_rounds[trial]:
+                self._jobs[key].append(self._times(trial, seed, varied))
+        return self._jobs[key]
+
+    def _run(self, trial: int, seed: int, clock: str, varied: Config | None) -> TrainingRun:
+        config, own = self._config(trial, seed, varied), [f"lr={self.trials[trial].lr!r}", f"seed={seed}"]
         if self.scenario.is_tested:
-            part = "validation" if seed == self.scenario.tune_seed else "test"
-            config = replace(config, evaluation=replace(config.evaluation, part=part))
-        config = replace(config, lr=self.trials[trial].lr, seed=seed)
-        rounds = self.in_rounds[trial]
-        own = [f"lr={config.lr!r}", f"seed={seed}", *([f"evaluation.part={part}"] if self.scenario.is_tested else [])]
-        if not rounds:
+            own.append(f"evaluation.part={config.evaluation.part}")
+        if not self.in_rounds[trial]:
+            config = replace(config, cluster=self.clusters[clock])
             own += [f"cluster={clock}", f"cluster.num_parameters={self.scenario.messages}"]
         where = self.scenario.name if varied is None else f"{self.scenario.name} (held out)"
         title = f"{self.method.title}, {where}, {self.trials[trial].setting}, seed {seed}"
-        told = run_command([*command, *own], self.config_dir)
-        cluster = config.cluster if rounds else self.clusters[clock]
-        found: list[Job] = [TrainingRun(replace(config, cluster=cluster), title, command=told)]
-        if rounds:
-            found.append(StepTimes(replace(config, lr=0.0), {"times of": title}, self.clusters))
-        self._jobs[key] = found
-        return found
+        return TrainingRun(config, title, command=run_command([*self.commands[trial], *own], self.config_dir))
+
+    def _times(self, trial: int, seed: int, varied: Config | None) -> StepTimes:
+        """Of all trials, or of all seeds with this one, together: alone, each would take less time than its start."""
+        scenario = self.scenario
+        together = [(trial, each) for each in scenario.seeds]
+        if varied is not None:
+            together = [(trial, seed)]
+        elif seed == scenario.tune_seed:
+            together = [(k, seed) for k, in_rounds in enumerate(self.in_rounds) if in_rounds]
+        runs = {self._run(*each, "", varied).id: replace(self._config(*each, varied), lr=0.0) for each in together}
+        title = f"{self.method.title}, {scenario.name}, {len(runs)} run{"s" * (len(runs) > 1)}"
+        return StepTimes(next(iter(runs.values())), {"times of": title}, runs, self.clusters)
+
+    def _config(self, trial: int, seed: int, varied: Config | None) -> Config:
+        config = replace(varied or self.configs[trial], lr=self.trials[trial].lr, seed=seed)
+        if not self.scenario.is_tested:
+            return config
+        part = "validation" if seed == self.scenario.tune_seed else "test"
+        return replace(config, evaluation=replace(config.evaluation, part=part))
 
     def course(self, jobs: Sequence[Job], clock: str) -> Course | None:
         """Of a run in this cluster; None if it, or its times, are not finished."""
@@ -128,20 +142,29 @@ class Entry:
 
     def _read(self, jobs: Sequence[Job], clock: str) -> Course:
         run, *times = jobs
-        facts, target = RunStore.peek(run.directory) or {}, self.scenario.target
+        assert isinstance(run, TrainingRun)
+        facts, target, period = RunStore.peek(run.directory) or {}, self.scenario.target, _period(run.config)
         if run.id not in self._rows:
-            self._rows[run.id] = target.curves(run.directory, [target.worker], {}, 0)
+            every = target.curves(run.directory, [target.worker], {}, 0)
+            self._rows[run.id] = [row for row in every if row["step"] % period == 0]
         rows = self._rows[run.id]
         places = {axis: [float(row[axis]) for row in rows] for axis in METRICS if axis in (rows or [{}])[0]}
         for job in times:
             assert isinstance(job, StepTimes)
-            line = next(each for each in job.found() if each["clock"] == clock)
+            own = {"of": run.id, "clock": clock}
+            line = next(each for each in job.found() if own.items() <= each.items())
             for axis in ("simulated_s", "bytes_sent"):
                 places[axis] = [line[axis][int(row["step"])] for row in rows]
         number = self.configs[0].num_workers or 1
         places["bytes_sent"] = [1e-6 * sent / number for sent in places.get("bytes_sent", [])]
         values = [float(row["value"]) for row in rows]
         return Course(values, places, str(facts.get("status")), float(facts.get("wall_s", 0.0)))
+
+
+def _period(config: Config) -> int:
+    """After how many steps workers have communicated: models in between are nobody's result."""
+    own = getattr(config.algo, "period_steps", 1) if config.algo.only_local_between else 1
+    return int(own * config.communication.every)
 
 
 def _is_in_rounds(config: Config) -> bool:
