@@ -123,7 +123,7 @@ class Entry:
         elif seed == scenario.tune_seed:
             together = [(k, seed) for k, in_rounds in enumerate(self.in_rounds) if in_rounds]
         runs = {self._run(*each, "", varied).id: replace(self._config(*each, varied), lr=0.0) for each in together}
-        title = f"{self.method.title}, {scenario.name}, {len(runs)} run{"s" * (len(runs) > 1)}"
+        title = f"{self.method.title}, {scenario.name}, runs: {len(runs)}"
         return StepTimes(next(iter(runs.values())), {"times of": title}, runs, self.clusters)
 
     def _config(self, trial: int, seed: int, varied: Config | None) -> Config:
