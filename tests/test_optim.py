@@ -513,7 +513,7 @@ def gram_schmidt(A: torch.Tensor) -> torch.Tensor:
 def test_dion_is_that_of_one_worker_with_the_mean_gradient() -> None:
     """x and the mean of the momenta, written plainly; each worker's own momentum follows from its gradients."""
     n, P, mu, wd, rank, quiet = 3, MATRICES.num_coordinates, 0.8, 0.2, 2, 3
-    dion = components("algorithms")["dion"](rank=rank, momentum=mu)
+    dion = components("algorithms")["dion"](rank=rank, mu=mu)
     net = LocalNetwork(configure("task=quadratics", "num_workers=3").rounds(), Losses(0.0, 0))
     compressor = components("compression")["none"]().bound(MATRICES, 0)
     algorithm = dion.bind(AdamW(weight_decay=wd).rule(rate, MATRICES), compressor)

@@ -49,7 +49,7 @@ class Dion(_Layered):
         M_i <- M_i + g_i                        M^0 = 0, g_i at x, the same for all
         P    = orthonormal(1/n sum_i M_i Q)     by a QR decomposition
         R    = 1/n sum_i M_i^T P
-        M_i <- M_i - (1 - momentum) P R^T
+        M_i <- M_i - (1 - mu) P R^T
         Q   <- R / |columns of R|
         x   <- (1 - lr weight_decay) x - lr sqrt(a / b) P Q^T
 
@@ -70,7 +70,7 @@ class Dion(_Layered):
 
     name: str = "dion"
     rank: int = setting(16, at_least=1)
-    momentum: float = setting(0.95, at_least=0, below=1)
+    mu: float = setting(0.95, at_least=0, below=1)
     others: list[str] = setting(["embedding", "tokens", "places", "head"])
     others_last: bool = True
     sent_by_length: ClassVar[bool] = False
@@ -119,7 +119,7 @@ class Dion(_Layered):
         d = x.new_zeros(1, x.shape[1])
         for each in matrices:
             for row in M:
-                each.M(row).addmm_(each.P(p), each.Q(r).t(), alpha=self.momentum - 1)
+                each.M(row).addmm_(each.P(p), each.Q(r).t(), alpha=self.mu - 1)
             lengths = each.Q(r).norm(dim=0)
             new = each.Q(r) / (lengths + 1e-8)
             torch.mm(each.P(p), new.t(), out=each.M(d[0])).mul_(sqrt(each.rows / each.columns))
