@@ -322,6 +322,47 @@ def asks(num_workers, k: int):
     return np.ones((num_workers, num_workers), bool)
 
 
+def differs(num_workers):
+    edges = np.random.default_rng().random((num_workers, num_workers)) < 0.5
+    return edges | edges.T | ~np.eye(num_workers, dtype=bool)[::-1]
+
+
+def of_kind(num_workers, kind: str):
+    ones = np.ones((num_workers, num_workers))
+    kinds = {"words": ones.astype(str), "objects": ones.astype(object), "single": (ones / num_workers).astype("f4")}
+    kinds |= {"complex": ones * 1j, "negative": -ones.astype(int), "sets": {1, 2}, "nothing": None}
+    kinds["mixed"] = [ones / num_workers, networkx.complete_graph(num_workers)]
+    return kinds[kind]
+
+
+def named_anyhow(num_workers):
+    return networkx.relabel_nodes(networkx.cycle_graph(num_workers), {1: "one"})
+
+
+def overwrites(labels, num_workers):
+    order = labels.argsort(kind="stable")
+    labels[:] = 0
+    return np.array_split(order, num_workers)
+
+
+def orders(labels, num_workers):
+    return np.array_split(labels.argsort(kind="stable"), num_workers)
+
+
+def deals_anew(labels, num_workers):
+    return np.array_split(np.random.default_rng().permutation(len(labels)), num_workers)
+
+
+def deals(labels, num_workers, kind: str):
+    parts = np.array_split(np.arange(len(labels)), num_workers)
+    kinds = {"dict": dict(enumerate(parts)), "sets": [set(part.tolist()) for part in parts], "nothing": None}
+    return kinds[kind] if kind in kinds else np.arange(len(labels)) % num_workers
+
+
+def noisy(t):
+    return np.random.random()
+
+
 class Lines:
     def __init__(self, directory, run_id, config, ending: str = "txt"):
         assert config["logger"]["ending"] == ending and len(run_id) == 12
@@ -374,6 +415,7 @@ def iterates(*settings: str) -> np.ndarray:
         ("topology={}:circle", "topology=ring"),
         ("topology={}:arrows", "topology=one_peer_exponential"),
         ("topology={}:arrows topology.weighted=true", "topology=one_peer_exponential"),
+        ("topology={}:named_anyhow", "topology=ring"),
     ],
 )
 def test_what_a_function_returns_is_what_ours_is(names: str, named: str, ours: str) -> None:
@@ -397,6 +439,17 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str) -> None:
     assert (dealt[0][0] == dealt[1][0]).all() and (dealt[0][0] != dealt[2][0]).any()
 
 
+def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
+    metrics = []
+    for name in ("orders", "overwrites"):
+        with pytest.raises(SystemExit) as exit:
+            main([*QUICK, "data=digits", "model=mlp", f"partition={names}:{name}", f"run_dir={name}"])
+        assert exit.value.code in (0, None)
+        rows = map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
+        metrics.append([{key: value for key, value in row.items() if key != "wall_s"} for row in rows])
+    assert metrics[0] == metrics[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -411,6 +464,21 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str) -> None:
         ("topology={}:asks", "topology.k has no default: give it a value, as in topology.k=3."),
         ("topology={}:arrows topology.weighted=true topology.weights=pull", "contradicts topology=names"),
         ("topology={}:arrows topology.weight=true", "has no setting 'weight'. Did you mean"),
+        ("topology={}:differs", "returns something else when it is called again: draw from numpy.random"),
+        ("topology={}:of_kind topology.kind=words", "returns matrices of <U32: return graphs (bools, or whole"),
+        ("topology={}:of_kind topology.kind=objects", "returns matrices of object"),
+        ("topology={}:of_kind topology.kind=complex", "returns matrices of complex128"),
+        ("topology={}:of_kind topology.kind=single", "matrices of float32: return graphs"),
+        ("topology={}:of_kind topology.kind=mixed", "returns matrices of float64 and bool"),
+        ("topology={}:of_kind topology.kind=negative", "returns a graph with negative entries"),
+        ("topology={}:of_kind topology.kind=sets", "returns a set for num_workers=4"),
+        ("topology={}:of_kind topology.kind=nothing", "returns a NoneType for num_workers=4"),
+        ("partition={}:deals_anew", "returns other parts when it is called again: draw from numpy.random"),
+        ("partition={}:deals partition.kind=dict", "returns a dict without an array of indices for each worker"),
+        ("partition={}:deals partition.kind=sets", "returns a list without an array of indices for each worker"),
+        ("partition={}:deals partition.kind=nothing", "returns a NoneType without an array of indices"),
+        ("partition={}:deals partition.kind=owners", "returns a ndarray without an array of indices"),
+        ("schedule={}:noisy", "when it is called again: let it depend on what it is told alone"),
         ("logger={}:Silent", "Silent has no method log(step, values): define it."),
     ],
 )

@@ -158,6 +158,24 @@ def test_what_a_loss_of_ones_own_draws_is_addressed_by_worker_and_step() -> None
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
 
 
+def overwriting(outputs: Tensor, targets: Tensor) -> Tensor:
+    """`rooted` of the first four classes; targets are changed in place."""
+    return rooted(outputs, targets.clamp_(max=3))
+
+
+def of_four(outputs: Tensor, targets: Tensor) -> Tensor:
+    return rooted(outputs, targets.clamp(max=3))
+
+
+@pytest.mark.parametrize("execution", ["loop", "batched"])
+def test_a_loss_of_ones_own_may_write_into_the_targets_that_it_gets(execution: str) -> None:
+    found = []
+    for name in ("of_four", "overwriting"):
+        models, run = ours(*SMALL, f"task.loss={__name__}:{name}", "num_workers=2", f"execution={execution}")
+        found.append((models, run.problem.finish(run.problem.worker_statistics(run.stepper.models))))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
 def of_columns(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.mean(0)
 

@@ -28,7 +28,12 @@ class PlainSchedule(Plain, LearningRateSchedule):
         """What the function returns. Raises ConfigError unless that is a finite number, at least 0."""
         known = dict(zip(GIVEN, (t, t / steps_per_epoch, steps_per_epoch, total_steps), strict=True))
         with blame.named():
-            value = self.target()(**self.settings(), **taken(self.target(), known))
+            value, again = (self.target()(**self.settings(), **taken(self.target(), known)) for _ in range(2))
+        if value != again:
+            raise ConfigError(
+                f"schedule={self.name} returns {value!r} in step {t}, and {again!r} when it is called again: let it "
+                "depend on what it is told alone, without random numbers."
+            )
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
             raise ConfigError(
                 f"schedule={self.name} returns {value!r} in step {t}: return the factor on lr, a finite number >= 0."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +27,7 @@ class PlainPartition(Plain, Partition):
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
         """What the function returns, called with seeded generators. Raises ConfigError for what is no partition."""
         self.check(len(labels), num_workers)
-        known = dict(zip(GIVEN, (labels, num_workers, seed), strict=True))
-        with blame.named(), seeded(seed, "partition"):
-            parts = [np.asarray(one) for one in self.target()(**self.settings(), **taken(self.target(), known))]
+        parts, again = (self._dealt(labels, num_workers, seed) for _ in range(2))
         sizes = [len(one) for one in parts]
         what = f"partition={self.name} returns"
         if len(parts) != num_workers or not all(sizes):
@@ -40,7 +40,25 @@ class PlainPartition(Plain, Partition):
             raise ConfigError(
                 f"{what} {len(dealt)} indices, not each of 0 ... {len(labels) - 1} once: deal out every sample once."
             )
+        if not all(map(np.array_equal, parts, again)):
+            raise ConfigError(
+                f"{what} other parts when it is called again: draw from numpy.random, torch or random, which are "
+                "seeded here, or from numpy.random.default_rng(seed)."
+            )
         return [one.astype(np.int64) for one in parts]
+
+    def _dealt(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
+        """What one call of the function returns; it gets labels of its own."""
+        known = dict(zip(GIVEN, (labels.copy(), num_workers, seed), strict=True))
+        with blame.named(), seeded(seed, "partition"):
+            made: Any = self.target()(**self.settings(), **taken(self.target(), known))
+            parts = [np.asarray(one) for one in made] if isinstance(made, Iterable) else []
+        if not parts or any(one.ndim != 1 for one in parts):
+            raise ConfigError(
+                f"partition={self.name} returns a {type(made).__name__} without an array of indices for each worker: "
+                "return a list of them, as numpy.array_split does."
+            )
+        return parts
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -51,16 +51,39 @@ class PlainTopology(Plain, GraphTopology):
         return Matrices(made).schedule(num_workers)
 
     def _made(self, num_workers: int) -> list[np.ndarray]:
+        """What the function returns, as bools or float64. Raises ConfigError for anything else, and where a second call
+        returns something else."""
+        found, again = (self._called(num_workers) for _ in range(2))
+        if len(found) != len(again) or not all(map(partial(np.array_equal, equal_nan=True), found, again)):
+            raise ConfigError(
+                f"topology={self.name} returns something else when it is called again: draw from numpy.random, torch "
+                "or random, which are seeded here, or with a seed of your own."
+            )
+        return found
+
+    def _called(self, num_workers: int) -> list[np.ndarray]:
         with blame.named(), seeded(0, "topology"):
             made: Any = self.target()(num_workers=num_workers, **self.settings())
             found = [_array(one) for one in (made if isinstance(made, list | tuple) and made else [made])]
         for one in found:
             if one.shape != (num_workers, num_workers):
+                what = f"an array {list(one.shape)}" if one.ndim else f"a {type(made).__name__}"
                 raise ConfigError(
-                    f"topology={self.name} returns an array {list(one.shape)} for num_workers={num_workers}: return "
+                    f"topology={self.name} returns {what} for num_workers={num_workers}: return "
                     f"a graph or W [{num_workers}, {num_workers}], or a list of them."
                 )
-        return found
+        weighted = {one.dtype.kind == "f" for one in found}
+        if len(weighted) > 1 or any(one.dtype.kind not in "biu" and one.dtype != np.float64 for one in found):
+            kinds = " and ".join(dict.fromkeys(str(one.dtype) for one in found))
+            raise ConfigError(
+                f"topology={self.name} returns matrices of {kinds}: return graphs (bools, or whole numbers) in all "
+                "rounds, or weights (float64) in all rounds."
+            )
+        if True not in weighted and any(one.min() < 0 for one in found):
+            raise ConfigError(
+                f"topology={self.name} returns a graph with negative entries: return bools, or whole numbers >= 0."
+            )
+        return [one if True in weighted else one.astype(bool) for one in found]
 
 
 def _array(made: Any) -> np.ndarray:
@@ -68,7 +91,11 @@ def _array(made: Any) -> np.ndarray:
     if hasattr(made, "adjacency"):
         import networkx as nx
 
-        return np.asarray(nx.to_numpy_array(made, sorted(made), dtype=bool, weight=None)).T
+        try:
+            nodes = sorted(made)
+        except TypeError:  # of several kinds: as they were added
+            nodes = list(made)
+        return np.asarray(nx.to_numpy_array(made, nodes, dtype=bool, weight=None)).T
     return np.asarray(made)
 
 

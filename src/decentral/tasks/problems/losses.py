@@ -47,7 +47,7 @@ class OwnLoss:
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
         """Their mean or sum."""
         with blame.calling(f"task.loss={self.name}"):
-            found: Any = self.function(outputs, targets)
+            found: Any = self.function(outputs.clone(), targets.clone())  # it may change them in place
         if not isinstance(found, Tensor) or found.shape not in ((), targets.shape):
             kind = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise ConfigError(
