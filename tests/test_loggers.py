@@ -40,6 +40,8 @@ class Recorder(Sink):
             raise ConnectionError("the server\nis gone")
         if self.trouble == f"{what} exits":
             raise SystemExit(1)
+        if self.trouble == f"{what} interrupts":
+            raise KeyboardInterrupt
         if self.trouble == f"{what} hangs":
             self.release.wait()
         self.seen.append(seen)
@@ -79,7 +81,7 @@ def test_what_is_logged_arrives_in_order_and_before_close_returns(tmp_path: Path
 
 
 @pytest.mark.parametrize("where", ["open", "log", "close"])
-@pytest.mark.parametrize("how", ["raises", "exits", "hangs"])
+@pytest.mark.parametrize("how", ["raises", "exits", "interrupts", "hangs"])
 def test_a_logger_in_trouble_costs_one_line_of_warning(tmp_path: Path, capfd, where: str, how: str) -> None:
     logger = Troubled(trouble=f"{where} {how}")
     close_timeout_s = 0.05 if how == "hangs" else 30.0

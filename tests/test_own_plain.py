@@ -376,6 +376,13 @@ class Lines:
         self.file.close()
 
 
+class Placed:
+    place = "a server"
+
+    def log(self, step, values):
+        pass
+
+
 class Silent:
     pass
 '''
@@ -425,11 +432,15 @@ def test_what_a_function_returns_is_what_ours_is(names: str, named: str, ours: s
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-def test_a_function_deals_out_the_data_and_a_class_logs(names: str) -> None:
+def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = (f"partition={names}:sorts", f"logger={names}:Lines", "logger.ending=log", "data=digits", "model=mlp")
     with pytest.raises(SystemExit) as exit:
         main([*QUICK, *chosen, "run_dir=run", "partition.turned=5"])
     assert exit.value.code in (0, None)
+    assert f"Logged:   logger={names}:Lines\n" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*QUICK, "data=digits", "model=mlp", f"logger={names}:Placed", "run_dir=placed"])
+    assert "Logged:   a server\n" in capsys.readouterr().out
     assert Path("run/lines.log").read_text() == "0 bytes_sent\n4 bytes_sent\ndone\n"
     table = Path("run/partition.csv").read_text().splitlines()
     assert len(table) == 5 and table[1].endswith(",5,360") and table[1].count(",0") == 6, "a fourth of sorted digits"
@@ -633,3 +644,5 @@ def test_a_model_of_timm_is_made_for_the_data(capsys: pytest.CaptureFixture[str]
         name = "resnet10t" if more else "resnet11t"
         said = refusal_of(capsys, *words, f"model.model_name={name}", *more, "processes=1")
         assert "model=timm:create_model cannot be made: " in said and says in said
+    said = refusal_of(capsys, *words, "model.model_name=resnet10t", "model.drop_rate=0.1")
+    assert "has no setting 'drop_rate': what **kwargs takes is written model.kwargs={drop_rate:...}." in said

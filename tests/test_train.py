@@ -322,6 +322,14 @@ def test_what_is_ours_goes_by_name(tmp_path):
         result.plot("speed")
 
 
+def test_the_list_of_runs_of_a_folder_without_runs_is_empty_and_of_no_folder_refused(tmp_path):
+    assert decentral.runs(tmp_path)["status"].tolist() == []
+    (tmp_path / "file").touch()
+    for name in ("missing", "file", 300 * "x"):
+        with pytest.raises(ConfigError, match="is not a folder: give one in which there are runs"):
+            decentral.runs(tmp_path / name)
+
+
 def test_the_list_of_runs_has_what_applies_to_each_and_their_throughput(tmp_path):
     from decentral.cli.run import main
 

@@ -18,6 +18,7 @@ from decentral.config.per_worker import SPELLINGS
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components
+from decentral.registry.signature import Plain, further
 from decentral.settings import documented
 
 CHOICES = ("experiment", *GROUPS)
@@ -368,6 +369,9 @@ def _unknown(key: str, error: Any) -> str:
     owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
     if not known:
         return f"{owner} has no settings."
+    more = further(error.object_type.target()) if issubclass(error.object_type, Plain) else ""
+    if more and not get_close_matches(name, known, n=1, cutoff=0.8):
+        return f"{owner} has no setting '{name}': what **{more} takes is written {group}.{more}={{{name}:...}}."
     elsewhere = places().get(name, [key])
     if key not in elsewhere and not difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"{owner} has no setting '{name}'.{meant(name)}"

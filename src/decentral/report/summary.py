@@ -207,7 +207,8 @@ def _places(run_dir: Path) -> list[str]:
     ):
         if (run_dir / f"{name}.png").exists():
             lines.append(f"{words}{run_dir / f'{name}.png'}{more}")
-    lines += [f"Logged:   {place}" for place in (read_json(run_dir / LOGGED) or {}).get("places", {}).values()]
+    places = (read_json(run_dir / LOGGED) or {}).get("places", {})
+    lines += [f"Logged:   {place or f'logger={name}'}" for name, place in places.items()]
     if (run_dir / "models.safetensors").exists():
         folder = ""  # of the user's configurations
         given = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])

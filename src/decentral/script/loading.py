@@ -234,15 +234,18 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
 
     A setting has the name that it has on the command line (`algo`, `algo.fill`, `lr`), where it makes a difference:
     the topology of an all-reduce has none. A metric is called 'test accuracy (worst)', and so on for mean and averaged;
-    'steps/s' and 'examples/s' are the throughput of training. A run that cannot be read has its status only.
+    'steps/s' and 'examples/s' are the throughput of training. A run that cannot be read has its status only. Raises
+    ConfigError if there is no such folder.
     """
     rows = []
+    if not os.path.isdir(at_home(results_dir)):
+        raise ConfigError(f"results_dir={results_dir} is not a folder: give one in which there are runs.")
     for found in find_runs(at_home(results_dir)):
         row: dict[str, Any] = {"id": found.run_id, "status": str(found.status), "directory": str(found.path)}
         settings = run_settings(found.path)
         row |= _applicable(settings) | throughput(settings, RunStore.peek(found.path) or {})
         rows.append(row | _last(found.path))
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=None if rows else ["id", "status", "directory"])
 
 
 def _applicable(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,7 +125,7 @@ class Guarded(Sink):
                     sink.close(item)
                     return
                 sink.log(*item)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # in this thread, KeyboardInterrupt is not the user's either
             self._give_up(one_line(error))
 
     def _give_up(self, reason: str) -> None:

@@ -15,7 +15,8 @@ GIVEN = ("run_id", "config", "directory")
 
 
 class PlainLogger(Plain, Logger):
-    """A class whose objects have `log(step, values)` and maybe `close(status)`; its parameters are the settings.
+    """A class whose objects have `log(step, values)` and maybe `close(status)` and `place`, where a user finds what is
+    logged; its parameters are the settings.
 
     It is told the run's `run_id`, `config` (a dict) and `directory` (a Path), where it has such parameters.
     """
@@ -33,7 +34,7 @@ class PlainLogger(Plain, Logger):
 
 class _Calls(Sink):
     def __init__(self, made: Any) -> None:
-        self._made = made
+        self._made, self.place = made, str(getattr(made, "place", ""))
 
     def log(self, step: int, values: dict[str, float]) -> None:
         self._made.log(step, values)
