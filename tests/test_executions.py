@@ -554,9 +554,9 @@ def trained(device: str, overrides: Sequence[str]) -> tuple[Tensor, dict[str, Te
             run.stepper.step()
         run.stepper.flush()
         recordings = len(getattr(getattr(run.problem, "passes", None), "_recordings", ()))
-        states = enumerate(run.problem.model_states())
+        states = [state.get("tensors", {}) for state in run.problem.model_states()]
         buffers = {
-            f"{i} {name}": buffer.double().cpu() for i, state in states for name, buffer in state["tensors"].items()
+            f"{i} {name}": buffer.double().cpu() for i, state in enumerate(states) for name, buffer in state.items()
         }
         models = run.stepper.models.cpu().clone()
         run.close()
@@ -589,6 +589,31 @@ PASSES = [
     [*SYNTHETIC, "model=vgg11", "algo=dpsgd", "topology=ring", "execution=batched"],
     ["model=resnet18", "algo=dpsgd", "topology=ring"],  # changes batch statistics
 ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "has_buffers"),
+    [
+        (CASES[0], False),
+        (CASES[-1], False),
+        (
+            [
+                "data=synthetic",
+                "data.image_size=8",
+                "partition=iid",
+                "model=resnet18",
+                "num_workers=2",
+                "batch_size=2",
+                "algo=allreduce",
+            ],
+            True,
+        ),
+    ],
+)
+def test_what_is_compared_with_a_gpu_is_there_on_a_cpu(overrides: list[str], has_buffers: bool) -> None:
+    """So that these tests do not break where they are skipped."""
+    models, buffers, recordings = trained("cpu", overrides)
+    assert models.abs().max() > 0 and bool(buffers) == has_buffers and recordings == 0
 
 
 @GPU
