@@ -74,9 +74,9 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.plan:
         say(plan("decentral-benchmark", chosen.scale, selected))
         return 0
-    everything = _with_known(chosen, cells, selected)
+    everything = _with_known(chosen, cells, [] if options.report else selected)
     if options.report:
-        return _report_again(chosen, everything, len(cells))
+        return _report_again(chosen, everything)
     return studies.carry_out(chosen, Unfinished(selected), everything, _summary, in_parts=True)
 
 
@@ -131,7 +131,7 @@ def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]
     given, and of methods that it does not know. All of them only where the rules of the scenario are those of today."""
     here, published = chosen.directory, Path(PUBLISHED_RESULTS) / chosen.directory.relative_to(chosen.results_dir)
     wanted = {id(cell) for cell in selected}
-    absent = [c for c in cells if id(c) not in wanted and not any(job.finished() is not None for job in c.jobs())]
+    absent = [c for c in cells if id(c) not in wanted and not c.values()]
     own, _ = stored(absent, here, _same_rules(chosen, here))
     theirs: dict[int, StoredCell] = {}
     if published.resolve() != here.resolve():
@@ -152,11 +152,11 @@ def _same_rules(chosen: ChosenStudy, directory: Path) -> Callable[[Labels], bool
     return lambda labels: (name := labels["scenario"]) in now and then.get(name) == now[name]
 
 
-def _report_again(chosen: ChosenStudy, cells: Sequence[Cell], composed: int) -> int:
-    """From the runs where some of them are here, or published in their place, else from what was collected before."""
+def _report_again(chosen: ChosenStudy, cells: Sequence[Cell]) -> int:
+    """From the runs that are here, and else from what was collected before, or is published."""
     source = Unfinished(cells)
     source.pending()
-    if source.finished or any(isinstance(cell, StoredCell) for cell in cells[:composed]):
+    if any(cell.values() for cell in cells):
         studies.collect_results(chosen, cells, source, time.monotonic(), None, in_parts=True)
     say(_summary(studies.reported(chosen)))
     return 0

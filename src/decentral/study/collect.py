@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from decentral.measurements.values import Labels, Value
+from decentral.measurements.values import Labels, Meaning, Value
 from decentral.scheduling.job import Job
 from decentral.store import AXES
 from decentral.store.files import csv_text, read_json, refuse_links, write_bytes, write_json, write_text
@@ -250,9 +250,9 @@ def _cell(value: Any) -> Any:
 class StoredCell(Cell):
     """The rows of a values.csv: nothing is left to be run."""
 
-    def __init__(self, labels: Labels, values: Sequence[Value], wanted: int = 0) -> None:
+    def __init__(self, labels: Labels, values: Sequence[Value], meanings: dict[str, Meaning] | None = None) -> None:
         self.labels = labels
-        self._values, self._wanted = list(values), wanted
+        self._values, self._wanted, self._meanings = list(values), 0, meanings or {}
 
     def jobs(self) -> list[Job]:
         """None: they were carried out elsewhere."""
@@ -261,6 +261,10 @@ class StoredCell(Cell):
     def values(self) -> list[Value]:
         """As they were collected."""
         return self._values
+
+    def meanings(self) -> dict[str, Meaning]:
+        """As they were collected, of all cells."""
+        return self._meanings
 
     def wanted(self) -> int:
         """As it was collected."""
@@ -281,23 +285,25 @@ def stored(
         return {}, []
     names = list(cells[0].labels)
     found: dict[tuple[str, ...], StoredCell] = {}
+    facts = read_facts(directory)
     try:
+        meanings = {name: Meaning(**known) for name, known in (facts.get("metrics") or {}).items()}
         with open(directory / "values.csv", newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
                 labels: Labels = {name: row[name] for name in names}
-                cell = found.setdefault(tuple(map(str, labels.values())), StoredCell(labels, []))
+                cell = found.setdefault(tuple(map(str, labels.values())), StoredCell(labels, [], meanings))
                 cell._values.append(_value(labels, row))
-        for key, number in ((read_json(directory / "study.json") or {}).get("wanted") or {}).items():
+        for key, number in (facts.get("wanted") or {}).items():
             own = json.loads(key)
             if (place := tuple(str(own.get(name)) for name in names)) in found:
                 found[place]._wanted = number
-    except (OSError, KeyError, ValueError):
+    except (OSError, KeyError, TypeError, ValueError):
         return {}, []
     found = {key: cell for key, cell in found.items() if belongs(cell.labels)}
     same = {}
     for number, own_cell in enumerate(cells):
         there = found.pop(tuple(map(str, own_cell.labels.values())), None)
-        if there is not None and {job.id for job in own_cell.jobs()} <= {value.run for value in there.values()}:
+        if there is not None and {job.id for job in own_cell.sources()} <= {value.run for value in there.values()}:
             same[number] = there
     return same, list(found.values())
 

@@ -33,6 +33,10 @@ class Cell(ABC):
     def jobs(self) -> list[Job]:
         """All jobs known today, finished or not, in the order in which they are wanted."""
 
+    def sources(self) -> list[Job]:
+        """Those of its jobs known today whose numbers are among its values: by these it is known again."""
+        return self.jobs()
+
     def to_come(self) -> list[Job]:
         """Jobs that will be wanted in any case, though not before those of today are finished.
 

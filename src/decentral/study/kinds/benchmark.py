@@ -263,9 +263,13 @@ class BenchmarkCell(Cell):
     def jobs(self) -> list[Job]:
         """Those of the target, the trials, and those that count."""
         scenario, choice = self.entry.scenario, self.choice()
-        tuning = [job for k in range(len(self.entry.trials)) for job in self._jobs(k, scenario.tune_seed)]
+        tuning = [job for k in self._all for job in self._jobs(k, scenario.tune_seed)]
         counting = [] if choice is None else [job for jobs in self._counting(choice) for job in jobs]
         return list({job.id: job for job in [*self.target.jobs(self.varied), *tuning, *counting]}.values())
+
+    def sources(self) -> list[Job]:
+        """The runs of its own trials; of a held-out variant nothing is known before the choice."""
+        return [] if self.varied is not None else [self._jobs(k, self.entry.scenario.tune_seed)[0] for k in self._all]
 
     def to_come(self) -> list[Job]:
         """The runs that count, while none is chosen: with the first trial."""
@@ -275,7 +279,7 @@ class BenchmarkCell(Cell):
         """The number of the best trial; None while the trials or the target are not finished."""
         target = self.target.value()
         scores = []
-        for k in range(len(self.entry.trials)):
+        for k in self._all:
             course = self.entry.course(self._jobs(k, self.entry.scenario.tune_seed), self.clock)
             if course is None or target is None:
                 return None
@@ -289,7 +293,7 @@ class BenchmarkCell(Cell):
             return []
         found = []
         tuned = self.target.value()
-        for k in range(len(self.entry.trials)) if self.varied is None else ():
+        for k in self._all if self.varied is None else ():
             jobs = self._jobs(k, scenario.tune_seed)
             course = self.entry.course(jobs, self.clock)
             assert course is not None and tuned is not None
@@ -334,6 +338,10 @@ class BenchmarkCell(Cell):
             for i in kept
             for value in [course.values[i]]
         ]
+
+    @property
+    def _all(self) -> range:
+        return range(len(self.entry.trials))
 
     def _seeds(self) -> list[int]:
         return self.entry.scenario.seeds[:1] if self.varied is not None else self.entry.scenario.seeds
