@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -59,8 +59,18 @@ class Drawn(Algorithm):
 
     def average(self, x: Tensor, net: Network, t: int) -> Tensor:
         """x [k, P] after the coordinates M_t have been averaged."""
-        M = self.places(net.row_length(x), t)
-        return net.mean_at(x, M) if len(M) else x
+        P = net.row_length(x)
+        count = self.count(P, t)
+        return net.mean_at(x, count, partial(self.places, P, t)) if count else x
+
+    def count(self, num_coordinates: int, t: int) -> int:
+        """How many numbers M_t has."""
+        if self.masks is not None:
+            return len(self.places(num_coordinates, t))
+        if self.select is Select.random or self.share == 0:
+            return int(numpy_generator(self.seed, "sparta", t).binomial(num_coordinates, self.share))
+        parts = math.ceil(1 / self.share)
+        return len(range(t % parts, num_coordinates, parts))
 
     def places(self, num_coordinates: int, t: int) -> np.ndarray:
         """M_t: different numbers below P, int64, in no order."""

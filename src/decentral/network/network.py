@@ -103,18 +103,18 @@ class Network(PayloadVerbs, ABC):
         with self.traffic.collective("all_reduce", self._row_bytes(x)):
             return self._mean(x)
 
-    def mean_at(self, x: Tensor, places: np.ndarray) -> Tensor:
-        """x_i <- 1/n sum_j x_j at these different places of a row, the same on all processes: an all-reduce of so many
-        numbers. [k, P] -> the same.
+    def mean_at(self, x: Tensor, count: int, places: Callable[[], np.ndarray]) -> Tensor:
+        """x_i <- 1/n sum_j x_j at `count` different places of a row, the same on all processes: an all-reduce of so
+        many numbers. [k, P] -> the same.
 
         Places are those of the rows' true length, see `row_length`; rows that only stand in for others stay as they
         are.
         """
         stands_in = x.shape[-1] in self.traffic.stands_for
         scale = 1.0 if stands_in else self.traffic.scale
-        with self.traffic.collective("all_reduce", len(places) * x.element_size() * scale):
+        with self.traffic.collective("all_reduce", count * x.element_size() * scale):
             if not stands_in:
-                columns = torch.from_numpy(places).to(x.device)
+                columns = torch.from_numpy(places()).to(x.device)
                 x.index_copy_(1, columns, self._mean(x[:, columns]))
             return x
 
