@@ -318,8 +318,11 @@ def test_what_is_ours_goes_by_name(tmp_path):
     figure = result.plot()
     titles = [panel.get_title("left") for part in figure.subfigs for panel in part.axes]
     assert titles[0] == "test accuracy" and "consensus distance" in titles
-    with pytest.raises(ConfigError, match=r"metric=speed is not among the metrics of .*: accuracy, loss"):
+    with pytest.raises(ConfigError, match=r"metric=speed is not among the metrics of .*: test accuracy, test loss"):
         result.plot("speed")
+    with pytest.raises(ConfigError, match=r"x=epochs is not an axis of .*\. Did you mean 'epoch'\?"):
+        result.plot(x="epochs")
+    assert result.plot("train loss").get_ylabel() == "train loss (nats)"
 
 
 def test_the_list_of_runs_of_a_folder_without_runs_is_empty_and_of_no_folder_refused(tmp_path):

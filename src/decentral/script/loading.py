@@ -14,7 +14,7 @@ import pandas as pd
 
 from decentral.config.parsing import build, component_from, folders_of, read, read_yaml, run_settings
 from decentral.config.schema import GROUPS, Config
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, suggest
 from decentral.gradients.precision import Precision, cast
 from decentral.host.torch_state import left_as_found
 from decentral.registry import component, components
@@ -63,9 +63,9 @@ class Trained:
     def plot(self, metric: str | None = None, x: str | None = None) -> Figure | Axes:
         """The run's figure, learning_curves.png of its directory.
 
-        With `metric` or `x` one panel instead, as axes: the metric (by default what the run is judged by) of the worst
-        worker, the averaged model and all workers' mean over epoch, step, wall_s, bytes_sent or simulated_s. Raises
-        ConfigError if nothing was evaluated yet.
+        With `metric` or `x` one panel instead, as axes: the metric ('accuracy', or with its split 'local accuracy'; by
+        default what the run is judged by) of the worst worker, the averaged model and all workers' mean over epoch,
+        step, wall_s, bytes_sent or simulated_s. Raises ConfigError if nothing was evaluated yet.
         """
         import matplotlib.pyplot as plt
 
@@ -77,10 +77,15 @@ class Trained:
             return figure
         x = x or "epoch"
         known = list(read_metadata(self._absolute, zip(self.metrics.split, self.metrics.metric, strict=True)).values())
-        shown = next((one for one in known if one.split != "train" and metric in (None, one.name)), None)
-        if shown is None:
-            names = ", ".join(dict.fromkeys(one.name for one in known if one.split != "train"))
+        axes_known = [axis for axis in AXES if axis in self.metrics]
+        if x not in axes_known:
+            raise ConfigError(f"x={x} is not an axis of {self.directory}.{suggest(x, axes_known)}")
+        named = [one for one in known if one.split != "train" and metric in (None, one.name)]
+        named += [one for one in known if one.words == (metric or "").replace("_", " ")]
+        if not named:
+            names = ", ".join(one.words for one in known)
             raise ConfigError(f"metric={metric} is not among the metrics of {self.directory}: {names}.")
+        shown = named[0]
         rows = self.metrics[(self.metrics.metric == shown.name) & (self.metrics.split == shown.split)]
         _, axes = plt.subplots(figsize=(6, 4))
         for worker, style in (("worst", "-"), ("mean", "--"), ("averaged", ":")):
