@@ -44,10 +44,14 @@ class Listing(ABC):
         """What stands below it."""
         return []
 
+    def on_page(self, rows: list[list[str]]) -> list[list[str]]:
+        """Those of its rows that stand on the page; the CSV has all."""
+        return rows
+
     def texts(self, results: Results) -> dict[str, str]:
         """Its files by their names: the table as CSV, and as Markdown with the title and the sentences."""
         head, *rows = self.lines(results)
-        escaped = [[word(text) for text in line] for line in (head, *rows)]
+        escaped = [[word(text) for text in line] for line in (head, *self.on_page(rows))]
         table = markdown_table(escaped, self.left) if rows else "Nothing was run yet."
         blocks = [f"**{word(self.title)}**", table, *self.sentences(results)]
         markdown = harmless("\n\n".join(block for block in blocks if block) + "\n")
@@ -135,6 +139,23 @@ class Trials(Listing):
             ends = list(dict.fromkeys(own["end"]))
             lines.append([*key, " / ".join(ends), " / ".join(own["time"]), ", ".join(own["chosen"])])
         return lines
+
+    def on_page(self, rows: list[list[str]]) -> list[list[str]]:
+        """Those of methods of which no trial is at the target, with one of the clocks at least."""
+        times: dict[tuple[str, str], list[list[str]]] = {}
+        for family, method, *_, at, _ in rows:
+            times.setdefault((family, method), []).append(at.split(" / "))
+        failed = {
+            key for key, own in times.items() if any(set(clock) == {"never"} for clock in zip(*own, strict=False))
+        }
+        return [row for row in rows if (row[0], row[1]) in failed]
+
+    def sentences(self, results: Results) -> list[str]:
+        """What the rows are."""
+        return [
+            f"Of methods none of whose trials is at the target with one of the clocks; {self.file}.csv has all trials. "
+            "Times are in the order of the clocks; values at the end differ where each clock has a training of its own."
+        ]
 
 
 # -- methods over problems ---------------------------------------------------------------------------------------------
