@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
+from decentral.gradients.precision import Precision
 from decentral.measurements.advice.advise import advise
 from decentral.measurements.advice.machine import fitted, layout_of
 from decentral.measurements.advice.methods import CODING_NS, METHODS, Case, in_means, predict_overlapped
@@ -39,11 +43,12 @@ from decentral.registry import components
 from decentral.report.listings import Costs, costs
 from decentral.report.results import read
 from decentral.store import read_metrics
-from decentral.study import catalogue
-from decentral.study.collect import StoredCell, stored
+from decentral.study import catalogue, submission
+from decentral.study.collect import StoredCell, provenance, stored
 from decentral.study.entries import Method, Scenario, methods, trials
-from decentral.study.kinds.benchmark import METRICS, Course
+from decentral.study.kinds.benchmark import END, METRICS, Benchmark, BenchmarkCell, Course
 from decentral.study.measure import Measure
+from decentral.study.study import Cell, Unfinished
 from decentral.training.timing import timed
 from handmade import value, write
 
@@ -390,6 +395,211 @@ def test_a_setting_of_one_scenario_makes_it_another_study() -> None:
     assert ours.changed == [] and theirs.changed == ["quadratic.num_workers=4"]
     assert theirs.directory.name.startswith("smoke-") and ours.directory.name == "smoke"
     assert chosen("quadratic.device=cpu").changed == []
+
+
+# -- published results, submissions, and what a verification finds ----------------------------------------------------
+
+
+def smoke(folder: Path, *names: str) -> tuple[ChosenStudy, list[BenchmarkCell]]:
+    """The cells of these methods on the quadratic, and the baseline's; nothing is carried out."""
+    (chosen,) = chosen_studies([benchmark_command.STUDY, "scale=smoke", f"results_dir={folder}", "device=cpu"])
+    study = chosen.study
+    assert isinstance(study, Benchmark)
+    study.methods, study.scenarios = methods(list(names)), [one for one in study.scenarios if one.name == "quadratic"]
+    cells = [cell for cell in study.cells(chosen.overrides) if isinstance(cell, BenchmarkCell)]
+    return chosen, cells
+
+
+def carry_out(cells: Sequence[Cell]) -> None:
+    source = Unfinished(cells)
+    while pending := source.pending():
+        pending[0].carry_out()
+
+
+@pytest.fixture(scope="module")
+def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """D-PSGD on the quadratic of scale=smoke, as it was submitted."""
+    folder = tmp_path_factory.mktemp("submitted")
+    chosen, cells = smoke(folder / "results", "dpsgd")
+    carry_out(cells)
+    assert isinstance(chosen.study, Benchmark) and all(submission.is_whole(cell) for cell in cells)
+    facts = {"study": chosen.name, "scale": "smoke", **provenance(job.directory for job in cells[0].sources())}
+    submission.write(folder / "ours", chosen.study, cells, facts, None)
+    return folder / "ours"
+
+
+def verified(folder: Path, scratch: Path, number: int) -> list[str]:
+    """What is found to be wrong where so many runs are repeated."""
+    _, cells = smoke(scratch, "dpsgd")
+    same, others = stored(cells, folder, lambda _: True)
+    checks, wrong = submission.checks(cells, [*same.values(), *others])
+    assert submission.choose(checks, number).runs == min(number, 2)
+    carry_out(checks)
+    return [*wrong, *(words for check in checks for words in check.differences())]
+
+
+def test_a_submission_says_what_it_is_and_names_no_machine(submitted: Path) -> None:
+    names = {path.name for path in submitted.iterdir()}
+    assert names == {"README.md", "curves.csv", "study.json", "submission.json", "values.csv"}
+    facts = submission.read(submitted)
+    assert facts["methods"][0]["search"]["topology"] and facts["rules"] == 2 and facts["scale"] == "smoke"
+    assert submission.damage(submitted, facts) == [] and submission.hash_of(facts) == facts["hash"]
+    text = "".join(path.read_text() for path in submitted.iterdir())
+    assert socket.gethostname() not in text and str(submitted.parent) not in text
+    rows = list(csv.DictReader((submitted / "values.csv").read_text().splitlines()))
+    assert {row["setting"] for row in rows} == {"topology=ring optim.momentum=0 lr=0.3"} and all(
+        row["run"] for row in rows
+    )
+
+
+def test_a_number_that_was_changed_is_known_by_the_hash(submitted: Path, tmp_path: Path) -> None:
+    """Whichever it is."""
+    tried = 0
+    for name in ("values.csv", "study.json", "submission.json", "curves.csv"):
+        text = (submitted / name).read_text()
+        places = [found.start() for found in re.finditer(r"\d", text)]
+        for place in places[:: max(1, len(places) // 25)]:
+            shutil.copytree(submitted, tmp_path / "copy", dirs_exist_ok=True)
+            digit = str((int(text[place]) + 1) % 10)
+            (tmp_path / "copy" / name).write_text(text[:place] + digit + text[place + 1 :])
+            facts = submission.read(tmp_path / "copy")
+            assert submission.damage(tmp_path / "copy", facts), (name, text[place - 40 : place + 40])
+            tried += 1
+    assert tried >= 100
+    (tmp_path / "copy" / "mine").mkdir()
+    (tmp_path / "copy" / "mine" / "more.py").write_text("")
+    assert any("mine/more.py was added" in one for one in submission.damage(tmp_path / "copy", facts))
+
+
+def test_an_honest_submission_agrees_and_a_forgery_with_new_hashes_where_it_is_computed_again(
+    submitted: Path, tmp_path: Path
+) -> None:
+    assert verified(submitted, tmp_path / "all", 9) == []
+
+    def forged(name: str, seed: int, factor: float, number: int = 1, *metrics: str) -> list[str]:
+        copy = tmp_path / name
+        shutil.copytree(submitted, copy)
+        with (copy / "values.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        for row in rows:
+            if row["metric"] in metrics and row["seed"] == str(seed):
+                row["value"] = f"{factor * float(row['value']):.9g}"
+        with (copy / "values.csv").open("w") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+        submission.seal(copy, {key: one for key, one in submission.read(copy).items() if key not in ("files", "hash")})
+        assert submission.damage(copy, submission.read(copy)) == []
+        return verified(copy, tmp_path / "again", number)
+
+    time, sent, steps = METRICS.values()
+    (found,) = forged("time", 1000, 0.9, 0, time)  # which is not repeated
+    assert "simulated seconds to the target" in found and "seed 1000" in found
+    assert len(forged("sent", 1, 1.01, 0, sent)) == 1
+    assert len(forged("end", 1000, 2, 9, END)) == 1
+    assert forged("not repeated", 1000, 2, 1, END) == []  # as docs/benchmark.md says
+    assert (
+        len(forged("step", 1, 0.25, 1, steps)) >= 2
+    )  # time and bytes are of another step, and it is not reached there
+
+
+def test_cells_are_shown_as_published_from_a_wheel_if_their_own_runs_are_the_same(
+    submitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The package has results/ beside conf/; the ids of a target's runs are not among a cell's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(benchmark_command, "conf_directory", lambda: tmp_path / "package" / "conf")
+    chosen, cells = smoke(tmp_path / "own", "dpsgd", "relaysgd")
+    published = tmp_path / "package" / "results" / "benchmark" / benchmark_command.STUDY / "smoke"
+    benchmark_command._with_known(chosen, [*cells], cells[1:])
+    assert "1 of 2 cells were not run here, and are not published for scale=smoke" in capsys.readouterr().out
+    shutil.copytree(submitted, published)
+    known = benchmark_command._with_known(chosen, [*cells], cells[1:])
+    assert "1 of 2 cells are shown as published" in capsys.readouterr().out
+    assert isinstance(known[0], StoredCell) and known[0].curves() and known[1] is cells[1]
+    text = (published / "values.csv").read_text()
+    (published / "values.csv").write_text(text.replace(cells[0].sources()[0].id, "0123456789ab"))
+    assert benchmark_command._with_known(chosen, [*cells], cells[1:])[0] is cells[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dpsgd", "choco"])
+def test_another_rounding_changes_a_run_by_less_than_the_tolerance(name: str, tmp_path: Path) -> None:
+    """In double precision every number is rounded otherwise: more than another processor would do it."""
+    study = catalogue.load(benchmark_command.STUDY, "small")
+    assert isinstance(study, Benchmark)
+    study.methods, study.scenarios = methods([name]), [one for one in study.scenarios if one.name == "digits_different"]
+    cell = next(iter(study.cells([f"results_dir={tmp_path}", "device=cpu", "processes=1"])))
+    assert isinstance(cell, BenchmarkCell)
+    run = next(run for run in cell.runs(0) if run.counts).jobs[0]
+    assert isinstance(run, TrainingRun)
+    courses = []
+    for precision in (Precision.fp32, Precision.fp64):
+        job = replace(run, config=replace(run.config, precision=precision))
+        job.carry_out()
+        rows = [row for row in read_metrics(job.directory) if row["worker"] == "mean" and row["metric"] == "accuracy"]
+        values, steps = [100 * row["value"] for row in rows], [float(row["step"]) for row in rows]
+        courses.append(Course(values, dict.fromkeys(METRICS, steps), "done", 0.0))
+    one, other = courses
+    assert abs(one.end - other.end) < submission.POINTS
+    apart = abs(one.reached(95, 1)["step"] - other.reached(95, 1)["step"]) / one.places["step"][1]
+    assert apart <= submission.EVALUATIONS
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (["--submit", "new", "scale=smoke"], "--submit does not say of whom: add methods=[mine]"),
+    (["--submit", "new", "scale=smoke", "methods=[dpsgd]", "study.trials=2"], "study.trials=2 makes it another"),
+    (["--submit", ".", "scale=smoke", "methods=[dpsgd]"], "--submit . is there already: choose a new folder"),
+    (["--submit", "new", "scale=smoke", "methods=[dpsgd]"], "no finished cell of these methods: run"),
+    (["--verify", "."], ". is no submission: submission.json is missing or damaged there"),
+    (["--verify", ".", "repeat=some"], "repeat=some is no number of runs"),
+    (["--verify", ".", "--config-dir", "."], "--verify takes components from mine: leave --config-dir out"),
+])  # fmt: skip
+def test_what_cannot_be_submitted_or_verified_is_said(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "something").touch()
+    assert complaint in " ".join(said(capsys, *arguments, status=2).split())
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_is_submitted_and_verified_outside_of_a_checkout(submitted: Path, tmp_path: Path) -> None:
+    """With the files of a wheel: the package, and conf/ and results/ in it."""
+    package = tmp_path / "site" / "decentral"
+    checkout = Path(__file__).parents[1]
+    shutil.copytree(checkout / "src" / "decentral", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(checkout / "conf", package / "conf")
+    shutil.copytree(submitted, package / "results" / "benchmark" / benchmark_command.STUDY / "smoke")
+    work = tmp_path / "work"
+    (work / "mine" / "algorithms").mkdir(parents=True)
+    shutil.copy(EXAMPLE / "algorithms" / "partway.py", work / "mine" / "algorithms")
+
+    def done(*words: str, status: int = 0) -> str:
+        command = [sys.executable, "-m", "decentral.cli.benchmark", *words]
+        path = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+        found = subprocess.run(command, cwd=work, capture_output=True, text=True, env=path)
+        assert found.returncode == status, found.stdout + found.stderr
+        return found.stdout
+
+    mine = ["scale=smoke", "methods=[partway]", "--config-dir", "mine"]
+    told = done(*mine)
+    assert "1 of 8 cells are shown as published" in told and "5 of 8 cells were not run here" in told
+    told = done("--submit", "ours", *mine)
+    assert (work / "ours" / "mine" / "algorithms" / "partway.py").exists() and "2 cells" in told
+    shutil.move(work / "mine", work / "elsewhere")
+    told = done("--verify", "ours")
+    assert "it agrees (3 runs repeated)" in told and "Repeating 3 of 4 runs" in told
+    assert json.loads((work / "ours" / "verification.json").read_text())["agrees"] is True
+    values = (work / "ours" / "values.csv").read_text()
+    (work / "ours" / "values.csv").write_text(values.replace("1", "2", 1))
+    assert "values.csv was changed since it was submitted" in done("--verify", "ours", status=1)
+    assert json.loads((work / "ours" / "verification.json").read_text())["agrees"] is False
 
 
 # -- `decentral-advise`: what a step is predicted to take, what is advised, and what is refused ------------------------

@@ -23,6 +23,10 @@ from docstrings import fence
 from links import SHOWN, BrokenLink, Links, as_python_markdown
 
 import decentral
+from decentral.cli.benchmark import STUDY
+from decentral.report.html import page as report_page
+from decentral.report.results import read
+from decentral.study import SCALES
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT / "build" / "docs"
@@ -83,7 +87,10 @@ def gather() -> list[Any]:
     sources = [file for one in methods.all if (file := choices.file_of(one, ROOT))]
     bring(links.wanted | set(sources), links)
     shutil.copy(Path(__file__).with_name("extra.css"), PAGES / "extra.css")
-    return navigation(pages, [listed[0], *sorted(listed[1:], key=lambda entry: next(iter(entry)).lower())])
+    boards = leaderboards(ROOT / "results" / "benchmark" / STUDY)
+    return navigation(
+        [*pages.items(), *boards], [listed[0], *sorted(listed[1:], key=lambda entry: next(iter(entry)).lower())]
+    )
 
 
 def written_pages() -> dict[str, str]:
@@ -121,6 +128,24 @@ def bring(wanted: set[str], links: Links) -> None:
             shutil.copy(there, PAGES / name)
 
 
+def leaderboards(folder: Path) -> list[tuple[str, str]]:
+    """The pages of the benchmark's published results, one file each, and one that links to them: its place, where there
+    are some."""
+    lines = []
+    for scale in SCALES:
+        if (folder / scale / "study.json").exists():
+            results = read(folder / scale)
+            (PAGES / f"leaderboard_{scale}.html").write_text(report_page(results))
+            lines.append(f"- [scale={scale}](leaderboard_{scale}.html): {results.facts.get('title')}")
+    if not lines:
+        return []
+    put(
+        "leaderboard.md",
+        "# Leaderboard\n\nRanks, profiles and curves of [decentral-benchmark](benchmark.md).\n\n" + "\n".join(lines),
+    )
+    return [("results/", "leaderboard.md")]
+
+
 def advice() -> dict[str, str]:
     """Method -> when to use it, from the table of docs/choosing.md."""
     text = (ROOT / "docs" / "choosing.md").read_text()
@@ -141,10 +166,10 @@ def measured() -> dict[str, list[str]]:
     return dict(found)
 
 
-def navigation(pages: dict[str, str], methods: list[Any]) -> list[Any]:
+def navigation(pages: list[tuple[str, str]], methods: list[Any]) -> list[Any]:
     """What stands where. Guides and results are whatever lies in docs/ and results/."""
-    guides = [target for source, target in pages.items() if source.startswith("docs/") and target not in FRONT]
-    results = [target for source, target in pages.items() if source.startswith("results/")]
+    guides = [target for source, target in pages if source.startswith("docs/") and target not in FRONT]
+    results = [target for source, target in pages if source.startswith("results/")]
     return [
         {"Start": ["index.md", {"Overview": "overview.md"}, {"Which method when": "choosing.md"}]},
         {"Methods": methods},

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+from decentral import __version__
 from decentral.cli import study as studies
-from decentral.cli.command import Options, guarded
+from decentral.cli.command import Options, check_writable, guarded
 from decentral.cli.study import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
+from decentral.config.parsing import conf_directory
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Labels
 from decentral.report.listings import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
-from decentral.study import catalogue, entries
+from decentral.scheduling.board import board
+from decentral.scheduling.scheduler import schedule
+from decentral.store.files import write_json
+from decentral.study import catalogue, collect, entries, submission
 from decentral.study.collect import StoredCell, read_facts, stored
-from decentral.study.kinds.benchmark import Benchmark, BenchmarkCell, problems, rules
+from decentral.study.kinds.benchmark import VERSION, Benchmark, BenchmarkCell, problems, rules
 from decentral.study.study import Cell, Unfinished, plan
-from decentral.terminal.console import aligned, say
+from decentral.terminal.console import FAILED, INTERRUPTED, aligned, duration, say
 
 STUDY = "benchmark_methods"
 _WIDTH = 100
+_MOST_SAID = 20  # differences of a submission
 
 _HELP = """\
 decentral-benchmark [scale=smoke|small|laptop] [key=value ...]
@@ -35,6 +44,10 @@ decentral-benchmark methods=[relaysgd,dpsgd] scenarios=[digits_delayed] [...]
 decentral-benchmark --plan [...]     only say what is to do, and what it takes
 decentral-benchmark --report [...]   only make tables, figures and the page from what is stored
 decentral-benchmark --list           the methods and the scenarios
+decentral-benchmark --submit FOLDER methods=[mine] [...]
+                                     write what was carried out of these methods as a folder that others can check
+decentral-benchmark --verify FOLDER [repeat=3] [...]
+                                     check its hashes and numbers, and repeat its cheapest runs: does it agree?
 
 Which method reaches the target first, in simulated time, bytes and steps? Every method gets the same budget in every
 scenario: so many steps, so many learning rates on one seed, then several seeds with the best of them.
@@ -50,8 +63,12 @@ A method of your own enters with one file, and only its runs are carried out:
 where FOLDER/algorithms/mine.py has the algorithm (see examples/own_algorithm), or FOLDER/benchmark/methods.yaml a line
 with its settings, or FOLDER/benchmark/scenario/NAME.yaml a scenario. docs/benchmark.md has the rules.
 
-Runs and reports go to results_dir=results/own, which git ignores; results/ has the published ones. A method that is not
-among methods=[...] and was not run there is shown as published, if it is the same computation.
+Runs and reports go to results_dir=results/own, which git ignores. A method that is not among methods=[...] and was not
+run there is shown as published, if it is the same computation: in results/ of a checkout, or with the package.
+
+--verify carries out the code of the submission: read it first. It needs data where a scenario does, as above, and ends
+with status 0 if everything agrees, 1 if not. Its findings stay in FOLDER/verification.json, which is no part of it.
+
 Everything else is passed on to every run, as for decentral-run: launcher=slurm ...; for one scenario with its name in
 front: cifar10.data.path=FOLDER. What is finished is never run again.
 """
@@ -63,9 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    options = Options("decentral-benchmark", "--list", "--plan", "--report").begin(arguments, _HELP)
+    parser = Options("decentral-benchmark", "--list", "--plan", "--report")
+    for name in ("--submit", "--verify"):
+        parser.add_argument(name, metavar="FOLDER", type=Path)
+    options = parser.begin(arguments, _HELP)
     if options is None:
         return 0
+    if options.verify is not None:
+        return _verify(options)
     if options.list:
         say(_listing(options.config_dir))
         return 0
@@ -74,6 +96,8 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.plan:
         say(plan("decentral-benchmark", chosen.scale, selected))
         return 0
+    if options.submit is not None:
+        return _submit(chosen, selected, options)
     everything = _with_known(chosen, cells, [] if options.report else selected)
     if options.report:
         return _report_again(chosen, everything)
@@ -127,17 +151,24 @@ def _study(scale: str, config_dir: str | None) -> Benchmark:
 
 def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
     """These cells, where what is neither asked for nor has runs here has the numbers that were collected here before,
-    or else the published ones; and what earlier commands have left of others: of scenarios whose data this one was not
-    given, and of methods that it does not know. All of them only where the rules of the scenario are those of today."""
-    here, published = chosen.directory, Path(PUBLISHED_RESULTS) / chosen.directory.relative_to(chosen.results_dir)
+    or else the published ones, of a folder results/ here, or of the checkout or wheel; and what earlier commands have
+    left of others: of scenarios whose data this one was not given, and of methods that it does not know. All of them
+    only where the rules of the scenario are those of today."""
+    here, place = chosen.directory, chosen.directory.relative_to(chosen.results_dir)
     wanted = {id(cell) for cell in selected}
     absent = [c for c in cells if id(c) not in wanted and not c.values()]
     own, _ = stored(absent, here, _same_rules(chosen, here))
     theirs: dict[int, StoredCell] = {}
-    if published.resolve() != here.resolve():
-        theirs, _ = stored(absent, published, _same_rules(chosen, published))
+    for published in (conf_directory().parent / PUBLISHED_RESULTS / place, Path(PUBLISHED_RESULTS) / place):
+        if published.resolve() != here.resolve():
+            theirs |= stored(absent, published, _same_rules(chosen, published))[0]
     if new := theirs.keys() - own.keys():
-        say(f"Note:     {len(new)} of {len(cells)} cells are shown as published in {published}.")
+        say(f"Note:     {len(new)} of {len(cells)} cells are shown as published.")
+    if left := len(absent) - len(theirs.keys() | own.keys()):
+        say(
+            f"Note:     {left} of {len(cells)} cells were not run here, and are not published for scale={chosen.scale} "
+            "with these settings: what is not there is not ranked."
+        )
     instead = {id(absent[number]): cell for number, cell in {**theirs, **own}.items()}
     _, beside = stored(cells, here, _same_rules(chosen, here))
     return [*(instead.get(id(cell), cell) for cell in cells), *beside]
@@ -160,6 +191,132 @@ def _report_again(chosen: ChosenStudy, cells: Sequence[Cell]) -> int:
         studies.collect_results(chosen, cells, source, time.monotonic(), None, in_parts=True)
     say(_summary(studies.reported(chosen)))
     return 0
+
+
+def _submit(chosen: ChosenStudy, cells: Sequence[BenchmarkCell], options: argparse.Namespace) -> int:
+    """Write the folder of a submission."""
+    folder, study = options.submit, chosen.study
+    assert isinstance(study, Benchmark)
+    if not any(word.startswith("methods=") for word in options.words):
+        raise ConfigError("--submit does not say of whom: add methods=[mine], with your method's name.")
+    if chosen.changed:
+        raise ConfigError(f"{' '.join(chosen.changed)} makes it another benchmark: a submission leaves it as it is.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--submit {folder} is there already: choose a new folder.")
+    check_writable("--submit", str(folder), folder)
+    whole = [cell for cell in cells if submission.is_whole(cell)]
+    if not whole:
+        raise ConfigError(f"{chosen.results_dir} has no finished cell of these methods: run {chosen.command} first.")
+    runs = {value.run for cell in whole for value in cell.values()}
+    names = ",".join(dict.fromkeys(cell.entry.method.name for cell in whole))
+    own = f" --config-dir {submission.OWN}" if options.config_dir else ""
+    facts = {
+        **{"study": chosen.name, "scale": chosen.scale, "changed": [], "failed": 0, "complete": True},
+        "command": f"decentral-benchmark scale={chosen.scale} methods=[{names}]{own}",
+        **collect.provenance(chosen.results_dir / "runs" / run for run in sorted(runs)),
+    }
+    theirs = Path(options.config_dir) if options.config_dir else None
+    digest = submission.write(folder, study, whole, facts, theirs)
+    if len(whole) < len(cells):
+        say(f"Note:     {len(cells) - len(whole)} of {len(cells)} cells are not finished here, and not submitted.")
+    say(f"Written:  {folder}, {len(whole)} cells\nHash:     {digest}\nNext:     decentral-benchmark --verify {folder}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    """Check a submission; 0 if it agrees."""
+    folder = options.verify
+    if options.config_dir:
+        raise ConfigError(f"--verify takes components from {folder / submission.OWN}: leave --config-dir out.")
+    given, words = catalogue.reserved(options.words, "repeat")
+    number = 3 if given is None else int(given) if given.isdecimal() else -1
+    if number < 0:
+        raise ConfigError(f"repeat={given} is no number of runs: 0, 3 or 20, say.")
+    facts = submission.read(folder)
+    wrong = submission.damage(folder, facts)
+    if facts["rules"] != VERSION:
+        wrong.append(f"it follows version {facts['rules']} of the rules, and this program has {VERSION}.")
+    say(f"{folder}: scale={facts['scale']}, {len(facts['cells'])} cells, hash {facts['hash']}")
+    if wrong:
+        return _verdict(options, facts, wrong, "")
+    own = folder / submission.OWN
+    options.config_dir = str(own) if own.is_dir() else None
+    families = {str(labels["scenario"]).partition(".")[0] for labels in facts["cells"]}
+    possible = [
+        one.name
+        for one in _study(facts["scale"], options.config_dir).scenarios
+        if one.name in families and (not one.needs or any(word.startswith(f"{one.name}.") for word in words))
+    ]
+    if missing := sorted(families - {*possible}):
+        say(f"Note:     nothing is computed of {', '.join(missing)}: their data are not given.")
+    if not possible:
+        return _verdict(options, facts, [], "hashes only")
+    with TemporaryDirectory(prefix="decentral-verify-") as scratch:
+        methods = ",".join(one["name"] for one in facts["methods"])
+        options.words = [*words, f"scale={facts['scale']}", f"methods=[{methods}]", f"results_dir={scratch}"]
+        options.words.append(f"scenarios=[{','.join(possible)}]")
+        chosen, _, cells = _composed(options)
+        known = {tuple(labels.values()) for labels in facts["cells"]}
+        cells = [cell for cell in cells if tuple(cell.labels.values()) in known]
+        return _computed_again(chosen, cells, number, options, facts)
+
+
+def _computed_again(
+    chosen: ChosenStudy, cells: Sequence[BenchmarkCell], number: int, options: argparse.Namespace, facts: dict[str, Any]
+) -> int:
+    same = _same_rules(chosen, options.verify)
+    wrong = [
+        f"{one} has other rules here." for one in {str(c.labels["scenario"]): c for c in cells if not same(c.labels)}
+    ]
+    found, there = stored(cells, options.verify, lambda _: True)
+    checks, others = submission.checks(cells, [*found.values(), *there])
+    told = [cell.labels for cell in (*found.values(), *there)]
+    wrong += [f"{', '.join(map(str, one.values()))} is no cell of it." for one in told if one not in facts["cells"]]
+    again = submission.choose(checks, number)
+    runs = len({check.run.jobs[0].id for check in checks})
+    more = f", and {again.baseline} of the baseline, which set targets" if again.baseline else ""
+    say(
+        f"Repeating {again.runs} of {runs} runs{more}: about {duration(again.about_s)} by what they took there, and a "
+        "few seconds for the start of each. Times and bytes of all runs in rounds are computed from their steps."
+    )
+    config, source = studies.for_this_machine(chosen), Unfinished(checks)
+    with board(f"{options.verify}", config.progress) as shown:
+        tally = schedule(source, config.launcher, chosen.results_dir, shown)
+    if tally.interrupted:
+        return INTERRUPTED
+    wrong += [*others, *(f"{ended.job.title} failed: {ended.reason}" for ended in tally.failed)]
+    rows = [["scenario", "method", "runs", "repeated", "agrees"]]
+    by_cell: dict[int, list[submission.Check]] = {}
+    for check in checks:
+        by_cell.setdefault(id(check.cell), []).append(check)
+    for those in [] if tally.failed else by_cell.values():
+        different = [words for check in those for words in check.differences()]
+        counts = [str(len(those)), str(sum(check.repeated for check in those))]
+        rows.append([*map(str, those[0].labels.values()), *counts, "no" if different else "yes"])
+        wrong += different
+    say(aligned(rows, left=2))
+    return _verdict(options, facts, wrong, f"{again.runs} runs repeated")
+
+
+def _verdict(options: argparse.Namespace, facts: dict[str, Any], wrong: Sequence[str], done: str) -> int:
+    """Say and keep it."""
+    if wrong:
+        say(
+            "\n".join(
+                [*wrong[:_MOST_SAID], *([f"and {len(wrong) - _MOST_SAID} more"] if len(wrong) > _MOST_SAID else [])]
+            )
+        )
+    say(f"Verdict:  {'it does not agree' if wrong else f'it agrees ({done})'}")
+    if os.access(options.verify, os.W_OK):
+        found = {
+            "hash": facts["hash"],
+            "agrees": not wrong,
+            "done": done,
+            "differences": list(wrong),
+            "version": __version__,
+        }
+        write_json(options.verify / submission.VERIFIED, {**found, **collect.reported()})
+    return FAILED if wrong else 0
 
 
 def _summary(made: Made) -> str:

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader
 
 from decentral.config.parsing import read as read_run
 from decentral.errors import ConfigError
-from decentral.report import tables
+from decentral.report import leaderboard, tables
 from decentral.report.results import Results
 from decentral.report.runs_table import headed
 from decentral.store import AXES, read_metadata, read_metrics
@@ -29,26 +29,34 @@ _MOST_DRAWN, _MOST_WORKERS = 12, 64
 
 
 def write_page(results: Results) -> Path:
-    """Write report.html into the directory of the results, and return its path: a table that can be sorted, curves
-    whose axis can be chosen, and the topologies of the runs that are still there."""
+    """Write report.html into the directory of the results, and return its path."""
+    path = results.directory / FILE
+    write_text(path, page(results))
+    return path
+
+
+def page(results: Results) -> str:
+    """A table that can be sorted, curves whose axis can be chosen, and the topologies of the runs that are still there;
+    of a benchmark ranks, profiles and a plot for each scenario, with submissions."""
     templates = Environment(loader=PackageLoader("decentral.report"), autoescape=True, trim_blocks=True)
-    curves = list(_curves(results))
-    axes = {axis: words for axis, words in AXES.items() if any(axis in one for one in curves)}
+    shown = leaderboard.board(results)
+    curves = list(_curves(results)) if shown is None else shown.curves
+    words = AXES if shown is None else leaderboard.AXES
+    axes = {axis: told for axis, told in words.items() if any(axis in one for one in curves)}
     names = list(dict.fromkeys(one["name"] for one in curves))
     data = json.dumps({"axes": axes, "names": names, "curves": curves}, allow_nan=False).replace("<", "\\u003c")
-    page = templates.get_template("page.html.j2").render(
+    return templates.get_template("page.html.j2").render(
         title=str(results.facts.get("title") or results.study),
         about=tables.about(results),
-        heads=[*results.labels, *_COLUMNS],
-        texts=len(results.labels) + 1,
-        rows=_rows(results),
+        heads=[*results.labels, *_COLUMNS] if shown is None else shown.heads,
+        texts=len(results.labels) + 1 if shown is None else 1,
+        rows=_rows(results) if shown is None else shown.rows,
+        submissions=[] if shown is None else shown.submissions,
         curves=curves,
-        topologies=list(_topologies(results)),
+        means=shown is None,
+        topologies=list(_topologies(results)) if shown is None else [],
         data=data,
     )
-    path = results.directory / FILE
-    write_text(path, page)
-    return path
 
 
 def _rows(results: Results) -> list[list[tuple[str, Any]]]:

@@ -350,6 +350,46 @@ class Ranks(Comparison):
 
 
 @dataclass
+class Overview(Comparison):
+    """A table of at most a hundred lines for the README of a paper: of each method the mean ranks, and in each family
+    of problems how many times as much as the best it takes by the first metric.
+
+    metrics   metric -> what its column is called
+    problem   the label that tells problems apart
+    methods   the labels that tell methods apart
+    """
+
+    name: str = "overview"
+    most: ClassVar[int] = 90
+
+    def lines(self, results: Results) -> list[list[str]]:
+        """From the best mean rank by the first metric on."""
+        first, *_ = found = self.costs(results)
+        families = list(dict.fromkeys(first.families))
+        lines = [["method", *(f"rank, {one}" for one in self.metrics.values()), *families]]
+        ranks = [dict(zip(one.methods, one.ranks(), strict=True)) for one in found if one.methods]
+        for number in first.order()[: self.most] if first.methods else []:
+            key = first.methods[number]
+            lines.append([", ".join(filter(None, self.named(key))), *(f"{one[key]:.1f}" for one in ranks)])
+            for family in families:
+                own = [name == family for name in first.families]
+                factor = float(_median(first.ratios[number : number + 1, own])[0])
+                lines[-1].append("never" if math.isinf(factor) else f"{factor:.2f}x")
+        return lines
+
+    def sentences(self, results: Results) -> list[str]:
+        """How it is read, and where it comes from."""
+        facts, one = results.facts, next(iter(self.metrics.values()))
+        rules = (facts.get("rules") or {}).get("version")
+        return [
+            f"Ranks: means over all {self.problem}s, 1 is the best. Other columns: how many times the {one} of the "
+            f"best, the median over the {self.problem}s of a family; *never*: not at the target in half of them.",
+            f"`decentral-benchmark scale={results.scale}`, version {rules} of its rules; decentral "
+            f"{facts.get('version')}.",
+        ]
+
+
+@dataclass
 class Choices(Comparison):
     """A row for each problem: by each metric the method that is first, with its number, and those that take at most
     `within` times as much.

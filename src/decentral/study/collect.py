@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from decentral.measurements.values import Labels, Meaning, Value
+from decentral.measurements.values import Labels, Meaning, Row, Value
 from decentral.scheduling.job import Job
 from decentral.store import AXES
 from decentral.store.files import csv_text, read_json, refuse_links, write_bytes, write_json, write_text
@@ -253,6 +253,7 @@ class StoredCell(Cell):
     def __init__(self, labels: Labels, values: Sequence[Value], meanings: dict[str, Meaning] | None = None) -> None:
         self.labels = labels
         self._values, self._wanted, self._meanings = list(values), 0, meanings or {}
+        self._curves: list[Row] = []
 
     def jobs(self) -> list[Job]:
         """None: they were carried out elsewhere."""
@@ -266,6 +267,10 @@ class StoredCell(Cell):
         """As they were collected, of all cells."""
         return self._meanings
 
+    def curves(self) -> list[Row]:
+        """As they were collected, in words."""
+        return self._curves
+
     def wanted(self) -> int:
         """As it was collected."""
         return self._wanted
@@ -277,9 +282,9 @@ def stored(
     """What `directory` has collected and still belongs to the study: number of a cell -> the same one, and others than
     these, which have the same names of labels.
 
-    A cell is the same where all its jobs that are known today are among the runs there, by their ids: those are hashes
-    of the whole configuration, so that it is the same computation. Nothing where there is no values.csv, or one that
-    cannot be read.
+    A cell is the same where all its own jobs that are known today are among the runs there, by their ids: those are
+    hashes of the whole configuration, so that it is the same computation. Nothing where there is no values.csv, or one
+    that cannot be read.
     """
     if not cells:
         return {}, []
@@ -297,15 +302,25 @@ def stored(
             own = json.loads(key)
             if (place := tuple(str(own.get(name)) for name in names)) in found:
                 found[place]._wanted = number
-    except (OSError, KeyError, TypeError, ValueError):
+        for line in _curves(directory):
+            if (place := tuple(line[name] for name in names)) in found:
+                found[place]._curves.append({key: text for key, text in line.items() if text != ""})
+    except (OSError, KeyError, TypeError, ValueError, EOFError):
         return {}, []
     found = {key: cell for key, cell in found.items() if belongs(cell.labels)}
-    same = {}
+    same, runs = {}, {value.run for there in found.values() for value in there.values()}
     for number, own_cell in enumerate(cells):
         there = found.pop(tuple(map(str, own_cell.labels.values())), None)
-        if there is not None and {job.id for job in own_cell.sources()} <= {value.run for value in there.values()}:
+        if there is not None and {job.id for job in own_cell.sources()} <= runs:
             same[number] = there
     return same, list(found.values())
+
+
+def _curves(directory: Path) -> list[dict[str, str]]:
+    plain, packed = directory / "curves.csv", directory / "curves.csv.gz"
+    if packed.exists():
+        return list(csv.DictReader(gzip.decompress(packed.read_bytes()).decode().splitlines()))
+    return list(csv.DictReader(plain.read_text(encoding="utf-8").splitlines())) if plain.exists() else []
 
 
 def _value(labels: Labels, row: dict[str, str]) -> Value:

@@ -149,16 +149,23 @@ class Entry:
             self._rows[run.id] = [row for row in every if row["step"] % period == 0]
         rows = self._rows[run.id]
         places = {axis: [float(row[axis]) for row in rows] for axis in METRICS if axis in (rows or [{}])[0]}
-        for job in times:
-            assert isinstance(job, StepTimes)
-            own = {"of": run.id, "clock": clock}
-            line = next(each for each in job.found() if own.items() <= each.items())
-            for axis in ("simulated_s", "bytes_sent"):
-                places[axis] = [line[axis][int(row["step"])] for row in rows]
-        number = self.configs[0].num_workers or 1
-        places["bytes_sent"] = [1e-6 * sent / number for sent in places.get("bytes_sent", [])]
+        if times:
+            places |= self.clocked(jobs, clock, [int(row["step"]) for row in rows])
+        else:
+            number = self.configs[0].num_workers or 1
+            places["bytes_sent"] = [1e-6 * sent / number for sent in places.get("bytes_sent", [])]
         values = [float(row["value"]) for row in rows]
         return Course(values, places, str(facts.get("status")), float(facts.get("wall_s", 0.0)))
+
+    def clocked(self, jobs: Sequence[Job], clock: str, steps: Sequence[int]) -> dict[str, list[float]]:
+        """Simulated time and 10^6 bytes of a worker, on average, after these steps of a run in rounds, which need not
+        have been carried out: its times are enough."""
+        run, times = jobs
+        assert isinstance(times, StepTimes)
+        own = {"of": run.id, "clock": clock}
+        line, number = next(each for each in times.found() if own.items() <= each.items()), self.configs[0].num_workers
+        sent = [1e-6 * line["bytes_sent"][step] / (number or 1) for step in steps]
+        return {"simulated_s": [line["simulated_s"][step] for step in steps], "bytes_sent": sent}
 
 
 def _period(config: Config) -> int:
@@ -245,6 +252,16 @@ class VariedRun:
         return entry.jobs(trial, entry.scenario.seeds[0], clock, self._configs[key])
 
 
+class Ran(NamedTuple):
+    """A run of a cell."""
+
+    jobs: list[Job]
+    """It, and, where it knows no time, what it takes."""
+    trial: int
+    seed: int
+    counts: bool
+
+
 @dataclass
 class BenchmarkCell(Cell):
     """A method in a scenario with a clock: the trials, and then the seeds with the best of them.
@@ -268,8 +285,8 @@ class BenchmarkCell(Cell):
         return list({job.id: job for job in [*self.target.jobs(self.varied), *tuning, *counting]}.values())
 
     def sources(self) -> list[Job]:
-        """The runs of its own trials; of a held-out variant nothing is known before the choice."""
-        return [] if self.varied is not None else [self._jobs(k, self.entry.scenario.tune_seed)[0] for k in self._all]
+        """The runs of its own trials, which its scenario has, too, where it is a held-out variant."""
+        return [self._jobs(k, self.entry.scenario.tune_seed)[0] for k in self._all]
 
     def to_come(self) -> list[Job]:
         """The runs that count, while none is chosen: with the first trial."""
@@ -288,24 +305,37 @@ class BenchmarkCell(Cell):
 
     def values(self) -> list[Value]:
         """Of each trial and each run that counts, where it reaches the target; of trials the value at the end, too."""
-        choice, scenario = self.choice(), self.entry.scenario
-        if choice is None:
+        choice = self.choice()
+        return [] if choice is None else [value for run in self.runs(choice) for value in self.told(run)]
+
+    def runs(self, choice: int) -> list[Ran]:
+        """Those of the trials, and those that count, with the best of them."""
+        tuned = self.entry.scenario.tune_seed
+        trials = self._all if self.varied is None else ()
+        counting = zip(self._counting(choice), self._seeds(), strict=True)
+        found = [Ran(self._jobs(k, tuned), k, tuned, False) for k in trials]
+        return [*found, *(Ran(jobs, choice, seed, True) for jobs, seed in counting)]
+
+    def told(self, run: Ran) -> list[Value]:
+        """What its values have of one of them; [] if it, or what sets the target, is not finished."""
+        jobs, trial, seed, counts = run
+        course = self.entry.course(jobs, self.clock)
+        target = self.target.value(self.entry.scenario.seeds, self.varied) if counts else self.target.value()
+        if course is None or target is None:
             return []
-        found = []
-        tuned = self.target.value()
-        for k in self._all if self.varied is None else ():
-            jobs = self._jobs(k, scenario.tune_seed)
-            course = self.entry.course(jobs, self.clock)
-            assert course is not None and tuned is not None
-            found += self._values(jobs, k, scenario.tune_seed, course, tuned, False)
-            last = found[-len(METRICS)]
-            found.append(last._replace(value=course.end, metric=END, status=course.status))
-        target = self.target.value(scenario.seeds, self.varied)
-        for jobs, seed in zip(self._counting(choice), self._seeds(), strict=True):
-            course = self.entry.course(jobs, self.clock)
-            if course is not None and target is not None:
-                found += self._values(jobs, choice, seed, course, target, True)
-        return found
+        reached = course.reached(target, self.entry.sign)
+        status = course.status
+        if status != Status.diverged and math.isnan(reached["step"]):
+            status = NOT_REACHED
+        own = self.entry.trials[trial]
+        found = [
+            Value(
+                self.labels, reached[axis], metric + (HELD_OUT if self.varied is not None else ""), seed, own.lr,
+                counts, status=status, run=jobs[0].id, wall_s=course.wall_s, setting=own.setting,
+            )
+            for axis, metric in METRICS.items()
+        ]  # fmt: skip
+        return found if counts else [*found, found[0]._replace(value=course.end, metric=END, status=course.status)]
 
     def meanings(self) -> dict[str, Meaning]:
         """The earlier, the better."""
@@ -361,22 +391,6 @@ class BenchmarkCell(Cell):
         if math.isfinite(seconds):
             return 1 + 1 / (1 + seconds)
         return -math.inf if math.isnan(course.end) else 0.5 + math.atan(self.entry.sign * course.end) / math.pi
-
-    def _values(
-        self, jobs: list[Job], trial: int, seed: int, course: Course, target: float, chosen: bool
-    ) -> list[Value]:
-        reached = course.reached(target, self.entry.sign)
-        status = course.status
-        if status != Status.diverged and math.isnan(reached["step"]):
-            status = NOT_REACHED
-        own = self.entry.trials[trial]
-        return [
-            Value(
-                self.labels, reached[axis], metric + (HELD_OUT if self.varied is not None else ""), seed, own.lr,
-                chosen, status=status, run=jobs[0].id, wall_s=course.wall_s, setting=own.setting,
-            )
-            for axis, metric in METRICS.items()
-        ]  # fmt: skip
 
 
 @dataclass

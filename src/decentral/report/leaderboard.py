@@ -1,0 +1,130 @@
+"""What report.html of a benchmark shows instead of cells: ranks with submissions, profiles, and a plot per scenario."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas
+
+from decentral.errors import ConfigError
+from decentral.report.listings import Ranks
+from decentral.report.results import Results, read
+from decentral.store.files import read_json
+from decentral.study import submission
+
+FOLDER = "submissions"
+"""Beside the folder of the benchmark: a folder for each."""
+AXES = {
+    "factor": "at most so many times as much as the best",
+    "simulated_s": "simulated seconds",
+    "bytes_sent": "MB sent by a worker",
+    "step": "step",
+}
+_FACTORS = np.geomspace(1, 8, 61)
+
+
+class Board(NamedTuple):
+    """The parts of the page."""
+
+    heads: list[str]
+    rows: list[list[tuple[str, Any]]]
+    """Of each method what is shown, and what it is sorted by."""
+    curves: list[dict[str, Any]]
+    submissions: list[list[str]]
+    """Under a head; [] if there are none."""
+
+
+def board(results: Results) -> Board | None:
+    """Of a study whose report ranks methods and has numbers of some; None for others."""
+    ranks = next((one for one in results.spec.listings if isinstance(one, Ranks)), None)
+    if ranks is None or results.values.empty:
+        return None
+    whole, curves, submitted, by_method = _with_submissions(results)
+    head, *rows = ranks.lines(whole)
+    if submitted:
+        head, rows = [*head, "submission"], [[*row, by_method.get(row[0], "")] for row in rows]
+    shown = [[(text, _key(text)) for text in row] for row in rows]
+    return Board(head, shown, [*_profiles(whole, ranks), *_courses(curves, rows)], submitted)
+
+
+def _key(text: str) -> Any:
+    """What '1.2 (1.0 to 1.5)' and '13 of 16' are sorted by: the first number, where a text begins with one."""
+    found = re.match(r"\d+(\.\d+)?(?= |$)", text)
+    return float(found[0]) if found else text
+
+
+def _profiles(results: Results, ranks: Ranks) -> list[dict[str, Any]]:
+    found = []
+    for word, costs in zip(ranks.metrics.values(), ranks.costs(results), strict=True):
+        if not costs.methods:
+            continue
+        shares = costs.profile(list(_FACTORS))
+        for number in costs.order():
+            found.append({
+                "name": ", ".join(filter(None, ranks.named(costs.methods[number]))),
+                "metric": f"performance profile, {word}: share of scenarios (%)",
+                "factor": [round(float(factor), 4) for factor in _FACTORS],
+                "value": [round(100 * float(share), 2) for share in shares[number]],
+            })  # fmt: skip
+    return found
+
+
+def _courses(curves: pandas.DataFrame, rows: list[list[str]]) -> list[dict[str, Any]]:
+    """Of the first seed of each method in each scenario, in the order of the ranks."""
+    order = {row[0]: number for number, row in enumerate(rows)}
+    found = []
+    for (scenario, method, metric), own in curves.groupby(["scenario", "method", "metric"], sort=False):
+        places = {axis: list(map(_number, own[axis])) for axis in AXES if axis in own and own[axis].notna().any()}
+        head = {"name": str(method), "metric": f"{scenario}: {metric}"}
+        found.append({**head, **places, "value": list(map(_number, own["value"]))})
+    return sorted(found, key=lambda one: (one["metric"], order.get(one["name"], len(order))))
+
+
+def _number(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def _with_submissions(results: Results) -> tuple[Results, pandas.DataFrame, list[list[str]], dict[str, str]]:
+    """The results with the rows of submissions, which are whole and of the same scale and rules; their curves; a table
+    of all submissions; and of which one a method is."""
+    tables, curves, by_method = [results.values], [results.curves], dict[str, str]()
+    lines = [["method", "hash", "version", "verified"]]
+    for path in sorted((results.directory.parents[1] / FOLDER).glob(f"*/{submission.FACTS}")):
+        try:
+            facts, one = submission.read(path.parent), read(path.parent)
+        except ConfigError as error:
+            lines.append([path.parent.name, "", "", f"not shown: {error}"])
+            continue
+        digest, rules = str(facts["hash"])[:12], (results.facts.get("rules") or {}).get("version")
+        titles = [str(method["title"]) for method in facts["methods"]]
+        if facts["scale"] != results.scale:
+            continue
+        wrong = submission.damage(path.parent, facts)
+        if facts["rules"] != rules:
+            wrong.append(f"it follows version {facts['rules']} of the rules")
+        if taken := {*titles} & {*map(str, pandas.concat(tables)["method"])}:
+            wrong.append(f"{min(taken)} is the name of another method here")
+        verified = f"not shown: {wrong[0]}" if wrong else _verified(path.parent, digest)
+        lines.append([", ".join(titles), digest, str(facts["version"]), verified])
+        if not wrong:
+            tables.append(one.values)
+            curves.append(one.curves)
+            by_method |= dict.fromkeys(titles, f"{digest}, {verified.partition(',')[0]}")
+    whole = replace(results, values=pandas.concat(tables, ignore_index=True), known={})
+    drawn = [table for table in curves if len(table)]
+    return whole, pandas.concat(drawn) if drawn else results.curves, lines if len(lines) > 1 else [], by_method
+
+
+def _verified(folder: Path, digest: str) -> str:
+    found = read_json(folder / submission.VERIFIED) or {}
+    if not str(found.get("hash")).startswith(digest):
+        return "not verified"
+    how = (
+        f"{found.get('done') or 'nothing repeated'}, {str(found.get('reported'))[:10]}, version {found.get('version')}"
+    )
+    return f"{'agrees' if found.get('agrees') else 'does not agree'}, {how}"

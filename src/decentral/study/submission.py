@@ -1,0 +1,311 @@
+"""A method's results as a folder that others can check: `decentral-benchmark --submit` and `--verify`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from decentral.errors import ConfigError
+from decentral.measurements.values import Value
+from decentral.registry import plugins
+from decentral.scheduling.job import Job
+from decentral.store.files import read_json, write_json, write_text
+from decentral.study.collect import StoredCell, collect
+from decentral.study.kinds.benchmark import END, HELD, HELD_OUT, METRICS, VERSION, Benchmark, BenchmarkCell, Ran
+from decentral.study.study import Cell
+
+FACTS, VERIFIED, OWN = "submission.json", "verification.json", "mine"
+"""Its hashes; what a verification has found, which is no part of it; the components of one's own."""
+EXACT = 1e-6
+"""Relative: time and bytes follow from the step, and are kept with nine digits."""
+EVALUATIONS, SHARE = 4, 0.03
+"""By how many evaluations a run may be at the target earlier or later on another processor: so many, or this share of
+all of them. Rounding differs there; docs/benchmark.md says what was tried."""
+POINTS, RELATIVE = 5.0, 0.03
+"""The same for the value at the end of a trial: of a percentage, and of any other metric."""
+_MOST_BYTES = 10_000_000
+_README = """\
+# {titles}, as submitted to decentral-benchmark
+
+scale={scale}, version {rules} of the rules, decentral {version}; {cells} cells, {runs} runs ({machines}).
+
+With that version of decentral{packages}
+
+    decentral-benchmark --verify FOLDER
+
+checks the hashes, computes times and bytes anew from the steps, repeats the cheapest runs, and says cell by cell
+whether they agree (`repeat=20` repeats more). It carries out the code in `{own}/`, if there is some: read it first.
+
+| file | |
+|---|---|
+| `submission.json` | methods and what they search, and the SHA-256 of every other file |
+| `values.csv` | each trial and each run that counts: settings, ids, and where they reach the target |
+| `study.json` | scenarios, versions, processors |
+| `curves.csv` or `curves.csv.gz` | the metric over time of a run in each cell |
+| `{own}/` | code and configuration of one's own |
+"""
+
+
+def is_whole(cell: Cell) -> bool:
+    """Whether all that the cell needs is finished here."""
+    if not isinstance(cell, BenchmarkCell) or cell.choice() is None:
+        return False
+    return all(job.finished() is not None for job in cell.jobs())
+
+
+def write(
+    folder: Path, study: Benchmark, cells: Sequence[BenchmarkCell], facts: dict[str, Any], own: Path | None
+) -> str:
+    """Write the folder of a submission of these cells, which are whole, and return its hash. `own`: where components of
+    one's own are, whose code and configuration are copied. Raises ConfigError if these are too many."""
+    study.methods = list({cell.entry.method.name: cell.entry.method for cell in cells}.values())
+    files = sorted(_code(own)) if own is not None else []
+    size = sum(path.stat().st_size for path in files)
+    if size > _MOST_BYTES:
+        raise ConfigError(
+            f"{own} has {size:,} bytes of *.py and *.yaml, and all of it would be submitted: put what the method needs "
+            f"into a folder with at most {_MOST_BYTES:,}."
+        )
+    collect(study, cells, folder, facts)
+    for path in files:
+        assert own is not None
+        target = folder / OWN / path.relative_to(own)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+    known = read_json(folder / "study.json") or {}
+    machines = " and ".join(
+        f"{one['runs']} on {one.get('gpu') or '{cores} cores of {cpu}'.format(**one)}"
+        for one in known.get("machines", [])
+    )
+    modules = {type(config.algo).__module__ for cell in cells for config in cell.entry.configs}
+    tops = {module.partition(".")[0] for module in modules if plugins.is_installed(module)}
+    packages = {name: metadata.version(name) for top in tops for name in metadata.packages_distributions()[top]}
+    installed = "".join(f" and {name} {version}" for name, version in packages.items())
+    words = {"scale": facts["scale"], "rules": VERSION, "version": facts.get("version"), "own": OWN}
+    titles = ", ".join(method.title for method in study.methods)
+    text = _README.format(
+        titles=titles, cells=len(cells), runs=known["jobs"], machines=machines, packages=installed, **words
+    )
+    write_text(folder / "README.md", text)
+    told = {key: words[key] for key in ("scale", "rules", "version")}
+    methods, labels = [asdict(method) for method in study.methods], [cell.labels for cell in cells]
+    return seal(folder, {**told, "packages": packages, "methods": methods, "cells": labels})
+
+
+def seal(folder: Path, told: dict[str, Any]) -> str:
+    """Write submission.json with the hashes of all files that are there, and return its own, which names it."""
+    files = {path.relative_to(folder).as_posix(): _sha256(path.read_bytes()) for path in _files(folder)}
+    known = {**told, "files": files}
+    known["hash"] = hash_of(known)
+    write_json(folder / FACTS, known)
+    return str(known["hash"])
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What submission.json says. Raises ConfigError if the folder is no submission."""
+    facts = read_json(folder / FACTS)
+    keys = {"scale", "rules", "version", "methods", "cells", "files", "hash"}
+    if facts is None or not keys <= facts.keys() or not isinstance(facts["files"], dict):
+        raise ConfigError(f"{folder} is no submission: {FACTS} is missing or damaged there.")
+    return facts
+
+
+def damage(folder: Path, facts: dict[str, Any]) -> list[str]:
+    """A sentence for each file that is not as it was submitted."""
+    wrong = []
+    if hash_of(facts) != facts["hash"]:
+        wrong.append(f"{FACTS} was changed: its hash is not the one that it says.")
+    there = {path.relative_to(folder).as_posix(): _sha256(path.read_bytes()) for path in _files(folder)}
+    for name in sorted({*there, *facts["files"]}):
+        if name not in there or name not in facts["files"]:
+            wrong.append(f"{name} was {'removed' if name not in there else 'added'} since it was submitted.")
+        elif there[name] != facts["files"][name]:
+            wrong.append(f"{name} was changed since it was submitted.")
+    return wrong
+
+
+def hash_of(facts: dict[str, Any]) -> str:
+    """SHA-256 of what submission.json says, which has those of all files: the name of a submission."""
+    return _sha256(json.dumps({k: v for k, v in facts.items() if k != "hash"}, sort_keys=True).encode())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    """All files that are part of a submission; not what Python leaves beside code."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name not in (FACTS, VERIFIED) and "__pycache__" not in path.parts:
+            yield path
+
+
+def _code(own: Path) -> Iterable[Path]:
+    for path in (*own.rglob("*.py"), *own.rglob("*.yaml")):
+        if path.is_file() and not any(part[0] == "." for part in path.relative_to(own).parts):
+            yield path
+
+
+# -- what is checked ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Check(Cell):
+    """A run of a submitted cell: repeated, with what sets its target; or only its times, which take no training."""
+
+    cell: BenchmarkCell
+    run: Ran
+    submitted: dict[str, Value]
+    """Metric -> what the submission has."""
+    repeated: bool = False
+
+    @property
+    def labels(self) -> dict[str, str | float | int]:  # type: ignore[override]
+        """Those of the cell."""
+        return self.cell.labels
+
+    @property
+    def wall_s(self) -> float:
+        """By the submission."""
+        return next(iter(self.submitted.values())).wall_s
+
+    def jobs(self) -> list[Job]:
+        """What is left to be known of it."""
+        return [*self.cell.target.jobs(self.cell.varied), *self.run.jobs] if self.repeated else self.run.jobs[1:]
+
+    def values(self) -> list[Value]:
+        """What it has come to, if it was repeated."""
+        return self.cell.told(self.run) if self.repeated else []
+
+    def differences(self) -> list[str]:
+        """What does not agree, in words."""
+        held_out = HELD_OUT if self.cell.varied is not None else ""
+        told = {axis: self.submitted[metric + held_out].value for axis, metric in METRICS.items()}
+        found = [*self._of_places(told), *(self._of_repetition(told) if self.repeated else [])]
+        name = f"{self.labels['scenario']}, {self.labels['method']}, {self.submitted_setting}"
+        return [f"{name}: {words}" for words in found]
+
+    @property
+    def submitted_setting(self) -> str:
+        """Which run it is, for a person."""
+        return f"{self.cell.entry.trials[self.run.trial].setting}, seed {self.run.seed}"
+
+    def _of_places(self, told: dict[str, float]) -> list[str]:
+        """Time and bytes are exact functions of the step."""
+        course, step = self.cell.entry.course(self.run.jobs, self.cell.clock), told["step"]
+        if math.isnan(step):
+            wrong = [METRICS[axis] for axis, value in told.items() if not math.isnan(value)]
+            return [f"it has {wrong[0]}, and no steps"] if wrong else []
+        if course is not None:
+            if step not in course.places["step"]:
+                return [f"nothing is evaluated at step {step:g}"]
+            place = course.places["step"].index(step)
+            exact = {axis: at[place] for axis, at in course.places.items()}
+        elif len(self.run.jobs) > 1 and 0 <= step <= self.cell.entry.scenario.steps and step == int(step):
+            exact = {
+                key: own for key, (own,) in self.cell.entry.clocked(self.run.jobs, self.cell.clock, [int(step)]).items()
+            }
+        else:
+            return [f"there is no step {step:g}"] if len(self.run.jobs) > 1 else []
+        return [
+            f"{METRICS[axis]} {told[axis]:.9g}, and step {step:g} is at {exact[axis]:.9g}"
+            for axis in exact
+            if not math.isclose(told[axis], exact[axis], rel_tol=EXACT, abs_tol=1e-12)
+        ]
+
+    def _of_repetition(self, told: dict[str, float]) -> list[str]:
+        """The step may differ by a few evaluations, and the value at the end by what goes with that."""
+        course = self.cell.entry.course(self.run.jobs, self.cell.clock)
+        again = {value.metric: value for value in self.values()}
+        assert course is not None and again
+        held_out = HELD_OUT if self.cell.varied is not None else ""
+        steps, metric = course.places["step"], METRICS["step"] + held_out
+        never = len(steps) - HELD + 1
+        places = [
+            never if math.isnan(step) else min(range(len(steps)), key=lambda k: abs(steps[k] - step))
+            for step in (told["step"], again[metric].value)
+        ]
+        found = []
+        first, second = (one.status == "diverged" for one in (self.submitted[metric], again[metric]))
+        if first != second:
+            found.append(f"{self.submitted[metric].status}, and {again[metric].status} when it was repeated")
+        elif abs(places[0] - places[1]) > max(EVALUATIONS, SHARE * len(steps)):
+            words = ["never" if math.isnan(one) else f"{one:g}" for one in (told["step"], again[metric].value)]
+            found.append(f"{metric}: {words[0]}, and {words[1]} when it was repeated")
+        if END in again and not _close(self.submitted[END].value, again[END].value, self.cell):
+            found.append(f"{END}: {self.submitted[END].value:.6g}, and {again[END].value:.6g} when it was repeated")
+        return found
+
+
+def _close(one: float, other: float, cell: BenchmarkCell) -> bool:
+    if math.isnan(one) or math.isnan(other):
+        return math.isnan(one) and math.isnan(other)
+    target = cell.entry.scenario.target
+    if target.percent or (target.percent is None and target.metric == "accuracy"):
+        return abs(one - other) <= POINTS
+    return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=1e-9)
+
+
+def checks(cells: Sequence[BenchmarkCell], submitted: Sequence[StoredCell]) -> tuple[list[Check], list[str]]:
+    """The runs of these cells; and a sentence for each cell whose rows are not of the runs that its configuration makes
+    here."""
+    rows = {tuple(cell.labels.values()): cell.values() for cell in submitted}
+    found, wrong = [], []
+    for cell in cells:
+        own: dict[tuple[str, int, bool], dict[str, Value]] = {}
+        for value in rows.get(tuple(map(str, cell.labels.values())), []):
+            own.setdefault((value.run, value.seed, value.chosen), {})[value.metric] = value
+        counting = {(value.setting, value.lr) for by in own.values() for value in by.values() if value.chosen}
+        trials = [k for k, trial in enumerate(cell.entry.trials) if (trial.setting, trial.lr) in counting]
+        runs = cell.runs(trials[0]) if len(trials) == len(counting) == 1 else []
+        expected = {(run.jobs[0].id, run.seed, run.counts): run for run in runs}
+        if not own or expected.keys() != own.keys():
+            names = f"{cell.labels['scenario']}, {cell.labels['method']}"
+            wrong.append(f"{names}: the rows are not of the runs that its configuration makes here.")
+            continue
+        found += [Check(cell, run, own[key]) for key, run in expected.items()]
+    return found, wrong
+
+
+class Repeated(NamedTuple):
+    """What is repeated."""
+
+    runs: int
+    baseline: int
+    """More runs, which set targets."""
+    about_s: float
+
+
+def choose(found: Sequence[Check], number: int) -> Repeated:
+    """Mark the cheapest runs as repeated: of each family of scenarios one that counts, those first whose target needs
+    no runs, then further ones; all cells of a run together."""
+    by_run: dict[str, list[Check]] = {}
+    for check in sorted(found, key=lambda check: (not check.run.counts, check.wall_s)):
+        by_run.setdefault(check.run.jobs[0].id, []).append(check)
+    places: Counter[str] = Counter()
+    order: list[tuple[int, bool, float, int, list[Check]]] = []
+    for those in by_run.values():
+        scenario = those[0].cell.entry.scenario
+        order.append((places[scenario.name], scenario.target.to_reach is None, those[0].wall_s, len(order), those))
+        places[scenario.name] += 1
+    chosen, baseline, about_s = sorted(order, key=lambda one: one[:4])[:number], {}, 0.0
+    for _, needs_baseline, wall_s, _, those in chosen:
+        about_s += wall_s
+        for check in those:
+            check.repeated = True
+            if needs_baseline:
+                scenario = check.cell.entry.scenario
+                varied = check.cell.varied.name if check.cell.varied is not None else ""
+                own = len(check.cell.target.baseline.trials), len(scenario.seeds) if not varied else 1
+                baseline[scenario.name] = own[0], wall_s
+                baseline[f"{scenario.name}.{varied}"] = own[1], wall_s
+    more = list(baseline.values())
+    return Repeated(len(chosen), sum(k for k, _ in more), about_s + sum(k * each for k, each in more))
