@@ -39,6 +39,7 @@ from decentral.measurements.advice.machine import fitted, layout_of
 from decentral.measurements.advice.methods import CODING_NS, METHODS, Case, in_means, predict_overlapped
 from decentral.measurements.timeline import StepTimes
 from decentral.measurements.training_run import TrainingRun
+from decentral.measurements.values import Value
 from decentral.registry import components
 from decentral.report.listings import Costs, costs
 from decentral.report.results import read
@@ -520,6 +521,33 @@ def test_cells_are_shown_as_published_from_a_wheel_if_their_own_runs_are_the_sam
     text = (published / "values.csv").read_text()
     (published / "values.csv").write_text(text.replace(cells[0].sources()[0].id, "0123456789ab"))
     assert benchmark_command._with_known(chosen, [*cells], cells[1:])[0] is cells[0]
+
+
+def test_the_trial_that_counts_has_to_be_the_best_one(tmp_path: Path) -> None:
+    """By the rows themselves: nothing is carried out."""
+    (chosen,) = chosen_studies([benchmark_command.STUDY, f"results_dir={tmp_path}"])
+    study = chosen.study
+    assert isinstance(study, Benchmark)
+    study.methods, study.scenarios = methods(["dpsgd"]), [one for one in study.scenarios if one.name == "quadratic"]
+    cell = study.cells([])[0]
+    assert isinstance(cell, BenchmarkCell)
+
+    def rows(choice: int, seconds: list[float]) -> StoredCell:
+        found = []
+        for run in cell.runs(choice):
+            own = cell.entry.trials[run.trial]
+            first = Value(cell.labels, 1.0, "", run.seed, own.lr, run.counts, run=run.jobs[0].id, setting=own.setting)
+            for metric in [*METRICS.values(), *([] if run.counts else [END])]:
+                time = metric == METRICS["simulated_s"] and not run.counts
+                found.append(first._replace(metric=metric, value=seconds[run.trial] if time else 1.0))
+        return StoredCell(cell.labels, found)
+
+    seconds = [5, math.nan, 3, 4, 9]
+    assert submission.checks([cell], [rows(2, seconds)])[1] == []
+    (words,) = submission.checks([cell], [rows(3, seconds)])[1]
+    assert "quadratic.even, D-PSGD: another trial is better than the one that counts" in words
+    (words,) = submission.checks([cell], [StoredCell(cell.labels, rows(2, seconds).values()[:-1])])[1]
+    assert "the rows are not of the runs that its configuration makes here" in words
 
 
 @pytest.mark.slow

@@ -31,6 +31,7 @@ EVALUATIONS, SHARE = 4, 0.03
 all of them. Rounding differs there; docs/benchmark.md says what was tried."""
 POINTS, RELATIVE = 5.0, 0.03
 """The same for the value at the end of a trial: of a percentage, and of any other metric."""
+_ALIKE = 1e-8  # scores of trials: values are kept with nine digits
 _MOST_BYTES = 10_000_000
 _README = """\
 # {titles}, as submitted to decentral-benchmark
@@ -256,7 +257,7 @@ def _close(one: float, other: float, cell: BenchmarkCell) -> bool:
 
 def checks(cells: Sequence[BenchmarkCell], submitted: Sequence[StoredCell]) -> tuple[list[Check], list[str]]:
     """The runs of these cells; and a sentence for each cell whose rows are not of the runs that its configuration makes
-    here."""
+    here, or whose trial that counts is not the best one."""
     rows = {tuple(cell.labels.values()): cell.values() for cell in submitted}
     found, wrong = [], []
     for cell in cells:
@@ -264,13 +265,22 @@ def checks(cells: Sequence[BenchmarkCell], submitted: Sequence[StoredCell]) -> t
         for value in rows.get(tuple(map(str, cell.labels.values())), []):
             own.setdefault((value.run, value.seed, value.chosen), {})[value.metric] = value
         counting = {(value.setting, value.lr) for by in own.values() for value in by.values() if value.chosen}
-        trials = [k for k, trial in enumerate(cell.entry.trials) if (trial.setting, trial.lr) in counting]
-        runs = cell.runs(trials[0]) if len(trials) == len(counting) == 1 else []
+        trials = [k for k, trial in enumerate(cell.entry.trials) if {(trial.setting, trial.lr)} == counting]
+        runs = cell.runs(trials[0]) if trials else []
         expected = {(run.jobs[0].id, run.seed, run.counts): run for run in runs}
-        if not own or expected.keys() != own.keys():
-            names = f"{cell.labels['scenario']}, {cell.labels['method']}"
-            wrong.append(f"{names}: the rows are not of the runs that its configuration makes here.")
+        suffix = HELD_OUT if cell.varied is not None else ""
+        metrics = {metric + suffix for metric in METRICS.values()}
+        whole = all(by.keys() == (metrics if counts else {*metrics, END}) for (*_, counts), by in own.items())
+        name = f"{cell.labels['scenario']}, {cell.labels['method']}"
+        if not own or not whole or expected.keys() != own.keys():
+            wrong.append(f"{name}: the rows are not of the runs that its configuration makes here.")
             continue
+        tried = [by for (*_, counts), by in own.items() if not counts]
+        scores = {
+            (by[END].setting, by[END].lr): cell.score(by[METRICS["simulated_s"]].value, by[END].value) for by in tried
+        }
+        if scores and scores[next(iter(counting))] < max(scores.values()) - _ALIKE:
+            wrong.append(f"{name}: another trial is better than the one that counts.")
         found += [Check(cell, run, own[key]) for key, run in expected.items()]
     return found, wrong
 
@@ -288,7 +298,7 @@ def choose(found: Sequence[Check], number: int) -> Repeated:
     """Mark the cheapest runs as repeated: of each family of scenarios one that counts, those first whose target needs
     no runs, then further ones; all cells of a run together."""
     by_run: dict[str, list[Check]] = {}
-    for check in sorted(found, key=lambda check: (not check.run.counts, check.wall_s)):
+    for check in sorted(found, key=lambda one: (not one.run.counts, one.cell.varied is not None, one.wall_s)):
         by_run.setdefault(check.run.jobs[0].id, []).append(check)
     places: Counter[str] = Counter()
     order: list[tuple[int, bool, float, int, list[Check]]] = []

@@ -300,7 +300,8 @@ class BenchmarkCell(Cell):
             course = self.entry.course(self._jobs(k, self.entry.scenario.tune_seed), self.clock)
             if course is None or target is None:
                 return None
-            scores.append(self._score(course, target))
+            seconds = course.reached(target, self.entry.sign)["simulated_s"]
+            scores.append(self.score(seconds, course.end))
         return max(range(len(scores)), key=scores.__getitem__)
 
     def values(self) -> list[Value]:
@@ -384,13 +385,12 @@ class BenchmarkCell(Cell):
             return [self.varied.jobs(self.entry, trial, self.clock)]
         return [self._jobs(trial, seed) for seed in self._seeds()]
 
-    def _score(self, course: Course, target: float) -> float:
-        """Above 1 if the target is reached, and the larger the earlier; else below, and the larger the better the value
-        at the end is."""
-        seconds = course.reached(target, self.entry.sign)["simulated_s"]
+    def score(self, seconds: float, end: float) -> float:
+        """Of a trial: above 1 if the target is reached, and the larger the earlier; else below, and the larger the
+        better the value at the end is."""
         if math.isfinite(seconds):
             return 1 + 1 / (1 + seconds)
-        return -math.inf if math.isnan(course.end) else 0.5 + math.atan(self.entry.sign * course.end) / math.pi
+        return -math.inf if math.isnan(end) else 0.5 + math.atan(self.entry.sign * end) / math.pi
 
 
 @dataclass
