@@ -159,8 +159,9 @@ def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]
     absent = [c for c in cells if id(c) not in wanted and not c.values()]
     own, _ = stored(absent, here, _same_rules(chosen, here))
     theirs: dict[int, StoredCell] = {}
-    for published in (conf_directory().parent / PUBLISHED_RESULTS / place, Path(PUBLISHED_RESULTS) / place):
-        if published.resolve() != here.resolve():
+    roots = (conf_directory().parent, Path())  # of the checkout or package; what is here stands in its place
+    for published in dict.fromkeys((root / PUBLISHED_RESULTS / place).resolve() for root in roots):
+        if published != here.resolve():
             theirs |= stored(absent, published, _same_rules(chosen, published))[0]
     if new := theirs.keys() - own.keys():
         say(f"Note:     {len(new)} of {len(cells)} cells are shown as published.")
@@ -295,7 +296,7 @@ def _computed_again(
         rows.append([*map(str, those[0].labels.values()), *counts, "no" if different else "yes"])
         wrong += different
     say(aligned(rows, left=2))
-    return _verdict(options, facts, wrong, f"{again.runs} runs repeated")
+    return _verdict(options, facts, wrong, f"{again.runs} run{'s' * (again.runs != 1)} repeated")
 
 
 def _verdict(options: argparse.Namespace, facts: dict[str, Any], wrong: Sequence[str], done: str) -> int:
