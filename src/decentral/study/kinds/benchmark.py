@@ -170,7 +170,8 @@ class Entry:
 
 def _period(config: Config) -> int:
     """After how many steps workers have communicated: models in between are nobody's result."""
-    own = getattr(config.algo, "period_steps", 1) if config.algo.only_local_between else 1
+    asynchronous = isinstance(config.algo, AsynchronousAlgorithm)  # Eager-SGD's is of something else
+    own = 1 if asynchronous else getattr(config.algo, "period_steps", 1)
     return int(own * config.communication.every)
 
 
