@@ -165,6 +165,7 @@ def test_all_runs_are_rows_of_one_table(start, tmp_path):
     assert set(table.loc[:, "status"]) == {"done"} and set(table.loc[:, "algo"]) == {"dpsgd"}
     assert table.loc[str(second.directory), "lr"] == 0.2 and table.loc[str(second.directory), "step"] == 6
     assert table.loc[str(first.directory), "test accuracy (worst)"] == first.last("accuracy", "worst")
+    (tmp_path / "nothing").mkdir()
     assert len(runs(tmp_path / "nothing")) == 0
     (second.directory / "metrics.jsonl").write_text("damaged\n")
     table = runs(tmp_path).set_index("directory")

@@ -151,10 +151,11 @@ def test_the_status_is_standard_json_and_keeps_non_finite_facts(store: RunStore)
 
 @pytest.mark.parametrize("content", [None, b'{"status": "runn', b"[1]", b"\xff\xfe\x00"])
 def test_peeking_at_a_missing_or_broken_status_is_none(tmp_path: Path, content: bytes | None) -> None:
+    (run := tmp_path / "run").mkdir()
     if content is not None:
-        (tmp_path / "status.json").write_bytes(content)
-    assert RunStore.peek(tmp_path) is None
-    assert find_runs(tmp_path.parent) == []
+        (run / "status.json").write_bytes(content)
+    assert RunStore.peek(run) is None
+    assert find_runs(tmp_path) == []
 
 
 def test_of_two_who_replace_a_file_at_a_time_each_writes_a_whole_one(tmp_path: Path) -> None:
