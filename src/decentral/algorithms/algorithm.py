@@ -74,10 +74,10 @@ class Algorithm(Settings, ABC, where="algo"):
     """Whether this is no optimizer, but averages samples x - gradient(x)."""
 
     usual_topology: ClassVar[str] = ""
-    """What `topology=` is for it where nobody says it; '' for double binary trees, on which messages are relayed."""
+    """The default of `topology=` with this algorithm; '' for double binary trees, on which messages are relayed."""
 
     usual_compress: ClassVar[str] = ""
-    """What `compress=` is for it where nobody says it; '' for none."""
+    """The default of `compress=` with this algorithm; '' for none."""
 
     own_residuals: ClassVar[bool] = False
     """Whether it keeps what messages leave out in its own way, so that there is no `compress.error_feedback`."""

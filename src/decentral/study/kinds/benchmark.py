@@ -169,7 +169,7 @@ class Entry:
 
 
 def _period(config: Config) -> int:
-    """After how many steps workers have communicated: models in between are nobody's result."""
+    """After how many steps workers have communicated: models in between are not compared."""
     asynchronous = isinstance(config.algo, AsynchronousAlgorithm)  # Eager-SGD's is of something else
     own = 1 if asynchronous else getattr(config.algo, "period_steps", 1)
     return int(own * config.communication.every)
@@ -396,7 +396,7 @@ class BenchmarkCell(Cell):
 
 @dataclass
 class Benchmark(Study):
-    """Every method in every scenario, with the same budget: so many trials on one seed, then several seeds.
+    """Every method in every scenario with the same tuning budget: `trials` runs on one seed, then several seeds with the best.
 
     methods      names in conf/benchmark/methods.yaml, or of algorithms; null: all that have a line there
     scenarios    names in conf/benchmark/scenario/; those in one's own folder are added
