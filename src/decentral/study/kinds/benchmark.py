@@ -396,7 +396,7 @@ class BenchmarkCell(Cell):
 
 @dataclass
 class Benchmark(Study):
-    """Every method in every scenario with the same tuning budget: `trials` runs on one seed, then several seeds with the best.
+    """Every method in every scenario with the same budget: `trials` runs on one seed, then several seeds with the best.
 
     methods      names in conf/benchmark/methods.yaml, or of algorithms; null: all that have a line there
     scenarios    names in conf/benchmark/scenario/; those in one's own folder are added
