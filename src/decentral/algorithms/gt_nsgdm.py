@@ -27,7 +27,7 @@ class GTNSGDm(Algorithm):
 
     arXiv:2505.03736 (formula from code, the paper's text was not checked; there y = 0 is no number). The mean of the y
     is always that of the m. Two rounds of averaging in a step, the second of which waits for the first. Steps do not
-    become shorter near an optimum: let lr fall. One worker does normalised SGD with momentum. g is what the local
+    become shorter near an optimum: let lr fall. One worker does normalized SGD with momentum. g is what the local
     optimizer makes of it: plain `optim=sgd` is the method. W is doubly stochastic, static or time-varying. Lost
     messages: both vectors are lost together and the weights are rescaled; the y then do not keep their mean.
     """
