@@ -271,6 +271,11 @@ def needs(tmp_path):
             return ["algo=allreduce", *(["cluster=slow_network"] if components("compression")[option].chooses else [])]
         if group == "cluster":
             return [word for word in FREE if option == "machines" and not word.startswith("cluster=")]
+        if group == "availability" and option == "trace":
+            (tmp_path / "trace.csv").write_text("worker,from_step,to_step\n0,0,\n")
+            return [f"availability.path={tmp_path / 'trace.csv'}"]
+        if group == "availability":
+            return {"fixed": ["availability.absences=[[3,1,2]]"]}.get(option, ["cluster=even"])
         if group == "task" and option in TASKS:
             return [*TASKS[option], "algo=dpsgd", "topology=ring", "num_workers=4"]
         if group == "partition" and option == "natural":

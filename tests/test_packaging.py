@@ -174,6 +174,7 @@ ROOMS = (
     "lr_schedules",
     "optim",
     "compression",
+    "availability",
     "cluster",
     "network",
     "topology",

@@ -132,6 +132,10 @@ IDLE = {
         "algo=allreduce compress=artopk",
         "algo=allreduce compress=artopk compress.select=var",
     ),
+    "availability.detect_s=3": (
+        "cluster=even availability=failures availability.crash=false",
+        "cluster=even availability=failures",
+    ),
     "network.measure_every_steps=3": ("task=quadratics", "task=quadratics network.measure=true"),
     "network.measure_bytes=2000000": ("task=quadratics", "task=quadratics network.measure=true"),
     "schedule.warmup_from=0.5": ("schedule=multistep schedule.warmup_epochs=0", "schedule=multistep"),

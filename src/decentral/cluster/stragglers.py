@@ -19,13 +19,11 @@ from decentral.randomness import normal, uniform
 _WHERE = "cluster.stragglers"
 _SLOWEST = 1e6
 """More than that is a worker that is gone."""
-_PURPOSE = "cluster: stragglers"
-_START = "cluster: stragglers at the start"
-_BLOCK = 256
+BLOCK = 256
 """Steps that are worked out together where each follows from the one before."""
 
 Following = Callable[[int, int, np.ndarray], np.ndarray]
-"""(seed, number of a block, last row of the one before) -> its rows [_BLOCK, n]."""
+"""(seed, number of a block, last row of the one before) -> its rows [BLOCK, n]."""
 
 
 class Mode(Enum):
@@ -98,20 +96,22 @@ class Stragglers:
 class Delays:
     """By how much longer gradients take: slowness s adds s delay_s, or slowdown^s - 1 times the usual time."""
 
-    def __init__(self, stragglers: Stragglers, num_workers: int) -> None:
-        self.stragglers, self.num_workers = stragglers, num_workers
+    def __init__(self, stragglers: Stragglers, num_workers: int, purpose: str = "cluster: stragglers") -> None:
+        """`purpose` is a part of the address of all that is drawn."""
+        self.stragglers, self.num_workers, self.purpose = stragglers, num_workers, purpose
         self._ends: dict[int, list[np.ndarray]] = {}  # by seed: the start, and the last row of each block so far
 
     def draw(self, seed: int, first: int, usual: np.ndarray) -> np.ndarray:
         """By how many seconds gradients t = first, first + 1, ... take longer than `usual`: both [T, n]."""
-        given: Any = self.stragglers
-        slowness = self._slowness(given, seed, first, len(usual))
+        given = self.stragglers
+        slowness = self.slowness(seed, first, len(usual))
         if given.slowdown is not None:
             return np.asarray(usual * (np.power(given.slowdown, slowness) - 1))
         return np.asarray(slowness * (given.delay_s or 0.0))
 
-    def _slowness(self, given: Any, seed: int, first: int, steps: int) -> np.ndarray:
+    def slowness(self, seed: int, first: int, steps: int) -> np.ndarray:
         """Of each worker in these steps, a function of (seed, step, worker), see `randomness`: float64 [steps, n]."""
+        given: Any = self.stragglers
         slow = np.zeros((steps, self.num_workers))
         if given.mode is Mode.exactly:  # the `count` smallest of n uniform numbers: every set of so many is as likely
             smallest = np.argpartition(self._uniform(seed, first, steps), given.count - 1, axis=1)[:, : given.count]
@@ -128,15 +128,16 @@ class Delays:
         return slow
 
     def _uniform(self, seed: int, first: int, steps: int) -> np.ndarray:
-        return uniform(seed, _PURPOSE, np.arange(first, first + steps)[:, None], np.arange(self.num_workers)[None, :])
+        numbers = np.arange(first, first + steps)[:, None]
+        return uniform(seed, self.purpose, numbers, np.arange(self.num_workers)[None, :])
 
     def _chain(self, seed: int, first: int, steps: int, following: Following) -> np.ndarray:
         """What follows from the step before, in blocks of which the last row is kept: [steps, n]."""
-        ends = self._ends.setdefault(seed, [uniform(seed, _START, np.arange(self.num_workers))])
+        ends = self._ends.setdefault(seed, [uniform(seed, f"{self.purpose} at the start", np.arange(self.num_workers))])
         parts = []
-        for number in range(-(-(first + steps) // _BLOCK)):
-            begin = number * _BLOCK
-            if begin + _BLOCK > first or number + 1 == len(ends):
+        for number in range(-(-(first + steps) // BLOCK)):
+            begin = number * BLOCK
+            if begin + BLOCK > first or number + 1 == len(ends):
                 rows = following(seed, number, ends[number])
                 if number + 1 == len(ends):
                     ends.append(rows[-1])
@@ -150,8 +151,8 @@ class Delays:
         becomes so for u_t < p.
         """
         given: Any = self.stragglers
-        slow, rows = before, np.empty((_BLOCK, self.num_workers), dtype=bool)
-        for t, u in enumerate(self._uniform(seed, number * _BLOCK, _BLOCK)):
+        slow, rows = before, np.empty((BLOCK, self.num_workers), dtype=bool)
+        for t, u in enumerate(self._uniform(seed, number * BLOCK, BLOCK)):
             if number == t == 0:
                 slow = before < given.probability / (given.probability + 1 / given.residence_steps)
             else:
@@ -161,6 +162,6 @@ class Delays:
 
     def _walk(self, seed: int, number: int, before: np.ndarray) -> np.ndarray:
         """A free walk with normal steps, which begins anywhere in [0, 1] with the same probability."""
-        steps = np.arange(number * _BLOCK, (number + 1) * _BLOCK)[:, None]
-        walk = np.cumsum(normal(seed, _PURPOSE, steps, np.arange(self.num_workers)[None, :]), axis=0)
+        steps = np.arange(number * BLOCK, (number + 1) * BLOCK)[:, None]
+        walk = np.cumsum(normal(seed, self.purpose, steps, np.arange(self.num_workers)[None, :]), axis=0)
         return np.asarray(before + (self.stragglers.drift or 0.0) * walk)

@@ -75,6 +75,7 @@ def resolve(config: Config) -> Config:
     if config.simulate is Simulate.training:
         config.task.check(config)
     config.cluster.check(config.num_workers)
+    config.availability.check(config.num_workers)
     config.algo.check_workers(config.num_workers)
     config.algo.check_optimizer(config.optim)
     check_time(config)
@@ -258,6 +259,11 @@ def check_time(config: Config) -> None:
         if value is not None and not has_clock(config):
             alone = ", and one process" if config.algo.asynchronous else ""
             raise ConfigError(f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even{alone}.")
+    if config.availability.in_seconds and not has_clock(config):
+        raise ConfigError(
+            f"availability={config.availability.name} goes by simulated seconds here, of which there are none: choose "
+            "a cluster, such as cluster=even, or an availability by steps, such as availability=persistent."
+        )
     if config.record_operations and "model" not in config.task.uses:
         in_one = config.processes == "1" or is_virtual(config)
         if in_one or (config.processes == "auto" and config.task.useful_processes(config) == 1):

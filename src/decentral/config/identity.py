@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.algorithms.algorithm import RevisionOf
+from decentral.availability.availability import AlwaysPresent
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.dense import NoCompression
 from decentral.config.parsing import plain
@@ -71,6 +72,8 @@ def identity(config: Config) -> dict[str, Any]:
         known["early_stop"] = component_identity(config.early_stop)
     if not isinstance(config.compress, NoCompression):
         known["compress"] = component_identity(config.compress)
+    if not isinstance(config.availability, AlwaysPresent):
+        known["availability"] = component_identity(config.availability)
     if isinstance(config.cluster, VirtualCluster):
         known["cluster"] = component_identity(config.cluster) | {"clock": CLOCK_VERSION}
     if config.init is not None:

@@ -56,6 +56,7 @@ GROUPS = {
     "schedule": "lr_schedules",
     "compress": "compression",
     "cluster": "cluster",
+    "availability": "availability",
     "logger": "training.loggers",
     "launcher": "scheduling.launchers",
 }
@@ -104,6 +105,7 @@ class Config(Settings):
     schedule: Any = None
     compress: Any = None
     cluster: Any = None
+    availability: Any = None
     logger: Any = None
     launcher: Any = None
     network: NetworkSettings = field(default_factory=NetworkSettings)

@@ -33,6 +33,7 @@ CONTRACTS = {
     "lr_schedules": "lr_schedules.schedule.LearningRateSchedule",
     "compression": "compression.compressor.Compressor",
     "cluster": "cluster.cluster.Cluster",
+    "availability": "availability.availability.Availability",
     "gradients": "gradients.execution.Execution",
     "training.loggers": "training.loggers.logger.Logger",
     "scheduling.launchers": "scheduling.launchers.launcher.Launcher",

@@ -1,0 +1,184 @@
+"""The configuration group `availability=`: who is present when. What that means for a step is `training`'s matter."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from decentral.errors import ConfigError
+from decentral.randomness import uniform
+from decentral.settings import Settings, setting
+
+Present = Callable[[float], np.ndarray]
+"""A step, or simulated seconds -> who is there: bool [n]."""
+
+
+class Absent(Enum):
+    """What becomes of the graph while workers are absent."""
+
+    rerouted = "rerouted"
+    induced = "induced"
+
+
+class Weights(Enum):
+    """How those weigh each other who are left of an induced graph."""
+
+    auto = "auto"
+    metropolis = "metropolis"
+    keep = "keep"
+
+
+class OnReturn(Enum):
+    """Which model a worker goes on with that returns."""
+
+    stale = "stale"
+    neighbor = "neighbor"
+    average = "average"
+
+
+class OnLeave(Enum):
+    """What becomes of the corrections of a worker that leaves."""
+
+    keep = "keep"
+    handover = "handover"
+    restart = "restart"
+
+
+class Schedule:
+    """Who is present when: a pure function of the seed and the time, and so equal on all processes."""
+
+    def __init__(
+        self,
+        present: Present,
+        num_workers: int,
+        seed: int,
+        least: int,
+        changes: Callable[[float], np.ndarray] | None = None,
+    ) -> None:
+        """present(when) says who would be there; at least `least` are.
+
+        changes(until), for a schedule in seconds: when somebody comes or leaves, sorted, all up to then and those of at
+        least one more arrival, if there is one.
+        """
+        self.num_workers, self.in_seconds = num_workers, changes is not None
+        self._present, self._seed, self._least, self._changes = present, seed, least, changes
+
+    def at_step(self, step: int) -> np.ndarray:
+        """Who is present in a step: bool [n]."""
+        return self._filled(step, step)
+
+    def at(self, second: float) -> np.ndarray:
+        """Who is present at a simulated time: bool [n]."""
+        return self._filled(second, 0)
+
+    def next_arrival(self, second: float) -> float:
+        """When, after this time, somebody is present for the first time; inf for never."""
+        return next((when for when in self._moments(second, math.inf) if self.at(when).any()), math.inf)
+
+    def record(self, until: float) -> str:
+        """Who is present from when to when, in the first `until` steps or seconds: a file for `availability=trace`."""
+        unit = "s" if self.in_seconds else "step"
+        moments: Iterable[float] = [0.0, *self._moments(0.0, until)] if self.in_seconds else range(int(until))
+        before, since = np.zeros(self.num_workers, dtype=bool), dict[int, float]()
+        lines: list[tuple[int, float, str]] = []
+        for when in moments:
+            now = self.at(when) if self.in_seconds else self.at_step(int(when))
+            for worker in np.flatnonzero(now != before).tolist():
+                if now[worker]:
+                    since[worker] = when
+                else:
+                    lines.append((worker, since.pop(worker), str(when)))
+            before = now
+        lines += [(worker, begun, "") for worker, begun in since.items()]
+        return "\n".join(
+            [f"worker,from_{unit},to_{unit}", *(f"{i},{begun},{ends}" for i, begun, ends in sorted(lines))]
+        )
+
+    def _moments(self, after: float, until: float) -> list[float]:
+        """The times of changes after one time and up to another; up to inf: and at least one arrival."""
+        assert self._changes is not None, "a schedule in steps"
+        times = np.unique(self._changes(until if until < math.inf else after))
+        found: list[float] = times[(times > after) & (times <= until)].tolist()
+        return found
+
+    def _filled(self, when: float, step: int) -> np.ndarray:
+        """With the smallest draws of the absent, where too few are there."""
+        present = self._present(when).copy()
+        if (missing := self._least - np.count_nonzero(present)) > 0:
+            draws = uniform(self._seed, "availability: least", step, np.arange(self.num_workers))
+            present[np.argsort(np.where(present, np.inf, draws), kind="stable")[:missing]] = True
+        return present
+
+
+class Availability(Settings, ABC, where="availability"):
+    """A choice of `availability=`: a dataclass whose fields are its configuration."""
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether a schedule is asked by simulated seconds instead of steps."""
+        return False
+
+    @abstractmethod
+    def check(self, num_workers: int) -> None:
+        """Raise ConfigError for anything that is missing, contradicts something or does not fit n workers."""
+
+    @abstractmethod
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """Who is present when, in a run of so many steps (None: it is not known of how many).
+
+        Raises ConfigError for what depends on a number of steps that is not known.
+        """
+
+
+@dataclass
+class AlwaysPresent(Availability):
+    """Everybody takes part in every step."""
+
+    name: str = "none"
+
+    def check(self, num_workers: int) -> None:
+        """Always possible."""
+
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """Everybody."""
+        return Schedule(lambda when: np.ones(num_workers, dtype=bool), num_workers, seed, least=0)
+
+
+@dataclass(kw_only=True)
+class Absences(Availability):
+    """Some workers are absent at times: their rows rest, nobody computes, sends or waits for them.
+
+    absent     rerouted: those who are present form the topology of so many workers, in the order of their numbers, so
+               that they stay connected; induced: of the graph remain the edges between them
+    weights    of an induced graph. metropolis: from the degrees that are left; keep: as they were, and what an absent
+               neighbor had is added to one's own; auto: whichever suits the topology
+    on_return  with which model a worker goes on. stale: its own; neighbor: its lowest-numbered neighbor's;
+               average: the mean of its neighbors' models. Only neighbors count that were there in the step before
+    on_leave   what becomes of the correction of a worker that leaves, in methods whose corrections sum to zero. keep:
+               it rests, and all converge to the optimum of everybody; handover: to its neighbors; restart: all
+               corrections become zero whenever somebody comes or leaves, which gives the optimum of those present
+    least      so many are present at least: those who are missing are drawn
+    """
+
+    absent: Absent = Absent.rerouted
+    weights: Weights = Weights.auto
+    on_return: OnReturn = OnReturn.average
+    on_leave: OnLeave = OnLeave.keep
+    least: int = setting(1, at_least=1)
+
+    def check(self, num_workers: int) -> None:
+        """See `Availability.check`."""
+        if self.least > num_workers:
+            raise ConfigError(
+                f"availability.least={self.least} is more than num_workers={num_workers}: use at most {num_workers}."
+            )
+        if self.weights is not Weights.auto and self.absent is Absent.rerouted:
+            raise ConfigError(
+                f"availability.weights={self.weights.name} is for availability.absent=induced, and with rerouted the "
+                "topology says the weights: leave it out, or add availability.absent=induced."
+            )

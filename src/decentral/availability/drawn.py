@@ -1,0 +1,148 @@
+"""Absences that are drawn in every step: each worker's by itself, so many of all, or by the time of the day."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from decentral.availability.availability import Absences, Present, Schedule
+from decentral.cluster.settings import LONGEST_S
+from decentral.cluster.stragglers import BLOCK, Delays, Mode, Stragglers
+from decentral.errors import ConfigError
+from decentral.randomness import numpy_generator, uniform
+from decentral.settings import setting
+
+_PER_PERIOD = 1440
+"""How often in a period in seconds the present change: once in a minute of a day."""
+
+
+def _by_blocks(rows: Callable[[int, int], np.ndarray]) -> Present:
+    """Who is present in a step, of rows(first, steps), bool [steps, n], which are worked out a block at a time."""
+    block = lru_cache(maxsize=2)(lambda number: rows(number * BLOCK, BLOCK))
+    return lambda step: block(int(step) // BLOCK)[int(step) % BLOCK]
+
+
+class _AsStragglers(Absences):
+    """Absent is who would be slow by the mode of `cluster.stragglers` with this name; the draws are others."""
+
+    name: str
+
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """See `Availability.open`."""
+        mode = Mode[self.name]
+        own: dict[str, Any] = {key: getattr(self, key) for key in mode.value}
+        away = Delays(Stragglers(mode=mode, **own), num_workers, "availability")
+        rows = _by_blocks(lambda first, steps: away.slowness(seed, first, steps) == 0)
+        return Schedule(rows, num_workers, seed, self.least)
+
+
+@dataclass
+class Exactly(_AsStragglers):
+    """So many random workers are absent in each step, drawn anew: client sampling.
+
+    count  how many are absent
+    """
+
+    name: str = "exactly"
+    count: int = setting(1, at_least=1)
+
+    def check(self, num_workers: int) -> None:
+        """See `Availability.check`."""
+        super().check(num_workers)
+        if self.count > num_workers - self.least:
+            raise ConfigError(
+                f"availability.count={self.count} leaves fewer than availability.least={self.least} of num_workers="
+                f"{num_workers} present: use at most {num_workers - self.least}."
+            )
+
+
+@dataclass
+class Independent(_AsStragglers):
+    """Each worker is absent in each step with a probability, whatever it was before.
+
+    probability  to be absent
+    """
+
+    name: str = "independent"
+    probability: float = setting(0.25, above=0, below=1)
+
+
+@dataclass
+class Persistent(_AsStragglers):
+    """Workers leave and come back: a Markov chain with two states for each, stationary from the start.
+
+    A worker is away probability / (probability + 1 / residence_steps) of the time: a quarter with the defaults.
+
+    probability      to leave, in a step; sessions last 1 / probability steps on average
+    residence_steps  mean number of steps until it is back, geometrically distributed
+    """
+
+    name: str = "persistent"
+    probability: float = setting(0.02, above=0, below=1)
+    residence_steps: float = setting(17.0, at_least=1)
+
+
+@dataclass
+class Diurnal(Absences):
+    """Day and night: at time t so many are present as a sine says, those whose own sine is the highest.
+
+        k(t) = n (lowest + (highest - lowest) (1 + sin(2 pi t / T)) / 2)  with the largest sin(2 pi t / T + phi_i) + b_i
+
+    phi_i is uniform and b_i is Beta(2, 5) - 2/7: each worker has its own time zone and its own eagerness.
+
+    lowest        share of the workers that is present at night
+    highest       share of the workers that is present in the daytime
+    period_steps  T, in steps
+    period_s      T in simulated seconds, instead; who is there changes 1440 times in a period
+    """
+
+    name: str = "diurnal"
+    lowest: float = setting(0.1, at_least=0, at_most=1)
+    highest: float = setting(0.8, above=0, at_most=1)
+    period_steps: float = setting(200.0, above=1)
+    period_s: float | None = setting(None, above=0, at_most=LONGEST_S, hint="a number of seconds")
+
+    @property
+    def in_seconds(self) -> bool:
+        """With a period in seconds."""
+        return self.period_s is not None
+
+    def check(self, num_workers: int) -> None:
+        """See `Availability.check`."""
+        super().check(num_workers)
+        if self.lowest > self.highest:
+            raise ConfigError(
+                f"availability.lowest={self.lowest:g} is more than availability.highest={self.highest:g}: swap them."
+            )
+
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """See `Availability.open`."""
+        phase = 2 * math.pi * uniform(seed, "availability: phase", np.arange(num_workers))
+        eager = [numpy_generator(seed, "availability: eager", i).beta(2, 5) - 2 / 7 for i in range(num_workers)]
+        period = self.period_steps if self.period_s is None else _PER_PERIOD
+
+        def rows(first: int, steps: int) -> np.ndarray:
+            """Of these steps, or parts of a period: bool [steps, n]."""
+            angle = 2 * math.pi * np.arange(first, first + steps)[:, None] / period
+            share = self.lowest + (self.highest - self.lowest) * (1 + np.sin(angle)) / 2
+            rank = np.argsort(np.argsort(-np.sin(angle + phase) - eager, axis=1, kind="stable"), axis=1, kind="stable")
+            return np.asarray(rank < np.rint(num_workers * share))
+
+        present = _by_blocks(rows)
+        if self.period_s is None:
+            return Schedule(present, num_workers, seed, self.least)
+        tick = self.period_s / _PER_PERIOD
+
+        def at(second: float) -> np.ndarray:
+            """Of the last tick that is not after this time, which rounding may have put one away."""
+            number = int(second / tick)
+            return present(number + int((number + 1) * tick <= second) - int(number * tick > second))
+
+        return Schedule(
+            at, num_workers, seed, self.least, lambda until: np.arange(int(until / tick) + _PER_PERIOD) * tick
+        )

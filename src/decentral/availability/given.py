@@ -1,0 +1,224 @@
+"""Absences that are given: in the configuration, or in a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decentral.availability.availability import Absences, Schedule
+from decentral.cluster.settings import read_lines
+from decentral.errors import ConfigError
+from decentral.settings import setting
+
+_HEADS = {"s": ["worker", "from_s", "to_s"], "step": ["worker", "from_step", "to_step"]}
+
+
+class Interval(NamedTuple):
+    """Half-open: [begins, ends)."""
+
+    said: str
+    """How messages call it."""
+    worker: int
+    begins: float
+    ends: float
+
+
+class Changes:
+    """Who is present, from the times at which workers come or leave, in turn; at first all are absent."""
+
+    def __init__(self, num_workers: int, make: Callable[[int], tuple[np.ndarray, np.ndarray, float]]) -> None:
+        """make(size): times and workers [K] of changes, and up to when these are complete; longer for larger sizes."""
+        self._n, self._make, self._size = num_workers, make, 4
+        self._times, self._workers, self._known_until = np.empty(0), np.empty(0, dtype=np.int64), -math.inf
+        self._place, self._counts = 0, np.zeros(num_workers, dtype=np.int64)  # of those up to the last time asked for
+
+    def present(self, when: float) -> np.ndarray:
+        """Who is there: bool [n]. Times that rise are quick."""
+        place = int(np.searchsorted(self.times(when), when, side="right"))
+        if place < self._place:
+            self._place, self._counts = 0, np.zeros_like(self._counts)
+        self._counts = self._counts + np.bincount(self._workers[self._place : place], minlength=self._n)
+        self._place = place
+        return self._counts % 2 == 1
+
+    def times(self, until: float) -> np.ndarray:
+        """Those of all changes up to then, sorted, and more."""
+        while self._known_until <= until:
+            self._size *= 2
+            times, workers, self._known_until = self._make(self._size)
+            order = np.argsort(times, kind="stable")
+            self._times, self._workers = times[order], workers[order]
+        return self._times
+
+
+def _changes(num_workers: int, intervals: Sequence[Interval], cycle: float | None = None) -> Changes:
+    """Each interval changes whether its worker is there, at its beginning and at its end."""
+    times = np.array([end for one in intervals for end in (one.begins, min(one.ends, cycle or math.inf))])
+    workers = np.repeat([one.worker for one in intervals], 2)
+
+    def make(size: int) -> tuple[np.ndarray, np.ndarray, float]:
+        if cycle is None:
+            return times[times < math.inf], workers[times < math.inf], math.inf
+        repeated = (np.arange(size)[:, None] * cycle + times).ravel()
+        return repeated, np.tile(workers, size), (size - 1) * cycle  # one more, see `Schedule`
+
+    return Changes(num_workers, make)
+
+
+def _check_intervals(intervals: Sequence[Interval]) -> None:
+    """Raise ConfigError for one that is empty, or overlaps another one of its worker."""
+    last: dict[int, Interval] = {}
+    for one in sorted(intervals, key=lambda one: (one.begins, one.ends)):
+        if one.begins >= one.ends:
+            raise ConfigError(f"{one.said} goes from {one.begins:g} to {one.ends:g}, which is empty: leave it out.")
+        before = last.get(one.worker)
+        if before is not None and one.begins < before.ends:
+            raise ConfigError(
+                f"{one.said} overlaps {before.said}, both of worker {one.worker}: let one end before the other begins."
+            )
+        last[one.worker] = one
+
+
+@dataclass
+class Fixed(Absences):
+    """Absences that are given: a list of them, or for a share of the workers parts of the run.
+
+    absences       such as [[3,100,200],[5,50,null]]: worker 3 is absent from step 100 on until step 200, in which it is
+                   back, and worker 5 from step 50 on for good
+    share          of the workers, those with the highest numbers: they are absent from from_fraction of the steps to
+                   to_fraction
+    from_fraction  of the steps: when that share leaves
+    to_fraction    of the steps: when it is back; 1 for never
+    """
+
+    name: str = "fixed"
+    absences: list[Any] = setting([])
+    share: float | None = setting(None, above=0, below=1)
+    from_fraction: float = setting(0.0, at_least=0, below=1)
+    to_fraction: float = setting(1.0, above=0, at_most=1)
+
+    def check(self, num_workers: int) -> None:
+        """See `Availability.check`."""
+        super().check(num_workers)
+        if bool(self.absences) == (self.share is not None):
+            raise ConfigError(
+                "availability=fixed needs either availability.absences, such as [[3,100,200]] for worker 3 in steps "
+                "100 to 199, or availability.share, such as 0.25, with from_fraction and to_fraction."
+            )
+        if self.from_fraction >= self.to_fraction:
+            raise ConfigError(
+                f"availability.from_fraction={self.from_fraction:g} has to be less than availability.to_fraction="
+                f"{self.to_fraction:g}: from when to when, of the steps."
+            )
+        given = self._given(num_workers, 1000)
+        _check_intervals(given)
+        changes = self._present(num_workers, given)
+        for step in changes.times(0).tolist():
+            if (there := int(changes.present(step).sum())) < self.least:
+                raise ConfigError(
+                    f"availability=fixed leaves {there} of {num_workers} workers, fewer than availability.least="
+                    f"{self.least}: let fewer be absent at the same time."
+                )
+
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """See `Availability.open`."""
+        if self.share is not None and total_steps is None:
+            raise ConfigError(
+                "availability.share goes by parts of a run, and it is not known how many steps this one has: use "
+                "availability.absences."
+            )
+        changes = self._present(num_workers, self._given(num_workers, total_steps or 0))
+        return Schedule(changes.present, num_workers, seed, self.least)
+
+    def _present(self, num_workers: int, absences: Sequence[Interval]) -> Changes:
+        """All are there from step 0 on, but for these intervals."""
+        always = [Interval("", worker, 0, math.inf) for worker in range(num_workers)]
+        return _changes(num_workers, [*always, *absences])
+
+    def _given(self, num_workers: int, total_steps: int) -> list[Interval]:
+        if self.share is not None:
+            begins, ends = (round(part * total_steps) for part in (self.from_fraction, self.to_fraction))
+            leaving = range(num_workers - max(round(self.share * num_workers), 1), num_workers)
+            return [Interval("", i, begins, ends if self.to_fraction < 1 else math.inf) for i in leaving]
+        found = []
+        for number, one in enumerate(self.absences):
+            said = f"availability.absences[{number}]={one}"
+            fits = isinstance(one, list) and len(one) == 3 and all(isinstance(part, int) for part in one[:2])
+            if not fits or not (one[2] is None or isinstance(one[2], int)) or one[1] < 0:
+                raise ConfigError(
+                    f"{said} makes no sense: it has to be [worker,from_step,to_step], such as [3,100,200], or "
+                    "[3,100,null] for good."
+                )
+            if not 0 <= one[0] < num_workers:
+                raise ConfigError(
+                    f"{said} names worker {one[0]}, but with num_workers={num_workers} they are numbered 0 to "
+                    f"{num_workers - 1}."
+                )
+            found.append(Interval(said, one[0], one[1], math.inf if one[2] is None else one[2]))
+        return found
+
+
+@dataclass
+class Trace(Absences):
+    """Who is present when is read from a CSV file. Each run writes such a file, availability.csv, of what it used.
+
+    path   a line worker,from_s,to_s (simulated seconds; needs a cluster) or worker,from_step,to_step, and below it
+           when each worker is there: half-open, from <= t < to; an empty `to` is for ever. A worker without a line
+           never is
+    cycle  after so many seconds, or steps, the file begins anew
+    least  so many are present at least: those who are missing are drawn. With 0 all may be away: nothing happens then
+    """
+
+    name: str = "trace"
+    path: str = setting("", content=True)
+    cycle: float | None = setting(None, above=0)
+    least: int = setting(0, at_least=0)
+
+    @property
+    def in_seconds(self) -> bool:
+        """With a file in seconds."""
+        return self._read()[0] == "s"
+
+    def check(self, num_workers: int) -> None:
+        """See `Availability.check`."""
+        super().check(num_workers)
+        if not self.path:
+            raise ConfigError("availability=trace needs availability.path, a CSV file: see --help availability=trace.")
+        intervals = self._read(num_workers)[1]
+        if not intervals:
+            raise ConfigError(f"availability.path={self.path} has no line below its first: nobody is ever there.")
+        _check_intervals(intervals)
+        for one in intervals:
+            if self.cycle is not None and max(one.begins, one.ends if one.ends < math.inf else 0) > self.cycle:
+                raise ConfigError(
+                    f"{one.said} goes beyond availability.cycle={self.cycle:g}, where the file begins anew: use a "
+                    "longer cycle, or a file that ends there."
+                )
+
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """See `Availability.open`."""
+        unit, intervals = self._read(num_workers)
+        changes = _changes(num_workers, intervals, self.cycle)
+        return Schedule(changes.present, num_workers, seed, self.least, changes.times if unit == "s" else None)
+
+    def _read(self, num_workers: float = math.inf) -> tuple[str, list[Interval]]:
+        """The unit, and the intervals of so many workers. Raises ConfigError for what is no such file."""
+        lines = read_lines("availability.path", self.path)
+        unit = next((unit for unit, head in _HEADS.items() if lines and lines[0].cells == head), "")
+        if not unit:
+            found = ",".join(lines[0].cells) if lines else "nothing"
+            raise ConfigError(
+                f"line 1 of availability.path={self.path} is {found}: it has to be worker,from_s,to_s or "
+                "worker,from_step,to_step."
+            )
+        intervals = []
+        for line in lines[1:]:
+            line.check_columns(_HEADS[unit])
+            number = line.seconds if unit == "s" else lambda place, line=line: line.integer(place, "step")
+            ends = number(2) if line.cells[2] else math.inf
+            intervals.append(Interval(line.said, line.integer(0, "worker", num_workers), number(1), ends))
+        return unit, intervals

@@ -1,0 +1,140 @@
+"""Workers that come and go in simulated seconds, each by itself: sessions and absences, or failures and repairs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from decentral.availability.availability import Absences, Schedule
+from decentral.availability.given import Changes
+from decentral.cluster.settings import LONGEST_S
+from decentral.errors import ConfigError
+from decentral.randomness import normal, numpy_generator, uniform
+from decentral.settings import setting
+
+_PURPOSE = "availability: sessions"
+
+
+class Distribution(Enum):
+    """Of how long workers stay, and stay away; its value is the key of what it needs besides the mean."""
+
+    exponential = ""
+    lognormal = "sigma"
+    weibull = "shape"
+
+
+def _renewals(
+    num_workers: int, seed: int, present_s: float, away_s: float, kind: Distribution, more: float = 1.0
+) -> Changes:
+    """Sessions and absences in turn, with these means, as if they had gone on for ever before the start."""
+    workers = np.arange(num_workers)
+    begins_there = uniform(seed, f"{_PURPOSE} at the start", workers) < present_s / (present_s + away_s)
+
+    def make(size: int) -> tuple[np.ndarray, np.ndarray, float]:
+        number = np.arange(size)[:, None]
+        there = begins_there ^ (number % 2 == 1)
+        lasts = np.where(there, present_s, away_s) * _of_mean_1(kind, more, seed, number, workers)
+        lasts[0] = np.where(there[0], present_s, away_s) * _left_of_mean_1(kind, more, seed, workers)
+        ends = np.cumsum(lasts, axis=0)
+        known_until = float(ends[-1].min())
+        kept = ends <= known_until
+        at_first = workers[begins_there]
+        times = np.concatenate([np.zeros(len(at_first)), ends[kept]])
+        return times, np.concatenate([at_first, np.broadcast_to(workers, ends.shape)[kept]]), known_until
+
+    return Changes(num_workers, make)
+
+
+def _of_mean_1(kind: Distribution, more: float, seed: int, number: np.ndarray, workers: np.ndarray) -> np.ndarray:
+    """How long stretches last, [K, n]."""
+    if kind is Distribution.lognormal:
+        return np.exp(more * normal(seed, _PURPOSE, number, workers) - more**2 / 2)
+    lasts = -np.log1p(-uniform(seed, _PURPOSE, number, workers))
+    return lasts if kind is Distribution.exponential else lasts ** (1 / more) / math.gamma(1 + 1 / more)
+
+
+def _left_of_mean_1(kind: Distribution, more: float, seed: int, workers: np.ndarray) -> np.ndarray:
+    """How long the stretch still lasts that a worker is in at the start, [n]: a uniform part of one that is found with
+    a probability in proportion to its length."""
+    if kind is Distribution.exponential:
+        return _of_mean_1(kind, more, seed, np.zeros(1, dtype=np.int64), workers)
+    part = uniform(seed, f"{_PURPOSE}, what is left", workers)
+    if kind is Distribution.lognormal:
+        return part * np.exp(more * normal(seed, _PURPOSE, 0, workers) + more**2 / 2)
+    gammas = [numpy_generator(seed, _PURPOSE, i).gamma(1 + 1 / more) for i in workers.tolist()]
+    return np.asarray(part * np.power(gammas, 1 / more) / math.gamma(1 + 1 / more))
+
+
+@dataclass
+class Sessions(Absences):
+    """Each worker comes and goes by itself, in simulated seconds: a renewal process, stationary from the start.
+
+    present_s     mean length of a session
+    away_s        mean length of an absence
+    distribution  of both: exponential, which has no memory; lognormal (sigma); weibull (shape)
+    sigma         standard deviation of the logarithm (null: 1)
+    shape         below 1, who has stayed for long stays for longer (null: 0.5)
+    """
+
+    name: str = "sessions"
+    present_s: float = setting(60.0, above=0, at_most=LONGEST_S, hint="a number of seconds")
+    away_s: float = setting(20.0, above=0, at_most=LONGEST_S, hint="a number of seconds")
+    distribution: Distribution = Distribution.exponential
+    sigma: float | None = setting(None, above=0, at_most=5)
+    shape: float | None = setting(None, at_least=0.2, at_most=100)
+
+    @property
+    def in_seconds(self) -> bool:
+        """Always."""
+        return True
+
+    def check(self, num_workers: int) -> None:
+        """See `Availability.check`."""
+        super().check(num_workers)
+        for kind in Distribution:
+            if kind.value and kind is not self.distribution and getattr(self, kind.value) is not None:
+                raise ConfigError(
+                    f"availability.{kind.value}={getattr(self, kind.value):g} is for availability.distribution="
+                    f"{kind.name}, and this one is {self.distribution.name}: leave it out."
+                )
+
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """See `Availability.open`."""
+        more = {Distribution.lognormal: self.sigma or 1.0, Distribution.weibull: self.shape or 0.5}
+        changes = _renewals(
+            num_workers, seed, self.present_s, self.away_s, self.distribution, more.get(self.distribution, 1.0)
+        )
+        return Schedule(changes.present, num_workers, seed, self.least, changes.times)
+
+
+@dataclass
+class Failures(Absences):
+    """Each worker fails by itself, in simulated seconds, and is repaired; both take exponentially distributed times.
+
+    Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days are 2e-5 an hour and GPU.
+
+    per_worker_hour  failures of a worker in an hour in which it works
+    repair_s         mean time until it is back
+    crash            a worker that fails loses the step that it is in, and those who wait for it notice that detect_s
+                     later; false: it finishes the step, and leaves
+    detect_s         how long it takes until a failure is noticed, such as the time between two heartbeats
+    """
+
+    name: str = "failures"
+    per_worker_hour: float = setting(1.0, above=0, at_most=1e6)
+    repair_s: float = setting(60.0, above=0, at_most=LONGEST_S, hint="a number of seconds")
+    crash: bool = True
+    detect_s: float = setting(5.0, at_least=0, at_most=LONGEST_S, when="crash", hint="a number of seconds")
+
+    @property
+    def in_seconds(self) -> bool:
+        """Always."""
+        return True
+
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """See `Availability.open`."""
+        changes = _renewals(num_workers, seed, 3600 / self.per_worker_hour, self.repair_s, Distribution.exponential)
+        return Schedule(changes.present, num_workers, seed, self.least, changes.times)
