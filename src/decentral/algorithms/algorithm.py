@@ -70,6 +70,16 @@ class Algorithm(Settings, ABC, where="algo"):
     survives_loss: ClassVar[bool] = True
     """Whether there is a rule for lost messages (`network.drop_probability`). A collective all-reduce has none."""
 
+    survives_absence: ClassVar[bool] = True
+    """Whether workers may be absent for some steps (`availability=`). Rows of absent workers rest, so that a method in
+    rounds needs no rule of its own, unless it keeps more than rows."""
+
+    stale_returns: ClassVar[bool] = True
+    """Whether a worker may come back with the model that it had when it left (`availability.on_return=stale`)."""
+
+    replicas: ClassVar[tuple[str, ...]] = ()
+    """Fields of the state whose rows are equal on all workers that take part: who comes back takes them over."""
+
     needs_samples: ClassVar[bool] = False
     """Whether this is no optimizer, but averages samples x - gradient(x)."""
 
@@ -186,6 +196,23 @@ class Algorithm(Settings, ABC, where="algo"):
     def compression_stats(self, s: Any) -> Tensor | None:
         """What compressed messages leave out (`Compressor.compression_stats`) [k, 3], where rows are compressed."""
         return getattr(s, "compression_stats", None)
+
+    @property
+    def attends_steps(self) -> int:
+        """Who is absent in one of so many steps that belong together is absent in all of them."""
+        return int(getattr(self, "period_steps", 1))
+
+    def regroup(self, s: Any, net: Network, t: int) -> Any:
+        """The state at the beginning of step t, in which others are present than in the step before."""
+        return s
+
+    def taken_over(self, s: Any) -> tuple[Tensor, ...]:
+        """Views [k, ..., P] of what makes up a model: who comes back takes them over from neighbors together."""
+        return (self.models(s),)
+
+    def corrections(self, s: Any) -> Tensor | None:
+        """A view [k, P] of what adds up to zero over all workers; None where there is no such thing."""
+        return None
 
     def models(self, s: Any) -> Tensor:
         """The models x_i [k, P] of the local workers: what is evaluated, and what a user would deploy."""

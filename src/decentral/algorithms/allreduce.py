@@ -33,6 +33,7 @@ class AllReduce(Algorithm):
     name: str = "allreduce"
     own_rates: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = False
+    replicas: ClassVar[tuple[str, ...]] = ("x", "opt")
     uses_topology: ClassVar[bool] = False
     takes = AcceptedCompression.means
 

@@ -65,6 +65,7 @@ class AsynchronousAlgorithm(Algorithm):
     free_running: ClassVar[bool] = False
     """Whether a worker that is fast takes more gradients than others; if not, all take equally many."""
     survives_loss: ClassVar[bool] = False
+    survives_absence: ClassVar[bool] = False
     own_rates: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = None
 

@@ -90,6 +90,10 @@ class BEER(Algorithm):
         h, Wh = heard.add_own(h), heard.add_mixed(Wh)
         return self.State(x, h, Wh, v, p, Wp, m, compression_stats, opt)
 
+    def regroup(self, s: State, net: Network, t: int) -> State:
+        """Both mixtures among those that are present now."""
+        return s._replace(Wh=net.mix(copy(s.h, out=s.Wh), t), Wp=net.mix(copy(s.p, out=s.Wp), t))
+
     def momentum(self, g: Tensor, m: Tensor, t: int) -> Tensor:
         """m^t from g^t and m^{t-1}: the gradient itself."""
         return copy(g, out=m)

@@ -10,7 +10,7 @@ from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.states import Start
 from decentral.compression.gossip import send
 from decentral.compression.rows import AcceptedCompression
-from decentral.optim.rows import add, sub
+from decentral.optim.rows import add, copy, sub
 from decentral.settings import setting
 from decentral.topology.rounds import Need
 
@@ -90,3 +90,7 @@ class Choco(Algorithm):
         if self.order is Order.compress_then_combine:
             x = add(x, sub(s, h, out=g), self.gamma)
         return self.State(x, h, s, compression_stats, opt)
+
+    def regroup(self, s: State, net: Network, t: int) -> State:
+        """s_i = sum_j W_ij h_j among those that are present now."""
+        return s._replace(s=net.mix(copy(s.h, out=s.s), t))

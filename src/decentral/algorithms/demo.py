@@ -46,6 +46,7 @@ class DeMo(Algorithm):
     own_residuals: ClassVar[bool] = True
     own_rates: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = False
+    survives_absence: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar = None
     takes = AcceptedCompression.senders

@@ -50,6 +50,7 @@ class DESLOC(OnlyModels):
     state_periods: list[int] = setting([], at_least=0)
     order: Order = Order.after
     survives_loss: ClassVar[bool] = False
+    survives_absence: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
 

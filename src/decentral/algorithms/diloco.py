@@ -46,6 +46,7 @@ class DiLoCo(Algorithm):
     nesterov: bool = True
     only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
+    replicas: ClassVar[tuple[str, ...]] = ("phi", "v")
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}
 
@@ -74,6 +75,10 @@ class DiLoCo(Algorithm):
             phi, v = outer_step(phi, v, D, self.outer_lr, self.outer_momentum, self.nesterov)
             x = copy(phi, out=x)
         return self.State(x, phi, v, opt)
+
+    def regroup(self, s: State, net: Network, t: int) -> State:
+        """Who comes back begins at phi, as all do at the beginning of a period."""
+        return s._replace(x=copy(s.phi, out=s.x))
 
     def dilution(self, schedule: Rounds) -> float:
         """(1 - mu) / outer_lr: an update comes to count outer_lr (1 + mu + mu^2 + ...) times."""

@@ -76,6 +76,7 @@ class Dion(_Layered):
     sent_by_length: ClassVar[bool] = False
     own_rates: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = False
+    survives_absence: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar = None
 

@@ -69,6 +69,10 @@ class GASLoC(Algorithm):
             before, phi = copy(y, out=before), copy(x, out=phi)
         return self.State(x, phi, before, opt)
 
+    def taken_over(self, s: State) -> tuple[Tensor, ...]:
+        """x, phi and y: x alone would make x - phi a step that nobody took."""
+        return s.x, s.phi, s.y
+
     def dilution(self, schedule: Rounds) -> float:
         """(1 - mu) / outer_lr, as DiLoCo."""
         return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0

@@ -107,6 +107,10 @@ class GradientTracking(Algorithm):
             return self.State(xc, D.zero_(), opt)
         return self.State(s.xc, D, opt)
 
+    def corrections(self, s: State) -> Tensor:
+        """The c_i [k, P]."""
+        return s.xc[:, 1]
+
     def models(self, s: State) -> Tensor:
         """The x_i [k, P], without their corrections."""
         return s.xc[:, 0]

@@ -28,6 +28,7 @@ class LocalSGD(OnlyModels):
     period_steps: int = setting(4, at_least=1)
     only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
+    replicas: ClassVar[tuple[str, ...]] = ("x",)
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
 

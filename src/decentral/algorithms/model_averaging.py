@@ -24,6 +24,7 @@ class ModelAveraging(OnlyModels):
 
     name: str = "model_averaging"
     survives_loss: ClassVar[bool] = False
+    replicas: ClassVar[tuple[str, ...]] = ("x",)
     uses_topology: ClassVar[bool] = False
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:

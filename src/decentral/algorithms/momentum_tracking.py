@@ -67,6 +67,10 @@ class MomentumTracking(Algorithm):
         c = add(c, m)  # W (c - m) + m
         return self.State(xc, m, opt)
 
+    def corrections(self, s: State) -> Tensor:
+        """The c_i [k, P]."""
+        return s.xc[:, 1]
+
     def models(self, s: State) -> Tensor:
         """The x_i [k, P], without their corrections."""
         return s.xc[:, 0]

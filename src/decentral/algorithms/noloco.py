@@ -91,6 +91,10 @@ class NoLoCo(Algorithm):
             x = copy(phi, out=x)
         return self.State(x, phi, d, opt)
 
+    def taken_over(self, s: State) -> tuple[Tensor, ...]:
+        """x and phi: x alone would make x - phi a step that nobody took."""
+        return s.x, s.phi
+
     def groups(self, n: int, round: int) -> MixingMatrix:
         """Q of the outer step `round` = 0, 1, ...: symmetric, 1 / size in every group."""
         if self.pairs is not None:

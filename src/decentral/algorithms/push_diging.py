@@ -69,3 +69,7 @@ class PushDIGing(Algorithm):
             q = net.mix(q, t)
         c = sub(q, u)
         return self.State(z, c, w, opt)
+
+    def corrections(self, s: State) -> Tensor:
+        """The c_i [k, P]."""
+        return s.c

@@ -32,6 +32,7 @@ class RelayMean(Algorithm):
     name: str = "relay_mean"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
     needs_samples: ClassVar[bool] = True
+    survives_absence: ClassVar[bool] = False  # what a worker has seen is counted in every step
 
     class State(NamedTuple):
         """Estimates, the last messages with their counts, and the running sums."""

@@ -32,6 +32,7 @@ class RelaySGDGrad(Algorithm):
     name: str = "relaysgd_grad"
     receiver_lr: bool = False
     own_rates: ClassVar[bool] = False
+    stale_returns: ClassVar[bool] = False  # the updates that it has missed are never sent again
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
 
     class State(NamedTuple):

@@ -50,6 +50,7 @@ class SparseLoCo(Algorithm):
     mean_of: MeanOf = setting(MeanOf.workers, older=MeanOf.workers)
     only_local_between: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
+    survives_absence: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
 

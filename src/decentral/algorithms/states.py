@@ -57,6 +57,10 @@ class WithCorrections(Algorithm):
         """The models x [k, P], c^0 = 0, and the local optimizer before step 0."""
         return self.State(x, x.new_zeros(x.shape), self.local.init(x))
 
+    def corrections(self, s: State) -> Tensor:
+        """The c_i [k, P]."""
+        return s.c
+
 
 class WithMomentum(Algorithm):
     """An algorithm that has a momentum m_i for each worker, apart from what the local optimizer has."""

@@ -47,6 +47,7 @@ class StreamingDiLoCo(Algorithm):
     outer_momentum: float = setting(0.9, at_least=0, below=1)
     split: Split = Split.contiguous
     survives_loss: ClassVar[bool] = False
+    survives_absence: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "fragments": 1, "outer_lr": 1, "outer_momentum": 0}
 

@@ -50,6 +50,7 @@ class Teleportation(OnlyModels):
     own_rates: ClassVar[bool] = False
     own_starts: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = False
+    survives_absence: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar = None
 

@@ -62,7 +62,7 @@ class LocalNetwork(Network):
         self._mix(p, shares)
         return x, p
 
-    def _mean(self, x: Tensor) -> Tensor:
+    def _mean_of_all(self, x: Tensor) -> Tensor:
         kernels.average_rows(x)
         return x
 

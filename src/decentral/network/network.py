@@ -64,6 +64,18 @@ class Network(PayloadVerbs, ABC):
         """What is known of the time that collectives take; None: nothing."""
         return self.traffic.prices
 
+    def attend(self, present: np.ndarray | None) -> None:
+        """From now on only these workers take part, bool [n], at least one; None: all.
+
+        The absent keep what they have, are in no mean, and neither send nor receive: messages on their edges are zero.
+        """
+        self.delivery.present = None if present is None or present.all() else present
+        self.traffic.n = self.n if present is None else int(present.sum())
+
+    def move(self, x: Tensor, A: MixingMatrix) -> Tensor:
+        """x_i <- sum_j A_ij x_j, whoever is present: what workers hand over that leave or come back."""
+        return self._begin_all(x, [exchange((A,), Split.contiguous)])()
+
     # -- verbs that communicate ----------------------------------------------------------------------------------------
 
     def ping(self, num_bytes: int) -> float:
@@ -96,7 +108,7 @@ class Network(PayloadVerbs, ABC):
 
     def mix_with(self, x: Tensor, W: MixingMatrix | np.ndarray) -> Tensor:
         """x_i <- sum_j W_ij x_j with a matrix, maybe dense [n, n], that depends on data, the same on all processes."""
-        return self._begin_all(x, [exchange((MixingMatrix.of(W),), Split.contiguous)])()
+        return self.move(x, self.delivery.among(MixingMatrix.of(W)))
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
@@ -165,8 +177,7 @@ class Network(PayloadVerbs, ABC):
         """
         length, scale = self._true(y.shape[-1])
         sizes = [width * y.element_size() * scale for width in self.piece_widths(length)]
-        self.traffic.count_pieces(self._edges_of_piece, sizes)
-        self.traffic.begin(self.edges, sizes, later=later)()
+        self._send_over_edges(sizes, later)
         m = self._relay(y, m)
         for e in self.delivery.undelivered(self.edges, round).tolist():
             if e in self.local_edges:
@@ -290,8 +301,20 @@ class Network(PayloadVerbs, ABC):
     def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
         """Begin to mix x in place; what is returned, when called, ends it."""
 
+    def _mean(self, x: Tensor) -> Tensor:
+        """The mean of those that are present, for them."""
+        present = self.delivery.present
+        if present is None:
+            return self._mean_of_all(x)
+        away = np.flatnonzero(~present[self.workers.start : self.workers.stop])
+        kept = x[away]
+        x[away] = 0
+        x = self._mean_of_all(x).mul_(self.n / int(present.sum()))
+        x[away] = kept
+        return x
+
     @abstractmethod
-    def _mean(self, x: Tensor) -> Tensor: ...
+    def _mean_of_all(self, x: Tensor) -> Tensor: ...
 
     def _ping(self, num_bytes: int) -> float:
         """`ping` in real time; within a process nothing crosses."""

@@ -135,10 +135,6 @@ class EdgeLayout:
         return torch.from_numpy((self.edges.dst[local] - self.workers.start) * d + self.edges.piece[local])
 
     @cached_property
-    def _edges_of_piece(self) -> list[int]:
-        return np.bincount(self.edges.piece, minlength=self.rounds.num_pieces).tolist()
-
-    @cached_property
     def _edge_tensors(self) -> dict[str, Tensor]:
         return {name: torch.from_numpy(getattr(self.edges, name)) for name in ("src", "dst", "piece", "reverse")}
 
@@ -207,14 +203,18 @@ class PayloadVerbs(EdgeLayout, ABC):
             )
         for h, (edges, _) in enumerate(self.stars):
             check_alike([payloads[row] for row in edges], sizes[h])
-        num_bytes = [self._bytes_of(each) for each in sizes]
-        self.traffic.count_pieces(self._edges_of_piece, num_bytes)
-        self.traffic.begin(self.edges, num_bytes, later=later)()
+        self._send_over_edges([self._bytes_of(each) for each in sizes], later)
         came: list[Payload | None] = [*self._relay_payloads(payloads, sizes)]
         for e in self.delivery.undelivered(self.edges, round).tolist():
             if e in self.local_edges:
                 came[e - self.local_edges.start] = None
         return came
+
+    def _send_over_edges(self, num_bytes: Sequence[float], later: bool) -> None:
+        """A message of so many bytes, for each piece, goes over every edge between workers that are present."""
+        edges = self.delivery.carried(self.edges)
+        self.traffic.count_pieces(np.bincount(edges.piece, minlength=self.rounds.num_pieces).tolist(), num_bytes)
+        self.traffic.begin(edges, num_bytes, later=later)()
 
     def _known(self, payloads: Sequence[Payload], sizes: Sizes | None) -> Known:
         """What the payloads of all n workers look like."""

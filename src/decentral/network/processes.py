@@ -153,7 +153,7 @@ class ProcessNetwork(Network):
         self.flushed = True
         return self._pushes.drain(x, p)
 
-    def _mean(self, x: Tensor) -> Tensor:
+    def _mean_of_all(self, x: Tensor) -> Tensor:
         for columns in kernels.blocks(x.shape[-1], len(x), x):
             for row in x[1:, ..., columns]:
                 x[0, ..., columns].add_(row)

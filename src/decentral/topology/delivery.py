@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from decentral.randomness import uniform
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.present import PresentRule, PresentWeights, restricted
 from decentral.topology.rounds import MEAN, Phase, RelayEdges, Rounds, Split
 
 _ROUNDS_KEPT = 256
@@ -71,10 +73,16 @@ class Delivery:
     Where rows sum to one, a worker that misses messages divides its remaining weights by their sum, so that they still
     do; a worker that hears nothing and has no weight of its own keeps its own value. Where they do not (push-sum on an
     irregular graph), the sender keeps what it could not deliver, so that columns still sum to one and no mass is lost.
+
+    Workers that are absent (`attend`) keep what they have: their rows and columns are those of the identity.
     """
 
     def __init__(self, rounds: Rounds, losses: Losses) -> None:
         self.rounds, self.losses = rounds, losses
+        self.present: np.ndarray | None = None
+        """[n], bool: who takes part; None: everybody."""
+        self.rule: PresentRule | None = None
+        """What the rounds are where somebody is absent; None: nobody ever is."""
         self._kept: dict[object, Any] = {}
         self._lost: tuple[RelayEdges, int, np.ndarray] | None = None  # the newest answer of `undelivered`
 
@@ -83,7 +91,7 @@ class Delivery:
 
         With `push`, senders keep what they could not deliver wherever rows sum to one, too.
         """
-        W = self.rounds.mixing(round)[piece]
+        W = self._mixing(round)[piece]
         if lazy:
             W = W.lazy
         if self.losses.probability == 0:
@@ -100,6 +108,29 @@ class Delivery:
         own[alone] = left[alone] = 1.0
         return MixingMatrix.on(graph, weight / left[graph.dst], own / left)
 
+    def _mixing(self, round: int) -> tuple[MixingMatrix, ...]:
+        if self.present is None or self.rule is None:
+            return self.rounds.mixing(round)
+        made = partial(self.rule.mixing, self.rounds, self.present, round)
+        return self._known("mixing", round, made)
+
+    def among(self, W: MixingMatrix) -> MixingMatrix:
+        """A symmetric matrix of all workers, among those that are present."""
+        return W if self.present is None else restricted(W, self.present, PresentWeights.keep)
+
+    def carried(self, edges: RelayEdges) -> RelayEdges:
+        """The edges that messages are sent over: those between workers that are present."""
+        if self.present is None:
+            return edges
+
+        def made() -> RelayEdges:
+            kept = np.delete(np.arange(len(edges)), self.undelivered(edges, 0))
+            number = np.full(len(edges), -1)
+            number[kept] = np.arange(len(kept))
+            return RelayEdges(edges.src[kept], edges.dst[kept], edges.piece[kept], number[edges.reverse[kept]])
+
+        return self._known("carried", 0, made)
+
     def planned(self, round: int, lazy: bool) -> list[Exchange]:
         """The exchanges of a round, one after the other. Kept over rounds unless messages get lost.
 
@@ -107,6 +138,9 @@ class Delivery:
         """
 
         def made() -> list[Exchange]:
+            if self.present is not None and self.rule is not None:
+                phases = self.rule.phases(self.rounds, self.present, round, lazy)
+                return [exchange(phase.matrices, phase.split) for phase in phases]
             phases = self.rounds.phases(round)
             return [self._exchange(round, phase, lazy and in_one(phases)) for phase in phases]
 
@@ -119,7 +153,7 @@ class Delivery:
         """
 
         def made() -> Exchange:
-            sent = self.rounds.mixing(round)
+            sent = self._mixing(round)
             matrices = tuple(self.matrix(round, h, False, push=True) for h in range(len(sent)))
             return exchange(matrices, self.rounds.split, sent)
 
@@ -129,7 +163,7 @@ class Delivery:
         """The edges of all pieces of a round, each once. Kept over rounds unless messages get lost."""
 
         def made() -> Neighbors:
-            n, planned = self.rounds.num_workers, self.rounds.mixing(round)
+            n, planned = self.rounds.num_workers, self._mixing(round)
             came = _edges([self.matrix(round, h, lazy=False) for h in range(len(planned))])
             sent = _edges(planned) if self.losses.probability else came
             return Neighbors(came % n, came // n, (sent % n, sent // n), np.bincount(sent % n, minlength=n))
@@ -139,7 +173,10 @@ class Delivery:
     def _known(self, what: object, round: int, made: Callable[[], Found]) -> Found:
         if self.losses.probability:
             return made()
-        key = what, round % self.rounds.period
+        key: tuple[object, ...] = what, round % self.rounds.period
+        if self.present is not None and self.rule is not None:
+            period = self.rule.among(self.rounds, self.present).period
+            key = what, round % period, self.present.tobytes()
         if key not in self._kept:
             if len(self._kept) >= _ROUNDS_KEPT:
                 del self._kept[next(iter(self._kept))]
@@ -153,13 +190,14 @@ class Delivery:
         if not phases:
             return w
         if phases == [MEAN]:
-            return np.broadcast_to(w.mean(axis=0), w.shape).copy()
+            present = np.ones(len(w), dtype=bool) if self.present is None else self.present
+            return np.where(present[:, None], w[present].mean(axis=0), w)
         columns = [self.matrix(round, h, lazy=False).apply(w[:, h]) for h in range(w.shape[1])]
         return np.stack(columns, axis=1)
 
     def in_several(self, round: int) -> bool:
         """Whether a round is anything but a single exchange with the matrices of the rounds, or nothing."""
-        phases = self.rounds.phases(round)
+        phases = self.rounds.phases(round)  # those of fewer workers are alike
         return bool(phases) and not in_one(phases)
 
     def _exchange(self, round: int, phase: Phase, lazy: bool) -> Exchange:
@@ -169,7 +207,9 @@ class Delivery:
         return exchange(matrices, phase.split, sent=phase.matrices)
 
     def undelivered(self, edges: RelayEdges, round: int) -> np.ndarray:
-        """The numbers of the edges whose message of this round is lost."""
+        """The numbers of the edges whose message of this round is lost, or that have an absent end."""
+        if self.present is not None:
+            return np.flatnonzero(~(self.present[edges.src] & self.present[edges.dst]))
         if self.losses.probability == 0:
             return np.empty(0, dtype=np.int64)
         if self._lost is None or self._lost[0] is not edges or self._lost[1] != round:

@@ -4,10 +4,11 @@ distance."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,15 @@ def recorded(problem: Problem, compressed: bool) -> list[Metric]:
 
 
 @dataclass(frozen=True)
+class Group:
+    """What is known of some of the workers: 'present', or another name."""
+
+    members: Tensor  # [n], bool
+    averaged: Tensor  # [M], of the mean of their models
+    consensus: float  # 1/m sum_i ||x_i - their mean||^2
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What is known of the models of all workers at one step."""
 
@@ -47,6 +57,7 @@ class Evaluation:
     train_loss: TrainLosses  # of all n workers, since the last evaluation
     consensus: float  # 1/n sum_i ||x_i - mean x||^2
     compression_stats: Tensor | None = None  # [n, 3], of compressed messages: see `Compressor.compression_stats`
+    groups: dict[str, Group] = field(default_factory=dict)
 
     @property
     def diverged(self) -> bool:
@@ -60,14 +71,14 @@ class Evaluation:
         """The training losses of those that have drawn something since the last evaluation."""
         return self.train_loss.mean[self.train_loss.drawn]
 
-    def worst(self, m: int) -> float:
+    def worst(self, m: int, members: Tensor | slice = slice(None)) -> float:
         """Of metric m: the least favourable worker's. Not a number if any worker's is."""
-        column = self._told(m)
+        column = self._told(m, members)
         return (column.min() if self.metrics[m].larger_is_better else column.max()).item()
 
-    def _told(self, m: int) -> Tensor:
-        """Metric m of the workers of whom it says something."""
-        column = self.workers[:, m]
+    def _told(self, m: int, members: Tensor | slice = slice(None)) -> Tensor:
+        """Metric m of the workers (of these members) of whom it says something."""
+        column = self.workers[members, m]
         told = column[~column.isnan()] if self.metrics[m].may_lack else column
         return told if len(told) else column
 
@@ -93,10 +104,17 @@ class Evaluation:
                 add(metric, "worst", self.worst(m))
             add(metric, "mean", self._told(m).mean().item())
             add(metric, "averaged", self.averaged[m].item())
+            for name, group in self.groups.items():
+                if metric.larger_is_better is not None:
+                    add(metric, f"{name} worst", self.worst(m, group.members))
+                add(metric, f"{name} mean", self._told(m, group.members).mean().item())
+                add(metric, f"{name} averaged", group.averaged[m].item())
         if len(self.train_losses):
             add(TRAIN_LOSS, "mean", self.train_losses.mean().item())
             add(TRAIN_LOSS, "worst", self.train_losses.max().item())
         add(CONSENSUS, "mean", self.consensus)
+        for name, group in self.groups.items():
+            add(CONSENSUS, f"{name} mean", group.consensus)
         for metric, values in self._messages():
             for worker, value in enumerate(values.tolist()):
                 add(metric, worker, value)
@@ -120,56 +138,91 @@ def evaluate(
     parts: int,
     scope: Scope = WHOLE,
     compression_stats: Tensor | None = None,
+    groups: Mapping[str, np.ndarray] | None = None,
 ) -> Evaluation:
     """Evaluate the models x [k, P] of the local workers, together with the other processes: this is `part` of `parts`.
 
     Workers whose models (and their states) are equal are evaluated once. The averaged model is tested by all processes,
     each on its share, so that none waits long for another. Statistics are added up over the processes before they
     become metrics, so that a ratio of sums is that of the whole test set, however the processes share it.
+
+    groups   name -> members [n], bool: some of the workers, who are looked at by themselves, too
     """
+    some = {name: torch.from_numpy(members) for name, members in (groups or {}).items() if members.any()}
+    theirs = [_mean_of(x, members, net) for members in some.values()]
     mean = net.average(x)
     problem.average_states(net)
-    scores = []  # of each worker's model, and of the averaged one
+    scores = []  # of each worker's model, of the averaged one, and of those of groups
     if problem.split != "local":
-        scores += _on_all(problem, x, mean, part, parts, scope)
+        scores += _on_all(problem, x, [mean, *theirs], part, parts, scope)
     if problem.split != "global":
         own = problem.local_statistics(x, scope).double()
-        scores += [own, torch.zeros_like(own)]
-        scores[-1][0] = problem.average_local_statistics(mean, scope)
-    distances = torch.zeros(len(x), dtype=torch.float64, device=x.device)  # squared, no temporary as large as a model
-    for block in blocks(x.shape[1], len(x), x):
-        distances += (x[:, block] - mean[block]).square().sum(1, dtype=torch.float64)
-    some = compression_stats is not None and compression_stats.numel() > 0
+        scores.append(own)
+        for one in (mean, *theirs):
+            scores.append(torch.zeros_like(own))
+            scores[-1][0] = problem.average_local_statistics(one, scope)
+    measured = compression_stats is not None and compression_stats.numel() > 0
     columns = [
         *scores,
         train_loss.mean[:, None],
         train_loss.drawn.double()[:, None],
-        distances.cpu()[:, None],
-        compression_stats if some and compression_stats is not None else torch.zeros(len(x), 0, dtype=torch.float64),
+        *(_distances(x, one).cpu()[:, None] for one in (mean, *theirs)),
+        compression_stats if measured and compression_stats is not None else torch.zeros(len(x), 0, dtype=torch.float64),
     ]
-    *found, losses, drawn, apart, messages = net.gather(torch.cat(columns, dim=1)).split(
-        [column.shape[1] for column in columns], dim=1
+    found = net.gather(torch.cat(columns, dim=1)).split([column.shape[1] for column in columns], dim=1)
+    losses, drawn, *apart, messages = found[len(scores) :]
+    each = 2 + len(theirs)  # in a set of scores
+    workers = torch.cat([problem.values(statistics) for statistics in found[: len(scores) : each]], dim=1)
+    averaged, *of_groups = (
+        torch.cat([problem.values(shares.sum(0)) for shares in found[1 + place : len(scores) : each]])
+        for place in range(1 + len(theirs))
     )
-    workers = torch.cat([problem.values(statistics) for statistics in found[::2]], dim=1)
-    averaged = torch.cat([problem.values(shares.sum(0)) for shares in found[1::2]])
-    everyone = TrainLosses(losses[:, 0], drawn[:, 0] > 0)
-    read = messages if some else None
-    return Evaluation(problem.scores, workers, averaged, everyone, apart.mean().item(), read)
+    return Evaluation(
+        problem.scores,
+        workers,
+        averaged,
+        TrainLosses(losses[:, 0], drawn[:, 0] > 0),
+        apart[0].mean().item(),
+        messages if measured else None,
+        {
+            name: Group(members, values, distances[members].mean().item())
+            for (name, members), values, distances in zip(some.items(), of_groups, apart[1:], strict=True)
+        },
+    )
 
 
-def _on_all(problem: Problem, x: Tensor, mean: Tensor, part: int, parts: int, scope: Scope) -> list[Tensor]:
-    """Statistics on the whole test set: of each worker's model [k, S], and this part's of the averaged one [k, S], in
+def _mean_of(x: Tensor, members: Tensor, net: Network) -> Tensor:
+    """The mean of the models of these workers, members [n]: [P]."""
+    own = members[net.workers.start : net.workers.stop].to(x)
+    return net.average(x * own[:, None]) * (net.n / int(members.sum()))
+
+
+def _distances(x: Tensor, mean: Tensor) -> Tensor:
+    """||x_i - mean||^2 [k], float64, without a temporary as large as a model."""
+    found = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    for block in blocks(x.shape[1], len(x), x):
+        found += (x[:, block] - mean[block]).square().sum(1, dtype=torch.float64)
+    return found
+
+
+def _on_all(
+    problem: Problem, x: Tensor, means: Sequence[Tensor], part: int, parts: int, scope: Scope
+) -> list[Tensor]:
+    """Statistics on the whole test set: of each worker's model [k, S], and this part's of each averaged one [k, S], in
     the first row."""
     states = problem.model_states()
     first = first_equal(x, states)
     place = {i: number for number, i in enumerate(sorted(set(first)))}
     own = problem.worker_statistics(x, list(place), scope).double()[[place[i] for i in first]]
-    share = torch.zeros_like(own)
-    if parts == 1 and not any(states) and torch.equal(mean, x[0]):
-        share[0] = own[0]
-    else:
-        share[0] = problem.average_statistics(mean, part, parts, scope)
-    return [own, share]
+    found = [own]
+    for mean in means:
+        share = torch.zeros_like(own)
+        if parts == 1 and not any(states) and torch.equal(mean, x[0]):
+            share[0] = own[0]
+        else:
+            share[0] = problem.average_statistics(mean, part, parts, scope)
+        found.append(share)
+    return found
 
 
 def first_equal(x: Tensor, states: Sequence[dict[str, Any]]) -> list[int]:

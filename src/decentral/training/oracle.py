@@ -68,7 +68,9 @@ class GradientOracle:
         """
         self.local_steps = None if local_steps is None else local_steps.of(workers)
         self.steps = np.zeros(len(workers), dtype=np.int64)
-        """[k]: how many steps all have taken together, where some idle."""
+        """[k]: how many steps all have taken together, where some idle or are absent."""
+        self.present: np.ndarray | None = None
+        """[k], bool: who takes part in a step; None: everybody, always."""
         self.problem, self.workers = problem, workers
         self.draws = np.zeros(len(workers), dtype=np.int64)
         """[k]: how many samples each local worker has drawn."""
@@ -159,8 +161,8 @@ class GradientOracle:
         self._over.clear()
 
     def _of_all(self, x: Tensor) -> Tensor:
-        if self.local_steps is not None:
-            return self._of_active(x, self.local_steps)
+        if self.local_steps is not None or self.present is not None:
+            return self._of_active(x)
         if self.sleep is not None:
             self._sleep(self.sleep.seconds(self.workers, int(self.draws[0])))
         began = time.perf_counter()
@@ -174,15 +176,16 @@ class GradientOracle:
         self.calls += 1
         return g
 
-    def _of_active(self, x: Tensor, local_steps: LocalSteps) -> Tensor:
-        """Gradients of those that take a step, zeros of those that idle, [k, P]."""
+    def _of_active(self, x: Tensor) -> Tensor:
+        """Gradients of those that take a step, zeros of those that idle or are absent, [k, P]."""
         t = int(self.steps[0])
         self.steps += _ONE
         if self.sleep is not None:
             self._sleep(self.sleep.seconds(self.workers, t))
         if self.clock is not None:
             self.clock.gradient()
-        places = np.flatnonzero(local_steps.active(t)).tolist()
+        active = np.ones(len(x), dtype=bool) if self.present is None else self.present
+        places = np.flatnonzero(active if self.local_steps is None else active & self.local_steps.active(t)).tolist()
         if len(places) == len(x):
             losses, g = self._computed(x, places)
             self.losses += losses
@@ -219,7 +222,7 @@ class GradientOracle:
         """What a checkpoint keeps of each local worker, [k] each: tensors that alias it."""
         self._count()
         counts = {"draws": self.draws, "draws at the last evaluation": self.draws_before}
-        if self.local_steps is not None:
+        if self.local_steps is not None or self.present is not None:
             counts["steps"] = self.steps
         return {"losses": self.losses, **{name: torch.from_numpy(count) for name, count in counts.items()}}
 

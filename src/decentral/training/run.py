@@ -149,9 +149,9 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
     r.evaluated_s = r.stepper.simulated_s or 0.0
     scope = Scope(None if r.ends_at(t) else r.examples_on_the_way, progress.doing)
     part = r.world.rank, r.world.size
-    found = evaluate(
-        r.problem, r.stepper.models, r.net, train_loss, *part, scope, r.algorithm.compression_stats(r.stepper.state)
-    )
+    compression_stats = r.algorithm.compression_stats(r.stepper.state)
+    groups = {} if r.stepper.attendance is None else r.stepper.attendance.groups()
+    found = evaluate(r.problem, r.stepper.models, r.net, train_loss, *part, scope, compression_stats, groups)
     recorder.record(r, t, found, progress)
     return found
 

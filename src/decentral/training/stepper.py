@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from decentral.network.network import Network
     from decentral.network.traffic import Traffic
     from decentral.training.adaptive import Probe
+    from decentral.training.attendance import Attendance
 
 
 class Stepper:
@@ -28,6 +29,8 @@ class Stepper:
         self.state: Any = algorithm.init(x, net)
         self.t = 0
         """How many steps have been taken."""
+        self.attendance: Attendance | None = None
+        """Who takes part in which steps; None: everybody in all of them."""
         self.probe: Probe | None = None
         """What measures the network on the way; None: nobody does."""
         self.timekeeper: Stepper | None = None
@@ -39,7 +42,8 @@ class Stepper:
         self.before_step()
         if self.timekeeper is not None:
             self.timekeeper.step()
-        self.state = self.algorithm.step(self.state, self.oracle, self.net, self.t)
+        rule = self.algorithm if self.attendance is None else self.attendance
+        self.state = rule.step(self.state, self.oracle, self.net, self.t)
         self.t += 1
 
     def before_step(self) -> None:
@@ -61,7 +65,8 @@ class Stepper:
 
     def on_the_way(self) -> dict[str, Any]:
         """What a checkpoint has to know beside the state."""
-        return {} if self.probe is None else {"probe": self.probe.state()}
+        parts = {"probe": self.probe, "attendance": self.attendance}
+        return {name: part.state() for name, part in parts.items() if part is not None}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """Go on after `step` steps: the state is there already."""
@@ -70,6 +75,8 @@ class Stepper:
         self.t = step
         if self.probe is not None:
             self.probe.load_state(part["probe"])
+        if self.attendance is not None:
+            self.attendance.load_state(part["attendance"])
 
     @property
     def traffic(self) -> Traffic:

@@ -1,0 +1,231 @@
+"""Workers that leave and come back: who takes part in a step, what rests, and what those who come back take over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from decentral.availability.availability import OnLeave, OnReturn
+from decentral.topology.graph import Graph
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.present import Absent, PresentRule, components
+from decentral.training.checkpoint import state_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Algorithm, Oracle
+    from decentral.availability.availability import Availability, Schedule
+    from decentral.network.network import Network
+    from decentral.training.oracle import GradientOracle
+
+_LATELY = 50
+"""Steps, in which somebody who has come back counts as returned."""
+_ROUNDS = 256
+"""Of rounds that change, so many are looked at."""
+_ARRAYS, _COUNTS = ("present", "attended", "steps", "returned"), ("in_pieces", "returns", "join_bytes")
+
+
+class Attendance:
+    """The steps of an algorithm for the workers S_t that are present; the rows of all others rest.
+
+    At the beginning of step t, where S_t is another set than S_{t-1}:
+
+    1. Fields that are equal on all who take part (`Algorithm.replicas`) are taken over by those who have missed steps,
+       from the lowest-numbered worker that has missed none.
+    2. Workers that come back (in S_t, not in S_{t-1}) take a model over, by `on_return`: the mean of D_i, the
+       neighbors of this round that are present now and were in the step before; if there are none, the lowest-numbered
+       worker that is. All at once.
+    3. Corrections are handed over or begin anew, by `on_leave`, and the algorithm makes mixtures anew (`regroup`).
+
+    Mixing matrices among the present are doubly stochastic, and those of the absent the identity: sums over all workers
+    are kept. In an algorithm of which `attends_steps` steps belong together, S_t are those who are present in all of
+    them.
+    """
+
+    def __init__(
+        self,
+        availability: Availability,
+        schedule: Schedule,
+        rule: PresentRule,
+        algorithm: Algorithm,
+        net: Network,
+        oracle: GradientOracle,
+    ) -> None:
+        self.availability, self.schedule, self.algorithm = availability, schedule, algorithm
+        self.net, self.oracle = net, oracle
+        net.delivery.rule, net.reliable = rule, False
+        oracle.present = np.ones(len(net.workers), dtype=bool)
+        self.present = np.ones(net.n, dtype=bool)
+        """[n]: who takes part in the step that is taken, or was taken last."""
+        self.attended = np.full(net.n, -1)
+        """[n]: the last step that each worker took part in."""
+        self.steps = np.zeros(net.n, dtype=np.int64)
+        """[n]: how many steps each worker has taken part in."""
+        self.returned = np.full(net.n, -1)
+        """[n]: the step in which each worker came back last."""
+        self.in_pieces = self.returns = self.join_bytes = 0
+        """In how many steps the present were not connected; how often somebody came back; the bytes that this took."""
+        self._pieces: dict[object, bool] = {}
+
+    def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
+        """The state after step t, which is donated; with nobody present it is what it was."""
+        before, self.present = self.present, self.attends(t)
+        here = self.present[net.workers.start : net.workers.stop]
+        self.oracle.present = here
+        if not self.present.any():
+            return s
+        changed = t > 0 and (self.present != before).any()
+        heirs = self._heirs(np.flatnonzero(before & ~self.present), t) if changed else {}
+        net.attend(self.present)
+        if changed:
+            s = self._change(s, before, heirs, t)
+        self.in_pieces += self._is_in_pieces()
+        self.attended[self.present] = t
+        self.steps += self.present
+        away = np.flatnonzero(~here)
+        if not len(away):
+            return self.algorithm.step(s, oracle, net, t)
+        resting = [[rows[away].clone() for rows in _each(value)] for _, value in _row_fields(s)]
+        s = self.algorithm.step(s, oracle, net, t)
+        for (_, value), kept in zip(_row_fields(s), resting, strict=True):
+            for rows, own in zip(_each(value), kept, strict=True):
+                rows[away] = own
+        return s
+
+    def attends(self, t: int) -> np.ndarray:
+        """S_t: bool [n]."""
+        H = self.algorithm.attends_steps
+        first = t - t % H
+        return np.logical_and.reduce([self.schedule.at_step(step) for step in range(first, first + H)])
+
+    def _change(self, s: Any, before: np.ndarray, heirs: dict[int, list[int]], t: int) -> Any:
+        net, sent = self.net, self.net.traffic.bytes_begun
+        back = np.flatnonzero(self.present & ~before)
+        self.returned[back] = t
+        self.returns += len(back)
+        if self.algorithm.replicas:
+            newest = int(np.where(self.present, self.attended, -2).argmax())
+            late = np.flatnonzero(self.present & (self.attended < self.attended[newest]))
+            taken = [rows for name, value in _row_fields(s) for rows in _each(value) if name in self.algorithm.replicas]
+            self._move(taken, late, [[newest]] * len(late))
+        elif self.availability.on_return is not OnReturn.stale:
+            donors = [self._donors(int(i), before, t) for i in back]
+            if self.availability.on_return is OnReturn.neighbor:
+                donors = [each[:1] for each in donors]
+            self._move(self.algorithm.taken_over(s), back, donors)
+        self._correct(s, heirs)
+        s = self.algorithm.regroup(s, net, t)
+        self.join_bytes += net.traffic.bytes_begun - sent
+        return s
+
+    def _donors(self, i: int, before: np.ndarray, t: int) -> list[int]:
+        """D_i: neighbors that were present in the step before, ascending, or else the first worker that was."""
+        neighbors = self.net.delivery.neighbors(self._round(t))
+        heard = neighbors.src[neighbors.dst == i]
+        kept = heard[before[heard]] if len(heard) else np.flatnonzero(before & self.present)[:1]
+        found: list[int] = (kept if len(kept) else np.flatnonzero(before & self.present)[:1]).tolist()
+        return found
+
+    def _round(self, t: int) -> int:
+        """The round of the topology whose neighbors are those of step t: the one to come where it is silent."""
+        every = self.net.rounds.every
+        return t // self.algorithm.attends_steps if every == 1 else t - t % every + every - 1
+
+    def _move(self, taken: Sequence[Tensor], into: np.ndarray, donors: Sequence[list[int]]) -> None:
+        """Workers `into` take over the mean of their donors' rows, where they have any."""
+        of = {int(i): each for i, each in zip(into, donors, strict=True) if each}
+        if not of:
+            return
+        n = self.net.n
+        others = np.setdiff1d(np.arange(n), list(of))
+        src = np.concatenate([others, *of.values()])
+        dst = np.concatenate([others, *([i] * len(each) for i, each in of.items())])
+        weight = np.concatenate([np.ones(len(others)), *(np.full(len(each), 1 / len(each)) for each in of.values())])
+        self._hand_over(taken, MixingMatrix.of_entries(n, src, dst, weight))
+
+    def _hand_over(self, taken: Sequence[Tensor], A: MixingMatrix) -> None:
+        for rows in taken:
+            if rows.numel():
+                rows.copy_(self.net.move(rows.clone(), A))
+
+    def _heirs(self, left: np.ndarray, t: int) -> dict[int, list[int]]:
+        """Of workers that leave: their neighbors of the step before that stay, or else the first worker that does."""
+        if self.availability.on_leave is not OnLeave.handover or not len(left):
+            return {}
+        neighbors, stay = self.net.delivery.neighbors(self._round(t - 1)), self.present & (self.attended == t - 1)
+        found = {int(i): neighbors.dst[(neighbors.src == i) & stay[neighbors.dst]].tolist() for i in left}
+        return {i: near or np.flatnonzero(stay)[:1].tolist() for i, near in found.items()}
+
+    def _correct(self, s: Any, heirs: dict[int, list[int]]) -> None:
+        """c_j += c_i / |D_i| and c_i = 0 for each worker i that has left (handover); all c = 0 (restart)."""
+        c = self.algorithm.corrections(s)
+        if c is not None and self.availability.on_leave is OnLeave.restart:
+            c.zero_()
+        if c is not None and (to := {i: near for i, near in heirs.items() if near}):
+            rest = np.setdiff1d(np.arange(self.net.n), list(to))
+            src = np.concatenate([rest, *([i] * len(near) for i, near in to.items())])
+            weight = np.concatenate([np.ones(len(rest)), *(np.full(len(near), 1 / len(near)) for near in to.values())])
+            dst = np.concatenate([rest, *to.values()])
+            self._hand_over([c], MixingMatrix.of_entries(self.net.n, src, dst, weight))
+
+    def _is_in_pieces(self) -> bool:
+        """Whether the edges among the present, of all rounds where these change, leave some of them apart."""
+        delivery = self.net.delivery
+        if not self.algorithm.uses_topology or delivery.present is None or delivery.rule is None:
+            return False
+        if delivery.rule.absent is Absent.rerouted:
+            return False
+        key = self.present.tobytes()
+        if key not in self._pieces:
+            every = [delivery.neighbors(r) for r in range(min(self.net.rounds.period, _ROUNDS))]
+            keys = np.unique(np.concatenate([each.dst * self.net.n + each.src for each in every]))
+            of = components(Graph.of_keys(self.net.n, keys))
+            self._pieces[key] = len(np.unique(of[self.present])) > 1
+        return self._pieces[key]
+
+    def groups(self) -> dict[str, np.ndarray]:
+        """Whose models are looked at by themselves, bool [n]: those present, and of these who has come back lately."""
+        lately = (self.returned >= 0) & (self.returned > self.attended.max() - _LATELY)
+        return {"present": self.present, "returned": self.present & lately}
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it."""
+        arrays = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
+        return arrays | {name: getattr(self, name) for name in _COUNTS}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        for name, value in state.items():
+            setattr(self, name, value.numpy() if name in _ARRAYS else value)
+        if self.present.any():
+            self.net.attend(self.present)
+
+    def facts(self) -> dict[str, Any]:
+        """For the records.
+
+        attendance         share of the steps that each worker took part in
+        returns            how often somebody came back
+        in_pieces          share of the steps in which the present were not connected
+        join_bytes         what those who came back took over, all workers together: part of the bytes sent
+        """
+        taken = max(1, int(self.attended.max()) + 1)
+        return {
+            "attendance": [round(each, 6) for each in (self.steps / taken).tolist()],
+            "returns": self.returns,
+            "in_pieces": round(self.in_pieces / taken, 6),
+            "join_bytes": self.join_bytes,
+        }
+
+
+def _row_fields(s: Any) -> list[tuple[str, Any]]:
+    """Fields of a state with a row for each local worker."""
+    return [(name, value) for name, kind, value in state_fields(s) if kind in ("Rows", "Buffers")]
+
+
+def _each(value: Any) -> tuple[Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
