@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
+from decentral.availability.availability import Absent, AlwaysPresent, OnLeave, OnReturn
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.dense import NoCompression
 from decentral.compression.rows import AcceptedCompression
@@ -24,9 +26,10 @@ from decentral.topology.rounds import Need
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from decentral.algorithms.algorithm import Algorithm
     from decentral.compression.compressor import Compressor
     from decentral.topology.rounds import Rounds
+
+_ROUNDS_LOOKED_AT = 256
 
 
 def resolve(config: Config) -> Config:
@@ -92,6 +95,8 @@ def resolve(config: Config) -> Config:
     weights_given = config.algo.uses_topology and config.topology.weights_given()
     check(rounds, config.algo.needs, config.algo.name, config.topology.name, weights_given)
     _check_losses(config)
+    if not isinstance(config.availability, AlwaysPresent):
+        _check_availability(config, rounds)
     config.logger.check()
     return config
 
@@ -147,6 +152,56 @@ def _check_own(config: Config) -> None:
         raise ConfigError(f"{said} gives a worker {largest} steps, more than {key}={steps.every}: use {key}={largest}.")
     if config.record_operations:
         raise ConfigError(f"{said} cannot be used with record_operations=true, which counts every worker's steps.")
+
+
+def _check_availability(config: Config, rounds: Rounds) -> None:
+    """Raise ConfigError for absent workers where something has no rule for them."""
+    algo, availability = config.algo, config.availability
+    said = f"availability={availability.name} cannot be used with"
+    if not algo.survives_absence:
+        raise ConfigError(
+            f"{said} algo={algo.name}, which has no rule for workers that are absent: use a method in rounds, such as "
+            "gradient_tracking, dpsgd, relaysgd or diloco."
+        )
+    if not algo.stale_returns and availability.on_return is OnReturn.stale:
+        raise ConfigError(
+            f"availability.on_return=stale cannot be used with algo={algo.name}, where the updates that a worker has "
+            "missed are never sent again: use availability.on_return=average."
+        )
+    if availability.on_leave is OnLeave.handover and type(algo).corrections is Algorithm.corrections:
+        raise ConfigError(
+            f"availability.on_leave=handover is for methods whose corrections add up to zero, and algo={algo.name} has "
+            "none: leave it out, or use gradient_tracking, momentum_tracking, d2, exact_diffusion or extra."
+        )
+    if not isinstance(config.compress, NoCompression) and algo.takes is not AcceptedCompression.payloads:
+        raise ConfigError(
+            f"{said} compress={config.compress.name} and algo={algo.name}: leave compress= out, or use algo=choco or "
+            "beer."
+        )
+    others = {
+        "network.drop_probability": config.network.drop_probability,
+        "network.measure": config.network.measure,
+        "steps_per_worker": config.steps_per_worker,
+        "record_operations": config.record_operations,
+    }
+    for key, value in others.items():
+        if value:
+            raise ConfigError(f"{said} {key}={value}: leave one of them out.")
+    if availability.absent is not Absent.induced or Need.tree in algo.needs or not algo.uses_topology:
+        return
+    if config.communication.workers_per_machine > 1:
+        raise ConfigError(
+            "availability.absent=induced cannot be used with communication.workers_per_machine, whose machines would "
+            "fall apart: use availability.absent=rerouted."
+        )
+    if Need.doubly_stochastic in algo.needs:
+        for round in range(min(rounds.period, _ROUNDS_LOOKED_AT)):
+            if not all(W.is_symmetric(1e-9) for W in rounds.mixing(round)):
+                raise ConfigError(
+                    f"availability.absent=induced cannot be used with algo={algo.name} and topology="
+                    f"{config.topology.name}, whose edges go one way: what is left of them keeps no mean; use "
+                    "availability.absent=rerouted, or an undirected topology such as ring."
+                )
 
 
 def _check_losses(config: Config) -> None:

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from decentral.availability.availability import Weights
 from decentral.randomness import uniform
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.present import PresentRule, PresentWeights, restricted
+from decentral.topology.present import PresentRule, restricted
 from decentral.topology.rounds import MEAN, Phase, RelayEdges, Rounds, Split
 
 _ROUNDS_KEPT = 256
@@ -116,7 +117,7 @@ class Delivery:
 
     def among(self, W: MixingMatrix) -> MixingMatrix:
         """A symmetric matrix of all workers, among those that are present."""
-        return W if self.present is None else restricted(W, self.present, PresentWeights.keep)
+        return W if self.present is None else restricted(W, self.present, Weights.keep)
 
     def carried(self, edges: RelayEdges) -> RelayEdges:
         """The edges that messages are sent over: those between workers that are present."""

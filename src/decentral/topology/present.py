@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 
 import numpy as np
 
+from decentral.availability.availability import Absent, Weights
 from decentral.topology.graph import Graph, is_undirected
 from decentral.topology.mixing_matrix import MixingMatrix, row_sums
 from decentral.topology.rounds import Phase, Rounds
@@ -17,37 +17,12 @@ _NUMBERS_KEPT = 128
 _TOLERANCE = 1e-9
 
 
-class Absent(Enum):
-    """What becomes of the edges of workers that are absent.
-
-    - rerouted: the topology is that of the m workers that are present, in the order of their numbers.
-    - induced: the edges among those that are present are left.
-    """
-
-    rerouted = "rerouted"
-    induced = "induced"
-
-
-class PresentWeights(Enum):
-    """The weights of the edges that are left, with `absent=induced`.
-
-    - auto: metropolis where W is the metropolis matrix of its graph, keep where it is another symmetric one, and else
-      uniform within strongly connected components; pull weights stay pull weights.
-    - metropolis: W_ij = 1 / (1 + max(deg_i, deg_j)), degrees among those that are present.
-    - keep: W_ij stays, and a worker keeps for itself what it took from the absent. W has to be symmetric.
-    """
-
-    auto = "auto"
-    metropolis = "metropolis"
-    keep = "keep"
-
-
 @dataclass(frozen=True)
 class PresentRule:
     """How rounds become those of the workers that are present."""
 
     absent: Absent
-    weights: PresentWeights
+    weights: Weights
     schedule: Callable[[int], Rounds]
     """m -> the rounds of the topology for m workers."""
 
@@ -86,8 +61,14 @@ def embedded(W: MixingMatrix, present: np.ndarray) -> MixingMatrix:
     return MixingMatrix.of_entries(len(present), src, dst, np.concatenate([W.weight, np.ones(len(away))]))
 
 
-def restricted(W: MixingMatrix, present: np.ndarray, weights: PresentWeights) -> MixingMatrix:
+def restricted(W: MixingMatrix, present: np.ndarray, weights: Weights) -> MixingMatrix:
     """W with the edges among `present` [n] alone; the absent keep what they have.
+
+    - metropolis: W_ij = 1 / (1 + max(deg_i, deg_j)), degrees among those that are present.
+    - keep: W_ij stays, and a worker keeps for itself what it took from the absent.
+    - auto: metropolis where W is the metropolis matrix of its graph, keep where it is another symmetric one. Where it
+      is none: W_ij = 1 / (1 + outdeg_j) within strongly connected components, so that nobody gives all its mass away;
+      pull weights, whose rows alone sum to one, stay pull weights.
 
     Doubly stochastic where W is symmetric, column-stochastic where it is, and row-stochastic where it is no more.
     """
@@ -95,13 +76,13 @@ def restricted(W: MixingMatrix, present: np.ndarray, weights: PresentWeights) ->
     left = edges & present[W.src] & present[W.dst]
     graph = Graph(W.num_workers, W.src[left], W.dst[left])
     symmetric = W.is_symmetric(_TOLERANCE)
-    if weights is PresentWeights.auto and symmetric:
+    if weights is Weights.auto and symmetric:
         usual = _metropolis(W.graph) if is_undirected(W.graph) else np.empty(0)
         same = np.allclose(usual, W.weight[edges], rtol=0, atol=_TOLERANCE)
-        weights = PresentWeights.metropolis if same else PresentWeights.keep
-    if weights is PresentWeights.keep:
+        weights = Weights.metropolis if same else Weights.keep
+    if weights is Weights.keep:
         return _with_the_rest(graph, W.weight[left])
-    if weights is PresentWeights.metropolis:
+    if weights is Weights.metropolis:
         return _with_the_rest(graph, _metropolis(graph))
     if W.averages and not np.allclose(W.column_sums(), 1):
         share = 1 / (1.0 + graph.indegree)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+from decentral.availability.availability import Absent, AlwaysPresent
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
 from decentral.cluster.compute import ComputeTimes, GradientTimes
@@ -38,7 +40,11 @@ from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.console import duration
 from decentral.topology.delivery import Losses
+from decentral.topology.present import PresentRule
+from decentral.topology.requirements import check
+from decentral.topology.rounds import Need
 from decentral.training.adaptive import AdaptiveStepper, Probe
+from decentral.training.attendance import Attendance
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
 from decentral.training.early_stop import Patience
@@ -228,8 +234,13 @@ def open_stepper(
                 recorded.note(worker, what, pushes + (what == "take"), others=others)
 
             net.note_pushes = note
+    attendance = None
+    if not isinstance(config.availability, AlwaysPresent):
+        attendance = _attendance(config, algorithm, net, oracle, total_steps)
     if alone and not (by_itself or is_virtual(config)):
-        return Stepper(algorithm, net, oracle, x)
+        stepper = Stepper(algorithm, net, oracle, x)
+        stepper.attendance = attendance
+        return stepper
     cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else _EQUALLY_FAST
     times = cluster.gradient_times(net.n, config.seed)
     if alone:
@@ -247,6 +258,7 @@ def open_stepper(
             if described is not None:
                 clock.bytes_scale = net.traffic.scale = _bytes(config, described) / (x.shape[1] * x.element_size())
         stepper = (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
+        stepper.attendance = attendance
         stepper.probe = _probe(config, net) if config.network.measure else None
         stepper.timekeeper = timekeeper
         return stepper
@@ -262,6 +274,35 @@ def open_stepper(
         return simulated
     mailbox = Mailbox.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
     return ThreadedStepper(algorithm, net, oracle, x, team, mailbox, sleep)
+
+
+def _attendance(
+    config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, total_steps: int
+) -> Attendance:
+    """Who takes part in which steps. Raises ConfigError for a step in which so many are present that the topology does
+    not exist for them, or does not suit the method."""
+    availability, relays = config.availability, Need.tree in algorithm.needs
+    absent = Absent.induced if relays else availability.absent
+    rule = PresentRule(absent, availability.weights, partial(config.communication.schedule, config.topology))
+    schedule = availability.open(net.n, config.seed, total_steps)
+    attendance = Attendance(availability, schedule, rule, algorithm, net, oracle)
+    if absent is Absent.induced or not algorithm.uses_topology or availability.in_seconds:
+        return attendance
+    tried = {net.n, 0, 1}
+    for t in range(0, total_steps, algorithm.attends_steps):
+        m = int(attendance.attends(t).sum())
+        if m in tried:
+            continue
+        tried.add(m)
+        try:
+            check(rule.schedule(m), algorithm.needs, algorithm.name, config.topology.name, config.topology.weights_given())
+        except ConfigError as error:
+            raise ConfigError(
+                f"availability={availability.name} has {m} workers present in step {t}, and with "
+                f"availability.absent=rerouted they form a topology of so many: {error} (Or use "
+                "availability.absent=induced, which leaves the edges between them.)"
+            ) from None
+    return attendance
 
 
 def _probe(config: Config, net: Network) -> Probe:

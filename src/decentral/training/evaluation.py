@@ -167,7 +167,9 @@ def evaluate(
         train_loss.mean[:, None],
         train_loss.drawn.double()[:, None],
         *(_distances(x, one).cpu()[:, None] for one in (mean, *theirs)),
-        compression_stats if measured and compression_stats is not None else torch.zeros(len(x), 0, dtype=torch.float64),
+        compression_stats
+        if measured and compression_stats is not None
+        else torch.zeros(len(x), 0, dtype=torch.float64),
     ]
     found = net.gather(torch.cat(columns, dim=1)).split([column.shape[1] for column in columns], dim=1)
     losses, drawn, *apart, messages = found[len(scores) :]
@@ -205,9 +207,7 @@ def _distances(x: Tensor, mean: Tensor) -> Tensor:
     return found
 
 
-def _on_all(
-    problem: Problem, x: Tensor, means: Sequence[Tensor], part: int, parts: int, scope: Scope
-) -> list[Tensor]:
+def _on_all(problem: Problem, x: Tensor, means: Sequence[Tensor], part: int, parts: int, scope: Scope) -> list[Tensor]:
     """Statistics on the whole test set: of each worker's model [k, S], and this part's of each averaged one [k, S], in
     the first row."""
     states = problem.model_states()
