@@ -23,16 +23,15 @@ PROBLEM = (
     "task.noise=0",
     "schedule=constant",
     "save=none",
-    "processes=1",
 )
 COMING_AND_GOING = ("availability=persistent", "availability.probability=0.1", "availability.residence_steps=5")
 
 
-def iterates(start: Any, folder: Path, *words: str) -> np.ndarray:
+def iterates(start: Any, *words: str, processes: int = 1, directory: str = "run") -> np.ndarray:
     """[steps + 1, n, P]."""
-    start([*PROBLEM, *words, "trace=true", f"run_dir={folder}"])
-    with np.load(folder / "trace.npz") as found:
-        return found["iterates"]
+    found = start(*PROBLEM, *words, "trace=true", processes=processes, directory=directory)
+    with np.load(found.directory / "trace.npz") as trace:
+        return trace["iterates"]
 
 
 def attendance(folder: Path, steps: int, n: int) -> np.ndarray:
@@ -81,6 +80,7 @@ def test_a_rerouted_topology_is_that_of_the_workers_that_are_present() -> None:
 METHODS = sorted(
     name for name, cls in components("algorithms").items() if getattr(cls, "survives_absence", False) and not cls.needs_samples
 )
+TOPOLOGY = {name: cls.usual_topology or ("dbt" if "relay" in name else "ring") for name, cls in components("algorithms").items()}
 OF_METHODS = {
     "choco": ["compress=topk", "compress.keep=0.5"],
     "beer": ["compress=topk", "compress.keep=0.5"],
@@ -95,8 +95,8 @@ OF_METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(start: Any, tmp_path: Path, name: str) -> None:
-    words = [f"algo={name}", "num_workers=6", "steps=24", "lr=0.01", *COMING_AND_GOING, *OF_METHODS.get(name, [])]
-    alone = iterates(start, tmp_path / "alone", *words, "processes=1")
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=24", "lr=0.01", *COMING_AND_GOING, *OF_METHODS.get(name, [])]
+    alone = iterates(start, *words, directory="alone")
     assert np.isfinite(alone).all()
     period = int(next((word.split("=")[1] for word in words if "period_steps" in word), "1"))
     present = attendance(tmp_path / "alone", 24, 6)
@@ -105,18 +105,18 @@ def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(start:
         away = ~present[first : first + period].all(axis=0)
         np.testing.assert_array_equal(alone[t + 1][away], alone[t][away])
     assert not present.all()
-    several = iterates(start, tmp_path / "several", *words, "processes=3")
+    several = iterates(start, *words, processes=3, directory="several")
     np.testing.assert_allclose(several, alone, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_with_everybody_present_nothing_is_different(start: Any, tmp_path: Path, name: str) -> None:
-    words = [f"algo={name}", "num_workers=6", "steps=9", "lr=0.01", *OF_METHODS.get(name, [])]
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=9", "lr=0.01", *OF_METHODS.get(name, [])]
     never = ["availability=independent", "availability.probability=0.5", "availability.least=6"]
     if name.startswith("relaysgd"):
         words.append("algo.fill=previous") if name == "relaysgd" else None
     np.testing.assert_array_equal(
-        iterates(start, tmp_path / "a", *words), iterates(start, tmp_path / "b", *words, *never)
+        iterates(start, *words, directory="a"), iterates(start, *words, *never, directory="b")
     )
 
 
@@ -125,17 +125,16 @@ EXACT = ["gradient_tracking", "momentum_tracking", "exact_diffusion", "extra", "
 
 @pytest.mark.parametrize("name", EXACT)
 def test_who_keeps_a_sum_is_exact_while_workers_come_and_go(start: Any, tmp_path: Path, name: str) -> None:
-    words = [f"algo={name}", "num_workers=8", "steps=4000", "lr=0.05", *COMING_AND_GOING]
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "steps=4000", "lr=0.05", *COMING_AND_GOING]
     words += ["algo.beta=0.5"] if name == "momentum_tracking" else []
-    start([*PROBLEM, *words, f"run_dir={tmp_path}"])
-    assert final(tmp_path, "distance_to_optimum", "worst") < 1e-8
+    assert final(start(*PROBLEM, *words).directory, "distance_to_optimum", "worst") < 1e-8
 
 
 def test_who_keeps_none_is_not(start: Any, tmp_path: Path) -> None:
-    start([*PROBLEM, "algo=dpsgd", "topology=ring", "num_workers=8", "steps=4000", "lr=0.05", *COMING_AND_GOING,
-           f"run_dir={tmp_path}"])
-    assert final(tmp_path, "distance_to_optimum", "mean") > 1e-2
-    assert final(tmp_path, "distance_to_optimum", "present mean") > 1e-2
+    words = ["algo=dpsgd", "topology=ring", "num_workers=8", "steps=4000", "lr=0.05", *COMING_AND_GOING]
+    found = start(*PROBLEM, *words).directory
+    assert final(found, "distance_to_optimum", "mean") > 1e-2
+    assert final(found, "distance_to_optimum", "present mean") > 1e-2
 
 
 def final(folder: Path, metric: str, worker: str) -> float:

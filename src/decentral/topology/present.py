@@ -31,7 +31,12 @@ class PresentRule:
 
     def among(self, rounds: Rounds, present: np.ndarray) -> Rounds:
         """The rounds that those of the present are made of."""
-        return self.schedule(int(present.sum())) if self.absent is Absent.rerouted else rounds
+        if self.absent is Absent.induced:
+            return rounds
+        if (m := int(present.sum())) > 1:
+            return self.schedule(m)
+        d = rounds.num_pieces  # a worker that is alone has no topology
+        return Rounds(m, lambda round: (MixingMatrix.identity(m),) * d, num_pieces=d)
 
     def phases(self, rounds: Rounds, present: np.ndarray, round: int, lazy: bool) -> list[Phase]:
         """The exchanges of a round among `present` [n]; lazy: with (W + I) / 2 where it is a single one."""

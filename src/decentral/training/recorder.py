@@ -185,6 +185,11 @@ class Recorder:
         if self.config.schedule != Constant() and not r.algorithm.needs_samples:
             rate = self.config.schedule.rates(r.problem.steps_per_epoch, r.total_steps)
             facts["lr_factor"] = rate(max(0, step - 1))
+        if (attendance := r.stepper.attendance) is not None:
+            facts["availability"] = attendance.facts()
+            until = attendance.schedule.in_seconds and r.stepper.simulated_s or step
+            with self.store.in_place():
+                write_text(self.store.path / "availability.csv", attendance.schedule.record(until) + "\n")
         choices, stop_s = r.stepper.choices(), self.config.stop_after_simulated_s
         if r.stepper.simulated_s is not None:
             facts |= {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
