@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decentral.algorithms.algorithm import Algorithm
 from decentral.availability.availability import Absent, Weights
 from decentral.config.composition import compose
 from decentral.registry import components
@@ -73,14 +72,22 @@ def test_a_rerouted_topology_is_that_of_the_workers_that_are_present() -> None:
     rule = PresentRule(Absent.rerouted, Weights.auto, lambda m: config.communication.schedule(config.topology, m))
     present = np.array([True, False, True, True, False, True, False])
     (W,) = rule.mixing(config.rounds(), present, 0)
-    assert [(j, round(weight, 12)) for j, weight in W.row(0)] == [(0, round(1 / 3, 12)), (2, round(1 / 3, 12)), (5, round(1 / 3, 12))]
+    assert [(j, round(weight, 12)) for j, weight in W.row(0)] == [
+        (0, round(1 / 3, 12)),
+        (2, round(1 / 3, 12)),
+        (5, round(1 / 3, 12)),
+    ]
     assert W.row(1) == [(1, 1.0)]
 
 
 METHODS = sorted(
-    name for name, cls in components("algorithms").items() if getattr(cls, "survives_absence", False) and not cls.needs_samples
+    name
+    for name, cls in components("algorithms").items()
+    if getattr(cls, "survives_absence", False) and not cls.needs_samples
 )
-TOPOLOGY = {name: cls.usual_topology or ("dbt" if "relay" in name else "ring") for name, cls in components("algorithms").items()}
+TOPOLOGY = {
+    name: cls.usual_topology or ("dbt" if "relay" in name else "ring") for name, cls in components("algorithms").items()
+}
 OF_METHODS = {
     "choco": ["compress=topk", "compress.keep=0.5"],
     "beer": ["compress=topk", "compress.keep=0.5"],
@@ -94,8 +101,18 @@ OF_METHODS = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(start: Any, tmp_path: Path, name: str) -> None:
-    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=24", "lr=0.01", *COMING_AND_GOING, *OF_METHODS.get(name, [])]
+def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(
+    start: Any, tmp_path: Path, name: str
+) -> None:
+    words = [
+        f"algo={name}",
+        f"topology={TOPOLOGY[name]}",
+        "num_workers=6",
+        "steps=24",
+        "lr=0.01",
+        *COMING_AND_GOING,
+        *OF_METHODS.get(name, []),
+    ]
     alone = iterates(start, *words, directory="alone")
     assert np.isfinite(alone).all()
     period = int(next((word.split("=")[1] for word in words if "period_steps" in word), "1"))
@@ -111,7 +128,14 @@ def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(start:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_with_everybody_present_nothing_is_different(start: Any, tmp_path: Path, name: str) -> None:
-    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=9", "lr=0.01", *OF_METHODS.get(name, [])]
+    words = [
+        f"algo={name}",
+        f"topology={TOPOLOGY[name]}",
+        "num_workers=6",
+        "steps=9",
+        "lr=0.01",
+        *OF_METHODS.get(name, []),
+    ]
     never = ["availability=independent", "availability.probability=0.5", "availability.least=6"]
     if name.startswith("relaysgd"):
         words.append("algo.fill=previous") if name == "relaysgd" else None

@@ -295,7 +295,9 @@ def _attendance(
             continue
         tried.add(m)
         try:
-            check(rule.schedule(m), algorithm.needs, algorithm.name, config.topology.name, config.topology.weights_given())
+            check(
+                rule.schedule(m), algorithm.needs, algorithm.name, config.topology.name, config.topology.weights_given()
+            )
         except ConfigError as error:
             raise ConfigError(
                 f"availability={availability.name} has {m} workers present in step {t}, and with "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.algorithms.algorithm import Algorithm, Oracle
-    from decentral.availability.availability import Availability, Schedule
+    from decentral.availability.availability import Absences, Schedule
     from decentral.network.network import Network
     from decentral.training.oracle import GradientOracle
 
@@ -49,7 +49,7 @@ class Attendance:
 
     def __init__(
         self,
-        availability: Availability,
+        availability: Absences,
         schedule: Schedule,
         rule: PresentRule,
         algorithm: Algorithm,

@@ -187,7 +187,7 @@ class Recorder:
             facts["lr_factor"] = rate(max(0, step - 1))
         if (attendance := r.stepper.attendance) is not None:
             facts["availability"] = attendance.facts()
-            until = attendance.schedule.in_seconds and r.stepper.simulated_s or step
+            until = (attendance.schedule.in_seconds and r.stepper.simulated_s) or step
             with self.store.in_place():
                 write_text(self.store.path / "availability.csv", attendance.schedule.record(until) + "\n")
         choices, stop_s = r.stepper.choices(), self.config.stop_after_simulated_s
