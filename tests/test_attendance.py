@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from conftest import Start
 from decentral.availability.availability import Absent, Weights
 from decentral.config.composition import compose
+from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.topology.present import PresentRule, restricted
 
@@ -26,7 +27,7 @@ PROBLEM = (
 COMING_AND_GOING = ("availability=persistent", "availability.probability=0.1", "availability.residence_steps=5")
 
 
-def iterates(start: Any, *words: str, processes: int = 1, directory: str = "run") -> np.ndarray:
+def iterates(start: Start, *words: str, processes: int = 1, directory: str = "run") -> np.ndarray:
     """[steps + 1, n, P]."""
     found = start(*PROBLEM, *words, "trace=true", processes=processes, directory=directory)
     with np.load(found.directory / "trace.npz") as trace:
@@ -102,7 +103,7 @@ OF_METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(
-    start: Any, tmp_path: Path, name: str
+    start: Start, tmp_path: Path, name: str
 ) -> None:
     words = [
         f"algo={name}",
@@ -127,7 +128,7 @@ def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_with_everybody_present_nothing_is_different(start: Any, tmp_path: Path, name: str) -> None:
+def test_with_everybody_present_nothing_is_different(start: Start, tmp_path: Path, name: str) -> None:
     words = [
         f"algo={name}",
         f"topology={TOPOLOGY[name]}",
@@ -148,13 +149,13 @@ EXACT = ["gradient_tracking", "momentum_tracking", "exact_diffusion", "extra", "
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_who_keeps_a_sum_is_exact_while_workers_come_and_go(start: Any, tmp_path: Path, name: str) -> None:
+def test_who_keeps_a_sum_is_exact_while_workers_come_and_go(start: Start, tmp_path: Path, name: str) -> None:
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "steps=4000", "lr=0.05", *COMING_AND_GOING]
     words += ["algo.beta=0.5"] if name == "momentum_tracking" else []
     assert final(start(*PROBLEM, *words).directory, "distance_to_optimum", "worst") < 1e-8
 
 
-def test_who_keeps_none_is_not(start: Any, tmp_path: Path) -> None:
+def test_who_keeps_none_is_not(start: Start, tmp_path: Path) -> None:
     words = ["algo=dpsgd", "topology=ring", "num_workers=8", "steps=4000", "lr=0.05", *COMING_AND_GOING]
     found = start(*PROBLEM, *words).directory
     assert final(found, "distance_to_optimum", "mean") > 1e-2
@@ -165,3 +166,149 @@ def final(folder: Path, metric: str, worker: str) -> float:
     """The last value."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [row["value"] for row in rows if row["metric"] == metric and row["worker"] == worker][-1]
+
+
+def reference(A: np.ndarray, b: np.ndarray, present: np.ndarray, method: str, lr: float, average: bool) -> np.ndarray:
+    """[steps + 1, n, d]: on a ring of those present, metropolis weights, in plain numpy."""
+    n, d = b.shape
+    x, c, v, phi = np.zeros((n, d)), np.zeros((n, d)), np.zeros((n, d)), np.zeros((n, d))
+    found, last = [x.copy()], np.full(n, -1)
+
+    def ring(there: np.ndarray) -> np.ndarray:
+        W, who, m = np.eye(n), np.flatnonzero(there), int(there.sum())
+        for place, i in enumerate(who):
+            others = {int(who[(place - 1) % m]), int(who[(place + 1) % m])} - {int(i)}
+            for j in others:
+                W[i, j] = 1 / (1 + len(others))
+            W[i, i] = 1 - len(others) / (1 + len(others))
+        return W
+
+    def attends(t: int) -> np.ndarray:
+        return present[t - t % 3 : t - t % 3 + 3].all(0) if method == "diloco" else present[t]
+
+    for t in range(len(present)):
+        there, W = attends(t), ring(attends(t))
+        if t and method == "diloco" and there.any():
+            newest = int(np.where(there, last, -2).argmax())
+            for i in np.flatnonzero(there & (last < last[newest])):
+                phi[i], v[i], x[i] = phi[newest], v[newest], phi[newest]
+        elif t and average:
+            before, old = attends(t - 1), x.copy()
+            for i in np.flatnonzero(there & ~before):
+                donors = [j for j in range(n) if j != i and W[i, j] and before[j]]
+                donors = donors or np.flatnonzero(there & before)[:1].tolist()
+                if donors:
+                    x[i] = old[donors].mean(0)
+        last[there] = t
+        u = np.zeros((n, d))
+        for i in np.flatnonzero(there):
+            u[i] = -lr * A[i].T @ (A[i] @ x[i] - b[i])
+        if method == "dpsgd":
+            x = np.where(there[:, None], W @ (x + u), x)
+        elif method == "gradient_tracking":
+            mixed = W @ (c + u) - u
+            x = np.where(there[:, None], W @ (x + u + c), x)
+            c = np.where(there[:, None], mixed, c)
+        elif method == "exact_diffusion":
+            V = (W + np.eye(n)) / 2
+            y = x + u
+            new = V @ (y + c)
+            x, c = np.where(there[:, None], new, x), np.where(there[:, None], new - y, c)
+        elif method == "diloco":
+            x = x + u
+            if (t + 1) % 3 == 0 and there.any():
+                D = (phi - x)[there].mean(0)
+                v[there] = 0.9 * v[there] + D
+                phi[there] -= 0.7 * (D + 0.9 * v[there])
+                x[there] = phi[there]
+        found.append(x.copy())
+    return np.array(found)
+
+
+@pytest.mark.parametrize("average", [True, False])
+@pytest.mark.parametrize("method", ["dpsgd", "gradient_tracking", "exact_diffusion", "diloco"])
+def test_iterates_are_those_of_the_formulas(start: Start, tmp_path: Path, method: str, average: bool) -> None:
+    random = np.random.default_rng(3)
+    A, b = random.normal(size=(7, 3, 3)), random.normal(size=(7, 3)) * 5
+    np.savez(tmp_path / "problem.npz", A=A, b=b)
+    words = [f"task.problem={tmp_path / 'problem.npz'}", f"algo={method}", "topology=ring", "num_workers=7"]
+    words += ["steps=60", "lr=0.02", "availability=independent", "availability.probability=0.4"]
+    words += ["algo.period_steps=3"] if method == "diloco" else []
+    words += [f"availability.on_return={'average' if average else 'stale'}"]
+    found = start("task=quadratics", "save=none", "trace=true", *words)
+    present = attendance(found.directory, 60, 7)
+    np.testing.assert_allclose(found.iterates, reference(A, b, present, method, 0.02, average), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", ["gradient_tracking", "diloco", "relaysgd", "choco", "push_diging"])
+def test_a_run_goes_on_inside_an_absence_and_a_trace_replays_it(start: Start, name: str) -> None:
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=40", "lr=0.01", "trace=true"]
+    words += [*COMING_AND_GOING, *OF_METHODS.get(name, []), "checkpoint_every_s=0"]
+    whole = start(*PROBLEM, *words, directory="whole")
+    assert start(*PROBLEM, *words, directory="parts", crash_at=21).status == "crashed"
+    parts = start(*PROBLEM, *words, directory="parts")
+    np.testing.assert_array_equal(parts.iterates, whole.iterates)
+    assert parts.facts["availability"] == whole.facts["availability"]
+    file = whole.directory / "availability.csv"
+    replayed = ["availability=trace", f"availability.path={file}"]
+    again = start(*PROBLEM, *(word for word in words if "availability" not in word), *replayed, directory="again")
+    np.testing.assert_array_equal(again.iterates, whole.iterates)
+
+
+def test_counts_of_relaysgd_are_those_of_who_is_present(start: Start, tmp_path: Path) -> None:
+    """Leaf 5 of a binary tree of 8 leaves at step 10 and is back at 20."""
+    file = tmp_path / "absences.csv"
+    lines = [f"{i},0," for i in range(8) if i != 5]
+    file.write_text("\n".join(["worker,from_step,to_step", *lines, "5,0,10", "5,20,"]))
+    words = ["algo=relaysgd", "algo.fill=previous", "topology=bt", "num_workers=8", "steps=30", "trace=state"]
+    found = start(*PROBLEM, *words, "availability=trace", f"availability.path={file}", "lr=0.01")
+    with np.load(found.directory / "trace.npz") as trace:
+        counts = trace["state.c"]
+    edges = compose(["algo=relaysgd", "topology=bt", "num_workers=8"]).rounds().edges()
+
+    def heard(t: int) -> list[int]:
+        return [1 + int(counts[t + 1][edges.dst == i].sum()) for i in range(8) if i != 5]
+
+    assert heard(9) == [8] * 7
+    assert heard(10) == [8, 8, 7, 8, 8, 8, 8]
+    assert heard(11) == [8, 7, 7, 8, 7, 8, 8]
+    assert heard(12) == [7, 7, 7, 7, 7, 8, 8]
+    assert heard(13) == [7] * 7
+
+
+@pytest.mark.parametrize(
+    "name", ["gradient_tracking", "momentum_tracking", "d2", "exact_diffusion", "extra", "push_diging"]
+)
+@pytest.mark.parametrize("on_leave", ["keep", "handover", "restart"])
+def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str, on_leave: str) -> None:
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=50", "lr=0.01", "trace=state"]
+    found = start(*PROBLEM, *words, *COMING_AND_GOING, f"availability.on_leave={on_leave}")
+    with np.load(found.directory / "trace.npz") as trace:
+        c = trace["state.xc"][:, :, 1] if "state.xc" in trace else trace["state.c"]
+        w = trace["state.w"] if "state.w" in trace else np.ones((51, 6, 1))
+    assert np.abs(c).max() > 1e-2
+    np.testing.assert_allclose(c.sum(1), 0, atol=1e-11)
+    np.testing.assert_allclose(w.sum(1), 6, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["algo=adpsgd"], "no rule for workers that are absent"),
+        (["algo=relaysgd_grad", "topology=dbt", "availability.on_return=stale"], "never sent again"),
+        (["algo=dpsgd", "availability.on_leave=handover"], "corrections add up to zero"),
+        (["algo=dpsgd", "network.drop_probability=0.1"], "leave one of them out"),
+        (["algo=allreduce", "compress=topk"], "leave compress= out"),
+        (["algo=dpsgd", "topology=exponential", "availability.absent=induced"], "keeps no mean"),
+    ],
+)
+def test_what_has_no_rule_for_the_absent_is_refused(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        compose([*PROBLEM, "num_workers=6", "topology=ring", *COMING_AND_GOING, *words])
+
+
+def test_a_topology_that_does_not_exist_for_those_present_is_refused_before_the_first_step(start: Start) -> None:
+    words = ["algo=dpsgd", "topology=hypercube", "num_workers=8", "steps=20", *COMING_AND_GOING]
+    with pytest.raises(ConfigError, match="absent=induced"):
+        start(*PROBLEM, *words)
+    start(*PROBLEM, *words, "availability.absent=induced")

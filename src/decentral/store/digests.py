@@ -18,7 +18,7 @@ from decentral.terminal.display import unless_quick
 
 _SETTLED_NS = 2_000_000_000
 """How long a file has been left alone before its times tell a later change from none."""
-_MANY = 10_000  # files whose facts are not asked for at every turn
+_MANY = 1_000  # files whose facts are not asked for at every turn
 _WORTH_KEEPING_S = 0.5
 _CHUNK = 1 << 20
 
@@ -61,7 +61,7 @@ def by_content(value: Any) -> Any:
 def folder_digest(root: Path, names: Sequence[str]) -> str:
     """A digest of the names and contents of these files of a folder.
 
-    If there are more than 10,000, they are not looked at again for 20 times as long as that took, up to 2 minutes.
+    If there are more than 1,000, they are not looked at again for 20 times as long as that took, up to 2 minutes.
     """
     asked = os.path.abspath(root), hash(tuple(names))
     until, digest = _LATELY.get(asked, (0.0, ""))
