@@ -289,6 +289,7 @@ NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING})
 SHOWN_STUDIES = {
     "benchmark": "benchmark_methods",
     "bluefog": "bluefog_linear_regression",
+    "churn": "graph_privacy",
     "flex": "flex_choice_map",
     "relaysum": "relaysum_table1",
     "thesis": "thesis_fig5_2",

@@ -21,6 +21,7 @@ from decentral.registry.find import described, owner
 from decentral.settings import documented, limits_in_words
 from decentral.terminal.console import say
 from decentral.topology.facts import told
+from decentral.topology.knowledge import given_away
 
 if TYPE_CHECKING:
     from decentral.topology.rounds import Rounds
@@ -72,11 +73,16 @@ class Choice:
 
     def rounds(self, num_workers: int) -> Rounds | None:
         """Of a topology with default settings; None if it does not exist for this number of workers, or needs more."""
-        assert self.cls is not None
         try:
-            made: Rounds = self.cls(**{k: v for k, v in self.values.items() if k != "name"}).schedule(num_workers)
+            return self.schedule(num_workers)
         except (ConfigError, TypeError):
             return None
+
+    def schedule(self, num_workers: int) -> Rounds:
+        """The rounds of a topology with default settings; ConfigError (settings that it lacks: TypeError) if it has
+        none."""
+        assert self.cls is not None
+        made: Rounds = self.cls(**{k: v for k, v in self.values.items() if k != "name"}).schedule(num_workers)
         return made
 
 
@@ -166,6 +172,7 @@ decentral-run trains n workers with a decentralized algorithm, on one machine or
 
   decentral-run --help algo                          all algorithms, a line each; so for every choice below
   decentral-run --help algo=relaysgd                 its formula, its source and its settings
+  decentral-run --help topology=bt num_workers=7     a graph's facts for so many workers, and what it gives away
   decentral-run --help clip_norm                     a setting: how it is written, and the choices that have it
 """
 
@@ -188,6 +195,7 @@ configuration: a finished run is not run again, an interrupted one goes on from 
 _KEY_WIDTH = 36
 _WIDTH = 118
 _SIZES = (4, 16, 32, 64)
+_USUAL_SIZE = 16
 
 
 def print_help(topics: Sequence[str], folders: Sequence[Path]) -> None:
@@ -201,10 +209,15 @@ def print_help(topics: Sequence[str], folders: Sequence[Path]) -> None:
         lines += ["", "Settings, with their defaults", *(line for _, line in _setting_lines()), "", _OPTIONS, _TAIL]
         say("\n".join(lines))
         return
-    say("\n\n".join(_topic(topic, folders) for topic in topics))
+    sizes: list[int] = []
+    if any(topic.startswith("topology=") or topic in options("topology", folders) for topic in topics):
+        numbers = [topic for topic in topics if re.fullmatch(r"num_workers=[1-9]\d*", topic)]
+        topics = [topic for topic in topics if topic not in numbers]
+        sizes = [int(number.partition("=")[2]) for number in numbers]
+    say("\n\n".join(_topic(topic, folders, sizes) for topic in topics))
 
 
-def _topic(topic: str, folders: Sequence[Path]) -> str:
+def _topic(topic: str, folders: Sequence[Path], sizes: Sequence[int]) -> str:
     name, _, chosen = topic.partition("=")
     if name in CHOICES:
         known = options(name, folders)
@@ -212,10 +225,10 @@ def _topic(topic: str, folders: Sequence[Path]) -> str:
             if option not in known and (name not in GROUPS or component(GROUPS[name], option) is None):
                 raise ConfigError(f"--help {topic}: {name}={option} does not exist.{suggest(option, known)}")
         if chosen:
-            return "\n\n".join(_describe(name, option, folders) for option in chosen.split(","))
+            return "\n\n".join(_describe(name, option, folders, sizes) for option in chosen.split(","))
         return _overview(name, folders)
     lines = [line for key, line in _setting_lines() if key == name or key.partition(".")[0] == name]
-    named = [_describe(group, name, folders) for group in CHOICES if name in options(group, folders)]
+    named = [_describe(group, name, folders, sizes) for group in CHOICES if name in options(group, folders)]
     found = "\n".join(lines) or "\n\n".join(named + _with_owners(name, folders))
     if found:
         return found
@@ -285,8 +298,8 @@ def _overview(group: str, folders: Sequence[Path]) -> str:
     return "\n".join([*lines, "", f"decentral-run --help {group}={known[0]} shows one of them with all its settings."])
 
 
-def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
-    """One choice: what it is, and its settings with the values that this choice gives them."""
+def _describe(group: str, option: str, folders: Sequence[Path], sizes: Sequence[int]) -> str:
+    """One choice: what it is, its settings with the values that this choice gives them, and a topology's facts."""
     found = choice(group, option, folders)
     if found.cls is None:
         assert found.file is not None
@@ -299,7 +312,7 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
     if usual := getattr(found.cls, "usual_compress", ""):
         lines += ["", f"  Where no compressor is named: compress={usual}"]
     if group == "topology":
-        lines += _facts(found)
+        lines += _facts(found, sizes)
     shown = [(f"{group}.{setting.name}={setting.value}", setting) for setting in found.settings]
     width = max((len(text) for text, _ in shown), default=0) + 2
     if found.settings or found.nodes:
@@ -317,7 +330,16 @@ def _setting_text(text: str, setting: Setting, width: int, doc: str) -> str:
     return textwrap.fill(line, _WIDTH, subsequent_indent=(width + 4) * " ", drop_whitespace=True).rstrip()
 
 
-def _facts(topology: Choice) -> list[str]:
-    """What agreement takes with a topology's usual settings, for the numbers of workers for which it exists."""
-    found = [f"    num_workers={n:<4} {told(rounds)}" for n in _SIZES if (rounds := topology.rounds(n)) is not None]
-    return ["", "  With these settings", *found] if found else []
+def _facts(topology: Choice, sizes: Sequence[int]) -> list[str]:
+    """What agreement takes with a topology's usual settings and what it gives away, for some numbers of workers.
+
+    Without `sizes`, for those of the usual numbers for which it exists.
+    """
+    found = {n: rounds for n in _SIZES if (rounds := topology.rounds(n)) is not None}
+    if sizes:
+        found = {n: topology.schedule(n) for n in sizes}
+    lines = [f"    num_workers={n:<4} {told(rounds)}" for n, rounds in found.items()]
+    for n in sizes or sorted(found, key=lambda n: abs(n - _USUAL_SIZE))[:1]:
+        lines.append(f"  What it gives away, num_workers={n}")
+        lines.append(textwrap.fill(given_away(found[n]), _WIDTH, initial_indent="    ", subsequent_indent="    "))
+    return ["", "  With these settings", *lines] if lines else []

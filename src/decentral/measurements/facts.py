@@ -15,6 +15,7 @@ from decentral.measurements.measurement import Measurement, check_losses
 from decentral.measurements.values import Labels, Row, Value, curve
 from decentral.topology import facts
 from decentral.topology.groups import GroupSchedule, activation_children, check_groups, dimension, group_period
+from decentral.topology.knowledge import from_gossip, from_relaying, share_given_away
 from decentral.topology.rounds import Rounds, mean_delay
 
 if TYPE_CHECKING:
@@ -106,12 +107,18 @@ def measured_correction(config: Config) -> float:
     raise ArithmeticError(f"the workers do not agree after {_MAX_STEPS} steps of algo={config.algo.name}.")
 
 
+def _single_workers(rounds: Rounds) -> list[set[int]]:
+    return [{worker} for worker in range(rounds.num_workers)]
+
+
 QUANTITIES: dict[str, Callable[[Rounds], float]] = {
     "m_over_p": lambda rounds: truediv(*facts.effective_spectral_gap(facts.relay_matrix(rounds))),
     "second_eigenvalue": lambda rounds: facts.second_largest_eigenvalue_modulus(rounds.matrices(0)[0]),
     "smallest_eigenvalue": lambda rounds: facts.smallest_eigenvalue(rounds.matrices(0)[0]),
     "relay_second_eigenvalue": lambda rounds: facts.second_largest_eigenvalue_modulus(facts.relay_matrix(rounds)),
     "correction": lambda rounds: 1 + mean_delay(rounds),
+    "gossip_gives_away": lambda rounds: share_given_away(from_gossip(rounds, _single_workers(rounds))),
+    "relaying_gives_away": lambda rounds: share_given_away(from_relaying(rounds, _single_workers(rounds))),
     "half_of_diameter": lambda rounds: float(rounds.hops().max()) / 2,
 }
 """What follows from the rounds of a topology; beside these there is `measured_correction`, of an algorithm."""

@@ -21,8 +21,8 @@ Averaging, IEEE TPDS 32(7), 2021: the numbers that its text gives. Its figures a
 `flex.csv`: Tyagi and Swany, Flexible Communication for Optimal Distributed Learning over Unpredictable Networks, IEEE
 BigData 2023: the accuracies on its slides, and what the formulas on its slides give for some numbers of workers.
 
-`time.csv`, `benchmark.csv`: no numbers. They stand for our own studies of who waits for whom, and of which method
-reaches the target first, which have a page like a paper's.
+`time.csv`, `benchmark.csv`, `churn.csv`: no numbers. They stand for our own studies of who waits for whom, of which
+method reaches the target first, and of workers that leave and join, which have a page like a paper's.
 
 Columns of a paper's file: `paper,item,algorithm,topology,setting,metric,value,unit,spread,note`. A number's key is
 'algorithm|topology|setting' within its item. A note that begins with 'computed' or 're-run' marks a number that the

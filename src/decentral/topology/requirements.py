@@ -66,7 +66,8 @@ def _is_connected(rounds: Rounds) -> bool:
     return all(is_connected(union(rounds.num_workers, (W.graph for W in matrices))) for matrices in pieces)
 
 
-def _is_tree(rounds: Rounds) -> bool:
+def is_tree(rounds: Rounds) -> bool:
+    """Whether every piece has one tree for all rounds (`Need.tree`)."""
     most = 2 * (rounds.num_workers - 1)
     return rounds.are_equal and all(is_undirected(A) and is_connected(A) and len(A) <= most for A in rounds.graphs())
 
@@ -140,7 +141,7 @@ _CHECKS: dict[Need, tuple[Callable[[Rounds], bool], str | Callable[[Rounds, str]
         "needs all workers to hear of each other, but {where} is not connected: use another topology",
     ),
     Need.tree: (
-        _is_tree,
+        is_tree,
         "relays over trees, but {where} is none: use topology=chain, bt, dbt, star or spanning_tree",
     ),
     Need.row_stochastic: (
