@@ -67,6 +67,7 @@ def test_who_is_present_is_a_function_of_the_seed_and_the_time_which_its_record_
     assert (table(known.open(N, 3, STEPS), list(range(STEPS))[::-1]) == found).all(), "in another order"
     assert mode in ("none", "fixed", "fixed share") or (table(known.open(N, 4, STEPS)) != found).any()
     file = tmp_path / "availability.csv"
+    schedule.record(STEPS / 3), schedule.at(2.0) if schedule.in_seconds else schedule.at_step(2)
     file.write_text(schedule.record(STEPS * (0.37 if schedule.in_seconds else 1)))
     again = component("trace", path=str(file))
     assert again.in_seconds == known.in_seconds

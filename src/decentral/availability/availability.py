@@ -67,6 +67,8 @@ class Schedule:
         """
         self.num_workers, self.in_seconds = num_workers, changes is not None
         self._present, self._seed, self._least, self._changes = present, seed, least, changes
+        self._recorded, self._before = -1.0, np.zeros(num_workers, dtype=bool)
+        self._since, self._sessions = dict[int, float](), list[tuple[int, float, str]]()
 
     def at_step(self, step: int) -> np.ndarray:
         """Who is present in a step: bool [n]."""
@@ -81,28 +83,29 @@ class Schedule:
         return next((when for when in self._moments(second, math.inf) if self.at(when).any()), math.inf)
 
     def record(self, until: float) -> str:
-        """Who is present from when to when, in the first `until` steps or seconds: a file for `availability=trace`."""
-        unit = "s" if self.in_seconds else "step"
-        moments: Iterable[float] = [0.0, *self._moments(0.0, until)] if self.in_seconds else range(int(until))
-        before, since = np.zeros(self.num_workers, dtype=bool), dict[int, float]()
-        lines: list[tuple[int, float, str]] = []
-        for when in moments:
-            now = self.at(when) if self.in_seconds else self.at_step(int(when))
-            for worker in np.flatnonzero(now != before).tolist():
-                if now[worker]:
-                    since[worker] = when
-                else:
-                    lines.append((worker, since.pop(worker), str(when)))
-            before = now
-        lines += [(worker, begun, "") for worker, begun in since.items()]
-        return "\n".join(
-            [f"worker,from_{unit},to_{unit}", *(f"{i},{begun},{ends}" for i, begun, ends in sorted(lines))]
-        )
+        """Who is present from when to when, in the first `until` steps or seconds: a file for `availability=trace`.
 
-    def _moments(self, after: float, until: float) -> list[float]:
-        """The times of changes after one time and up to another; up to inf: and at least one arrival."""
-        assert self._changes is not None, "a schedule in steps"
-        times = np.unique(self._changes(until if until < math.inf else after))
+        Goes on from what was recorded before.
+        """
+        for when in self._moments(self._recorded, until):
+            now = self.at(when) if self.in_seconds else self.at_step(int(when))
+            for worker in np.flatnonzero(now != self._before).tolist():
+                if now[worker]:
+                    self._since[worker] = when
+                else:
+                    self._sessions.append((worker, self._since.pop(worker), str(when)))
+            self._before = now
+        self._recorded = max(until, self._recorded)
+        unit = "s" if self.in_seconds else "step"
+        lines = sorted([*self._sessions, *((worker, begun, "") for worker, begun in self._since.items())])
+        return "\n".join([f"worker,from_{unit},to_{unit}", *(f"{i},{begun},{ends}" for i, begun, ends in lines)])
+
+    def _moments(self, after: float, until: float) -> Iterable[float]:
+        """Steps from one to before another; or when somebody may come or leave, after one time and up to another (inf:
+        up to one more arrival at least)."""
+        if self._changes is None:
+            return range(max(int(after), 0), int(until))
+        times = np.unique([0.0, *self._changes(until if until < math.inf else after)])
         found: list[float] = times[(times > after) & (times <= until)].tolist()
         return found
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.config.parsing import read_yaml
+from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.store import Metric, RunStore, read_metadata, read_metrics
@@ -62,7 +63,7 @@ def describe(run_dir: Path) -> str:
     if {"algo", "topology"} <= config.keys():
         algo = components("algorithms").get(name["algo"])
         parts.append(f"{name['algo']} on {name['topology']}" if getattr(algo, "uses_topology", True) else name["algo"])
-    if words := compression_words(config.get("compress")):
+    if words := choice_words("compress", config.get("compress")):
         parts.append(words)
     where = next((group for group in ("data", "env") if group in used), None)
     shown = config[where].get("id", name[where]) if where else ""
@@ -76,20 +77,22 @@ def describe(run_dir: Path) -> str:
         parts.append(str(precision))
     if cluster := cluster_words(config.get("cluster")):
         parts.append(cluster)
+    if words := choice_words("availability", config.get("availability")):
+        parts.append(words)
     if config.get("seed") is not None:
         parts.append(f"seed {config['seed']}")
     status = (RunStore.peek(run_dir) or {}).get("status", "unknown")
     return f"{', '.join(parts) or run_dir.name}: {status}"
 
 
-def compression_words(compress: Any) -> str:
-    """What is sent instead of rows, with the settings that are not as usual: 'compress=topk keep=0.01'; '' for rows."""
-    if not _name(compress):
+def choice_words(group: str, choice: Any) -> str:
+    """What is chosen, with the settings that are not as usual: 'compress=topk keep=0.01'; '' for none."""
+    if not _name(choice):
         return ""
-    cls: Any = components("compression").get(_name(compress))
+    cls: Any = components(GROUPS[group]).get(_name(choice))
     usual = vars(cls()) if cls is not None else {}
-    words = [f"compress={_name(compress)}"]
-    for key, value in compress.items():
+    words = [f"{group}={_name(choice)}"]
+    for key, value in choice.items():
         own = usual.get(key)
         if key != "name" and value != (own.name if isinstance(own, Enum) else own):
             shown = (
