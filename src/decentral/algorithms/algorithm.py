@@ -111,6 +111,10 @@ class Algorithm(Settings, ABC, where="algo"):
     has_local_steps: ClassVar[bool] = False
     """Whether it has a form for `communication.every`, although it needs the same graph in every round."""
 
+    mixes_models: ClassVar[bool] = False
+    """Whether all that workers send is models, for `Network.mix`, and no sum over workers is kept: what `robust=` and
+    `attack=` change."""
+
     asynchronous: ClassVar[bool] = False
     """Whether processes go on without each other, so that the result of several depends on their pace."""
 

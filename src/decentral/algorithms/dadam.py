@@ -48,6 +48,7 @@ class DAdam(Algorithm):
     decoupled_decay: float = setting(0.0, at_least=0)
     accumulate_steps: int = setting(1, at_least=1)
     own_starts: ClassVar[bool] = True
+    mixes_models: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar = None

@@ -46,6 +46,7 @@ class DPSGD(Algorithm):
     mode: Mode = Mode.atc
     own_starts: ClassVar[bool] = True
     only_local_between: ClassVar[bool] = True
+    mixes_models: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 

@@ -40,6 +40,7 @@ class GASLoC(Algorithm):
     outer_momentum: float = setting(0.9, at_least=0, below=1)
     own_starts: ClassVar[bool] = True
     only_local_between: ClassVar[bool] = True
+    mixes_models: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}

@@ -36,6 +36,7 @@ class QGDPSGD(WithMomentum):
     beta: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = True
     a: float | None = setting(None, above=0, at_most=1, hint="or null for 1 - algo.beta", older=None)
+    mixes_models: ClassVar[bool] = True
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}

@@ -91,6 +91,7 @@ def resolve(config: Config) -> Config:
     _check_own(config)
     check_compression(config)
     check_communication(config.algo, config.communication)
+    _check_adversaries(config)
     rounds = config.rounds()
     weights_given = config.algo.uses_topology and config.topology.weights_given()
     check(rounds, config.algo.needs, config.algo.name, config.topology.name, weights_given)
@@ -202,6 +203,35 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
                     f"{config.topology.name}, whose edges go one way: what is left of them keeps no mean; use "
                     "availability.absent=rerouted, or an undirected topology such as ring."
                 )
+
+
+def _check_adversaries(config: Config) -> None:
+    """Raise ConfigError for attacks, or a robust mixing, that the method, the task or the rounds cannot have."""
+    attack, algo, topology = config.attack, config.algo, config.topology.name
+    assert config.num_workers is not None
+    attack.check(config.num_workers)
+    said = f"robust={config.robust.name}" if config.robust.name != "none" else f"attack={attack.name}"
+    if attack.flips_labels and not config.task.has_classes:
+        raise ConfigError(
+            f"attack={attack.name} is for examples with classes, and task={config.task.name} has none: use another "
+            "attack, such as sign_flip, or task=images."
+        )
+    if said == "attack=none" or (said == f"attack={attack.name}" and attack.flips_labels):
+        return
+    if not algo.mixes_models:
+        others = [name for name, cls in components("algorithms").items() if getattr(cls, "mixes_models", False)]
+        raise ConfigError(
+            f"{said} changes models on their way to a neighbor, and algo={algo.name} sends or keeps more than models, "
+            f"or sums of them: use algo={', '.join(others[:-1])} or {others[-1]}."
+        )
+    if not isinstance(config.compress, NoCompression):
+        raise ConfigError(f"{said} is for models that travel as they are: leave out compress={config.compress.name}.")
+    if config.communication != Communication(every=config.communication.every):
+        raise ConfigError(
+            f"{said} is for models that go from neighbor to neighbor, not through machines or all workers: leave out "
+            f"communication.{_first_key(config.communication)}."
+        )
+    check(config.rounds(), {Need.whole}, f"{algo.name} {said}", topology)
 
 
 def _check_losses(config: Config) -> None:

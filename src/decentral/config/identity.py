@@ -74,6 +74,9 @@ def identity(config: Config) -> dict[str, Any]:
         known["compress"] = component_identity(config.compress)
     if not isinstance(config.availability, AlwaysPresent):
         known["availability"] = component_identity(config.availability)
+    known |= {
+        key: component_identity(own) for key in ("attack", "robust") if (own := getattr(config, key)).name != "none"
+    }
     if isinstance(config.cluster, VirtualCluster):
         known["cluster"] = component_identity(config.cluster) | {"clock": CLOCK_VERSION}
     if config.init is not None:

@@ -55,6 +55,8 @@ GROUPS = {
     "optim": "optim",
     "schedule": "lr_schedules",
     "compress": "compression",
+    "attack": "network.attacks",
+    "robust": "network.robust",
     "cluster": "cluster",
     "availability": "availability",
     "logger": "training.loggers",
@@ -104,6 +106,8 @@ class Config(Settings):
     optim: Any = None
     schedule: Any = None
     compress: Any = None
+    attack: Any = None
+    robust: Any = None
     cluster: Any = None
     availability: Any = None
     logger: Any = None

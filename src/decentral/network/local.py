@@ -47,7 +47,7 @@ class LocalNetwork(Network):
         pieces, memo = slices(x.shape[-1], len(exchange.pieces), exchange.split), exchange.memo
         if "widest" not in memo:
             memo["widest"] = max(int(np.diff(W.starts).max()) for W in exchange.pieces)
-        if kernels.small(x, 8 * memo["widest"]):
+        if exchange.combine is None and kernels.small(x, 8 * memo["widest"]):
             if "tables" not in memo:
                 memo["tables"] = [kernels.mixing_table(W) for W in exchange.pieces]
             for piece, table in zip(pieces, memo["tables"], strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,8 @@ class Network(PayloadVerbs, ABC):
         self.traffic = Traffic(self.n)
         self.delivery = Delivery(rounds, losses)
         self.reliable = losses.probability == 0
+        self.combine: Callable[..., None] | None = None
+        """What `mix` does with the rows instead of W: called with the round, and what `Exchange.combine` is."""
         self.fastest: Fastest | None = None
         """What decides for `network.collective=auto`: a model of the network, the same on all processes."""
         self.flushed = True
@@ -104,7 +107,10 @@ class Network(PayloadVerbs, ABC):
         order. Of a round of several exchanges the first is in the background.
         """
         halve = lazy and self.delivery.in_several(round)
-        return self._begin_all(x, self.delivery.planned(round, lazy), halve)
+        planned = self.delivery.planned(round, lazy)
+        if self.combine is not None:
+            planned = [replace(each, combine=partial(self.combine, round)) for each in planned]
+        return self._begin_all(x, planned, halve)
 
     def mix_with(self, x: Tensor, W: MixingMatrix | np.ndarray) -> Tensor:
         """x_i <- sum_j W_ij x_j with a matrix, maybe dense [n, n], that depends on data, the same on all processes."""
@@ -337,6 +343,9 @@ class Network(PayloadVerbs, ABC):
     def _mix_piece(self, x: Tensor, remote: dict[int, Tensor], exchange: Exchange, h: int) -> None:
         """Mix piece h of the local rows [k, ..., P'] with the rows that have come, by their workers."""
         W, memo = exchange.pieces[h], exchange.memo
+        if exchange.combine is not None:
+            exchange.combine(x, remote, W, self.workers.start)
+            return
         if not remote and kernels.on_gpu(x):
             first = self.workers.start
 

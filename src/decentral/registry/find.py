@@ -32,6 +32,8 @@ CONTRACTS = {
     "optim": "optim.optimizer.Optimizer",
     "lr_schedules": "lr_schedules.schedule.LearningRateSchedule",
     "compression": "compression.compressor.Compressor",
+    "network.attacks": "network.attacks.Attack",
+    "network.robust": "network.robust.Robust",
     "cluster": "cluster.cluster.Cluster",
     "availability": "availability.availability.Availability",
     "gradients": "gradients.execution.Execution",

@@ -63,8 +63,9 @@ def describe(run_dir: Path) -> str:
     if {"algo", "topology"} <= config.keys():
         algo = components("algorithms").get(name["algo"])
         parts.append(f"{name['algo']} on {name['topology']}" if getattr(algo, "uses_topology", True) else name["algo"])
-    if words := choice_words("compress", config.get("compress")):
-        parts.append(words)
+    for group in ("compress", "attack", "robust"):
+        if words := choice_words(group, config.get(group)):
+            parts.append(words)
     where = next((group for group in ("data", "env") if group in used), None)
     shown = config[where].get("id", name[where]) if where else ""
     parts += [f"{name['model']} on {shown}" if where else name["task"]] if task else []

@@ -38,6 +38,8 @@ def summary(run_dir: Path, curves: Curves | None = None) -> str:
     for metric in curves.series:
         best = _best(curves, metric)
         rows.append([*_cells(curves, metric), _MISSING if best is None else curves.metrics[metric].format(best, 4)])
+        for group in sorted({str(who).rpartition(" ")[0] for who in curves.series[metric]} - {""}):
+            rows.append([f"  {group} workers", *_cells(curves, metric, f"{group} ")[1:], _MISSING])
     blocks.append(aligned(rows) if curves.series else "No metrics were recorded.")
     lines = [f"Note:     {note}" for note in [*facts.get("notes", []), *facts.get("suspects", [])]]
     lines += _costs(curves, facts) if curves.rows else []
@@ -64,10 +66,11 @@ def overview(run_dir: Path) -> list[str]:
     return [*head, *cells, str(run_dir)]
 
 
-def _cells(curves: Curves, key: tuple[str, str]) -> list[str]:
-    """A metric's name, and its final values: of the worst worker, their mean, and the averaged model."""
+def _cells(curves: Curves, key: tuple[str, str], group: str = "") -> list[str]:
+    """A metric's name, and its final values: of the worst worker, their mean, and the averaged model; of a group
+    ('honest ') alone."""
     lines, metric = curves.series[key], curves.metrics[key]
-    workers: tuple[Worker, ...] = ("worst", "mean", "averaged")
+    workers: list[Worker] = [f"{group}{who}" for who in ("worst", "mean", "averaged")]
     values = [metric.format(curves.last(key, worker), 4) if worker in lines else _MISSING for worker in workers]
     return [metric.words, *values]
 

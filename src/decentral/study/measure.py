@@ -44,7 +44,8 @@ class Measure:
     """Which of a run's numbers counts, for example the worst worker's test accuracy, mean of the last five epochs.
 
     split, metric    of metrics.jsonl
-    worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts
+    worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts; 'honest worst' and so on:
+                     without attackers
     last_epochs      mean over the evaluations in the last so many epochs, for each worker, before the worst of them is
                      taken (RelaySum paper; with an evaluation every 4 epochs, 5 are epochs 196 and 200); 0: the last
     to_reach         the number is where on `axis` the metric first is as good as this, in the unit that is shown (95
@@ -66,8 +67,10 @@ class Measure:
     when_diverged: float | None = None
 
     def __post_init__(self) -> None:
-        if self.worker not in ("worst", "mean", "averaged") and not self.worker.isdigit():
-            raise ConfigError(f"measure.worker={self.worker} is unknown: use worst, mean, averaged or a number.")
+        if not self.worker.isdigit() and self.worker.removeprefix("honest ") not in ("worst", "mean", "averaged"):
+            raise ConfigError(
+                f"measure.worker={self.worker} is unknown: use worst, mean, averaged, 'honest worst' ..., or a number."
+            )
         for key, number in (("last_epochs", self.last_epochs), ("to_reach", self.to_reach)):
             if number is not None and not math.isfinite(number):
                 raise ConfigError(f"measure.{key}={number} must be a finite number.")

@@ -238,6 +238,9 @@ class Problem(ABC):
     facts: Mapping[str, Any] = {}
     """How it computes, for the provenance."""
 
+    flipped: Sequence[int] = ()
+    """Local workers that learn from wrong labels: C - 1 - c instead of c, of C classes."""
+
     data_s: float = 0.0
     """How long the gradients so far have waited for their batches."""
 

@@ -40,6 +40,9 @@ class Exchange:
     sent: tuple[MixingMatrix, ...]  # the same before messages got lost: a lost message was sent, too
     split: Split
     memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
+    combine: Callable[..., None] | None = None
+    """What mixes rows x [k, P] in place instead of W: called with x, the rows of others by worker, W, and the number of
+    the first local worker."""
 
     @property
     def num_messages(self) -> list[int]:

@@ -33,6 +33,7 @@ from decentral.network.collectives import Fastest
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import ProcessNetwork, join, split_workers
+from decentral.network.robust import Adversaries, PlainMixing
 from decentral.network.settings import CollectiveChoice
 from decentral.network.world import World
 from decentral.optim.optimizer import UnevenRule
@@ -109,6 +110,11 @@ class Run:
         return self.stepper.algorithm
 
     @property
+    def attackers(self) -> list[int]:
+        """Who is no honest worker, ascending."""
+        return self.config.attack.attackers(self.net.n, self.config.seed)  # type: ignore[no-any-return]
+
+    @property
     def simulated(self) -> str:
         """Where it is in simulated time, in words; '' where time is not simulated."""
         return "" if self.stepper.simulated_s is None else duration(self.stepper.simulated_s)
@@ -117,6 +123,9 @@ class Run:
     def notes(self) -> list[str]:
         """What a reader of the metrics has to know."""
         notes, counts = list(self.problem.notes), self.config.task.num_examples(self.config)
+        if attackers := self.attackers:
+            numbers = ", ".join(map(str, attackers))
+            notes.append(f"attackers (attack={self.config.attack.name}): {numbers}")
         if (precision := self.config.evaluation.precision) is not Precision.fp32:
             notes.append(f"tests are in {precision.name} (evaluation.precision)")
         if (part := self.config.evaluation.part) != "all" and counts is not None:
@@ -162,6 +171,11 @@ def assemble(config: Config, world: World) -> Run:
     keep_freed_memory()
     net = open_network(config, world)
     problem = config.task.open(config, net.workers, world.device)
+    attackers = config.attack.attackers(net.n, config.seed)
+    if config.attack.flips_labels:
+        problem.flipped, attackers = [i - net.workers.start for i in attackers if i in net.workers], []
+    if attackers or not isinstance(config.robust, PlainMixing):
+        net.combine = Adversaries(config.robust, config.attack, frozenset(attackers), config.seed).combine
     if config.accumulate > 1:
         problem = Accumulated(problem, config.accumulate)
     x0 = problem.init()

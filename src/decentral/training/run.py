@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from decentral.config.checks import goes_by_itself
@@ -151,6 +152,8 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
     part = r.world.rank, r.world.size
     compression_stats = r.algorithm.compression_stats(r.stepper.state)
     groups = {} if r.stepper.attendance is None else r.stepper.attendance.groups()
+    if attackers := r.attackers:
+        groups["honest"] = ~np.isin(np.arange(r.net.n), attackers)
     found = evaluate(r.problem, r.stepper.models, r.net, train_loss, *part, scope, compression_stats, groups)
     recorder.record(r, t, found, progress)
     return found

@@ -182,6 +182,10 @@ class Supervised(Problem):
         else:
             inputs, targets = _together(self._batches(places, draws.tolist()))
         self.data_s += time.perf_counter() - began
+        if self.flipped:
+            flip = [place in self.flipped for place in places]
+            each = [self.data.num_classes - 1 - own if yes else own for own, yes in zip(targets, flip, strict=True)]
+            targets = torch.stack(each) if isinstance(targets, Tensor) else each
         if isinstance(inputs, Tensor) or self.passes.takes_lists:
             return self._gradient(x, inputs, targets, draws, places)
         losses, g = x.new_empty(len(places)), torch.empty_like(x)

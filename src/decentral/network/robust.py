@@ -1,0 +1,199 @@
+"""How a worker mixes the models that it hears where some may be false: `robust=`."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from decentral.host.machine import Lazy
+from decentral.network.attacks import Attack, Seen
+from decentral.settings import Settings, setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from decentral.topology.mixing_matrix import MixingMatrix
+else:
+    torch = Lazy("torch")
+
+_TOLERANCE = 1e-12  # of sums of weights, such as those of thirds
+
+
+class Robust(Settings, ABC, where="robust"):
+    """A data-dependent row of W, which the receiver computes from what it hears:
+
+        x_i <- y_i + sum_j W_ij s_ij (m_j - y_i)
+
+    with m_j what j sends (y_j where it is honest) and s_ij from 0 to 1, from the distances |m_j - y_i|.
+    """
+
+    name: str
+
+    def mixed(self, messages: Tensor, weights: np.ndarray, own: int) -> Tensor:
+        """x_i [P], from m_j [r, P] and W_ij [r] of i and its neighbors, workers ascending; row `own` is y_i."""
+        y = messages[own]
+        v = messages - y
+        distances = torch.linalg.vector_norm(v, dim=1, dtype=torch.float64).cpu().numpy()
+        return y + torch.from_numpy(weights * self.shares(distances, weights, own)).to(v) @ v
+
+    def shares(self, d: np.ndarray, w: np.ndarray, own: int) -> np.ndarray:
+        """s_ij [r] from |m_j - y_i| [r] and W_ij [r]."""
+        return np.ones_like(d)
+
+
+@dataclass
+class PlainMixing(Robust):
+    """Gossip averaging, which believes every message: s_ij = 1."""
+
+    name: str = "none"
+
+
+@dataclass
+class Clip(Robust):
+    """ClippedGossip: no message moves a worker by more than W_ij tau.
+
+        s_ij = min(1, tau / |m_j - y_i|)
+
+    tau  the largest distance that counts in full
+
+    He, Karimireddy and Jaggi (arXiv:2202.01545), with a radius that is given.
+    """
+
+    name: str = "clip"
+    tau: float = setting(1.0, at_least=0)
+
+    def shares(self, d: np.ndarray, w: np.ndarray, own: int) -> np.ndarray:
+        """See `Robust`."""
+        return _clipped(d, self.tau)
+
+
+def _clipped(d: np.ndarray, tau: float) -> np.ndarray:
+    return np.where(d > tau, tau / np.maximum(d, tau) if tau else 0.0, 1.0)
+
+
+@dataclass
+class Tolerant(Robust):
+    """A rule for attackers of a total weight b among the neighbors of a worker.
+
+    tolerate  how many attackers a worker tolerates among its neighbors: b is the sum of its so many largest W_ij
+    weight    b itself, for every worker (null: from robust.tolerate)
+    """
+
+    name: str
+    tolerate: int = setting(1, at_least=0)
+    weight: float | None = setting(None, at_least=0, at_most=1)
+
+    def ranked(self, d: np.ndarray, w: np.ndarray, own: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """The places by distance (ties by number), the running sum of their weights, and b."""
+        order = np.argsort(d, kind="stable")
+        b = float(np.sort(np.delete(w, own))[::-1][: self.tolerate].sum()) if self.weight is None else self.weight
+        return order, np.cumsum(w[order]), b
+
+
+@dataclass
+class ClipHe(Tolerant):
+    """ClippedGossip with the radius of its analysis, from the distances to the nearest.
+
+        tau^2 = 1/b sum_{k < k*} w_k d_k^2,   k* the first of those sorted by distance (own first, at 0) with
+                                              w_1 + ... + w_k* >= total - b
+
+    He, Karimireddy and Jaggi (arXiv:2202.01545). b = 0: gossip averaging.
+    """
+
+    name: str = "clip_he"
+
+    def shares(self, d: np.ndarray, w: np.ndarray, own: int) -> np.ndarray:
+        """See `Robust`."""
+        order, total, b = self.ranked(d, w, own)
+        if b == 0:
+            return np.ones_like(d)
+        near = order[: int(np.argmax(total >= total[-1] - b - _TOLERANCE))]
+        return _clipped(d, float(np.sqrt((w[near] * d[near] ** 2).sum() / b)))
+
+
+@dataclass
+class CSPlus(Tolerant):
+    """CS+: all beyond the nearest of total weight 1 - 2b are clipped to the distance of the last of these.
+
+        k* the first of those sorted by distance (own first, at 0) with w_1 + ... + w_k* >= total - 2b
+        tau = d_k* where they are equal, else the distance before it (0 if there is none)
+
+    Gaucher, Dieuleveut and Hendrikx, ICML 2025 (arXiv:2410.10418).
+    """
+
+    name: str = "cs_plus"
+
+    def shares(self, d: np.ndarray, w: np.ndarray, own: int) -> np.ndarray:
+        """See `Robust`."""
+        order, total, b = self.ranked(d, w, own)
+        wanted = total[-1] - 2 * b
+        last = int(np.argmax(total >= wanted - _TOLERANCE))
+        last -= abs(total[last] - wanted) > _TOLERANCE
+        return _clipped(d, float(d[order[last]]) if last >= 0 else 0.0)
+
+
+@dataclass
+class NearestNeighbors(Tolerant):
+    """NNA: the weight b is taken from the farthest, going inwards, and given to the worker itself.
+
+    The neighbor at the margin keeps what is left of its weight. Gaucher, Dieuleveut and Hendrikx (arXiv:2410.10418),
+    after Farhadkhani et al. (arXiv:2302.01772). Departure: the released code keeps the other part of the weight at the
+    margin, so that with equal weights one neighbor too many is dropped.
+    """
+
+    name: str = "nna"
+
+    def shares(self, d: np.ndarray, w: np.ndarray, own: int) -> np.ndarray:
+        """See `Robust`."""
+        order, total, b = self.ranked(d, w, own)
+        kept = np.empty_like(d)
+        kept[order] = np.clip(total[-1] - b - (total - w[order]), 0, w[order])
+        return np.divide(kept, w, out=np.ones_like(d), where=w != 0)
+
+
+@dataclass
+class Trimmed(Robust):
+    """Coordinate-wise trimmed mean: own and heard without the f largest and the f smallest; W gives the graph only.
+
+    tolerate  f; a worker that hears fewer than 2 f others takes the median
+
+    Yin et al., ICML 2018 (arXiv:1803.01498).
+    """
+
+    name: str = "trimmed"
+    tolerate: int = setting(1, at_least=0)
+
+    def mixed(self, messages: Tensor, weights: np.ndarray, own: int) -> Tensor:
+        """See `Robust`."""
+        f = min(self.tolerate, (len(messages) - 1) // 2)
+        return messages.sort(0).values[f : len(messages) - f].mean(0)
+
+
+class Adversaries(NamedTuple):
+    """Who sends what instead of its model, and how receivers mix what they hear."""
+
+    rule: Robust
+    attack: Attack
+    attackers: frozenset[int]
+    """Those that send something else."""
+    seed: int
+
+    def combine(self, round: int, x: Tensor, others: dict[int, Tensor], W: MixingMatrix, first: int) -> None:
+        """Mix the rows x [k, P] of workers first, first + 1, ... in place, with the rows of others that they hear.
+
+        Messages are made where they are received: all that an attack depends on is there.
+        """
+        rows = others | {first + place: row for place, row in enumerate(x)}
+        mixed = []
+        for i in range(first, first + len(x)):
+            weights = {j: w for j, w in sorted({i: 0.0, **dict(W.row(i))}.items()) if w or j == i}
+            seen = Seen(i, rows, weights, self.attackers, W.num_workers, self.seed, round)
+            lies = self.attackers - {i}
+            messages = [self.attack.message(j, seen) if j in lies else rows[j] for j in weights]
+            heard = torch.stack(messages), np.array([*weights.values()])
+            mixed.append(self.rule.mixed(*heard, [*weights].index(i)))
+        torch.stack(mixed, out=x)
