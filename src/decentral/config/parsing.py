@@ -270,6 +270,7 @@ def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
 
 def component_from(group: str, values: Mapping[str, Any], trust: bool = False) -> Any:
     """The component of one group from the plain values of a whole configuration; see `from_dict`."""
+    # what older runs did not write down
     values = {younger: {"name": "none"} for younger in ("availability", "attack", "robust")} | dict(values)
     own, package, written = values[group], GROUPS[group], values.get("own", {})
     name = own["name"]

@@ -148,7 +148,7 @@ class Alie(Attackers):
         m_ai = mu - z sd    mean and standard deviation (over count - 1) of each coordinate, of i and its honest
                             neighbors
 
-    z  null: Phi^-1((n - f - s) / (n - f)), s = floor(n / 2 + 1) - f, for f attackers among n workers
+    z  how many (null: Phi^-1((n - f - s) / (n - f)), s = floor(n / 2 + 1) - f, for f attackers among n workers)
 
     Baruch et al., NeurIPS 2019 (arXiv:1902.06156). Attackers know all models.
     """
