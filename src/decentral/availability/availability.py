@@ -10,6 +10,7 @@ from enum import Enum
 
 import numpy as np
 
+from decentral.cluster.settings import LONGEST_S
 from decentral.errors import ConfigError
 from decentral.randomness import uniform
 from decentral.settings import Settings, setting
@@ -78,6 +79,13 @@ class Schedule:
         """Who is present at a simulated time: bool [n]."""
         return self._filled(second, 0)
 
+    def stays(self, second: float, until: np.ndarray) -> np.ndarray:
+        """Who is present at a simulated time and does not leave before its own other one, [n]: bool [n]."""
+        found = self.at(second)
+        for when in self._moments(second, float(until.max())):
+            found &= self.at(when) | (when >= until)
+        return found
+
     def next_arrival(self, second: float) -> float:
         """When, after this time, somebody is present for the first time; inf for never."""
         return next((when for when in self._moments(second, math.inf) if self.at(when).any()), math.inf)
@@ -105,9 +113,10 @@ class Schedule:
         up to one more arrival at least)."""
         if self._changes is None:
             return range(max(int(after), 0), int(until))
-        times = np.unique([0.0, *self._changes(until if until < math.inf else after)])
-        found: list[float] = times[(times > after) & (times <= until)].tolist()
-        return found
+        times = self._changes(until if until < math.inf else after)
+        first, last = np.searchsorted(times, [after, until], side="right")
+        found: list[float] = np.unique(times[first:last]).tolist()
+        return found if after >= 0 or 0.0 in found[:1] else [0.0, *found]
 
     def _filled(self, when: float, step: int) -> np.ndarray:
         """With the smallest draws of the absent, where too few are there."""
@@ -125,6 +134,11 @@ class Availability(Settings, ABC, where="availability"):
     def in_seconds(self) -> bool:
         """Whether a schedule is asked by simulated seconds instead of steps."""
         return False
+
+    @property
+    def detection_s(self) -> float | None:
+        """How long it takes until others notice that a worker has crashed; None: whoever leaves says so."""
+        return None
 
     @abstractmethod
     def check(self, num_workers: int) -> None:
@@ -185,3 +199,21 @@ class Absences(Availability):
                 f"availability.weights={self.weights.name} is for availability.absent=induced, and with rerouted the "
                 "topology says the weights: leave it out, or add availability.absent=induced."
             )
+
+
+@dataclass(kw_only=True)
+class MayCrash(Absences):
+    """Absences that may come without a warning.
+
+    crash     a worker that leaves loses the step that it is in, unless too few were left, and those who wait for it
+              notice that detect_s later; false: it finishes the step
+    detect_s  how long it takes until a failure is noticed, such as the time between two heartbeats
+    """
+
+    crash: bool = False
+    detect_s: float = setting(5.0, at_least=0, at_most=LONGEST_S, when="crash", hint="a number of seconds")
+
+    @property
+    def detection_s(self) -> float | None:
+        """See `Availability.detection_s`."""
+        return self.detect_s if self.crash else None

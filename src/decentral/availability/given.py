@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decentral.availability.availability import Absences, Schedule
+from decentral.availability.availability import Absences, MayCrash, Schedule
 from decentral.cluster.settings import read_lines
 from decentral.errors import ConfigError
 from decentral.settings import setting
@@ -163,7 +163,7 @@ class Fixed(Absences):
 
 
 @dataclass
-class Trace(Absences):
+class Trace(MayCrash):
     """Who is present when is read from a CSV file. Each run writes such a file, availability.csv, of what it used.
 
     path   a line worker,from_s,to_s (simulated seconds; needs a cluster) or worker,from_step,to_step, and below it
@@ -188,7 +188,12 @@ class Trace(Absences):
         super().check(num_workers)
         if not self.path:
             raise ConfigError("availability=trace needs availability.path, a CSV file: see --help availability=trace.")
-        intervals = self._read(num_workers)[1]
+        unit, intervals = self._read(num_workers)
+        if self.crash and unit == "step":
+            raise ConfigError(
+                f"availability.crash=true is for files in seconds, and availability.path={self.path} goes by steps: "
+                "leave it out."
+            )
         if not intervals:
             raise ConfigError(f"availability.path={self.path} has no line below its first: nobody is ever there.")
         _check_intervals(intervals)

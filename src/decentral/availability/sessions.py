@@ -8,7 +8,7 @@ from enum import Enum
 
 import numpy as np
 
-from decentral.availability.availability import Absences, Schedule
+from decentral.availability.availability import Absences, MayCrash, Schedule
 from decentral.availability.given import Changes
 from decentral.cluster.settings import LONGEST_S
 from decentral.errors import ConfigError
@@ -111,23 +111,19 @@ class Sessions(Absences):
 
 
 @dataclass
-class Failures(Absences):
+class Failures(MayCrash):
     """Each worker fails by itself, in simulated seconds, and is repaired; both take exponentially distributed times.
 
     Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days are 2e-5 an hour and GPU.
 
     per_worker_hour  failures of a worker in an hour in which it works
     repair_s         mean time until it is back
-    crash            a worker that fails loses the step that it is in, and those who wait for it notice that detect_s
-                     later; false: it finishes the step, and leaves
-    detect_s         how long it takes until a failure is noticed, such as the time between two heartbeats
     """
 
     name: str = "failures"
     per_worker_hour: float = setting(1.0, above=0, at_most=1e6)
     repair_s: float = setting(60.0, above=0, at_most=LONGEST_S, hint="a number of seconds")
     crash: bool = True
-    detect_s: float = setting(5.0, at_least=0, at_most=LONGEST_S, when="crash", hint="a number of seconds")
 
     @property
     def in_seconds(self) -> bool:

@@ -52,7 +52,8 @@ class Clock(Prices):
     A gradient takes its compute time. A message leaves when its sender begins the exchange; a worker goes on once it
     has all of its messages: those of its neighbours, or, with `waits_for_everyone`, once all workers have begun.
     An all-reduce begins with the last of all workers. What is exchanged in the background costs the time that is left
-    when it is waited for. Links may change from step to step.
+    when it is waited for. Links may change from step to step. Who is absent neither computes nor waits nor is waited
+    for, and collectives are those of the workers that are present.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class Clock(Prices):
         """What has begun and is waited for in another step, the oldest first."""
         self.ledger: list[Use] | None = None
         """What has gone through each port, if that is to be kept."""
-        self.compute_s, self.wait_s, self.exchange_s = (np.zeros(num_workers) for _ in range(3))
+        self.compute_s, self.wait_s, self.exchange_s, self.away_s = (np.zeros(num_workers) for _ in range(4))
         """Seconds that each worker has spent: they add up to `now`."""
+        self.present: np.ndarray | None = None
+        """[n], bool: who takes part; None: everybody."""
         self.gradients = 0
         """How many gradients each worker has taken."""
         self.believed: LinkCosts | None = None
@@ -95,6 +98,17 @@ class Clock(Prices):
         """When the last worker is where it is."""
         return float(self.now.max())
 
+    def let_pass(self, away: np.ndarray, until: float) -> None:
+        """Workers that are not there or have been away until now, bool [n], are where time is."""
+        seconds = np.where(away, np.maximum(until - self.now, 0.0), 0.0)
+        self._span("away", self.now, self.now + seconds)
+        self.now = self.now + seconds
+        self.away_s += seconds
+
+    def delay(self, workers: np.ndarray, seconds: float) -> None:
+        """These workers, bool [n], wait for so long."""
+        self.wait(Underway(self.now + seconds * workers, *np.zeros((4, self.n))))
+
     def begin_step(self, t: int) -> None:
         """Step t begins: until the next one links are as they are now."""
         if self.changing is not None:
@@ -102,11 +116,24 @@ class Clock(Prices):
 
     def gradient(self) -> None:
         """Every worker computes its next gradient."""
-        seconds = self.times.seconds(self.gradients, self.gradients + 1)[0] * self.costs.slower(self.now)
+        seconds = self._of_the_present(self.gradients_s(1))
         self._span("compute", self.now, self.now + seconds)
         self.now = self.now + seconds
         self.compute_s += seconds
         self.gradients += 1
+
+    def gradients_s(self, number: int) -> np.ndarray:
+        """How long each worker takes for its next so many gradients, at its speed now: float64 [n]."""
+        seconds = self.times.seconds(self.gradients, self.gradients + number).sum(axis=0)
+        return np.asarray(seconds * self.costs.slower(self.now))
+
+    def _of_the_present(self, each: np.ndarray) -> np.ndarray:
+        """0 for the others."""
+        return each if self.present is None else np.where(self.present, each, 0.0)
+
+    def _latest(self, each: np.ndarray) -> float:
+        """Of those that are present."""
+        return float((each if self.present is None else each[self.present]).max())
 
     def begin(
         self, over: Exchange | RelayEdges | Neighbors, num_bytes: Sequence[float] | np.ndarray, extra: int = 0
@@ -119,7 +146,7 @@ class Clock(Prices):
         src, dst, size = over.memo["messages"]
         if not len(src):
             return Underway(self.now, *np.zeros((4, self.n)))
-        began = np.full(self.n, self.now.max()) if self.waits_for_everyone else self.now
+        began = np.full(self.n, self._latest(self.now)) if self.waits_for_everyone else self.now
         each = (np.asarray(num_bytes, dtype=float) + extra)[size]
         moved = self._moved(over.memo["plan"], began, each)
         latest = began.copy()
@@ -130,20 +157,23 @@ class Clock(Prices):
     def begin_collective(self, name: str, num_bytes: float) -> tuple[Underway, int, float]:
         """All workers begin an all_reduce, allgather or broadcast of rows of num_bytes. Returns what is under way, the
         number of messages that all send for it, and how many rows these amount to."""
-        begins = float(max(self.now.max(), self.out.max(), self.into.max()))
+        begins = max(self._latest(each) for each in (self.now, self.out, self.into))
+        members = None if self.present is None else np.flatnonzero(self.present).tolist()
+        m = self.n if members is None else len(members)
         collective = {"allgather": ALL_GATHER, "broadcast": BROADCAST}.get(name)
         if collective is None:
-            chosen = (self.believed or self.costs).all_reduce(self.n, num_bytes, begins)[0]
+            chosen = (self.believed or self.costs).all_reduce(m, num_bytes, begins)[0]
             name, collective = chosen.name, chosen.value
-        seconds = self.costs.collective_s(collective, self.n, num_bytes, begins)
-        messages, rows = self.costs.sends(collective, self.n)
+        seconds = self.costs.collective_s(collective, m, num_bytes, begins, members)
+        messages, rows = self.costs.sends(collective, m)
         used = self.used.setdefault(name, [0, 0.0])
         used[0] += 1
         used[1] += seconds
-        each, all_begin = np.full(self.n, rows * num_bytes / self.n), np.full(self.n, begins)
+        each = self._of_the_present(np.full(self.n, rows * num_bytes / m))
+        all_begin = np.full(self.n, begins)
         ends = all_begin + seconds
         self._use(Movement(ends, all_begin, ends, all_begin, ends, each, each))
-        sent = np.full(self.n, messages / self.n)
+        sent = self._of_the_present(np.full(self.n, messages / m))
         return Underway(ends, np.full(self.n, seconds), ends, each, sent), round(messages), rows
 
     def _moved(self, plan: PortExchange, now: np.ndarray, num_bytes: float | np.ndarray) -> Movement:
@@ -182,7 +212,7 @@ class Clock(Prices):
 
     def wait(self, underway: Underway) -> None:
         """All go on once an exchange is over for them."""
-        spent = np.maximum(underway.ready - self.now, 0.0)
+        spent = self._of_the_present(np.maximum(underway.ready - self.now, 0.0))
         exchanged = np.minimum(spent, underway.travelled)
         waited = spent - exchanged
         self._span("wait", self.now, self.now + waited)
@@ -192,13 +222,15 @@ class Clock(Prices):
         self.exchange_s += exchanged
 
     def accounts(self) -> dict[str, np.ndarray]:
-        """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging."""
-        return {"compute": self.compute_s, "wait": self.wait_s, "exchange": self.exchange_s}
+        """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging, and away once somebody was."""
+        found = {"compute": self.compute_s, "wait": self.wait_s, "exchange": self.exchange_s}
+        return found | ({"away": self.away_s} if self.away_s.any() else {})
 
     def state(self) -> np.ndarray:
-        """Everything it remembers, for a checkpoint: float64 [7 + 5 for each exchange underway, n]."""
+        """Everything it remembers, for a checkpoint: float64 [7 + 5 for each exchange underway, n], and a row more once
+        somebody has been away."""
         gradients = np.full(self.n, self.gradients)
-        underway = [row for one in self.underway for row in one]
+        underway = [row for one in self.underway for row in one] + ([self.away_s] if self.away_s.any() else [])
         return np.stack(
             [gradients, self.now, self.out, self.into, self.compute_s, self.wait_s, self.exchange_s, *underway]
         )
@@ -209,6 +241,8 @@ class Clock(Prices):
         self.gradients = int(gradients[0])
         self.out[:], self.into[:] = out, into
         each = len(Underway._fields)
+        if len(underway) % each:
+            self.away_s = underway.pop()
         self.underway = [Underway(*underway[first : first + each]) for first in range(0, len(underway), each)]
 
     def borders_state(self) -> list[list[list[float]]]:

@@ -74,6 +74,8 @@ class Network(PayloadVerbs, ABC):
         """
         self.delivery.present = None if present is None or present.all() else present
         self.traffic.n = self.n if present is None else int(present.sum())
+        if self.traffic.clock is not None:
+            self.traffic.clock.present = self.delivery.present
 
     def move(self, x: Tensor, A: MixingMatrix) -> Tensor:
         """x_i <- sum_j A_ij x_j, whoever is present: what workers hand over that leave or come back."""

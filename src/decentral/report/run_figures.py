@@ -31,6 +31,7 @@ KINDS = {
     "compute": ("computing", style.BLUE),
     "exchange": ("sending and receiving", style.ORANGE),
     "wait": ("waiting", "#DDDDDD"),
+    "away": ("away", "#F4F4F4"),
 }
 """What a worker does -> in words, and the colour."""
 _STEPS, _MOST_WORKERS = 12, 32
@@ -109,7 +110,8 @@ def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
     panel.spines[["top", "right"]].set_visible(False)
     if len(workers) > len(shown):
         panel.set_title(f"the first {len(shown)} workers", fontsize=9, loc="left")
-    handles = [Patch(facecolor=colour, label=words) for words, colour in KINDS.values()]
+    kinds = [kind for kind in KINDS if kind != "away" or any(span.kind == kind for span in spans)]
+    handles = [Patch(facecolor=colour, label=words) for words, colour in (KINDS[kind] for kind in kinds)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     _store(figure, path)
 

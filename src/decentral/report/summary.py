@@ -137,7 +137,7 @@ def _rate(run_dir: Path, facts: dict[str, Any]) -> list[str]:
     return [f"Rate:     {config['lr'] * factor:.4g} in the last step (lr={config['lr']:g} times {factor:.4g}, {what})"]
 
 
-_PARTS = {"compute": "computing", "wait": "waiting", "exchange": "exchange"}
+_PARTS = {"compute": "computing", "wait": "waiting", "exchange": "exchange", "away": "away"}
 
 
 def simulated(facts: dict[str, Any], steps: int) -> list[str]:
@@ -289,10 +289,12 @@ def _next(run_dir: Path, facts: dict[str, Any]) -> str:
 
 def timeline_table(timelines: Sequence[tuple[str, Path]]) -> str:
     """A line for each (title, directory): seconds, shares of the workers' time, and how much is fresh."""
-    rows = [["run", "simulated", "per step", "steps per s", *_PARTS.values(), "sent by a worker", "fresh"]]
-    for title, directory in timelines:
-        facts = timeline_facts(directory)
-        means = [mean for mean, _, _ in facts["simulated_shares"].values()]
+    known = [(title, timeline_facts(directory)) for title, directory in timelines]
+    parts = [part for part in _PARTS if any(part in facts["simulated_shares"] for _, facts in known)]
+    words = (_PARTS[part] for part in parts)
+    rows = [["run", "simulated", "per step", "steps per s", *words, "sent by a worker", "fresh"]]
+    for title, facts in known:
+        means = [facts["simulated_shares"].get(part, [0.0])[0] for part in parts]
         times = [duration(facts["simulated_s"]), short(facts["step_s"]), f"{1 / facts['step_s']:.3g}"]
         shares = [f"{100 * mean / sum(means):.1f} %" for mean in means]
         ages = staleness(facts)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -57,6 +58,7 @@ from decentral.training.virtual import AsynchronousStepper
 
 _STEPS_AVERAGED = 256
 _LONGEST_TRACE = 8 << 30  # bytes
+_FEW_WORKERS = 128
 _FEW = 1 << 20  # numbers, which take a millisecond or two
 _EVALUATIONS = 100  # in a run of a task that does not say how often
 
@@ -248,9 +250,7 @@ def open_stepper(
                 recorded.note(worker, what, pushes + (what == "take"), others=others)
 
             net.note_pushes = note
-    attendance = None
-    if not isinstance(config.availability, AlwaysPresent):
-        attendance = _attendance(config, algorithm, net, oracle, total_steps)
+    attendance = _attendance(config, algorithm, net, oracle, total_steps)
     if alone and not (by_itself or is_virtual(config)):
         stepper = Stepper(algorithm, net, oracle, x)
         stepper.attendance = attendance
@@ -265,7 +265,10 @@ def open_stepper(
         oracle.sleep = sleep
         timekeeper, described, per_epoch = None, cluster.num_parameters, oracle.problem.steps_per_epoch
         if described is not None and has_clock(config) and known_without_training(config):
-            timekeeper = without_training(config, cluster, times, described, config.precision.dtype, per_epoch)
+            of_steps = described, config.precision.dtype, total_steps
+            timekeeper = without_training(config, cluster, times, *of_steps, steps_per_epoch=per_epoch)
+            if attendance is not None:
+                attendance.timekeeper = timekeeper.attendance
         elif alone or has_clock(config):
             clock = oracle.clock = net.traffic.clock = _clock(config, cluster, times, per_epoch)
             clock.chooses |= config.compress.chooses
@@ -290,31 +293,33 @@ def open_stepper(
     return ThreadedStepper(algorithm, net, oracle, x, team, mailbox, sleep)
 
 
-def _attendance(
-    config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, total_steps: int
-) -> Attendance:
+def _attendance(config: Config, algorithm: Algorithm, net: Network, oracle: Any, total_steps: int) -> Attendance | None:
     """Who takes part in which steps. Raises ConfigError for a step in which so many are present that the topology does
     not exist for them, or does not suit the method."""
     availability, relays = config.availability, Need.tree in algorithm.needs
+    if isinstance(availability, AlwaysPresent):
+        return None
     absent = Absent.induced if relays else availability.absent
     rule = PresentRule(absent, availability.weights, partial(config.communication.schedule, config.topology))
     schedule = availability.open(net.n, config.seed, total_steps)
     attendance = Attendance(availability, schedule, rule, algorithm, net, oracle)
-    if absent is Absent.induced or not algorithm.uses_topology or availability.in_seconds:
+    if absent is Absent.induced or not algorithm.uses_topology:
         return attendance
-    tried = {net.n, 0, 1}
-    for t in range(0, total_steps, algorithm.attends_steps):
-        m = int(attendance.attends(t).sum())
-        if m in tried:
+    sizes: dict[int, str] = {}
+    if availability.in_seconds and net.n <= _FEW_WORKERS:
+        sizes = dict.fromkeys(range(availability.least, net.n), "at some time")
+    for t in () if availability.in_seconds else range(0, total_steps, algorithm.attends_steps):
+        sizes.setdefault(int(attendance.attends(t).sum()), f"in step {t}")
+    for m, when in sizes.items():
+        if m in (0, 1, net.n):
             continue
-        tried.add(m)
         try:
             check(
                 rule.schedule(m), algorithm.needs, algorithm.name, config.topology.name, config.topology.weights_given()
             )
         except ConfigError as error:
             raise ConfigError(
-                f"availability={availability.name} has {m} workers present in step {t}, and with "
+                f"availability={availability.name} has {m} workers present {when}, and with "
                 f"availability.absent=rerouted they form a topology of so many: {error} (Or use "
                 "availability.absent=induced, which leaves the edges between them.)"
             ) from None
@@ -355,6 +360,7 @@ def without_training(
     times: GradientTimes,
     num_parameters: int,
     dtype: torch.dtype,
+    total_steps: int,
     steps_per_epoch: float | None = None,
     spans: Spans | None = None,
 ) -> Stepper:
@@ -371,11 +377,16 @@ def without_training(
     clock.bytes_scale = net.traffic.scale = num_parameters / x.shape[1]
     net.traffic.stands_for = {x.shape[1]: num_parameters}
     algorithm = with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1]), steps_per_epoch or 1.0)
-    return Stepper(algorithm, net, _Instant(clock), x)
+    oracle = _Instant(clock)
+    stepper = Stepper(algorithm, net, oracle, x)
+    stepper.attendance = _attendance(config, algorithm, net, oracle, total_steps)
+    return stepper
 
 
 class _Instant:
     """An oracle that takes simulated time and gives zeros."""
+
+    present: np.ndarray | None = None
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

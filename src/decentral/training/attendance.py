@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from decentral.availability.availability import Absent, OnLeave, OnReturn
+from decentral.cluster.settings import LONGEST_S
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.present import PresentRule, components
@@ -27,7 +28,7 @@ _LATELY = 50
 """Steps, in which somebody who has come back counts as returned."""
 _ROUNDS = 256
 """Of rounds that change, so many are looked at."""
-_ARRAYS, _COUNTS = ("present", "attended", "steps", "returned"), ("in_pieces", "returns", "join_bytes")
+_ARRAYS, _COUNTS = ("present", "attended", "steps", "returned"), ("in_pieces", "returns", "join_bytes", "begun_s")
 
 
 class Attendance:
@@ -45,6 +46,10 @@ class Attendance:
     Mixing matrices among the present are doubly stochastic, and those of the absent the identity: sums over all workers
     are kept. In an algorithm of which `attends_steps` steps belong together, S_t are those who are present in all of
     them.
+
+    In simulated time a step begins when the last of S_{t-1} is where it is, or if that is empty, when somebody is there
+    again. A schedule in seconds is asked then, once for the steps that belong together: who is there, and does not
+    crash before its gradients are done.
     """
 
     def __init__(
@@ -70,18 +75,32 @@ class Attendance:
         """[n]: the step in which each worker came back last."""
         self.in_pieces = self.returns = self.join_bytes = 0
         """In how many steps the present were not connected; how often somebody came back; the bytes that this took."""
+        self.begun_s = 0.0
+        """When the newest step began, in simulated time."""
+        self.timekeeper: Attendance | None = None
+        """That of the steps that tell the time of a model of another size, which have been taken."""
         self._pieces: dict[object, bool] = {}
 
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
         """The state after step t, which is donated; with nobody present it is what it was."""
-        before, self.present = self.present, self.attends(t)
+        before, clock = self.present, net.traffic.clock
+        if clock is not None and before.any():
+            self.begun_s = float(clock.now[before].max())
+        elif clock is not None and self.schedule.in_seconds:
+            self.begun_s = min(self.schedule.next_arrival(self.begun_s), LONGEST_S)
+        self.present = self.attends(t)
         here = self.present[net.workers.start : net.workers.stop]
         self.oracle.present = here
         if not self.present.any():
             return s
         changed = t > 0 and (self.present != before).any()
-        heirs = self._heirs(np.flatnonzero(before & ~self.present), t) if changed else {}
+        left = before & ~self.present
+        heirs = self._heirs(np.flatnonzero(left), t) if changed else {}
+        waiting = self._waiting_for(left, t)
         net.attend(self.present)
+        if clock is not None:
+            clock.let_pass(~(before & self.present), self.begun_s)
+            clock.delay(waiting, self.availability.detection_s or 0.0)
         if changed:
             s = self._change(s, before, heirs, t)
         self.in_pieces += self._is_in_pieces()
@@ -101,7 +120,28 @@ class Attendance:
         """S_t: bool [n]."""
         H = self.algorithm.attends_steps
         first = t - t % H
+        if self.timekeeper is not None:
+            return self.timekeeper.present
+        if self.schedule.in_seconds:
+            return self._is_there(H) if t == first else self.present
         return np.logical_and.reduce([self.schedule.at_step(step) for step in range(first, first + H)])
+
+    def _is_there(self, steps: int) -> np.ndarray:
+        """Who is there now, and for so many steps."""
+        clock, present = self.net.traffic.clock, self.schedule.at(self.begun_s)
+        if clock is None or self.availability.detection_s is None:
+            return present
+        staying = self.schedule.stays(self.begun_s, self.begun_s + clock.gradients_s(steps))
+        return staying if staying.sum() >= self.availability.least else present
+
+    def _waiting_for(self, left: np.ndarray, t: int) -> np.ndarray:
+        """Those who heard in step t - 1 from somebody who has crashed, or all where methods go by means: bool [n]."""
+        if self.availability.detection_s is None or t == 0 or not left.any():
+            return np.zeros_like(left)
+        if not self.algorithm.uses_topology:
+            return ~left
+        neighbors = self.net.delivery.neighbors(self._round(t - 1))
+        return np.isin(np.arange(len(left)), neighbors.dst[left[neighbors.src]])
 
     def _change(self, s: Any, before: np.ndarray, heirs: dict[int, list[int]], t: int) -> Any:
         net, sent = self.net, self.net.traffic.bytes_begun
@@ -213,6 +253,8 @@ class Attendance:
         in_pieces          share of the steps in which the present were not connected
         join_bytes         what those who came back took over, all workers together: part of the bytes sent
         """
+        if self.timekeeper is not None:
+            return self.timekeeper.facts()
         taken = max(1, int(self.attended.max()) + 1)
         return {
             "attendance": [round(each, 6) for each in (self.steps / taken).tolist()],

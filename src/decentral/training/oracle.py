@@ -46,10 +46,10 @@ class Sleep(NamedTuple):
     times: GradientTimes
     all: bool = False
 
-    def seconds(self, workers: range, t: int) -> float:
+    def seconds(self, workers: Sequence[int], t: int) -> float:
         """Before gradient t of these workers, who sleep at the same time."""
         found = self.times.seconds(t, t + 1) if self.all else self.times.delays(t, t + 1)
-        return float(found[0, workers.start : workers.stop].max())
+        return float(found[0, list(workers)].max(initial=0.0))
 
 
 class GradientOracle:
@@ -180,11 +180,11 @@ class GradientOracle:
         """Gradients of those that take a step, zeros of those that idle or are absent, [k, P]."""
         t = int(self.steps[0])
         self.steps += _ONE
+        active = np.ones(len(x), dtype=bool) if self.present is None else self.present
         if self.sleep is not None:
-            self._sleep(self.sleep.seconds(self.workers, t))
+            self._sleep(self.sleep.seconds([self.workers[i] for i in np.flatnonzero(active)], t))
         if self.clock is not None:
             self.clock.gradient()
-        active = np.ones(len(x), dtype=bool) if self.present is None else self.present
         places = np.flatnonzero(active if self.local_steps is None else active & self.local_steps.active(t)).tolist()
         if len(places) == len(x):
             losses, g = self._computed(x, places)

@@ -33,7 +33,7 @@ class Timed(NamedTuple):
     bytes_sent: float
     """By all workers."""
     accounts: dict[str, np.ndarray]
-    """Seconds of each worker, float64 [n]: compute, wait, exchange."""
+    """Seconds of each worker, float64 [n]: compute, wait, exchange, and away if any was."""
     ages: dict[int, int]
     """How many contributions were so many versions old; {} for methods in rounds."""
     critical: list[int]
@@ -94,13 +94,14 @@ def timed(
         sent = found.sent_by_now()[0]
         return Timed(found.now, found.completed, sent, found.accounts(), found.ages, found.critical)
     with torch.no_grad(), _undisturbed():
-        stepper = without_training(config, cluster, times, num_parameters, dtype, steps_per_epoch, spans)
+        stepper = without_training(config, cluster, times, num_parameters, dtype, num_steps, steps_per_epoch, spans)
         clock = stepper.net.traffic.clock
         assert clock is not None
         clock.ledger = ledger
         for _ in range(first):
             stepper.step()
-    return Timed(clock.latest_s, n * first, stepper.net.traffic.bytes_sent, clock.accounts(), {}, [])
+    gradients = n * first if stepper.attendance is None else int(stepper.attendance.steps.sum())
+    return Timed(clock.latest_s, gradients, stepper.net.traffic.bytes_sent, clock.accounts(), {}, [])
 
 
 def at_each_step(config: Config) -> tuple[list[float], list[float]]:
@@ -111,7 +112,7 @@ def at_each_step(config: Config) -> tuple[list[float], list[float]]:
     times = uneven(kept(cluster.gradient_times(n, config.seed), config), config)
     seconds, sent = [0.0], [0.0]
     with torch.no_grad(), _undisturbed():
-        stepper = without_training(config, cluster, times, cluster.num_parameters, config.precision.dtype)
+        stepper = without_training(config, cluster, times, cluster.num_parameters, config.precision.dtype, config.steps)
         for _ in range(config.steps):
             stepper.step()
             seconds.append(stepper.simulated_s or 0.0)
