@@ -121,7 +121,8 @@ def test_a_worker_that_comes_back_is_where_time_is_and_downloads(monkeypatch, on
     sent = found.net.traffic.bytes_sent
     advance(found, 1)
     later = 0.1 + donors * 4.0 if donors else 0.0  # all donors' rows through its one port
-    assert computing[0] == pytest.approx([begun, begun, begun + later, begun, begun])
+    sending = [4.0 * (donors > 0), 4.0 * (donors > 1)]  # until a row has left its port
+    assert computing[0] == pytest.approx(begun + np.array([0, sending[0], later, sending[1], 0]))
     assert found.attendance.join_bytes == 400 * donors
     assert found.net.traffic.bytes_sent - sent == 400 * (donors + 10)
     first_step = COMPUTE_S + 0.1 + 2 * 4.0
