@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from conftest import Start
-from decentral.availability.availability import Absent, Weights
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.registry import components
-from decentral.topology.present import PresentRule, restricted
+from decentral.topology.present import Absent, PresentRule, Weights, restricted
 
 PROBLEM = (
     "task=quadratics",

@@ -14,24 +14,10 @@ from decentral.cluster.settings import LONGEST_S
 from decentral.errors import ConfigError
 from decentral.randomness import uniform
 from decentral.settings import Settings, setting
+from decentral.topology.present import Absent, Weights
 
 Present = Callable[[float], np.ndarray]
 """A step, or simulated seconds -> who is there: bool [n]."""
-
-
-class Absent(Enum):
-    """What becomes of the graph while workers are absent."""
-
-    rerouted = "rerouted"
-    induced = "induced"
-
-
-class Weights(Enum):
-    """How those weigh each other who are left of an induced graph."""
-
-    auto = "auto"
-    metropolis = "metropolis"
-    keep = "keep"
 
 
 class OnReturn(Enum):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
-from decentral.availability.availability import Absent, AlwaysPresent, OnLeave, OnReturn
+from decentral.availability.availability import AlwaysPresent, OnLeave, OnReturn
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.dense import NoCompression
 from decentral.compression.rows import AcceptedCompression
@@ -20,6 +20,7 @@ from decentral.registry import components
 from decentral.store.models import FILE, stored_facts
 from decentral.tasks.supervised import SupervisedTask
 from decentral.topology.communication import Communication
+from decentral.topology.present import Absent
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Need
 

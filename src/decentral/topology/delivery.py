@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from decentral.availability.availability import Weights
 from decentral.randomness import uniform
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.present import PresentRule, restricted
+from decentral.topology.present import PresentRule, Weights, restricted
 from decentral.topology.rounds import MEAN, Phase, RelayEdges, Rounds, Split
 
 _ROUNDS_KEPT = 256

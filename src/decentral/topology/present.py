@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 
 import numpy as np
 
-from decentral.availability.availability import Absent, Weights
 from decentral.topology.graph import Graph, is_undirected
 from decentral.topology.mixing_matrix import MixingMatrix, row_sums
 from decentral.topology.rounds import Phase, Rounds
 
 _NUMBERS_KEPT = 128
 _TOLERANCE = 1e-9
+
+
+class Absent(Enum):
+    """What becomes of the graph while workers are absent."""
+
+    rerouted = "rerouted"
+    induced = "induced"
+
+
+class Weights(Enum):
+    """How those weigh each other who are left of an induced graph."""
+
+    auto = "auto"
+    metropolis = "metropolis"
+    keep = "keep"
 
 
 @dataclass(frozen=True)

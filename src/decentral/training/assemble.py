@@ -16,7 +16,7 @@ from torch import Tensor
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
-from decentral.availability.availability import Absent, AlwaysPresent
+from decentral.availability.availability import AlwaysPresent
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
 from decentral.cluster.compute import ComputeTimes, GradientTimes
@@ -42,7 +42,7 @@ from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.console import duration
 from decentral.topology.delivery import Losses
-from decentral.topology.present import PresentRule
+from decentral.topology.present import Absent, PresentRule
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Need
 from decentral.training.adaptive import AdaptiveStepper, Probe

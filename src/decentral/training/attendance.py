@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from decentral.availability.availability import Absent, OnLeave, OnReturn
+from decentral.availability.availability import OnLeave, OnReturn
 from decentral.cluster.settings import LONGEST_S
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.present import PresentRule, components
+from decentral.topology.present import Absent, PresentRule, components
 from decentral.training.checkpoint import state_fields
 
 if TYPE_CHECKING:
