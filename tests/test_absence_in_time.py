@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from conftest import Start
+from decentral.algorithms.asynchronous import Team
+from decentral.cluster.timeline import Timeline
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.training.assemble import without_training
+from decentral.training.assemble import schedule_of, without_training
 from decentral.training.timing import at_each_step, timed
 from table import FREE
 
@@ -238,3 +240,77 @@ def test_a_topology_that_may_not_exist_is_refused_at_the_start(start: Start):
 def test_crashes_are_for_files_in_seconds(tmp_path):
     with pytest.raises(ConfigError, match=r"availability.crash=true is for files in seconds"):
         compose([*PROBLEM, "algo=dpsgd", *trace(tmp_path, "0,0,5", unit="step"), "availability.crash=true"])
+
+
+# -- workers that go on by themselves ----------------------------------------------------------------------------------
+
+BY_THEMSELVES = ("availability.absent=induced", "availability.on_return=stale")
+FREE_RUNNING = ["adpsgd", "a2cid2", "async_push_sum"]
+
+
+def timeline(name: str, *words: str, steps: int = 60) -> Timeline:
+    config = compose([*PROBLEM, f"algo={name}", "topology=ring", "num_workers=6", *words, *BY_THEMSELVES])
+    times, schedule = config.cluster.gradient_times(6, 0), schedule_of(config, steps)
+    team = Team(config.rounds(), steps, 0, 1.0)
+    programs = [config.algo.program(i, team) for i in range(6)]
+    return Timeline(programs, times, config.cluster.costs(6), 400, 6 * steps, schedule=schedule)
+
+
+@pytest.mark.parametrize("name", FREE_RUNNING)
+def test_an_operation_of_who_is_away_begins_when_it_is_back(name, tmp_path):
+    words = trace(tmp_path, *(f"{i},0," for i in range(5)), "5,0,3.5", "5,20.25,")
+    found = timeline(name, *FREE, *words)
+    found.run(until_s=20.0)
+    assert found.drawn[5] == 4 and found.drawn[0] == 21  # the fourth, which has begun, is finished
+    assert found.accounts()["away"].tolist() == [0, 0, 0, 0, 0, 16.0]
+    found.run()
+    assert found.completed == 360 and found.away_s == [0, 0, 0, 0, 0, 16.25]
+    for i in range(6):
+        spent = sum(float(seconds[i]) for seconds in found.accounts().values())
+        assert found.now - 2.0 < spent <= found.now
+
+
+@pytest.mark.parametrize("name", FREE_RUNNING)
+@pytest.mark.parametrize("availability", [SESSIONS, (*FAILURES, "availability.crash=false")], ids=["s", "failures"])
+def test_free_running_workers_come_and_go_in_training_as_in_time_alone(start: Start, name, availability):
+    words = [*PROBLEM, f"algo={name}", "topology=ring", "num_workers=6", "steps=40", *UNEVEN, *availability]
+    words += [*BY_THEMSELVES, "save=none", "checkpoint_every_s=0", "trace=true"]
+    whole = start(*words, directory="whole")
+    alone = timed(compose(words), 40, 4)
+    assert np.isfinite(whole.iterates).all()
+    assert whole.facts["simulated_shares"]["away"][0] > 0 and alone.gradients == 240
+    assert start(*words, directory="parts", crash_at=21).status == "crashed"
+    parts = start(*words, directory="parts")
+    file = ["availability=trace", f"availability.path={whole.directory / 'availability.csv'}", *BY_THEMSELVES]
+    again = start(*[word for word in words if "availability" not in word], *file, directory="again")
+    for run in (parts, again):
+        np.testing.assert_array_equal(run.iterates, whole.iterates)
+        for fact in ("simulated_s", "simulated_shares", "availability"):
+            assert run.facts[fact] == whole.facts[fact]
+
+
+def test_an_absent_partner_is_not_asked(tmp_path):
+    found = timeline("adpsgd", *FREE, *trace(tmp_path, "0,0,", "1,5.2,5.7", "5,6.2,6.7"))  # both neighbors of 0 are away
+    found.run(gradients=20)
+    assert found.sent_by_now() == (0, 0) and found.drawn == [19, 1, 0, 0, 0, 1]
+
+
+def test_with_nobody_left_a_timeline_ends(tmp_path):
+    found = timeline("adpsgd", *FREE, *trace(tmp_path, "0,0,3"))
+    assert not found.run() and found.now == 3.0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("availability=flaky", *BY_THEMSELVES), "availability=persistent goes by steps here, and with algo=adpsgd"),
+        ((*SESSIONS, "availability.absent=induced"), "add availability.absent=induced availability.on_return=stale"),
+        ((*SESSIONS, "availability.on_return=stale"), "add availability.absent=induced availability.on_return=stale"),
+        ((*FAILURES, *BY_THEMSELVES), "use availability.crash=false"),
+        ((*SESSIONS, *BY_THEMSELVES, "processes=2"), "seconds|no rule"),
+        ((*SESSIONS, *BY_THEMSELVES, "algo=wagma", "num_workers=8"), "no rule for workers that are absent"),
+    ],
+)
+def test_absences_of_which_free_running_workers_make_nothing_are_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        compose([*PROBLEM, "algo=adpsgd", "topology=ring", "num_workers=6", *FREE, *words])

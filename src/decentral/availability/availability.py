@@ -76,6 +76,13 @@ class Schedule:
         """When, after this time, somebody is present for the first time; inf for never."""
         return next((when for when in self._moments(second, math.inf) if self.at(when).any()), math.inf)
 
+    def next_change(self, second: float) -> float:
+        """When, after this time, somebody may come or leave; inf for never."""
+        assert self._changes is not None, "a schedule in steps"
+        times = self._changes(second)
+        place = np.searchsorted(times, second, side="right")
+        return float(times[place]) if place < len(times) else math.inf
+
     def record(self, until: float) -> str:
         """Who is present from when to when, in the first `until` steps or seconds: a file for `availability=trace`.
 

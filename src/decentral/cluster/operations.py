@@ -150,7 +150,9 @@ class _Strands:
         self.own_until = [0.0] * timeline.n
 
     def ask(self, i: int, j: int, now: float) -> None:
-        """i and j exchange rows once both strands are idle, and then take the mean."""
+        """i and j exchange rows once both strands are idle, and then take the mean; j is not asked if it is absent."""
+        if j in self.timeline.away:
+            return
         timeline, costs, num_bytes = self.timeline, self.timeline.costs, self.timeline.bytes_per_row
         busy = timeline.out  # which the port in is as long
         begins = max(now, busy[i], busy[j])

@@ -29,6 +29,7 @@ from decentral.cluster.ports import borders_of
 from decentral.store.files import read_json, write_text
 
 if TYPE_CHECKING:
+    from decentral.availability.availability import Schedule
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.links import LinkCosts
     from decentral.cluster.operations import Operation, RowExecutor
@@ -123,8 +124,10 @@ class Timeline:
         most_gradients: float = inf,
         rows: RowExecutor | None = None,
         spans: Spans | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
-        """No gradient begins after the first `most_gradients` of all; whoever wants another one is done."""
+        """No gradient begins after the first `most_gradients` of all; whoever wants another one is done. What an absent
+        worker would begin, by a `schedule` in seconds, begins when it is back."""
         self.n = len(programs)
         self.costs, self.rows, self.spans = costs, rows, spans
         self.bytes_per_row = bytes_per_row
@@ -136,6 +139,10 @@ class Timeline:
         """How many gradients all have ended."""
         self.compute_s, self.wait_s, self.exchange_s = ([0.0] * self.n for _ in range(3))
         """Seconds of each worker so far, with those of a gradient or a wait counted when it begins or ends."""
+        self.away_s = [0.0] * self.n
+        """Seconds of each worker so far, in which it was away and would have begun something."""
+        self.away = set[int]()
+        """Who is absent now."""
         self.out, self.into = [0.0] * self.n, [0.0] * self.n
         """When the port of each worker is free to send, and to receive; the same list where it has one port."""
         if costs.ways == 2:
@@ -161,6 +168,10 @@ class Timeline:
         self._number = self.n
         self._heap: list[_Event] = [(0.0, i, i, None) for i in range(self.n)]
         self._last: deque[_Deferred] = deque()  # after what is in the heap for the same time
+        self._schedule = schedule
+        self._resting: dict[int, tuple[float, Operation]] = {}  # since when, and what is begun next
+        if schedule is not None:
+            self._look(0.0)
 
     def run(self, gradients: float = inf, until_s: float = inf) -> bool:
         """Go on until so many gradients have been completed in all, or to a simulated time; False if all is over.
@@ -169,6 +180,7 @@ class Timeline:
         a worker ends before it has taken its share of all gradients.
         """
         heap, last, programs, computing, rows = self._heap, self._last, self._programs, self._computing, self.rows
+        away, resting = self.away, self._resting
         i: int | None
         call: Callable[[float], object] | None
         while heap or last:
@@ -191,7 +203,10 @@ class Timeline:
                 self.completed += 1
                 if rows is not None:
                     rows.end_gradient(i)
-            for operation in programs[i]:
+            for operation in programs[i] if i not in resting else self._woken(i, now):
+                if i in away:
+                    resting[i] = now, operation
+                    break
                 ready = operation.begin(self, i, now)
                 if ready is None:
                     break
@@ -201,6 +216,26 @@ class Timeline:
             else:
                 check_ended(i, self.drawn[i], self._share)
         return False
+
+    def _look(self, now: float) -> None:
+        """From now on others are away; who is back goes on. This comes before all that workers do at the same time."""
+        assert self._schedule is not None
+        self.away.clear()
+        self.away.update(np.flatnonzero(~self._schedule.at(now)).tolist())
+        for i in self._resting:
+            if i not in self.away:
+                heappush(self._heap, (now, i, i, None))
+        until = self._schedule.next_change(now)
+        if until < inf and (self._heap or self._left > 0):
+            heappush(self._heap, (until, -1, None, self._look))
+
+    def _woken(self, i: int, now: float) -> Iterator[Operation]:
+        """What worker i does next, who was away."""
+        since, operation = self._resting.pop(i)
+        self.away_s[i] += now - since
+        if self.spans is not None:
+            self.spans.add(i, "away", since, now)
+        return chain([operation], self._programs[i])
 
     def _seconds_of(self, i: int) -> Iterator[float]:
         """How long each gradient of worker i takes, one after the other."""
@@ -301,12 +336,16 @@ class Timeline:
                 self.ledger += [Use(j, way, each, begins, ends) for way in ("out", "into")]
 
     def accounts(self) -> dict[str, np.ndarray]:
-        """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging."""
-        return {
+        """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging, and away where some are."""
+        found = {
             "compute": np.array(self.compute_s),
             "wait": np.array(self.wait_s),
             "exchange": np.array(self.exchange_s),
         }
+        if self._schedule is not None:
+            resting = [self.now - self._resting[i][0] if i in self._resting else 0.0 for i in range(self.n)]
+            found["away"] = np.array(self.away_s) + resting
+        return found
 
     def lateness(self) -> Lateness:
         """What became of contributions so far."""

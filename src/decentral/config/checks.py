@@ -27,6 +27,7 @@ from decentral.topology.rounds import Need
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from decentral.availability.availability import Availability
     from decentral.compression.compressor import Compressor
     from decentral.topology.rounds import Rounds
 
@@ -160,7 +161,9 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
     """Raise ConfigError for absent workers where something has no rule for them."""
     algo, availability = config.algo, config.availability
     said = f"availability={availability.name} cannot be used with"
-    if not algo.survives_absence:
+    if goes_by_itself(config) and algo.free_running:
+        _check_going_by_itself(availability, algo.name)
+    elif not algo.survives_absence:
         raise ConfigError(
             f"{said} algo={algo.name}, which has no rule for workers that are absent: use a method in rounds, such as "
             "gradient_tracking, dpsgd, relaysgd or diloco."
@@ -233,6 +236,25 @@ def _check_adversaries(config: Config) -> None:
             f"communication.{_first_key(config.communication)}."
         )
     check(config.rounds(), {Need.whole}, f"{algo.name} {said}", topology)
+
+
+def _check_going_by_itself(availability: Availability, algo: str) -> None:
+    """Raise ConfigError for absences of which free-running workers make nothing."""
+    if not availability.in_seconds:
+        raise ConfigError(
+            f"availability={availability.name} goes by steps here, and with algo={algo} workers go on by themselves: "
+            "use one in simulated seconds, such as availability=sessions."
+        )
+    if availability.absent is not Absent.induced or availability.on_return is not OnReturn.stale:
+        raise ConfigError(
+            f"algo={algo} has workers that go on by themselves, over the edges that are left and with the models that "
+            "they have: add availability.absent=induced availability.on_return=stale."
+        )
+    if availability.detection_s is not None:
+        raise ConfigError(
+            f"availability.crash=true is for methods in rounds: with algo={algo} a gradient that has begun is "
+            "finished; use availability.crash=false."
+        )
 
 
 def _check_losses(config: Config) -> None:

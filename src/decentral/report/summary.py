@@ -113,10 +113,14 @@ def _present(curves: Curves, facts: dict[str, Any], sent: int) -> list[str]:
         return []
     shares = told["attendance"]
     least, mean, most = (f"{100 * each:.0f}" for each in (min(shares), sum(shares) / len(shares), max(shares)))
-    joined = f"{told['returns']} returns, which took {in_bytes(told['join_bytes'])}"
-    joined += f" ({100 * told['join_bytes'] / sent:.1f} % of what was sent)" if sent else ""
-    apart = f"those present were not connected in {100 * told['in_pieces']:.1f} % of the steps"
-    lines = [f"Absent:   workers took part in {mean} % of the steps ({least} to {most} %); {joined}; {apart}"]
+    took_part = f"Absent:   workers took part in {mean} % of the {{}} ({least} to {most} %)"
+    if "returns" in told:
+        joined = f"{told['returns']} returns, which took {in_bytes(told['join_bytes'])}"
+        joined += f" ({100 * told['join_bytes'] / sent:.1f} % of what was sent)" if sent else ""
+        apart = f"those present were not connected in {100 * told['in_pieces']:.1f} % of the steps"
+        lines = [f"{took_part.format('steps')}; {joined}; {apart}"]
+    else:
+        lines = [took_part.format("time")]
     key = next(iter(curves.series))
     groups = [("present", "Present: "), ("returned", "Returned:")]
     for group, title in groups:

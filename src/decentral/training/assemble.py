@@ -16,7 +16,7 @@ from torch import Tensor
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
-from decentral.availability.availability import AlwaysPresent
+from decentral.availability.availability import AlwaysPresent, Schedule
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
 from decentral.cluster.compute import ComputeTimes, GradientTimes
@@ -250,7 +250,7 @@ def open_stepper(
                 recorded.note(worker, what, pushes + (what == "take"), others=others)
 
             net.note_pushes = note
-    attendance = _attendance(config, algorithm, net, oracle, total_steps)
+    attendance = None if by_itself else _attendance(config, algorithm, net, oracle, total_steps)
     if alone and not (by_itself or is_virtual(config)):
         stepper = Stepper(algorithm, net, oracle, x)
         stepper.attendance = attendance
@@ -286,22 +286,31 @@ def open_stepper(
     if alone:
         machines, described = (times, cluster.costs(net.n)), cluster.num_parameters
         num_bytes = x.shape[1] * x.element_size() if described is None else _bytes(config, described)
-        simulated = AsynchronousStepper(algorithm, net, oracle, x, team, machines, num_bytes)
+        simulated = AsynchronousStepper(
+            algorithm, net, oracle, x, team, machines, num_bytes, schedule=schedule_of(config, total_steps)
+        )
         simulated.tells_time = has_clock(config)
         return simulated
     mailbox = Mailbox.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
     return ThreadedStepper(algorithm, net, oracle, x, team, mailbox, sleep)
 
 
+def schedule_of(config: Config, total_steps: int) -> Schedule | None:
+    """Who is present when; None: everybody, always."""
+    if isinstance(config.availability, AlwaysPresent):
+        return None
+    found: Schedule = config.availability.open(config.num_workers, config.seed, total_steps)
+    return found
+
+
 def _attendance(config: Config, algorithm: Algorithm, net: Network, oracle: Any, total_steps: int) -> Attendance | None:
     """Who takes part in which steps. Raises ConfigError for a step in which so many are present that the topology does
     not exist for them, or does not suit the method."""
     availability, relays = config.availability, Need.tree in algorithm.needs
-    if isinstance(availability, AlwaysPresent):
+    if (schedule := schedule_of(config, total_steps)) is None:
         return None
     absent = Absent.induced if relays else availability.absent
     rule = PresentRule(absent, availability.weights, partial(config.communication.schedule, config.topology))
-    schedule = availability.open(net.n, config.seed, total_steps)
     attendance = Attendance(availability, schedule, rule, algorithm, net, oracle)
     if absent is Absent.induced or not algorithm.uses_topology:
         return attendance

@@ -16,7 +16,7 @@ from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.timeline import Lateness, Span, Spans, Timeline
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
-from decentral.training.assemble import mean_seconds, without_training
+from decentral.training.assemble import mean_seconds, schedule_of, without_training
 from decentral.training.oracle import kept, uneven
 
 WORKERS_KEPT, STEPS_KEPT = 128, 40
@@ -86,9 +86,12 @@ def timed(
     first = min(first or num_steps, num_steps)
     if isinstance(config.algo, AsynchronousAlgorithm) and goes_by_itself(config):
         team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times))
+        schedule = schedule_of(config, num_steps)
         with _undisturbed():
             programs, costs = [config.algo.program(i, team) for i in range(n)], cluster.costs(n)
-            found = Timeline(programs, times, costs, dtype.itemsize * num_parameters, n * num_steps, None, spans)
+            found = Timeline(
+                programs, times, costs, dtype.itemsize * num_parameters, n * num_steps, None, spans, schedule
+            )
             found.ledger = ledger
             found.run() if first == num_steps else found.run(gradients=n * first)
         sent = found.sent_by_now()[0]

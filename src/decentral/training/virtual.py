@@ -16,6 +16,7 @@ from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:
     from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+    from decentral.availability.availability import Schedule
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.links import LinkCosts
     from decentral.cluster.operations import OnRow
@@ -178,11 +179,28 @@ class VirtualRows:
         self.there.update(workers)
 
 
+class Absence:
+    """What there is to say of absent workers that go on by themselves, as `Attendance` does of others."""
+
+    def __init__(self, schedule: Schedule, stepper: AsynchronousStepper) -> None:
+        self.schedule, self.stepper = schedule, stepper
+
+    def groups(self) -> dict[str, np.ndarray]:
+        """Whose models are looked at by themselves, bool [n]: those present."""
+        return {"present": self.schedule.at(self.stepper.timeline.now)}
+
+    def facts(self) -> dict[str, Any]:
+        """For the records: the share of the time in which each worker was not kept from going on."""
+        away = self.stepper.accounts()["away"] / max(self.stepper.timeline.now, 1e-9)
+        return {"attendance": [round(1 - each, 6) for each in away.tolist()]}
+
+
 class AsynchronousStepper(Stepper):
     """n workers that go on by themselves in a virtual cluster. A step is n gradients, whoever took them."""
 
     oracle: GradientOracle
     algorithm: AsynchronousAlgorithm
+    attendance: Any
 
     def __init__(
         self,
@@ -194,6 +212,7 @@ class AsynchronousStepper(Stepper):
         machines: tuple[GradientTimes, LinkCosts],
         bytes_per_row: int,
         spans: Spans | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on, of which a row is sent as so
         many bytes."""
@@ -201,6 +220,8 @@ class AsynchronousStepper(Stepper):
         self.team, self.machines, self.bytes_per_row, self.spans = team, machines, bytes_per_row, spans
         together = oracle.problem.facts.get("execution") == "batched" and not any(oracle.problem.model_states())
         self.rows = VirtualRows(algorithm, self.state, oracle, together=together)
+        self.schedule = schedule
+        self.attendance = None if schedule is None else Absence(schedule, self)
         self.tells_time = True
         """Whether seconds mean something: not where nobody has described a cluster."""
         self.timeline = self._begin(self.rows)
@@ -270,7 +291,7 @@ class AsynchronousStepper(Stepper):
         times, costs = self.machines
         programs = [self.algorithm.program(i, self.team) for i in range(self.net.n)]
         most = self.net.n * self.team.num_steps
-        return Timeline(programs, times, costs, self.bytes_per_row, most, rows, self.spans)
+        return Timeline(programs, times, costs, self.bytes_per_row, most, rows, self.spans, self.schedule)
 
 
 class _Nothing:
