@@ -27,7 +27,6 @@ from decentral.topology.rounds import Need
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from decentral.availability.availability import Availability
     from decentral.compression.compressor import Compressor
     from decentral.topology.rounds import Rounds
 
@@ -238,7 +237,7 @@ def _check_adversaries(config: Config) -> None:
     check(config.rounds(), {Need.whole}, f"{algo.name} {said}", topology)
 
 
-def _check_going_by_itself(availability: Availability, algo: str) -> None:
+def _check_going_by_itself(availability: Any, algo: str) -> None:
     """Raise ConfigError for absences of which free-running workers make nothing."""
     if not availability.in_seconds:
         raise ConfigError(
