@@ -290,7 +290,9 @@ def test_free_running_workers_come_and_go_in_training_as_in_time_alone(start: St
 
 
 def test_an_absent_partner_is_not_asked(tmp_path):
-    found = timeline("adpsgd", *FREE, *trace(tmp_path, "0,0,", "1,5.2,5.7", "5,6.2,6.7"))  # both neighbors of 0 are away
+    found = timeline(
+        "adpsgd", *FREE, *trace(tmp_path, "0,0,", "1,5.2,5.7", "5,6.2,6.7")
+    )  # both neighbors of 0 are away
     found.run(gradients=20)
     assert found.sent_by_now() == (0, 0) and found.drawn == [19, 1, 0, 0, 0, 1]
 
