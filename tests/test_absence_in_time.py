@@ -297,6 +297,11 @@ def test_an_absent_partner_is_not_asked(tmp_path):
     assert found.sent_by_now() == (0, 0) and found.drawn == [19, 1, 0, 0, 0, 1]
 
 
+def test_a_timeline_ends_with_its_last_gradient():
+    found = timeline("adpsgd", *FREE, "availability=sessions", "availability.present_s=900", steps=5)
+    assert not found.run() and found.completed == 30 and found.now < 12
+
+
 def test_with_nobody_left_a_timeline_ends(tmp_path):
     found = timeline("adpsgd", *FREE, *trace(tmp_path, "0,0,3"))
     assert not found.run() and found.now == 3.0

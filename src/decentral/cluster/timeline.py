@@ -189,6 +189,8 @@ class Timeline:
                 i, call = last.popleft()
             else:
                 if heap[0][0] > now:
+                    if heap[0][1] < 0 and len(heap) == 1 and self._left <= 0:  # others would come, and do nothing
+                        return False
                     now = heap[0][0]
                     if now > until_s or self.completed >= gradients:
                         return True
@@ -226,7 +228,7 @@ class Timeline:
             if i not in self.away:
                 heappush(self._heap, (now, i, i, None))
         until = self._schedule.next_change(now)
-        if until < inf and (self._heap or self._left > 0):
+        if until < inf:
             heappush(self._heap, (until, -1, None, self._look))
 
     def _woken(self, i: int, now: float) -> Iterator[Operation]:
