@@ -182,8 +182,15 @@ def test_steps_that_belong_together_have_the_same_workers():
     assert (periods == periods[:, :1]).all() and (periods[1:, 0] != periods[:-1, 0]).any()
 
 
-@pytest.mark.parametrize("method", [METHODS[0], METHODS[2], METHODS[5]], ids=lambda method: method[0])
-@pytest.mark.parametrize("availability", [SESSIONS, FAILURES], ids=["sessions", "failures"])
+@pytest.mark.parametrize(
+    ("method", "availability"),
+    [
+        pytest.param(METHODS[0], SESSIONS, id="dpsgd-sessions"),
+        pytest.param(METHODS[5], FAILURES, id="diloco-failures"),
+        pytest.param(METHODS[2], SESSIONS, id="relaysgd-sessions", marks=pytest.mark.slow),
+        pytest.param(METHODS[2], FAILURES, id="relaysgd-failures", marks=pytest.mark.slow),
+    ],
+)
 def test_a_run_is_replayed_resumed_and_the_same_in_several_processes(start: Start, method, availability):
     words = [*PROBLEM, f"algo={method[0]}", "topology=ring", *method[1:], "num_workers=6", "steps=45", "trace=true"]
     words += [*UNEVEN, "save=none", "checkpoint_every_s=0", "cluster.links.bandwidth_gbps=1e-5"]
