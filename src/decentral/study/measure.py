@@ -15,6 +15,7 @@ from decentral.store import AXES, RunStore, Status, read_metadata, read_metrics
 DAMAGED = "damaged"
 
 Rows = list[dict[str, Any]]
+_AGGREGATES, _GROUPS = ("worst", "mean", "averaged"), ("present", "returned", "honest")
 
 
 class Measured(NamedTuple):
@@ -44,8 +45,8 @@ class Measure:
     """Which of a run's numbers counts, for example the worst worker's test accuracy, mean of the last five epochs.
 
     split, metric    of metrics.jsonl
-    worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts; 'honest worst' and so on:
-                     without attackers
+    worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts; of some of the workers
+                     'present mean', 'returned mean', 'honest worst' and so on, where the run says who they are
     last_epochs      mean over the evaluations in the last so many epochs, for each worker, before the worst of them is
                      taken (RelaySum paper; with an evaluation every 4 epochs, 5 are epochs 196 and 200); 0: the last
     to_reach         the number is where on `axis` the metric first is as good as this, in the unit that is shown (95
@@ -67,9 +68,11 @@ class Measure:
     when_diverged: float | None = None
 
     def __post_init__(self) -> None:
-        if not self.worker.isdigit() and self.worker.removeprefix("honest ") not in ("worst", "mean", "averaged"):
+        group, _, whose = self.worker.rpartition(" ")
+        if not self.worker.isdigit() and (whose not in _AGGREGATES or group not in ("", *_GROUPS)):
             raise ConfigError(
-                f"measure.worker={self.worker} is unknown: use worst, mean, averaged, 'honest worst' ..., or a number."
+                f"measure.worker={self.worker} is unknown: use worst, mean, averaged, 'present worst' and so on (of "
+                f"{', '.join(_GROUPS)}), or a number."
             )
         for key, number in (("last_epochs", self.last_epochs), ("to_reach", self.to_reach)):
             if number is not None and not math.isfinite(number):
@@ -153,6 +156,7 @@ class Measure:
         for row in rows:
             at.setdefault(row["step"], set()).add(row["worker"])
         missing = at[min(at)] - at[max(at)] if at else set()
+        missing = {each for each in missing if isinstance(each, int) or each in _AGGREGATES}  # a group may be empty
         if missing or (steps is not None and last is not None and last < steps):
             raise ConfigError(
                 f"{directory / 'metrics.jsonl'} has lost its end: it goes to step {last} of {steps}"
