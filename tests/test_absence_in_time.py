@@ -328,3 +328,21 @@ def test_with_nobody_left_a_timeline_ends(tmp_path):
 def test_absences_of_which_free_running_workers_make_nothing_are_refused(words, message):
     with pytest.raises(ConfigError, match=message):
         compose([*PROBLEM, "algo=adpsgd", "topology=ring", "num_workers=6", *FREE, *words])
+
+
+def test_who_waits_for_all_goes_on_once_all_stay_for_long_enough(start: Start, tmp_path: Path) -> None:
+    words = [
+        *PROBLEM,
+        "algo=allreduce",
+        "num_workers=2",
+        "steps=8",
+        "availability.wait=true",
+        "availability.crash=true",
+    ]
+    given = trace(tmp_path, "0,0,10", "0,12,20", "0,21,", "1,0,5", "1,7,")
+    found = start(*words, *given, "cluster=free", "cluster.compute.mean_s=2")
+    assert found.facts["availability"]["attendance"] == [1.0, 1.0]
+    # steps at 0-2, 2-4, (4-6 is lost) 7-9, (9-11 is lost) 12-14, 14-16, 16-18, 18-20, (20-22 is lost) 21-23
+    assert found.facts["simulated_s"] == pytest.approx(23)
+    with pytest.raises(ConfigError, match="in simulated seconds"):
+        start(*words, *trace(tmp_path, "0,0,", "1,0,", unit="step"))

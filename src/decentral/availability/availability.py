@@ -36,6 +36,9 @@ class OnLeave(Enum):
     restart = "restart"
 
 
+_PATIENCE_S = 1e6
+
+
 class Schedule:
     """Who is present when: a pure function of the seed and the time, and so equal on all processes."""
 
@@ -82,6 +85,22 @@ class Schedule:
         times = self._changes(second)
         place = np.searchsorted(times, second, side="right")
         return float(times[place]) if place < len(times) else math.inf
+
+    def complete(self, second: float, lasts: float) -> float:
+        """From when on, at this time or later, all are present for so many seconds.
+
+        Raises ConfigError if that is not within 11 days.
+        """
+        when, since = second, second if self.at(second).all() else math.inf
+        while when < second + _PATIENCE_S:
+            when = self.next_change(when)
+            if when - since >= lasts:
+                return since
+            since = min(since, when) if self.at(when).all() else math.inf
+        raise ConfigError(
+            f"availability.wait=true waits for ever: all {self.num_workers} workers are never there at once for "
+            f"{lasts:.3g} s within 11 days of simulated time: let failures be fewer or repairs shorter."
+        )
 
     def record(self, until: float) -> str:
         """Who is present from when to when, in the first `until` steps or seconds: a file for `availability=trace`.
@@ -201,12 +220,21 @@ class MayCrash(Absences):
     crash     a worker that leaves loses the step that it is in, unless too few were left, and those who wait for it
               notice that detect_s later; false: it finishes the step
     detect_s  how long it takes until a failure is noticed, such as the time between two heartbeats
+    wait      in simulated time: everybody stops until all are back, as a plain all-reduce job does, and a step in which
+              somebody has crashed is carried out again
     """
 
     crash: bool = False
+    wait: bool = False
     detect_s: float = setting(5.0, at_least=0, at_most=LONGEST_S, when="crash", hint="a number of seconds")
 
     @property
     def detection_s(self) -> float | None:
         """See `Availability.detection_s`."""
         return self.detect_s if self.crash else None
+
+    def check(self, num_workers: int) -> None:
+        """See `Availability.check`."""
+        super().check(num_workers)
+        if self.wait and not self.in_seconds:
+            raise ConfigError("availability.wait=true is for absences in simulated seconds: leave it out.")

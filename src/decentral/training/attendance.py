@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.algorithm import Algorithm, Oracle
     from decentral.availability.availability import Absences, Schedule
+    from decentral.cluster.clock import Clock
     from decentral.network.network import Network
     from decentral.training.oracle import GradientOracle
 
@@ -88,6 +89,8 @@ class Attendance:
             self.begun_s = float(clock.now[before].max())
         elif clock is not None and self.schedule.in_seconds:
             self.begun_s = min(self.schedule.next_arrival(self.begun_s), LONGEST_S)
+        if clock is not None and getattr(self.availability, "wait", False) and t % self.algorithm.attends_steps == 0:
+            self._wait_for_all(clock)
         self.present = self.attends(t)
         here = self.present[net.workers.start : net.workers.stop]
         self.oracle.present = here
@@ -115,6 +118,14 @@ class Attendance:
             for rows, own in zip(_each(value), kept, strict=True):
                 rows[away] = own
         return s
+
+    def _wait_for_all(self, clock: Clock) -> None:
+        """Until all are there, and stay until their gradients are done where they might crash."""
+        crash = self.availability.detection_s is not None
+        lasts = float(clock.gradients_s(self.algorithm.attends_steps).max()) if crash else 0.0
+        begun_s = self.schedule.complete(self.begun_s, lasts)
+        clock.let_pass(np.full(self.net.n, begun_s > self.begun_s), begun_s)
+        self.begun_s = begun_s
 
     def attends(self, t: int) -> np.ndarray:
         """S_t: bool [n]."""
