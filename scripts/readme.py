@@ -3,11 +3,13 @@
 The runs' configurations, final metrics and provenance are kept in results/readme/, of the first seed the curves, too;
 the table of `make bench` comes from results/bench/, that of the studies' times from their study.json, the figure on
 CIFAR-10 from its study.
-`python scripts/readme.py bench`, `times`, `laptop` and `scoreboard` fill in those only, and run nothing.
+`python scripts/readme.py bench`, `times`, `laptop` and `scoreboard` fill in those only, and run nothing; `churn` fills in
+the table of docs/churn.md.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -44,6 +46,10 @@ HEADLINES = (
 def main() -> None:
     """Run, keep, fill in."""
     stored = {"bench": bench, "times": times, "laptop": laptop, "scoreboard": scoreboard}
+    if sys.argv[1:] == ["churn"]:
+        page = ROOT / "docs" / "churn.md"
+        page.write_text(fill(page.read_text(), "churn", churn()))
+        return
     if len(sys.argv) == 2 and sys.argv[1] in stored:
         name = sys.argv[1]
         (ROOT / "README.md").write_text(fill((ROOT / "README.md").read_text(), name, stored[name]()))
@@ -105,6 +111,29 @@ def scoreboard() -> str:
     rows = [line for line in table1.partition("<details>")[0].splitlines() if line.startswith("|")]
     caption = table1.splitlines()[0]
     return "\n".join([totals, "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows])
+
+
+def churn() -> str:
+    """What absent workers do to each method, from the studies churn_exactness and churn_digits."""
+
+    def cells(study: str, form: str) -> dict[tuple[str, ...], str]:
+        with (ROOT / "results" / "churn" / study / "small" / "table.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["of"] == "value"]
+        labels = ("method", "topology", "churn", "absent", "return")
+        return {tuple(row[label] for label in labels): form.format(float(row["mean"])) for row in rows}
+
+    exact, digits = cells("churn_exactness", "{:.0e}"), cells("churn_digits", "{:.1f}")
+    rules = [("half", "rerouted", "average"), ("half", "induced", "stale"), ("half", "induced", "average")]
+    lines = [
+        "| method | topology | distance to the optimum: rerouted, average | induced, stale | induced, average "
+        "| digits: all present | rerouted, average | induced, stale | induced, average |",
+        "|---|---|" + "---:|" * 7,
+    ]
+    for method, topology in dict.fromkeys(key[:2] for key in [*digits, *exact]):
+        found = [exact.get((method, topology, *rule), "") for rule in rules]
+        found += [digits.get((method, topology, *rule), "") for rule in [("none", "", ""), *rules]]
+        lines.append(f"| {method} | {topology} | " + " | ".join(found) + " |")
+    return "\n".join(lines)
 
 
 def carry_out(name: str, settings: str) -> str:
