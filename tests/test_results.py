@@ -176,6 +176,11 @@ def test_the_readme_has_the_totals_and_table_1(script: ModuleType) -> None:
     assert between("scoreboard") == script.scoreboard()
 
 
+def test_the_page_on_churn_has_what_came_of_its_studies(script: ModuleType) -> None:
+    page = (ROOT / "docs" / "churn.md").read_text()
+    assert f"<!-- churn -->\n{script.churn()}\n<!-- /churn -->" in page
+
+
 def test_the_readme_has_the_figures_of_the_benchmarks(script: ModuleType) -> None:
     assert between("bench") == script.bench()
 
