@@ -3,8 +3,8 @@
 The runs' configurations, final metrics and provenance are kept in results/readme/, of the first seed the curves, too;
 the table of `make bench` comes from results/bench/, that of the studies' times from their study.json, the figure on
 CIFAR-10 from its study.
-`python scripts/readme.py bench`, `times`, `laptop` and `scoreboard` fill in those only, and run nothing; `churn` fills in
-the table of docs/churn.md.
+`python scripts/readme.py bench`, `times`, `laptop` and `scoreboard` fill in those only, and run nothing; `churn` fills
+in the table of docs/churn.md.
 """
 
 from __future__ import annotations

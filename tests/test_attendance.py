@@ -293,7 +293,7 @@ def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str, on_l
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["algo=adpsgd"], "no rule for workers that are absent"),
+        (["algo=wagma"], "no rule for workers that are absent"),
         (["algo=relaysgd_grad", "topology=dbt", "availability.on_return=stale"], "never sent again"),
         (["algo=dpsgd", "availability.on_leave=handover"], "corrections add up to zero"),
         (["algo=dpsgd", "network.drop_probability=0.1"], "leave one of them out"),
