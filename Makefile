@@ -78,7 +78,7 @@ format: $(VENV)/.installed-dev  ## format the code and mend what the linter can 
 bench: $(VENV)/.installed  ## measure this program itself, as ratios, into results/bench/ (about 20 minutes on 2 cores): make bench [ARGS='start ways --quick']
 	PYTHONPATH=scripts $(BIN)/python -m bench $(ARGS)
 
-readme: $(VENV)/.installed  ## run what the README reports, and fill in its numbers
+readme: $(VENV)/.installed  ## run what the README and docs/ report, and fill in the numbers
 	$(BIN)/python scripts/readme.py
 
 notebooks: $(VENV)/.installed-dev  ## the notebooks of the papers, again, with what is stored in results/

@@ -1,10 +1,8 @@
-"""Fill in the README's numbers from runs: `python scripts/readme.py` (a few minutes; finished runs are not repeated).
+"""Fill in the numbers of the README and of docs/: `python scripts/readme.py` (a few minutes; resumable).
 
-The runs' configurations, final metrics and provenance are kept in results/readme/, of the first seed the curves, too;
-the table of `make bench` comes from results/bench/, that of the studies' times from their study.json, the figure on
-CIFAR-10 from its study.
-`python scripts/readme.py bench`, `times`, `laptop` and `scoreboard` fill in those only, and run nothing; `churn` fills
-in the table of docs/churn.md.
+results/readme/ keeps the runs' configurations, final metrics and provenance, and the curves of the first seed. The
+studies' times come from their study.json, the table on CIFAR-10 from its study.
+`python scripts/readme.py times`, `laptop`, `score`, `scoreboard` and `churn` fill in those only, and run nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from bench.page import load_all, markdown, number
 from decentral.terminal.console import duration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,46 +30,33 @@ RUNS = {
     "allreduce-nesterov": "algo=allreduce alpha=0.01 optim=nesterov lr=0.05",
 }
 SEEDS = (0, 1, 2)
-HEADLINES = (
-    "DistributedDataParallel's step / D-PSGD's, narrow VGG-11, batch 32",
-    "RelaySGD dbt throughput / all-reduce over gloo",
-    "D-PSGD ring step / passes alone, narrow VGG-11, batch 32",
-    "plain loop / execution=auto, cnn",
-    "timeline of 400 steps of 1,024 workers",
-    "RelaySum's Figure 2, paper scale",
-)
+PLACES = {
+    "summary": "README.md",
+    "score": "README.md",
+    "laptop": "README.md",
+    "results": "docs/index.md",
+    "scoreboard": "docs/papers.md",
+    "times": "docs/papers.md",
+    "churn": "docs/churn.md",
+}
+"""Mark -> the page that has it."""
 
 
 def main() -> None:
     """Run, keep, fill in."""
-    stored = {"bench": bench, "times": times, "laptop": laptop, "scoreboard": scoreboard}
-    if sys.argv[1:] == ["churn"]:
-        page = ROOT / "docs" / "churn.md"
-        page.write_text(fill(page.read_text(), "churn", churn()))
-        return
+    stored = {"times": times, "laptop": laptop, "score": score, "scoreboard": scoreboard, "churn": churn}
     if len(sys.argv) == 2 and sys.argv[1] in stored:
-        name = sys.argv[1]
-        (ROOT / "README.md").write_text(fill((ROOT / "README.md").read_text(), name, stored[name]()))
+        fill(sys.argv[1], stored[sys.argv[1]]())
         return
     summaries = {name: carry_out(name, settings) for name, settings in RUNS.items()}
     for name, settings in RUNS.items():
         for seed in SEEDS[1:]:
             carry_out(f"{name}-seed{seed}", f"{settings} seed={seed}")
-    readme = (ROOT / "README.md").read_text()
-    readme = fill(
-        readme, "summary", "```\n" + re.sub(r"\n+Results:.*", "", summaries["relaysgd-dbt"], flags=re.S) + "\n```"
-    )
-    readme = fill(readme, "results", results_table())
-    for name, content in stored.items():
-        readme = fill(readme, name, content())
-    (ROOT / "README.md").write_text(readme)
-
-
-def bench() -> str:
-    """Some of the figures that are stored in results/bench/; the page there has all."""
-    targets = [target for one in load_all(ROOT / "results" / "bench") for target in one["targets"]]
-    shown = [next(one for one in targets if one["measure"].startswith(measure)) for measure in HEADLINES]
-    return markdown([["measure", "found"], *([one["measure"], number(one["found"])] for one in shown)], right=1)
+    shown = re.sub(r"\n+How:.*", "", summaries["relaysgd-dbt"], flags=re.S)
+    fill("summary", f"```\n{shown}\n```")
+    fill("results", results_table())
+    for mark, content in stored.items():
+        fill(mark, content())
 
 
 def times() -> str:
@@ -89,28 +73,28 @@ def times() -> str:
 
 
 def laptop() -> str:
-    """RelaySum's Figure 4 as it comes out on CIFAR-10: the figure, and the table of where the curves end."""
+    """RelaySum's Figure 4 on CIFAR-10: the table of where the curves end."""
     directory = ROOT / "results" / "relaysum" / "relaysum_fig4" / "laptop"
-    place = directory.relative_to(ROOT)
     rows = [line for line in (directory / "table.md").read_text().splitlines() if line.startswith("|")]
     notes = json.loads((directory / "study.json").read_text()).get("run_notes") or []
-    picture = f"![Test accuracy of the worst worker over epochs]({place}/worst.png)"
-    figure = f"[{picture}](results/relaysum/README.md#relaysum_fig4)"
     data = [f"{note[:1].upper()}{note[1:]}." for note in notes if note.startswith("the data are")]
     if any("*" in row.replace("**", "") for row in rows):
         data.append("\\*: the best rate lies at the edge of those that were tried.")
-    return "\n\n".join([figure, "\n".join(rows), " ".join(data)])
+    return "\n\n".join(["\n".join(rows), " ".join(data)])
+
+
+def score() -> str:
+    """The totals of results/README.md."""
+    lines = (ROOT / "results" / "README.md").read_text().splitlines()
+    return next(line for line in lines if " items were run" in line)
 
 
 def scoreboard() -> str:
-    """The totals of results/README.md, and RelaySum's Table 1 as it comes out on digits."""
-    totals = next(
-        line for line in (ROOT / "results" / "README.md").read_text().splitlines() if " items were run" in line
-    )
+    """The totals, and RelaySum's Table 1 as it comes out on digits."""
     table1 = (ROOT / "results" / "relaysum" / "relaysum_table1" / "small" / "table.md").read_text()
     rows = [line for line in table1.partition("<details>")[0].splitlines() if line.startswith("|")]
     caption = table1.splitlines()[0]
-    return "\n".join([totals, "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows])
+    return "\n".join([score(), "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows])
 
 
 def churn() -> str:
@@ -185,11 +169,13 @@ def last_accuracies(name: str) -> dict[Any, float]:
     return {row["worker"]: row["value"] for row in rows if (row["split"], row["metric"]) == ("test", "accuracy")}
 
 
-def fill(text: str, mark: str, content: str) -> str:
-    """The text with what stands between <!-- mark --> and <!-- /mark --> replaced."""
+def fill(mark: str, content: str) -> None:
+    """Replace what stands between <!-- mark --> and <!-- /mark --> on its page."""
+    page = ROOT / PLACES[mark]
     pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
-    assert re.search(pattern, text, re.S), f"README.md has no place for {mark}"
-    return re.sub(pattern, lambda found: f"{found[1]}{content}\n{found[2]}", text, flags=re.S)
+    text, found = re.subn(pattern, lambda old: f"{old[1]}{content}\n{old[2]}", page.read_text(), flags=re.S)
+    assert found == 1, f"{PLACES[mark]} has no place for {mark}"
+    page.write_text(text)
 
 
 if __name__ == "__main__":

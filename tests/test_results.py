@@ -1,4 +1,4 @@
-"""What is committed in results/ is read by today's code, gives the same reports, and is what README.md says."""
+"""What is committed in results/ is read by today's code, gives the same reports, and is what the pages say."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ from handmade import value, write
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
-README = (ROOT / "README.md").read_text()
 STUDIES = find(RESULTS)
 RUNS = sorted(path for path in (RESULTS / "readme").iterdir())
 DRAWN_WITH = "3.11.2"
 """The matplotlib of the committed figures; another version may draw other bytes."""
 
 
-def between(mark: str) -> str:
-    """What README.md says between <!-- mark --> and <!-- /mark -->."""
-    return README.partition(f"<!-- {mark} -->\n")[2].partition(f"\n<!-- /{mark} -->")[0]
+def between(page: str, mark: str) -> str:
+    """What a page says between <!-- mark --> and <!-- /mark -->."""
+    return (ROOT / page).read_text().partition(f"<!-- {mark} -->\n")[2].partition(f"\n<!-- /{mark} -->")[0]
 
 
 def name(directory: Path) -> str:
@@ -155,12 +154,12 @@ def test_a_kept_run_has_the_id_that_its_configuration_has_today(directory: Path)
     assert run_id(load(text)) == status["run_id"]
 
 
-# -- README.md agrees --------------------------------------------------------------------------------------------------
+# -- README.md and docs/ agree -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    """scripts/readme.py, which fills in the README's numbers."""
+    """scripts/readme.py, which fills in the numbers of the README and of docs/."""
     spec = importlib.util.spec_from_file_location("readme", ROOT / "scripts" / "readme.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -168,28 +167,17 @@ def script() -> ModuleType:
     return module
 
 
-def test_the_readme_has_the_accuracies_of_the_kept_runs(script: ModuleType) -> None:
-    assert between("results") == script.results_table()
-
-
-def test_the_readme_has_the_totals_and_table_1(script: ModuleType) -> None:
-    assert between("scoreboard") == script.scoreboard()
-
-
-def test_the_page_on_churn_has_what_came_of_its_studies(script: ModuleType) -> None:
-    page = (ROOT / "docs" / "churn.md").read_text()
-    assert f"<!-- churn -->\n{script.churn()}\n<!-- /churn -->" in page
-
-
-def test_the_readme_has_the_figures_of_the_benchmarks(script: ModuleType) -> None:
-    assert between("bench") == script.bench()
+@pytest.mark.parametrize("mark", ["results_table", "laptop", "score", "scoreboard", "times", "churn"])
+def test_the_pages_have_the_numbers_of_the_stored_results(script: ModuleType, mark: str) -> None:
+    name = mark.removesuffix("_table")
+    assert between(script.PLACES[name], name) == getattr(script, mark)()
 
 
 def test_the_readme_shows_the_summary_of_a_kept_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(RESULTS / "readme" / "relaysgd-dbt", run)
     (run / "final_metrics.jsonl").rename(run / "metrics.jsonl")
-    shown = between("summary").removeprefix("```\n").removesuffix("\n```")
+    shown = between("README.md", "summary").removeprefix("```\n").removesuffix("\n```")
     assert [line.rstrip() for line in summary(run).splitlines()][: len(shown.splitlines())] == shown.splitlines()
 
 
