@@ -311,3 +311,33 @@ def test_a_topology_that_does_not_exist_for_those_present_is_refused_before_the_
     with pytest.raises(ConfigError, match="absent=induced"):
         start(*PROBLEM, *words)
     start(*PROBLEM, *words, "availability.absent=induced")
+
+
+@pytest.mark.parametrize("optim", ["optim=adam", "optim=adopt", "algo=dadam"])
+def test_the_first_steps_of_who_joins_late_are_corrected_by_its_own_steps(start: Start, optim: str) -> None:
+    """Of a worker that was absent until step 4 the steps from then on are those of a run that begins there."""
+    words = ["algo=dpsgd", "topology=ring", "communication.every=20", "num_workers=3", "lr=0.1", optim]
+    late = ["availability=fixed", "availability.absences=[[1,0,4]]", "availability.on_return=stale", "steps=10"]
+    alone = iterates(start, *words, "steps=6", directory="alone")
+    found = iterates(start, *words, *late, directory="late")
+    np.testing.assert_allclose(found[4:, 1], alone[:, 1], rtol=1e-12)
+    np.testing.assert_array_equal(found[:7, 0], alone[:, 0])
+    several = iterates(start, *words, *late, processes=3, directory="several")
+    np.testing.assert_allclose(several, found, rtol=1e-12)
+
+
+def test_who_takes_a_local_optimizer_over_goes_on_with_its_steps(start: Start, tmp_path: Path) -> None:
+    """Workers with the same function."""
+    np.savez(tmp_path / "problem.npz", A=np.tile(np.diag([1.0, 2.0]), (3, 1, 1)), b=np.ones((3, 2)))
+    words = ["task=quadratics", f"task.problem={tmp_path / 'problem.npz'}", "save=none", "trace=true"]
+    words += ["algo=allreduce", "num_workers=3", "steps=12", "lr=0.1", "optim=adam"]
+    late = ["availability=fixed", "availability.absences=[[1,0,8]]"]
+    found, whole = start(*words, *late, directory="late").iterates, start(*words, directory="all").iterates
+    np.testing.assert_allclose(found[9:, 1], whole[9:, 1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["noloco", "sparta"])
+def test_donors_do_not_depend_on_a_topology_that_is_not_used(start: Start, name: str) -> None:
+    words = [f"algo={name}", "num_workers=6", "steps=30", "lr=0.01", *COMING_AND_GOING, *OF_METHODS.get(name, [])]
+    found = [iterates(start, *words, f"topology={each}", directory=each) for each in ("ring", "star")]
+    np.testing.assert_array_equal(*found)

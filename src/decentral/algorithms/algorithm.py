@@ -11,13 +11,13 @@ from decentral.settings import Settings
 from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from decentral.compression.compressor import Compressor, Encoder
     from decentral.network.network import Network
-    from decentral.optim.optimizer import LocalOptimizer
+    from decentral.optim.optimizer import LocalOptimizer, Taken
     from decentral.topology.rounds import Rounds
 
     # The kinds of state, by what their first dimension counts. The checkpoint reads them from the annotations of
@@ -129,6 +129,9 @@ class Algorithm(Settings, ABC, where="algo"):
         compressor: Compressor
         """What is sent instead of rows (`compress=`), bound by `bind`. Not configuration, and no state."""
 
+        taken: Callable[[int], Taken]
+        """Step t -> how many steps workers have taken before it: t, but for absences (`Attendance`)."""
+
     def bind(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
         """A copy of this algorithm that takes its local updates from `local`. To be called before `init`.
 
@@ -137,7 +140,7 @@ class Algorithm(Settings, ABC, where="algo"):
         from decentral.compression.dense import NoCompression
 
         bound = copy.copy(self)
-        bound.local, bound.compressor = local, compressor or NoCompression()
+        bound.local, bound.compressor, bound.taken = local, compressor or NoCompression(), int
         return bound
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.dpsgd import Mode
+from decentral.optim.optimizer import by_taken
 from decentral.optim.rows import add, copy, scale, sub
 from decentral.settings import setting
 from decentral.topology.rounds import Need
@@ -62,6 +63,11 @@ class DAdam(Algorithm):
         a: Rows  # [k, 0] where nothing is accumulated
         opt: Buffers
 
+    @property
+    def attends_steps(self) -> int:
+        """Those of an update of the moments."""
+        return self.accumulate_steps
+
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], m = v = a = 0, and the local optimizer before step 0."""
         a = x.new_zeros(x.shape if self.accumulate_steps > 1 else (len(x), 0))
@@ -84,9 +90,10 @@ class DAdam(Algorithm):
     def adam(self, g: Tensor, m: Tensor, v: Tensor, a: Tensor, t: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """m^ / (sqrt(v^) + epsilon) [k, P] in new memory, and m, v and a after it."""
         beta1, beta2, s = self.beta1, self.beta2, self.accumulate_steps
-        k = -(-(t + 1) // s)
-        d = v.addcmul(g, g, value=1 - beta2).sqrt_().div_(sqrt(1 - beta2**k)).add_(self.epsilon)
-        d = m.add(g, alpha=1 - beta1).div_(1 - beta1**k).div_(d)
+        of_m = by_taken(self.taken(t), lambda t: 1 - beta1 ** -(-(t + 1) // s), g)
+        of_v = by_taken(self.taken(t), lambda t: sqrt(1 - beta2 ** -(-(t + 1) // s)), g)
+        d = v.addcmul(g, g, value=1 - beta2).sqrt_().div_(of_v).add_(self.epsilon)
+        d = m.add(g, alpha=1 - beta1).div_(of_m).div_(d)
         if s > 1:
             a = add(a, g, alpha=1 / s)
             if (t + 1) % s:

@@ -7,7 +7,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.errors import ConfigError
-from decentral.optim.optimizer import Buffers, Optimizer
+from decentral.optim.optimizer import Buffers, Optimizer, Taken, by_taken
 from decentral.optim.rows import add, clip
 from decentral.settings import setting
 
@@ -46,18 +46,19 @@ class Adam(Optimizer):
         """Both moments, (m, v) = (0, 0), [k, P] each."""
         return x.new_zeros(x.shape), x.new_zeros(x.shape)
 
-    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+    def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
         """d = m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon) / (1 - beta1^k) [k, P], k = t + 1, in the memory of g;
         quasi-hyperbolic as the class says."""
         m, v = buffers
-        k = t + 1
+        of_m = by_taken(t, lambda t: 1 - self.beta1 ** (t + 1), g)
+        of_v = by_taken(t, lambda t: sqrt(1 - self.beta2 ** (t + 1)), g)
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        top = m.div(1 - self.beta1**k).lerp_(g, self.gradient_share) if self.gradient_share else None
-        d, correction = g.copy_(v).sqrt_(), sqrt(1 - self.beta2**k)
-        d = d.add_(self.epsilon).div_(correction) if self.epsilon_hat else d.div_(correction).add_(self.epsilon)
+        top = m.div(of_m).lerp_(g, self.gradient_share) if self.gradient_share else None
+        d = g.copy_(v).sqrt_()
+        d = d.add_(self.epsilon).div_(of_v) if self.epsilon_hat else d.div_(of_v).add_(self.epsilon)
         d = d.reciprocal_()
-        return (d.mul_(m).div_(1 - self.beta1**k) if top is None else d.mul_(top)), buffers
+        return (d.mul_(m).div_(of_m) if top is None else d.mul_(top)), buffers
 
 
 @dataclass
@@ -104,14 +105,16 @@ class ADOPT(AdamW):
                 "optim.epsilon_hat=true is for a bias correction, and optim=adopt has none: leave it out."
             )
 
-    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+    def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
         """d = m, or s z + (1 - s) m [k, P], in the memory of g."""
         m, v = buffers
         if t == 0:
             v.addcmul_(g, g)
             return g.zero_(), buffers
+        c, weight = by_taken(t, lambda t: t**0.25, g), by_taken(t, lambda t: 1 - self.beta2 if t else 1.0, g)
         square = g.square()
-        z = g.div_(v.sqrt().clamp_(min=self.epsilon)).clamp_(-(t**0.25), t**0.25)
+        z = g.div_(v.sqrt().clamp_(min=self.epsilon)).clamp_(-c, c)
         m.lerp_(z, 1 - self.beta1)
-        v.mul_(self.beta2).add_(square, alpha=1 - self.beta2)
+        v.mul_(self.beta2)
+        v = v.add_(square, alpha=weight) if isinstance(t, int) else v.addcmul_(square, weight)
         return z.lerp_(m, 1 - self.gradient_share), buffers

@@ -10,7 +10,7 @@ from math import prod, sqrt
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.optim.adam import AdamW
-from decentral.optim.optimizer import Buffers, LocalRule
+from decentral.optim.optimizer import Buffers, LocalRule, Taken
 from decentral.optim.rows import add
 from decentral.settings import setting
 
@@ -150,7 +150,7 @@ class Muon(_Places, AdamW):
         matrices = sum(r * c * len(places) for (r, c), places in self._groups.items())
         return x.new_zeros(len(x), matrices), *super().init(x.new_empty(len(x), x.shape[1] - matrices))
 
-    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+    def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
         """d [k, P], in the memory of g: s O(d) of matrices, and AdamW's of the others."""
         import torch
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from decentral.topology.communication import LocalSteps
 
 Buffers = tuple["Tensor", ...]
+Taken = int | list[int]
+"""How many steps were taken before this one: by all workers, or by each of them."""
 
 
 class Optimizer(Settings, ABC, where="optim"):
@@ -63,9 +65,10 @@ class Optimizer(Settings, ABC, where="optim"):
         """What the optimizer remembers between steps, for models x [k, P]: rows [k, P], as they are before step 0."""
 
     @abstractmethod
-    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+    def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
         """The direction d [k, P] of step t = 0, 1, ... for the regularised gradient g [k, P], and the new buffers.
 
+        Workers that were absent at times have taken fewer steps than others; then t has a number for each of them.
         d lies in the memory of g or is one of the buffers: the caller may read it, and overwrite g.
         """
 
@@ -119,6 +122,8 @@ class LocalRule(NamedTuple):
     optimizer: Optimizer
     lr: Callable[[int], float]
     """step t -> gamma_t; or rates [1, P], one for each coordinate, or [k, 1], one for each worker"""
+    taken: Callable[[int], Taken] = int
+    """step t -> how many steps the buffers have seen before it"""
 
     def init(self, x: Tensor) -> Buffers:
         """The optimizer's buffers, rows [k, P] as they are before step 0."""
@@ -144,7 +149,7 @@ class LocalRule(NamedTuple):
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
         """The optimizer's direction d [k, P] for a regularised gradient at x, in the memory of g or of a buffer."""
-        d, buffers = self.optimizer.direction(g, buffers, t)
+        d, buffers = self.optimizer.direction(g, buffers, self.taken(t))
         return self.optimizer.decayed(d, x), buffers
 
 
@@ -203,6 +208,11 @@ class UnevenRule(NamedTuple):
 def _put(rows: list[int], into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for tensor, value in zip(into, values, strict=True):
         tensor[rows] = value
+
+
+def by_taken(t: Taken, value: Callable[[int], float], like: Tensor) -> Any:
+    """A number that depends on the steps that were taken before: one for all rows, or those of rows, [k, 1]."""
+    return value(t) if isinstance(t, int) else like.new_tensor([[value(each)] for each in t])
 
 
 def is_zero(lr: float | Tensor) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.errors import ConfigError
-from decentral.optim.optimizer import Buffers, Optimizer
+from decentral.optim.optimizer import Buffers, Optimizer, Taken
 from decentral.settings import setting
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class SGD(Optimizer):
         """The momentum m = 0 [k, P], if there is any."""
         return (x.new_zeros(x.shape),) if self.momentum else ()
 
-    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+    def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
         """d = g, or with momentum m (or as the class says) [k, P]; in the memory of g, or m itself."""
         if not self.momentum:
             return g, buffers

@@ -9,6 +9,7 @@ import torch
 
 from decentral.availability.availability import OnLeave, OnReturn
 from decentral.cluster.settings import LONGEST_S
+from decentral.optim.optimizer import LocalRule
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.present import Absent, PresentRule, components
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
     from decentral.availability.availability import Absences, Schedule
     from decentral.cluster.clock import Clock
     from decentral.network.network import Network
+    from decentral.optim.optimizer import Taken
     from decentral.training.oracle import GradientOracle
 
 _LATELY = 50
 """Steps, in which somebody who has come back counts as returned."""
 _ROUNDS = 256
 """Of rounds that change, so many are looked at."""
-_ARRAYS, _COUNTS = ("present", "attended", "steps", "returned"), ("in_pieces", "returns", "join_bytes", "begun_s")
+_ARRAYS, _COUNTS = ("present", "attended", "steps", "updates", "returned"), ("in_pieces", "returns", "join_bytes", "begun_s")
 
 
 class Attendance:
@@ -62,7 +64,10 @@ class Attendance:
         net: Network,
         oracle: GradientOracle,
     ) -> None:
-        self.availability, self.schedule, self.algorithm = availability, schedule, algorithm
+        self.availability, self.schedule = availability, schedule
+        local = algorithm.local._replace(taken=self.taken) if isinstance(algorithm.local, LocalRule) else algorithm.local
+        self.algorithm = algorithm.bind(local, algorithm.compressor)
+        self.algorithm.taken = self.taken
         self.net, self.oracle = net, oracle
         net.delivery.rule, net.reliable = rule, False
         oracle.present = np.ones(len(net.workers), dtype=bool)
@@ -72,6 +77,8 @@ class Attendance:
         """[n]: the last step that each worker took part in."""
         self.steps = np.zeros(net.n, dtype=np.int64)
         """[n]: how many steps each worker has taken part in."""
+        self.updates = np.zeros(net.n, dtype=np.int64)
+        """[n]: how many of them its local optimizer remembers, which it may have taken over."""
         self.returned = np.full(net.n, -1)
         """[n]: the step in which each worker came back last."""
         self.in_pieces = self.returns = self.join_bytes = 0
@@ -110,13 +117,12 @@ class Attendance:
         self.attended[self.present] = t
         self.steps += self.present
         away = np.flatnonzero(~here)
-        if not len(away):
-            return self.algorithm.step(s, oracle, net, t)
         resting = [[rows[away].clone() for rows in _each(value)] for _, value in _row_fields(s)]
         s = self.algorithm.step(s, oracle, net, t)
         for (_, value), kept in zip(_row_fields(s), resting, strict=True):
             for rows, own in zip(_each(value), kept, strict=True):
                 rows[away] = own
+        self.updates += self.present
         return s
 
     def _wait_for_all(self, clock: Clock) -> None:
@@ -126,6 +132,12 @@ class Attendance:
         begun_s = self.schedule.complete(self.begun_s, lasts)
         clock.let_pass(np.full(self.net.n, begun_s > self.begun_s), begun_s)
         self.begun_s = begun_s
+
+    def taken(self, t: int) -> Taken:
+        """How many steps the local optimizers of this process have taken before step t."""
+        own = self.updates[self.net.workers.start : self.net.workers.stop]
+        of_present = np.unique(own[self.oracle.present])
+        return int(of_present[0]) if len(of_present) == 1 else own.tolist()
 
     def attends(self, t: int) -> np.ndarray:
         """S_t: bool [n]."""
@@ -164,6 +176,8 @@ class Attendance:
             late = np.flatnonzero(self.present & (self.attended < self.attended[newest]))
             taken = [rows for name, value in _row_fields(s) for rows in _each(value) if name in self.algorithm.replicas]
             self._move(taken, late, [[newest]] * len(late))
+            if "opt" in self.algorithm.replicas:
+                self.updates[late] = self.updates[newest]
         elif self.availability.on_return is not OnReturn.stale:
             donors = [self._donors(int(i), before, t) for i in back]
             if self.availability.on_return is OnReturn.neighbor:
@@ -177,7 +191,7 @@ class Attendance:
     def _donors(self, i: int, before: np.ndarray, t: int) -> list[int]:
         """D_i: neighbors that were present in the step before, ascending, or else the first worker that was."""
         neighbors = self.net.delivery.neighbors(self._round(t))
-        heard = neighbors.src[neighbors.dst == i]
+        heard = neighbors.src[(neighbors.dst == i) & self.algorithm.uses_topology]
         kept = heard[before[heard]] if len(heard) else np.flatnonzero(before & self.present)[:1]
         found: list[int] = (kept if len(kept) else np.flatnonzero(before & self.present)[:1]).tolist()
         return found
@@ -185,7 +199,7 @@ class Attendance:
     def _round(self, t: int) -> int:
         """The round of the topology whose neighbors are those of step t: the one to come where it is silent."""
         every = self.net.rounds.every
-        return t // self.algorithm.attends_steps if every == 1 else t - t % every + every - 1
+        return t // getattr(self.algorithm, "period_steps", 1) if every == 1 else t - t % every + every - 1
 
     def _move(self, taken: Sequence[Tensor], into: np.ndarray, donors: Sequence[list[int]]) -> None:
         """Workers `into` take over the mean of their donors' rows, where they have any."""
