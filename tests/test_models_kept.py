@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import struct
@@ -20,12 +21,14 @@ from conftest import Result
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
+from decentral.gradients.passes.worker_models import same
 from decentral.network import kernels
 from decentral.network.world import World
 from decentral.script.loading import load, runs
 from decentral.store import RunStore
 from decentral.store.models import FILE, load_models, stored_facts
 from decentral.training import checkpoint as keeping
+from decentral.training.assemble import assemble
 from worlds import carry_out
 
 MLP = ("data=digits", "model=mlp", "num_workers=4", "batch_size=8", "steps=6", "algo=dpsgd", "topology=ring", "seed=3")
@@ -341,6 +344,45 @@ def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(start, 
     assert_same(stored(whole), stored(start(*interrupted, directory="cut", processes=processes)))
     rare = start(*OWN, "evaluation.every_epochs=1000", "evaluation.initial=false", directory="rare")
     assert_same(stored(whole), stored(rare))
+
+
+def test_states_rest_with_their_workers_and_are_taken_over_with_models():
+    """Worker 1 of a complete graph is away in steps 2 to 4; `before` is what is there when step 5 begins to compute."""
+    words = [*OWN, "topology=complete", "availability=fixed", "availability.absences=[[1,2,5]]"]
+    run = assemble(compose([*words, "device=cpu"]), World(0, 1, torch.device("cpu")))
+    seen, gradient = [], run.problem.gradient
+
+    def noted(*arguments: Any) -> Any:
+        seen.append(copy.deepcopy(run.problem.model_states()))
+        return gradient(*arguments)
+
+    run.problem.gradient = noted
+    with torch.no_grad():
+        for _ in range(6):
+            run.stepper.step()
+    assert same(seen[2][1], seen[4][1]) and not same(seen[2][0], seen[4][0])
+    zero, one, two = (each["tensors"] for each in seen[5])
+    for name in ("mu", "turn", "scale", "norm.running_mean"):
+        torch.testing.assert_close(one[name], (zero[name] + two[name]) / 2)
+    for name in ("calls", "ragged", "first.parametrizations.weight.0._u"):
+        assert torch.equal(one[name], zero[name])
+    assert same(seen[5][1]["attributes"], seen[5][0]["attributes"]) and "tau" in str(seen[5][0]["attributes"])
+    assert run.stepper.attendance.join_bytes > 2 * run.stepper.models[0].nbytes
+    now = [each["tensors"] for each in run.problem.model_states()]
+    run.problem.average_states(run.net)
+    run.problem.average_states(run.net, [1, 2])
+    found = run.problem.average._state["tensors"]
+    torch.testing.assert_close(found["mu"], (now[1]["mu"] + now[2]["mu"]) / 2)
+    assert torch.equal(found["calls"], now[1]["calls"])
+
+
+@pytest.mark.parametrize("on_return", ["average", "neighbor"])
+def test_states_that_are_taken_over_are_the_same_in_several_processes(start, on_return):
+    words = [*OWN, "availability=independent", "availability.probability=0.5", f"availability.on_return={on_return}"]
+    one, three = start(*words, directory="one"), start(*words, processes=3, directory="three")
+    assert_same(stored(one), stored(three))
+    assert [row["value"] for row in one.rows] == pytest.approx([row["value"] for row in three.rows], rel=1e-9)
+    assert {"present averaged", "returned averaged"} <= {row["worker"] for row in one.rows}
 
 
 def test_a_run_begins_with_the_state_of_another(start):

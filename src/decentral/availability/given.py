@@ -147,8 +147,8 @@ class Fixed(Absences):
         found = []
         for number, one in enumerate(self.absences):
             said = f"availability.absences[{number}]={one}"
-            fits = isinstance(one, list) and len(one) == 3 and all(isinstance(part, int) for part in one[:2])
-            if not fits or not (one[2] is None or isinstance(one[2], int)) or one[1] < 0:
+            fits = isinstance(one, list) and len(one) == 3 and all(type(part) is int for part in one[:2])
+            if not fits or not (one[2] is None or type(one[2]) is int) or one[1] < 0:
                 raise ConfigError(
                     f"{said} makes no sense: it has to be [worker,from_step,to_step], such as [3,100,200], or "
                     "[3,100,null] for good."

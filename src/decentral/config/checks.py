@@ -172,9 +172,9 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
             f"availability.on_return=stale cannot be used with algo={algo.name}, where the updates that a worker has "
             "missed are never sent again: use availability.on_return=average."
         )
-    if availability.on_leave is OnLeave.handover and type(algo).corrections is Algorithm.corrections:
+    if availability.on_leave is not OnLeave.keep and type(algo).corrections is Algorithm.corrections:
         raise ConfigError(
-            f"availability.on_leave=handover is for methods whose corrections add up to zero, and algo={algo.name} has "
+            f"availability.on_leave={availability.on_leave.name} is for methods whose corrections add up to zero, and algo={algo.name} has "
             "none: leave it out, or use gradient_tracking, momentum_tracking, d2, exact_diffusion or extra."
         )
     if not isinstance(config.compress, NoCompression) and algo.takes is not AcceptedCompression.payloads:

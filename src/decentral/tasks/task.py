@@ -368,9 +368,16 @@ class Problem(ABC):
         """The parameters of a model x [P], one after the other; by default it is one vector."""
         return RowLayout.flat(len(x))
 
-    def average_states(self, net: Network) -> None:
-        """Let the averaged model have what fits it of the `model_states` of all workers: all processes call this
-        before `average_statistics` and `averaged_tensors`."""
+    def average_states(self, net: Network, members: Sequence[int] | None = None) -> None:
+        """Let the averaged model have what fits it of the `model_states` of all workers, or of these: all processes
+        call this before `average_statistics` and `averaged_tensors`."""
+
+    def take_over_states(self, donors: Mapping[int, Sequence[int]], net: Network) -> int:
+        """Workers (keys) take over the `model_states` of their donors, with their models: all processes call this.
+
+        Returns how many bytes travel for it.
+        """
+        return 0
 
     def averaged_tensors(self, x: Tensor) -> dict[str, Any]:
         """The `model_tensors` of the averaged model x [P]."""

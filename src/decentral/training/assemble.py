@@ -396,6 +396,7 @@ class _Instant:
     """An oracle that takes simulated time and gives zeros."""
 
     present: np.ndarray | None = None
+    problem = None
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

@@ -31,7 +31,10 @@ _LATELY = 50
 """Steps, in which somebody who has come back counts as returned."""
 _ROUNDS = 256
 """Of rounds that change, so many are looked at."""
-_ARRAYS, _COUNTS = ("present", "attended", "steps", "updates", "returned"), ("in_pieces", "returns", "join_bytes", "begun_s")
+_ARRAYS, _COUNTS = (
+    ("present", "attended", "steps", "updates", "returned"),
+    ("in_pieces", "returns", "join_bytes", "begun_s"),
+)
 
 
 class Attendance:
@@ -65,7 +68,9 @@ class Attendance:
         oracle: GradientOracle,
     ) -> None:
         self.availability, self.schedule = availability, schedule
-        local = algorithm.local._replace(taken=self.taken) if isinstance(algorithm.local, LocalRule) else algorithm.local
+        local = (
+            algorithm.local._replace(taken=self.taken) if isinstance(algorithm.local, LocalRule) else algorithm.local
+        )
         self.algorithm = algorithm.bind(local, algorithm.compressor)
         self.algorithm.taken = self.taken
         self.net, self.oracle = net, oracle
@@ -212,6 +217,8 @@ class Attendance:
         dst = np.concatenate([others, *([i] * len(each) for i, each in of.items())])
         weight = np.concatenate([np.ones(len(others)), *(np.full(len(each), 1 / len(each)) for each in of.values())])
         self._hand_over(taken, MixingMatrix.of_entries(n, src, dst, weight))
+        if self.oracle.problem is not None:
+            self.net.traffic.bytes_begun += self.oracle.problem.take_over_states(of, self.net)
 
     def _hand_over(self, taken: Sequence[Tensor], A: MixingMatrix) -> None:
         for rows in taken:

@@ -4,7 +4,7 @@ distance."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,16 +151,19 @@ def evaluate(
     some = {name: torch.from_numpy(members) for name, members in (groups or {}).items() if members.any()}
     theirs = [_mean_of(x, members, net) for members in some.values()]
     mean = net.average(x)
-    problem.average_states(net)
-    scores = []  # of each worker's model, of the averaged one, and of those of groups
+    sets: list[tuple[Tensor, Callable[[Tensor], Tensor]]] = []  # statistics of workers' models, and of any other
     if problem.split != "local":
-        scores += _on_all(problem, x, [mean, *theirs], part, parts, scope)
+        sets.append(_on_all(problem, x, part, parts, scope))
     if problem.split != "global":
         own = problem.local_statistics(x, scope).double()
-        scores.append(own)
-        for one in (mean, *theirs):
-            scores.append(torch.zeros_like(own))
-            scores[-1][0] = problem.average_local_statistics(one, scope)
+        sets.append((own, lambda one: problem.average_local_statistics(one, scope)))
+    averages = []
+    for one, members in zip((mean, *theirs), (None, *some.values()), strict=True):
+        problem.average_states(net, None if members is None else members.nonzero().flatten().tolist())
+        averages.append([_in_first_row(tested(one), own) for own, tested in sets])
+    scores = []  # of each worker's model, of the averaged one, and of those of groups
+    for (own, _), *found in zip(sets, *averages, strict=True):
+        scores += [own, *found]
     measured = compression_stats is not None and compression_stats.numel() > 0
     columns = [
         *scores,
@@ -207,22 +210,27 @@ def _distances(x: Tensor, mean: Tensor) -> Tensor:
     return found
 
 
-def _on_all(problem: Problem, x: Tensor, means: Sequence[Tensor], part: int, parts: int, scope: Scope) -> list[Tensor]:
-    """Statistics on the whole test set: of each worker's model [k, S], and this part's of each averaged one [k, S], in
-    the first row."""
+def _in_first_row(statistics: Tensor, like: Tensor) -> Tensor:
+    found = torch.zeros_like(like)
+    found[0] = statistics
+    return found
+
+
+def _on_all(
+    problem: Problem, x: Tensor, part: int, parts: int, scope: Scope
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Statistics on the whole test set of each worker's model [k, S], and what gives this part's of an averaged one."""
     states = problem.model_states()
     first = first_equal(x, states)
     place = {i: number for number, i in enumerate(sorted(set(first)))}
     own = problem.worker_statistics(x, list(place), scope).double()[[place[i] for i in first]]
-    found = [own]
-    for mean in means:
-        share = torch.zeros_like(own)
+
+    def tested(mean: Tensor) -> Tensor:
         if parts == 1 and not any(states) and torch.equal(mean, x[0]):
-            share[0] = own[0]
-        else:
-            share[0] = problem.average_statistics(mean, part, parts, scope)
-        found.append(share)
-    return found
+            return own[0]
+        return problem.average_statistics(mean, part, parts, scope)
+
+    return own, tested
 
 
 def first_equal(x: Tensor, states: Sequence[dict[str, Any]]) -> list[int]:

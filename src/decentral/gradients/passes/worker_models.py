@@ -330,10 +330,11 @@ class WorkerModels:
         self.check()
         return [state.found() for state in self._states]
 
-    def load_state(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Let the modules be as `state` has found them."""
+    def load_state(self, entries: Sequence[dict[str, Any] | None]) -> None:
+        """Let the modules be as `state` has found them; None: as they are."""
         for state, entry in zip(self._states, entries, strict=True):
-            state.put(entry)
+            if entry is not None:
+                state.put(entry)
 
 
 def flat(module: nn.Module) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,35 @@ class AveragedModel:
             others = [name for name, agree in zip(kinds, agreed, strict=True) if not agree]
             state["tensors"] |= _from_first({name: own[0].get(name) for name in others}, net)
         self._state = state
+
+    def average_of(self, members: Sequence[int], states: Sequence[dict[str, Any]], net: Network) -> None:
+        """Beside the frozen parameters of the last average, take over the states of some workers: see `means`."""
+        (found,) = self.means([members], states, net)
+        self._state = found | {"tensors": self._state.get("tensors", {}) | found["tensors"]}
+
+    def means(
+        self, of: Sequence[Sequence[int]], states: Sequence[dict[str, Any]], net: Network
+    ) -> list[dict[str, Any]]:
+        """What several of all workers have on average, once for each of these lists of them, without frozen parameters;
+        those of the k local ones are given; all processes call this.
+
+        Floating-point buffers are means where all have the same shape, all else is the first one's.
+        """
+        (module,), found = self.models.modules, []
+        buffers = dict(module.named_buffers(remove_duplicate=False)).keys()
+        own = [
+            state | {"tensors": {name: t for name, t in state.get("tensors", {}).items() if name in buffers}}
+            for state in states
+        ]
+        known = _fetched(own, sorted({j for each in of for j in each}), net)
+        for first, *others in of:
+            mean = copy.deepcopy(known[first])
+            for name, tensor in mean["tensors"].items():
+                each = [known[j]["tensors"].get(name) for j in (first, *others)]
+                if len({_kind(one) for one in each}) == 1 and tensor is not None and is_averaged(module, name, tensor):
+                    mean["tensors"][name] = torch.stack(each).mean(0)
+            found.append(mean)
+        return found
 
     @contextmanager
     def at(self, x: Tensor, batches: Callable[[], Iterable[Tensor]]) -> Iterator[WorkerModels]:
@@ -125,14 +155,25 @@ def _shape(value: Any) -> object:
 
 def _from_first(value: Any, net: Network) -> Any:
     """What the process of worker 0 has there, on all processes: tensors, numbers, strings, lists and dicts."""
-    k = len(net.workers)
-    if k == net.n:
-        return value
-    file = BytesIO()
-    if net.workers.start == 0:
-        torch.save(value, file)
-    content = torch.frombuffer(bytearray(file.getvalue() + b"\0"), dtype=torch.uint8)
-    size = int(net.gather(torch.full((k,), len(content), dtype=torch.float64)).max())
-    rows = torch.zeros(k, size, dtype=torch.uint8)
-    rows[0, : len(content)] = content
-    return torch.load(BytesIO(net.gather(rows)[0, : size - 1].numpy().tobytes()), map_location="cpu", weights_only=True)
+    return _fetched([value] * len(net.workers), [0], net)[0]
+
+
+def _fetched(values: Sequence[Any], wanted: Sequence[int], net: Network) -> dict[int, Any]:
+    """What these of all workers have, of which the values of the k local ones are given, on all processes: tensors,
+    numbers, strings, lists and dicts."""
+    if len(values) == net.n:
+        return {i: values[i] for i in wanted}
+    contents = [b""] * len(values)
+    for i in set(wanted) & set(net.workers):
+        file = BytesIO()
+        torch.save(values[i - net.workers.start], file)
+        contents[i - net.workers.start] = file.getvalue()
+    sizes = net.gather(torch.tensor([[len(each)] for each in contents], dtype=torch.float64)).long().flatten().tolist()
+    rows = torch.zeros(len(values), max(sizes), dtype=torch.uint8)
+    for row, content in zip(rows, contents, strict=True):
+        row[: len(content)] = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
+    found = net.gather(rows)
+    return {
+        i: torch.load(BytesIO(found[i, : sizes[i]].numpy().tobytes()), map_location="cpu", weights_only=True)
+        for i in wanted
+    }

@@ -324,9 +324,22 @@ class Supervised(Problem):
         """See `Problem.load_state`."""
         self.models.load_state(state)
 
-    def average_states(self, net: Network) -> None:
+    def average_states(self, net: Network, members: Sequence[int] | None = None) -> None:
         """See `Problem.average_states`."""
-        self.average.average(self.models.state(), net)
+        if members is None:
+            self.average.average(self.models.state(), net)
+        else:
+            self.average.average_of(members, self.models.state(), net)
+
+    def take_over_states(self, donors: Mapping[int, Sequence[int]], net: Network) -> int:
+        """See `Problem.take_over_states`."""
+        states = self.models.state()
+        if not (self.models.foreign or any(states)):
+            return 0
+        found = dict(zip(donors, self.average.means(list(donors.values()), states, net), strict=True))
+        self.models.load_state([found.get(i) for i in self.workers])
+        sizes = {i: sum(t.nbytes for t in each["tensors"].values() if t is not None) for i, each in found.items()}
+        return sum(size * len(donors[i]) for i, size in sizes.items())
 
     def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """The module's `state_dict`, on the CPU."""
