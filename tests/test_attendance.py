@@ -293,9 +293,10 @@ def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str, on_l
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["algo=wagma"], "no rule for workers that are absent"),
+        (["algo=teleportation"], "no rule for workers that are absent"),
         (["algo=relaysgd_grad", "topology=dbt", "availability.on_return=stale"], "never sent again"),
         (["algo=dpsgd", "availability.on_leave=handover"], "corrections add up to zero"),
+        (["algo=beer", "availability.on_leave=restart"], "corrections add up to zero"),
         (["algo=dpsgd", "network.drop_probability=0.1"], "leave one of them out"),
         (["algo=allreduce", "compress=topk"], "leave compress= out"),
         (["algo=dpsgd", "topology=exponential", "availability.absent=induced"], "keeps no mean"),
