@@ -175,7 +175,7 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
     if availability.on_leave is not OnLeave.keep and type(algo).corrections is Algorithm.corrections:
         raise ConfigError(
             f"availability.on_leave={availability.on_leave.name} is for methods whose corrections add up to zero, and "
-            f"algo={algo.name} has none: leave it out, or use gradient_tracking, momentum_tracking, d2, exact_diffusion "
+            f"algo={algo.name} has none: leave it out or use gradient_tracking, momentum_tracking, d2, exact_diffusion "
             "or extra."
         )
     if not isinstance(config.compress, NoCompression) and algo.takes is not AcceptedCompression.payloads:
