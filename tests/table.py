@@ -230,6 +230,7 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "base_graph": TopologyCase(6),
     "bt": TopologyCase(6, tree=True),
     "chain": TopologyCase(5, tree=True),
+    "cliques": TopologyCase(6),
     "complete": TopologyCase(5),
     "dbt": TopologyCase(6, tree=True),
     "epidemic": TopologyCase(6),

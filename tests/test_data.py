@@ -530,6 +530,18 @@ def test_every_index_is_dealt_exactly_once(partition: Partition):
         partition.indices(digits_like(12 * per_worker), 13, seed=0)
 
 
+def test_groups_of_workers_have_classes_of_their_own_alike():
+    labels = digits_like(1000)
+    counts = class_counts(labels, IID(groups=2).indices(labels, 5, seed=1), 10)
+    assert (counts[:3, 5:] == 0).all() and (counts[3:, :5] == 0).all()
+    for own in (counts[:3], counts[3:]):
+        assert np.ptp(own.sum(1)) <= 1 and (own.sum(0) > 0).sum() == 5
+    for partition, workers, key in ((IID(groups=6), 5, "num_workers=5"), (IID(groups=11), 12, "the 10 classes")):
+        with pytest.raises(ConfigError, match=rf"partition.groups=\d+ is more than {key}"):
+            partition.check(1000, workers)
+            partition.check_labels(10, workers)
+
+
 def authors_shares(labels: np.ndarray, num_workers: int, alpha: float, random: np.random.RandomState) -> list:
     """The rejection loop one draw at a time, as the specification states it."""
     order = np.arange(len(labels))

@@ -15,6 +15,8 @@ from decentral.errors import ConfigError
 from decentral.network.robust import Clip, ClipHe, CSPlus, NearestNeighbors, Trimmed
 from decentral.network.world import World
 from decentral.registry import components
+from decentral.report.summary import summary
+from decentral.study.measure import Measure
 from decentral.training.assemble import assemble
 from test_resume import same_results
 
@@ -228,6 +230,7 @@ def test_the_honest_are_evaluated_by_themselves(start):
     honest = [run.last("accuracy", i) for i in (0, 2, 3)]
     assert run.last("accuracy", "honest worst") == min(honest)
     assert run.last("accuracy", "honest mean") == pytest.approx(np.mean(honest))
+    assert Measure(worker="honest mean").of(run.directory).value == pytest.approx(100 * np.mean(honest))
     assert run.last("accuracy", "worst") == min(*honest, run.last("accuracy", 1))
     x = run.iterates[-1][[0, 2, 3]]
     apart = np.mean(((x - x.mean(0)) ** 2).sum(1))
@@ -238,12 +241,26 @@ def test_the_honest_are_evaluated_by_themselves(start):
     statistics = problem.average_statistics(torch.from_numpy(x.mean(0)), 0, 1)
     assert run.last("accuracy", "honest averaged") == pytest.approx(float(problem.values(statistics)[0]))
     assert run.facts["notes"] == ["attackers (attack=sign_flip): 1"]
+    told = summary(run.directory)
+    assert "attack=sign_flip workers=[1], robust=trimmed" in told and "honest workers" in told
 
 
 def test_attackers_are_drawn_by_the_seed():
     attack = components("network.attacks")["noise"](count=3)
     assert attack.attackers(16, 1) == attack.attackers(16, 1) != attack.attackers(16, 2)
     assert len(set(attack.attackers(16, 1))) == 3 and attack.attackers(16, 1) == sorted(attack.attackers(16, 1))
+
+
+def test_two_cliques_have_one_bridge_and_several_make_a_ring():
+    bridge, ring = (matrix(f"num_workers={n}", "topology=cliques", f"topology.count={k}") for n, k in ((6, 2), (9, 3)))
+    for W, size in ((bridge, 3), (ring, 3)):
+        clique = np.arange(len(W)) // size
+        between = {(i, j) for i, j in zip(*np.nonzero(W), strict=True) if clique[i] != clique[j]}
+        firsts = range(0, len(W), size)
+        assert between == {(i, j) for i in firsts for j in firsts if i != j}
+        assert all(W[i, j] > 0 for i in range(len(W)) for j in range(len(W)) if clique[i] == clique[j])
+    with pytest.raises(ConfigError, match=r"topology.count=2 does not divide num_workers=5"):
+        configure(*RUN, "num_workers=5", "topology=cliques")
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -172,7 +172,8 @@ class Alie(Attackers):
         z = NormalDist().inv_cdf(_share(n, len(seen.attackers))) if self.z is None else self.z
         around = torch.stack([seen.rows[j] for j in sorted({i, *seen.honest})])
         mean = around.mean(0)
-        return mean.sub(around.std(0), alpha=z) if len(around) > 1 else mean
+        sd = (around - mean).square_().sum(0).div_(max(1, len(around) - 1)).sqrt_()
+        return mean.sub_(sd, alpha=z)
 
 
 def _share(n: int, f: int) -> float:

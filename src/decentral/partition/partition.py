@@ -74,14 +74,39 @@ def save_table(counts: np.ndarray, path: str | Path, dealt: str = "class") -> No
 
 @dataclass
 class IID(Partition):
-    """A random permutation cut into equal parts: all workers have the same distribution."""
+    """A random permutation cut into equal parts: all workers have the same distribution.
+
+    groups  the workers in so many consecutive groups, and the classes, too: a group has all samples of its classes,
+            alike among its workers
+    """
 
     name: str = "iid"
+    groups: int = setting(1, at_least=1, older=1)
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """Sizes differ by at most one."""
+        """In a group, sizes differ by at most one."""
         self.check(len(labels), num_workers)
-        return np.array_split(numpy_generator(seed, "partition").permutation(len(labels)), num_workers)
+        found, order = list[np.ndarray](), numpy_generator(seed, "partition").permutation(len(labels))
+        classes = np.array_split(np.unique(labels), self.groups)
+        for own, workers in zip(classes, np.array_split(np.arange(num_workers), self.groups), strict=True):
+            found += np.array_split(order[np.isin(labels[order], own)], len(workers))
+        return found
+
+    def check(self, num_train: int, num_workers: int) -> None:
+        """Every group has a worker."""
+        super().check(num_train, num_workers)
+        if self.groups > num_workers:
+            raise ConfigError(
+                f"partition.groups={self.groups} is more than num_workers={num_workers}: use fewer groups, or more "
+                "workers."
+            )
+
+    def check_labels(self, num_labels: int, num_workers: int) -> None:
+        """Every group has a class."""
+        if self.groups > max(1, num_labels):
+            raise ConfigError(
+                f"partition.groups={self.groups} is more than the {num_labels} classes of this data=: use fewer groups."
+            )
 
 
 @dataclass

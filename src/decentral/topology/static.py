@@ -1,4 +1,4 @@
-"""Undirected graphs that stay: ring, complete graph, grid, torus, hypercube, and a social network."""
+"""Undirected graphs that stay: ring, complete graph, cliques, grid, torus, hypercube, and a social network."""
 
 from __future__ import annotations
 
@@ -51,6 +51,28 @@ class Complete(GraphTopology):
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -- j for all i != j."""
         return [(complete(num_workers),)]
+
+
+@dataclass
+class Cliques(GraphTopology):
+    """Complete graphs of consecutive workers, whose first workers make a ring: of two cliques, one bridge.
+
+    count  how many cliques; it must divide n
+    """
+
+    name: str = "cliques"
+    count: int = setting(2, at_least=1)
+
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
+        """i -- j within a clique, and first -- first of the next; ConfigError if `count` does not divide n."""
+        if num_workers % self.count:
+            raise ConfigError(
+                f"topology.count={self.count} does not divide num_workers={num_workers}: all cliques are equally large."
+            )
+        place = np.arange(num_workers).reshape(self.count, -1)
+        one, other = np.triu_indices(place.shape[1], 1)
+        inside = undirected(num_workers, place[:, one].ravel(), place[:, other].ravel())
+        return [(inside | undirected(num_workers, place[:, 0], np.roll(place[:, 0], -1)),)]
 
 
 @dataclass

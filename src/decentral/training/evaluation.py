@@ -198,8 +198,8 @@ def evaluate(
 
 def _mean_of(x: Tensor, members: Tensor, net: Network) -> Tensor:
     """The mean of the models of these workers, members [n]: [P]."""
-    own = members[net.workers.start : net.workers.stop].to(x)
-    return net.average(x * own[:, None]) * (net.n / int(members.sum()))
+    own = members[net.workers.start : net.workers.stop].to(x.device)
+    return net.average(x.masked_fill(~own[:, None], 0)) * (net.n / int(members.sum()))
 
 
 def _distances(x: Tensor, mean: Tensor) -> Tensor:
