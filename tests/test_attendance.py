@@ -300,6 +300,10 @@ def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str, on_l
         (["algo=dpsgd", "network.drop_probability=0.1"], "leave one of them out"),
         (["algo=allreduce", "compress=topk"], "leave compress= out"),
         (["algo=dpsgd", "topology=exponential", "availability.absent=induced"], "keeps no mean"),
+        (
+            ["algo=sgp", "topology=exponential", "availability.absent=induced", "availability.weights=keep"],
+            "edges that go both ways",
+        ),
     ],
 )
 def test_what_has_no_rule_for_the_absent_is_refused(words: list[str], says: str) -> None:

@@ -20,7 +20,7 @@ from decentral.registry import components
 from decentral.store.models import FILE, stored_facts
 from decentral.tasks.supervised import SupervisedTask
 from decentral.topology.communication import Communication
-from decentral.topology.present import Absent
+from decentral.topology.present import Absent, Weights
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Need
 
@@ -199,14 +199,21 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
             "availability.absent=induced cannot be used with communication.workers_per_machine, whose machines would "
             "fall apart: use availability.absent=rerouted."
         )
-    if Need.doubly_stochastic in algo.needs:
+    keeps_mean, weights = Need.doubly_stochastic in algo.needs, availability.weights
+    if keeps_mean or weights is not Weights.auto:
         for round in range(min(rounds.period, _ROUNDS_LOOKED_AT)):
-            if not all(W.is_symmetric(1e-9) for W in rounds.mixing(round)):
+            if all(W.is_symmetric(1e-9) for W in rounds.mixing(round)):
+                continue
+            if keeps_mean:
                 raise ConfigError(
                     f"availability.absent=induced cannot be used with algo={algo.name} and topology="
                     f"{config.topology.name}, whose edges go one way: what is left of them keeps no mean; use "
                     "availability.absent=rerouted, or an undirected topology such as ring."
                 )
+            raise ConfigError(
+                f"availability.weights={weights.name} is for edges that go both ways, and those of topology="
+                f"{config.topology.name} do not: leave it out, which keeps all mass among those who are present."
+            )
 
 
 def _check_adversaries(config: Config) -> None:

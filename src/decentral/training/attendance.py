@@ -122,7 +122,7 @@ class Attendance:
         self.attended[self.present] = t
         self.steps += self.present
         away = np.flatnonzero(~here)
-        resting = [[rows[away].clone() for rows in _each(value)] for _, value in _row_fields(s)]
+        resting = [[rows[away] for rows in _each(value)] for _, value in _row_fields(s)]
         s = self.algorithm.step(s, oracle, net, t)
         for (_, value), kept in zip(_row_fields(s), resting, strict=True):
             for rows, own in zip(_each(value), kept, strict=True):
