@@ -41,6 +41,7 @@ class Adam(Optimizer):
     clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)
     gradient_share: float = setting(0.0, at_least=0, at_most=1, older=0.0)
     num_buffers: ClassVar[int | None] = 2
+    counts_rows: ClassVar[bool] = True
 
     def init(self, x: Tensor) -> Buffers:
         """Both moments, (m, v) = (0, 0), [k, P] each."""

@@ -42,6 +42,9 @@ class Optimizer(Settings, ABC, where="optim"):
     num_buffers: ClassVar[int | None] = None
     """How many rows [k, P] `init` gives, at most, whose mean over workers means something; None: not known."""
 
+    counts_rows: ClassVar[bool] = False
+    """Whether `direction` takes a number of steps for each row; if not, it is called with rows that have the same."""
+
     def rule(self, lr: Callable[[int], float], layout: RowLayout) -> LocalOptimizer:
         """What an algorithm asks: this optimizer with the learning rate lr(t), for rows of this layout.
 
@@ -68,7 +71,8 @@ class Optimizer(Settings, ABC, where="optim"):
     def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
         """The direction d [k, P] of step t = 0, 1, ... for the regularised gradient g [k, P], and the new buffers.
 
-        Workers that were absent at times have taken fewer steps than others; then t has a number for each of them.
+        Workers that were absent at times have taken fewer steps than others; then t has a number for each of them, if
+        `counts_rows`.
         d lies in the memory of g or is one of the buffers: the caller may read it, and overwrite g.
         """
 
@@ -149,8 +153,15 @@ class LocalRule(NamedTuple):
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
         """The optimizer's direction d [k, P] for a regularised gradient at x, in the memory of g or of a buffer."""
-        d, buffers = self.optimizer.direction(g, buffers, self.taken(t))
-        return self.optimizer.decayed(d, x), buffers
+        taken = self.taken(t)
+        if isinstance(taken, int) or self.optimizer.counts_rows:
+            d, buffers = self.optimizer.direction(g, buffers, taken)
+            return self.optimizer.decayed(d, x), buffers
+        for number in set(taken):
+            rows = [i for i, each in enumerate(taken) if each == number]
+            d, new = self.optimizer.direction(g[rows], tuple(buffer[rows] for buffer in buffers), number)
+            _put(rows, (g, *buffers), (d, *new))
+        return self.optimizer.decayed(g, x), buffers
 
 
 class UnevenRule(NamedTuple):

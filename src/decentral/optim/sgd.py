@@ -35,6 +35,7 @@ class SGD(Optimizer):
     clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)
     gradient_share: float = setting(0.0, at_least=0, at_most=1, older=0.0)
     num_buffers: ClassVar[int | None] = 1
+    counts_rows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.gradient_share and (self.nesterov or not self.momentum):

@@ -104,11 +104,11 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
         lines.append(f"Time:     {duration(total)} in all: {words}")
     each = in_bytes(sent / max(1, len(workers)))
     sums = [*simulated(facts, step), *_chosen(facts), f"Sent:     {each} by a worker, on average"]
-    return [*lines, *_present(curves, facts, sent), *sums]
+    return [*lines, *_present(facts, sent), *sums]
 
 
-def _present(curves: Curves, facts: dict[str, Any], sent: int) -> list[str]:
-    """Who took part (`availability=`), what joining took, and the first metric of those who were there at the end."""
+def _present(facts: dict[str, Any], sent: int) -> list[str]:
+    """Who took part (`availability=`), and what joining took."""
     if (told := facts.get("availability")) is None:
         return []
     shares = told["attendance"]
@@ -118,16 +118,8 @@ def _present(curves: Curves, facts: dict[str, Any], sent: int) -> list[str]:
         joined = f"{told['returns']} returns, which took {in_bytes(told['join_bytes'])}"
         joined += f" ({100 * told['join_bytes'] / sent:.1f} % of what was sent)" if sent else ""
         apart = f"those present were not connected in {100 * told['in_pieces']:.1f} % of the steps"
-        lines = [f"{took_part.format('steps')}; {joined}; {apart}"]
-    else:
-        lines = [took_part.format("time")]
-    key = next(iter(curves.series))
-    groups = [("present", "Present: "), ("returned", "Returned:")]
-    for group, title in groups:
-        workers = [each for each in ("worst", "mean", "averaged") if f"{group} {each}" in curves.series[key]]
-        words = [f"{each} {curves.metrics[key].format(curves.last(key, f'{group} {each}'), 4)}" for each in workers]
-        lines += [f"{title} {curves.metrics[key].words}: {', '.join(words)}"] if words else []
-    return lines
+        return [f"{took_part.format('steps')}; {joined}; {apart}"]
+    return [took_part.format("time")]
 
 
 def _rate(run_dir: Path, facts: dict[str, Any]) -> list[str]:
