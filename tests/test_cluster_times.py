@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from decentral.cluster.cluster import Machines
 from decentral.cluster.compute import ComputeTimes, Distribution, GradientTimes
@@ -19,6 +21,7 @@ from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.randomness import address, addresses, normal
+from decentral.training.assemble import without_training
 
 LINKS = Links(latency_s=0.0, bandwidth_gbps=float("inf"), copy_gbps=float("inf"))
 SECOND = ComputeTimes(mean_s=1.0)
@@ -273,3 +276,33 @@ def test_many_addresses_are_those_that_are_asked_for_one_by_one() -> None:
     for place in ((), (7,), (2**63 + 1, 0)):
         found = list(islice(addresses(11, "gossip", *place), 150))
         assert found == [address(11, "gossip", *place, t) for t in range(150)]
+
+
+def test_an_all_reduce_behind_the_backward_pass_takes_what_is_left_of_it() -> None:
+    """Buckets of 25 MB, each once all have it and the one before is through; messages and bytes are the same."""
+    words = ["algo=allreduce", "task=quadratics", "num_workers=4", "cluster=even", "cluster.num_parameters=25557032"]
+    words += ["cluster.compute.mean_s=0.3", "simulate=timeline", "steps=3"]
+    found = {}
+    for each in ([], ["algo.overlap_backward=true"]):
+        config = compose([*words, *each])
+        times = config.cluster.gradient_times(4, 0)
+        stepper = without_training(config, config.cluster, times, 25557032, torch.float32, 3)
+        with torch.no_grad():
+            for _ in range(3):
+                stepper.step()
+        found[bool(each)] = stepper
+    costs, num_bytes = compose(words).cluster.costs(4), 4.0 * 25557032
+    buckets, end = math.ceil(num_bytes / 25e6), 0.0
+    for b in range(1, buckets + 1):
+        end = max(end, (1 / 3 + 2 / 3 * b / buckets) * 0.3) + costs.all_reduce_s(4, num_bytes / buckets)
+    assert found[True].simulated_s == pytest.approx(3 * end, rel=1e-12)
+    assert 0.3 * 3 < found[True].simulated_s < found[False].simulated_s
+    assert found[True].traffic.bytes_sent == found[False].traffic.bytes_sent
+    accounts = found[True].accounts()
+    np.testing.assert_allclose(sum(accounts.values()), found[True].simulated_s)
+
+
+def test_a_compressor_that_looks_at_whole_gradients_does_not_travel_behind_them() -> None:
+    with pytest.raises(ConfigError, match="overlap_backward"):
+        compose(["algo=allreduce", "compress=topk", "algo.overlap_backward=true", "task=quadratics"])
+    compose(["algo=allreduce", "compress=bf16", "algo.overlap_backward=true", "task=quadratics"])

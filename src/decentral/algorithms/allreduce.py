@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.compression.rows import AcceptedCompression
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +29,16 @@ class AllReduce(Algorithm):
     feedback; Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, with the local optimizer after the mean):
 
         x_i <- x_i + Opt(1/n sum_j C(e_j)),   r_j <- e_j - C(e_j)
+
+    overlap_backward   in simulated time, gradients travel during the backward pass, as in DistributedDataParallel; it
+                       takes two thirds of a gradient. They travel in B buckets of at most 25 MB, each once all workers
+                       have it and the one before is through: if a worker begins its gradient at s_i and takes g_i,
+
+        begin_b = max(begin_(b-1) + its all-reduce, max_i (s_i + (1/3 + 2/3 b/B) g_i)),   b = 1 ... B
     """
 
     name: str = "allreduce"
+    overlap_backward: bool = setting(False, older=False)
     own_rates: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = False
     replicas: ClassVar[tuple[str, ...]] = ("x", "opt")
@@ -53,6 +61,9 @@ class AllReduce(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one all-reduce of it, one update."""
-        g, r, memory = self.compressor.combine(oracle(s.x), s.r, s.memory, net, t)  # 1/n sum_j C(g_j + r_j)
+        g = oracle(s.x)
+        net.traffic.overlaps = self.overlap_backward
+        g, r, memory = self.compressor.combine(g, s.r, s.memory, net, t)  # 1/n sum_j C(g_j + r_j)
+        net.traffic.overlaps = False
         x, opt = self.local.adapt(s.x, g, s.opt, t)
         return self.State(x, r, memory, s.compression_stats, opt)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from decentral.cluster.network_changes import ChangingCosts
     from decentral.cluster.timeline import Spans
     from decentral.topology.rounds import RelayEdges
+
+_BUCKET_BYTES = 25e6
+"""Of the buckets of gradients that travel while the rest is computed: DistributedDataParallel's."""
+_BACKWARD = 2 / 3
+"""The share of a gradient that is its backward pass."""
 
 
 class Underway(NamedTuple):
@@ -86,6 +92,8 @@ class Clock(Prices):
         """[n], bool: who takes part; None: everybody."""
         self.gradients = 0
         """How many gradients each worker has taken."""
+        self.gradient_s = np.zeros(num_workers), np.zeros(num_workers)
+        """When each worker began its last one, and how long it took."""
         self.believed: LinkCosts | None = None
         """What is chosen by, where it is not known what links cost, but measured."""
         self.used: dict[str, list[float]] = {}
@@ -117,6 +125,7 @@ class Clock(Prices):
     def gradient(self) -> None:
         """Every worker computes its next gradient."""
         seconds = self._of_the_present(self.gradients_s(1))
+        self.gradient_s = self.now, seconds
         self._span("compute", self.now, self.now + seconds)
         self.now = self.now + seconds
         self.compute_s += seconds
@@ -154,27 +163,42 @@ class Clock(Prices):
         travelled = np.maximum(moved.ready - latest, 0.0)
         return Underway(moved.ready, travelled, moved.left, moved.sent, np.bincount(src, minlength=self.n))
 
-    def begin_collective(self, name: str, num_bytes: float) -> tuple[Underway, int, float]:
+    def begin_collective(self, name: str, num_bytes: float, overlaps: bool = False) -> tuple[Underway, int, float]:
         """All workers begin an all_reduce, allgather or broadcast of rows of num_bytes. Returns what is under way, the
-        number of messages that all send for it, and how many rows these amount to."""
+        number of messages that all send for it, and how many rows these amount to.
+
+        overlaps   rows are cut in buckets, and each travels once the last gradient has come so far
+        """
+        buckets = max(1, math.ceil(num_bytes / _BUCKET_BYTES)) if overlaps else 1
         begins = max(self._latest(each) for each in (self.now, self.out, self.into))
         members = None if self.present is None else np.flatnonzero(self.present).tolist()
         m = self.n if members is None else len(members)
         collective = {"allgather": ALL_GATHER, "broadcast": BROADCAST}.get(name)
         if collective is None:
-            chosen = (self.believed or self.costs).all_reduce(m, num_bytes, begins)[0]
+            chosen = (self.believed or self.costs).all_reduce(m, num_bytes / buckets, begins)[0]
             name, collective = chosen.name, chosen.value
-        seconds = self.costs.collective_s(collective, m, num_bytes, begins, members)
+        starts, seconds = list[float](), 0.0
+        end = self._latest(np.maximum(self.out, self.into)) if overlaps else begins
+        for ready in self._ready(buckets) if overlaps else [begins]:
+            starts.append(max(end, ready))
+            took = self.costs.collective_s(collective, m, num_bytes / buckets, starts[-1], members)
+            end, seconds = starts[-1] + took, seconds + took
         messages, rows = self.costs.sends(collective, m)
         used = self.used.setdefault(name, [0, 0.0])
         used[0] += 1
         used[1] += seconds
         each = self._of_the_present(np.full(self.n, rows * num_bytes / m))
-        all_begin = np.full(self.n, begins)
-        ends = all_begin + seconds
+        all_begin, ends = np.full(self.n, starts[0]), np.full(self.n, end)
         self._use(Movement(ends, all_begin, ends, all_begin, ends, each, each))
         sent = self._of_the_present(np.full(self.n, messages / m))
-        return Underway(ends, np.full(self.n, seconds), ends, each, sent), round(messages), rows
+        travelled = min(seconds, end - self._latest(self.now)) if overlaps else seconds
+        return Underway(ends, np.full(self.n, travelled), ends, each, sent), round(messages), rows
+
+    def _ready(self, buckets: int) -> list[float]:
+        """When all workers have each bucket of their last gradients."""
+        began, took = self.gradient_s
+        shares = 1 - _BACKWARD + _BACKWARD * np.arange(1, buckets + 1) / buckets
+        return [self._latest(began + share * took) for share in shares]
 
     def _moved(self, plan: PortExchange, now: np.ndarray, num_bytes: float | np.ndarray) -> Movement:
         """What becomes of messages that begin now, which take the ports."""

@@ -498,6 +498,11 @@ def check_compression(config: Config) -> None:
 
 def check_compressor(algo: Algorithm, compress: Compressor) -> None:
     """Raise ConfigError if the algorithm cannot send what this compressor makes of rows."""
+    if getattr(algo, "overlap_backward", False) and not compress.fills:
+        raise ConfigError(
+            f"algo.overlap_backward=true cannot be used with compress={compress.name}, which looks at whole gradients: "
+            "use compress=bf16, or leave one of them out."
+        )
     if compress.suits(algo.takes):
         averages = algo.takes in (AcceptedCompression.means, AcceptedCompression.senders)
         if (algo.own_residuals or not averages) and not compress.error_feedback:

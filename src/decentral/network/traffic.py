@@ -40,6 +40,8 @@ class Traffic:
         self.stands_for: dict[int, int] = {}
         """Length of rows that only stand in for others -> length of these. What is a single number in a payload of
         such rows does not grow with the row."""
+        self.overlaps = False
+        """Whether collectives are of gradients, and travel while these are computed."""
         self.clock: Clock | None = None
         self.measured: Prices | None = None
         self.carried: dict[str, list[float]] = {}
@@ -91,7 +93,7 @@ class Traffic:
         underway: Underway | None = None
         messages, rows = 2 * (self.n - 1) * self.n, 2.0 * (self.n - 1)
         if self.clock is not None:
-            underway, messages, rows = self.clock.begin_collective(name, num_bytes)
+            underway, messages, rows = self.clock.begin_collective(name, num_bytes, self.overlaps)
         if name == "all_reduce":
             self.messages_begun += messages
             self.bytes_begun += round(rows * num_bytes)
