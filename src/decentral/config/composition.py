@@ -30,6 +30,7 @@ from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import blame, component, find
 from decentral.terminal.console import is_leader, warn
+from decentral.terminal.display import unless_quick
 
 _Finished = TypeVar("_Finished")
 
@@ -78,13 +79,15 @@ def _of_each(
     folders = folders_of(config_dir)
     known = _ours if config_dir is None else {}
     finished: list[_Finished | ConfigError] = []
-    for given in commands:
-        try:
-            overrides = checked(given, folders)
-            with blame.named(), explained(overrides):
-                finished.append(finish(composed(with_usual(overrides, folders), folders, known)))
-        except ConfigError as error:
-            finished.append(error)
+    with unless_quick(f"Composing {len(commands)} configurations", len(commands)) as advance:
+        for given in commands:
+            try:
+                overrides = checked(given, folders)
+                with blame.named(), explained(overrides):
+                    finished.append(finish(composed(with_usual(overrides, folders), folders, known)))
+            except ConfigError as error:
+                finished.append(error)
+            advance(1)
     return finished
 
 
