@@ -605,8 +605,8 @@ class Watched(Clock):
         )
         return underway
 
-    def begin_collective(self, name: str, num_bytes: float) -> tuple[Underway, int, float]:
-        found = super().begin_collective(name, num_bytes)
+    def begin_collective(self, name: str, num_bytes: float, overlaps: bool = False) -> tuple[Underway, int, float]:
+        found = super().begin_collective(name, num_bytes, overlaps)
         chosen = self.costs.all_reduce(self.n, num_bytes)[0].name
         assert name == "all_reduce"
         self.operations.append(("collective", self.known(found[0]), chosen, num_bytes))
