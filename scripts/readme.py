@@ -107,16 +107,19 @@ def churn() -> str:
         return {tuple(row[label] for label in labels): form.format(float(row["mean"])) for row in rows}
 
     exact, digits = cells("churn_exactness", "{:.0e}"), cells("churn_digits", "{:.1f}")
-    rules = [("half", "rerouted", "average"), ("half", "induced", "stale"), ("half", "induced", "average")]
-    lines = [
-        "| method | topology | distance to the optimum: rerouted, average | induced, stale | induced, average "
-        "| digits: all present | rerouted, average | induced, stale | induced, average |",
-        "|---|---|" + "---:|" * 7,
+    rules = [
+        ("none", "", ""),
+        ("half", "rerouted", "average"),
+        ("half", "induced", "average"),
+        ("half", "induced", "stale"),
     ]
-    for method, topology in dict.fromkeys(key[:2] for key in [*digits, *exact]):
-        found = [exact.get((method, topology, *rule), "") for rule in rules]
-        found += [digits.get((method, topology, *rule), "") for rule in [("none", "", ""), *rules]]
-        lines.append(f"| {method} | {topology} | " + " | ".join(found) + " |")
+    head = [
+        f"{what}: {rule}" for what in ("distance", "digits") for rule in ("all present", *map(", ".join, rules[1:]))
+    ]
+    lines = [f"| method | topology | {' | '.join(head).replace('half, ', '')} |", "|---|---|" + "---:|" * len(head)]
+    for method, topology in dict.fromkeys(key[:2] for key in [*exact, *digits]):
+        found = [of.get((method, topology, *rule), "-") for of in (exact, digits) for rule in rules]
+        lines.append(f"| {method} | {topology or '-'} | {' | '.join(found)} |")
     return "\n".join(lines)
 
 

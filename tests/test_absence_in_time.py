@@ -344,5 +344,7 @@ def test_who_waits_for_all_goes_on_once_all_stay_for_long_enough(start: Start, t
     assert found.facts["availability"]["attendance"] == [1.0, 1.0]
     # steps at 0-2, 2-4, (4-6 is lost) 7-9, (9-11 is lost) 12-14, 14-16, 16-18, 18-20, (20-22 is lost) 21-23
     assert found.facts["simulated_s"] == pytest.approx(23)
+    shares = found.facts["simulated_shares"]
+    assert "away" not in shares and shares["wait"][0] == pytest.approx(23 - 8 * 2)
     with pytest.raises(ConfigError, match="in simulated seconds"):
         start(*words, *trace(tmp_path, "0,0,", "1,0,", unit="step"))

@@ -351,3 +351,11 @@ def test_donors_do_not_depend_on_a_topology_that_is_not_used(start: Start, name:
     words = [f"algo={name}", "num_workers=6", "steps=30", "lr=0.01", *COMING_AND_GOING, *OF_METHODS.get(name, [])]
     found = [iterates(start, *words, f"topology={each}", directory=each) for each in ("ring", "star")]
     np.testing.assert_array_equal(*found)
+
+
+def test_an_absence_after_the_last_step_is_refused_and_trees_that_stay_are_noted(start: Start) -> None:
+    words = ["num_workers=6", "steps=5", "lr=0.01", "availability=fixed"]
+    with pytest.raises(ConfigError, match="begins after the last of 5 steps"):
+        start(*PROBLEM, "algo=dpsgd", "topology=ring", *words, "availability.absences=[[3,5,9]]")
+    found = start(*PROBLEM, "algo=relaysgd", "topology=bt", *words, "availability.absences=[[3,2,9]]")
+    assert any("are not rerouted" in note for note in found.facts["notes"])

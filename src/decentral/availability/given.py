@@ -131,8 +131,13 @@ class Fixed(Absences):
                 "availability.share goes by parts of a run, and it is not known how many steps this one has: use "
                 "availability.absences."
             )
-        changes = self._present(num_workers, self._given(num_workers, total_steps or 0))
-        return Schedule(changes.present, num_workers, seed, self.least)
+        absences = self._given(num_workers, total_steps or 0)
+        late = next((one for one in absences if one.said and one.begins >= (total_steps or math.inf)), None)
+        if late is not None:
+            raise ConfigError(
+                f"{late.said} begins after the last of {total_steps} steps: use more steps, or an earlier absence."
+            )
+        return Schedule(self._present(num_workers, absences).present, num_workers, seed, self.least)
 
     def _present(self, num_workers: int, absences: Sequence[Interval]) -> Changes:
         """All are there from step 0 on, but for these intervals."""

@@ -135,6 +135,9 @@ class Run:
         warmup = getattr(self.config.schedule, "warmup_epochs", 0)
         if warmup > self.total_steps / self.problem.steps_per_epoch:
             notes.append(f"the warm-up of {warmup:g} epochs (schedule.warmup_epochs) is longer than the run")
+        attendance = self.stepper.attendance
+        if attendance is not None and Need.tree in self.algorithm.needs:
+            notes.append("trees that messages are relayed over are not rerouted: edges with an absent end rest")
         if self.examples_on_the_way is not None and counts is not None:
             notes.append(
                 f"evaluations before the last one are on {self.examples_on_the_way} of the {counts[1]} test examples"

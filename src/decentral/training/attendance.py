@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from decentral.availability.availability import OnLeave, OnReturn
+from decentral.cluster.clock import Underway
 from decentral.cluster.settings import LONGEST_S
 from decentral.optim.optimizer import LocalRule
 from decentral.topology.graph import Graph
@@ -134,9 +135,8 @@ class Attendance:
         """Until all are there, and stay until their gradients are done where they might crash."""
         crash = self.availability.detection_s is not None
         lasts = float(clock.gradients_s(self.algorithm.attends_steps).max()) if crash else 0.0
-        begun_s = self.schedule.complete(self.begun_s, lasts)
-        clock.let_pass(np.full(self.net.n, begun_s > self.begun_s), begun_s)
-        self.begun_s = begun_s
+        self.begun_s = self.schedule.complete(self.begun_s, lasts)
+        clock.wait(Underway(np.full(self.net.n, self.begun_s), *np.zeros((4, self.net.n))))
 
     def taken(self, t: int) -> Taken:
         """How many steps the local optimizers of this process have taken before step t."""
