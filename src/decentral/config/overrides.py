@@ -368,7 +368,7 @@ def _unknown(key: str, error: Any) -> str:
     known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name"]
     owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
     if not known:
-        return f"{owner} has no settings."
+        return f"{owner} has no settings: leave {key} out, or choose another {group}= (decentral-run --help {group})."
     more = further(error.object_type.target()) if issubclass(error.object_type, Plain) else ""
     if more and not get_close_matches(name, known, n=1, cutoff=0.8):
         return f"{owner} has no setting '{name}': what **{more} takes is written {group}.{more}={{{name}:...}}."
