@@ -9,6 +9,7 @@ import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,8 +234,8 @@ def _topic(topic: str, folders: Sequence[Path], sizes: Sequence[int]) -> str:
     if found:
         return found
     every = [*CHOICES, *NODES, *(option for group in CHOICES for option in options(group, folders))]
-    close = suggest(name, every) if "." not in name else ""
-    hint = close if "Did you mean" in close else meant(name)
+    (near,) = get_close_matches(name, [*every, *places()], n=1, cutoff=0.7) or [""]
+    hint = suggest(name, every) if near in every and "." not in name else meant(name)
     more = "" if "lists everything" in hint else " decentral-run --help lists everything."
     raise ConfigError(f"--help {topic}: there is no such setting or choice.{hint}{more}")
 
