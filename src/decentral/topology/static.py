@@ -57,22 +57,19 @@ class Complete(GraphTopology):
 class Cliques(GraphTopology):
     """Complete graphs of consecutive workers, whose first workers make a ring: of two cliques, one bridge.
 
-    count  how many cliques; it must divide n
+    count  how many cliques, of sizes that differ by one at most; no more than there are workers
     """
 
     name: str = "cliques"
     count: int = setting(2, at_least=1)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """i -- j within a clique, and first -- first of the next; ConfigError if `count` does not divide n."""
-        if num_workers % self.count:
-            raise ConfigError(
-                f"topology.count={self.count} does not divide num_workers={num_workers}: all cliques are equally large."
-            )
-        place = np.arange(num_workers).reshape(self.count, -1)
-        one, other = np.triu_indices(place.shape[1], 1)
-        inside = undirected(num_workers, place[:, one].ravel(), place[:, other].ravel())
-        return [(inside | undirected(num_workers, place[:, 0], np.roll(place[:, 0], -1)),)]
+        """i -- j within a clique, and first -- first of the next."""
+        cliques = np.array_split(np.arange(num_workers), min(self.count, num_workers))
+        inside = [tuple(clique[end] for end in np.triu_indices(len(clique), 1)) for clique in cliques]
+        one, other = (np.concatenate(ends) for ends in zip(*inside, strict=True))
+        first = np.array([clique[0] for clique in cliques])
+        return [(undirected(num_workers, one, other) | undirected(num_workers, first, np.roll(first, -1)),)]
 
 
 @dataclass
