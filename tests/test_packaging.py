@@ -299,7 +299,7 @@ class Example(NamedTuple):
 
 CASES = {
     "own_algorithm": Example(
-        ("--config-dir", "mine", "algo=partway", *QUADRATICS), "algo=partway", "part of the way to the neighbours' mean"
+        ("--config-dir", "mine", "algo=partway", *QUADRATICS), "algo=partway", "part of the way to the neighbors' mean"
     ),
     "own_model": Example(
         (

@@ -1,4 +1,4 @@
-"""A model and data of one's own, as in any torch script: nothing here knows decentral."""
+"""Your own model, data, loss, schedule and more, in plain torch: nothing here imports decentral."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 class MyNet(nn.Module):
     """Two layers with dropout in between.
 
-    in_features and num_classes are given by the data, because the parameters have these names.
+    in_features and num_classes come from the data, since the parameters have these names.
 
     width      of the hidden layer
     dropout    probability
@@ -35,7 +35,7 @@ class MyNet(nn.Module):
 def make_data(size: int = 800, noise: float = 0.4) -> tuple[TensorDataset, TensorDataset]:
     """Points around four corners of a cube: (training data, test data).
 
-    size     examples for training; a quarter as many are for testing
+    size     training examples; there are a quarter as many test examples
     noise    standard deviation around the corners
     """
 
@@ -49,23 +49,23 @@ def make_data(size: int = 800, noise: float = 0.4) -> tuple[TensorDataset, Tenso
 
 
 def focal(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Focal loss (Lin et al., ICCV 2017) with gamma = 2, a number for each example: [B, C], [B] -> [B]."""
+    """Focal loss (Lin et al., ICCV 2017) with gamma = 2, one value per example: [B, C], [B] -> [B]."""
     loss = cross_entropy(outputs, targets, reduction="none")
     return (1 - torch.exp(-loss)) ** 2 * loss
 
 
 def halves(epoch: float, every: float = 5.0) -> float:
-    """Half the learning rate after so many epochs each."""
+    """Halve the learning rate every `every` epochs."""
     return float(0.5 ** (epoch // every))
 
 
 def sorted_labels(labels: np.ndarray, num_workers: int) -> list[np.ndarray]:
-    """Each worker has neighboring labels."""
+    """Give each worker adjacent labels."""
     return np.array_split(np.argsort(labels, kind="stable"), num_workers)
 
 
 def small_world(num_workers: int, rewired: float = 0.3) -> nx.Graph:
-    """A ring of which some edges lead elsewhere."""
+    """A ring with some edges rewired."""
     return nx.connected_watts_strogatz_graph(num_workers, 4, rewired, seed=0)
 
 

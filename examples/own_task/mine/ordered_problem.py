@@ -1,4 +1,4 @@
-"""The problem of ordered.py, in its own file: this one imports torch."""
+"""Loss and metrics of ordered.py, in a file of their own, since this one imports torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def guess(outputs: Tensor) -> Tensor:
 
 
 class OrderedProblem(Supervised):
-    """Minimises the squared distance to the right label; counts what its metrics are made of."""
+    """Minimizes the squared distance to the label, and accumulates sums for the metrics."""
 
     loss = staticmethod(squared_distance)
     loss_unit = ""

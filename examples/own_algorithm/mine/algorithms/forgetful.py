@@ -1,4 +1,4 @@
-"""Wrong on purpose: `decentral-check algo=forgetful --config-dir mine` says why."""
+"""A wrong algorithm, to see `decentral-check algo=forgetful --config-dir mine` fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Forgetful(OnlyModels):
-    """Gossip that adds its own model once more and forgets to halve: wrong on purpose.
+    """Gossip that adds its own model again without halving the sum: wrong on purpose.
 
     x_i <- 0.6 (y_i + sum_j W_ij y_j)
     """
@@ -25,7 +25,7 @@ class Forgetful(OnlyModels):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """One gradient at x_i, one round of what is no averaging."""
+        """One gradient at x_i, one round of a sum that is not an average."""
         x, opt = s
         y, opt = self.local.adapt(x, oracle(x), opt, t)
         return self.State(scale(add(net.mix(y.clone(), t), y), 0.6), opt)

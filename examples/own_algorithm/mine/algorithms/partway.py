@@ -1,4 +1,4 @@
-"""Gossip with a consensus step size."""
+"""An algorithm with one setting: gossip with a consensus step size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Partway(OnlyModels):
-    """Gossip that goes only part of the way to the neighbours' mean, as CHOCO-SGD does with its compressed messages.
+    """Gossip that moves part of the way to the neighbors' mean, as CHOCO-SGD does with its compressed messages.
 
         y_i = x_i + u_i
         x_i <- y_i + step_size (sum_j W_ij y_j - y_i)

@@ -1,4 +1,4 @@
-"""Gossip in pairs that only those begin who have changed enough."""
+"""An asynchronous algorithm with a `program`: pairwise gossip after every few gradients."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Timid(AsynchronousAlgorithm):
-    """AD-PSGD in which a worker asks its neighbours in turn, and only after every few gradients.
+    """AD-PSGD in which a worker asks its neighbors in turn, once per `every` gradients.
 
         x_i <- x_i + u_i                               `every` times, then
         x_i, x_j <- (1 - weight) x_i + weight x_j, (1 - weight) x_j + weight x_i
 
-    The graph has two sides: those of worker 0 ask, the others answer.
+    The graph is bipartite: workers on the side of worker 0 ask, the others answer.
 
-    every     gradients between two averagings
-    weight    how far each of the two goes to the other one; 1/2: they agree
+    every     gradients between two averages
+    weight    how far each of the two moves to the other; 1/2: to their mean
     """
 
     name: str = "timid"
@@ -55,7 +55,7 @@ class Timid(AsynchronousAlgorithm):
         return team.meeting_place(lambda: Pairs(self.average, self.exchange))
 
     def program(self, i: int, team: Team) -> Iterator[Operation]:
-        """What worker i does, one thing after the other, without end."""
+        """Yield the operations of worker i, one by one, forever."""
         gradient, update, pairs = Gradient(copied=True), Local(self.update), self.place(team)
         asks, neighbors, turn = sides(team.rounds)[i] == 0, neighbors_of(team.rounds, i, 0), 0
         while True:
@@ -73,5 +73,5 @@ class Timid(AsynchronousAlgorithm):
         s.x[j].sub_(difference)
 
     def exchange(self, s: State, i: int, sent: Tensor, received: Tensor, now: float) -> None:
-        """The row of i, between processes: what came meanwhile is kept."""
+        """The row of i, between processes: updates made in the meantime are kept."""
         s.x[i].add_(received - sent, alpha=self.weight)

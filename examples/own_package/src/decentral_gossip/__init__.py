@@ -1,1 +1,1 @@
-"""A topology and an algorithm for decentral, found by their entry points once this is installed."""
+"""A topology and an algorithm for decentral, found through entry points after installation."""

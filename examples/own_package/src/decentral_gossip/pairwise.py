@@ -1,4 +1,4 @@
-"""Gossip that rests."""
+"""An algorithm in an installed package: gossip with local steps in between."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pairwise(OnlyModels):
-    """Gossip in some of the steps only: the others are local.
+    """Gossip in every `period`-th step; the other steps are local.
 
         x_i <- sum_j W_ij (x_j + u_j)    if t mod period = 0, else x_i + u_i
 
-    period    of the rounds of averaging, in steps
+    period    steps from one round of averaging to the next
     """
 
     name: str = "pairwise"
@@ -29,7 +29,7 @@ class Pairwise(OnlyModels):
     as_sgd: ClassVar[dict[str, Any] | None] = {"period": 1}
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """One gradient at x_i, and a round of averaging where it is time."""
+        """One gradient at x_i, and a round of averaging if one is due."""
         x, opt = s
         x, opt = self.local.adapt(x, oracle(x), opt, t)
         return self.State(x if t % self.period else net.mix(x, t // self.period), opt)

@@ -1,4 +1,4 @@
-"""The wheel."""
+"""A topology in an installed package: the wheel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decentral.topology.topology import GraphTopology
 
 @dataclass
 class Wheel(GraphTopology):
-    """A ring of workers 1, ..., n - 1 around worker 0, which talks to all of them. From four workers on."""
+    """A ring of workers 1, ..., n - 1 around worker 0, which is a neighbor of all. Needs at least four workers."""
 
     name: str = "wheel"
 

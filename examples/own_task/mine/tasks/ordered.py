@@ -1,4 +1,4 @@
-"""Classes that are in order, such as stars of a review: how far is a guess from the right one?"""
+"""A task for ordered classes, such as the stars of a review: how far is a guess from the label?"""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Ordered(SupervisedTask):
-    """Labels 0, 1, 2, ... that are in order: the mean of the model's distribution over them should be the right one.
+    """Labels 0, 1, 2, ... that are in order: the mean of the predicted distribution should match the label.
 
-    reshuffle    a worker's examples in another order in every epoch
-    drop_last    leave out the examples that fill no batch at the end of an epoch
+    reshuffle    shuffle a worker's examples in every epoch
+    drop_last    leave out an incomplete batch at the end of an epoch
     """
 
     name: str = "ordered"
