@@ -1,4 +1,4 @@
-# Everything is set up by the targets themselves: Python 3.11 to 3.13, make and git are all that is needed.
+# The targets set everything up. Requirements: Python 3.11 to 3.13, make and git.
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 VENV := .venv
@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 
 help:  ## show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
-	@echo "  Studies and sweeps are at SCALE=small (bundled data) unless told otherwise: SCALE=smoke, laptop or paper."
+	@echo "  Studies and sweeps run at SCALE=small (bundled data) by default; others: SCALE=smoke, laptop, paper."
 	@echo "  Commands in $(BIN), each with --help: decentral-run, -study, -report, -benchmark, -advise, -check."
 
-run: $(VENV)/.installed  ## RelaySGD on double binary trees, 16 workers, digits split with alpha = 0.01 (under a minute)
+run: $(VENV)/.installed  ## train RelaySGD on double binary trees: 16 workers, digits, alpha = 0.01 (under a minute)
 	$(BIN)/decentral-run algo=relaysgd topology=dbt alpha=0.01
 
 SCALE ?= small
@@ -18,17 +18,17 @@ ARGS ?=
 studies: $(VENV)/.installed  ## list the studies
 	$(BIN)/decentral-study
 
-study: $(VENV)/.installed  ## one study: make study STUDY=relaysum_table1 [SCALE=smoke|small|laptop|paper] [ARGS='key=value ...']
+study: $(VENV)/.installed  ## run a study: make study STUDY=relaysum_table1 [SCALE=smoke|small|laptop|paper] [ARGS='key=value ...']
 	@test -n "$(STUDY)" || { echo "make study needs a name, for example STUDY=relaysum_table1:"; $(BIN)/decentral-study; exit 2; }
 	$(BIN)/decentral-study $(STUDY) scale=$(SCALE) $(ARGS)
 
-benchmark: $(VENV)/.installed  ## compare about twenty methods in fixed scenarios: make benchmark [SCALE=smoke|small|laptop] [ARGS='methods=[mine] --config-dir FOLDER']
+benchmark: $(VENV)/.installed  ## compare methods in fixed scenarios: make benchmark [SCALE=smoke|small|laptop] [ARGS='methods=[mine] --config-dir FOLDER']
 	$(BIN)/decentral-benchmark scale=$(SCALE) $(ARGS)
 
-sweep-thesis-lr: $(VENV)/.installed  ## thesis, Tables A.1 to A.3: five learning rates x three alphas x five methods
+sweep-thesis-lr: $(VENV)/.installed  ## thesis, Tables A.1 to A.3: 5 learning rates x 3 alphas x 5 methods
 	$(BIN)/decentral-study 'thesis_tableA_*' scale=$(SCALE) $(ARGS)
 
-sweep-thesis-topologies: $(VENV)/.installed  ## thesis, Figures 5.1 to 5.3: the best rates, trained to the end
+sweep-thesis-topologies: $(VENV)/.installed  ## thesis, Figures 5.1 to 5.3: full training at the best rates
 	$(BIN)/decentral-study 'thesis_fig5_*' scale=$(SCALE) $(ARGS)
 
 sweep-relaysum-alpha: $(VENV)/.installed  ## RelaySum, Tables 1, 10, 11 and 14: methods x levels of heterogeneity
@@ -37,57 +37,57 @@ sweep-relaysum-alpha: $(VENV)/.installed  ## RelaySum, Tables 1, 10, 11 and 14: 
 sweep-relaysum-workers: $(VENV)/.installed  ## RelaySum, Tables 12 and 13: 16, 32 and 64 workers
 	$(BIN)/decentral-study relaysum_table12 relaysum_table13 scale=$(SCALE) $(ARGS)
 
-throughput: $(VENV)/.installed  ## thesis, Table 5.1: images per second, beside all-reduce in the same run
+throughput: $(VENV)/.installed  ## thesis, Table 5.1: images per second, next to all-reduce in the same run
 	$(BIN)/decentral-study thesis_table5_1 scale=$(SCALE) $(ARGS)
 
-reproduce-relaysum-exact: $(VENV)/.installed  ## RelaySum, Figures 2, 3 and 5 to 10 in full: under half an hour on 2 cores
+reproduce-relaysum-exact: $(VENV)/.installed  ## RelaySum, Figures 2, 3 and 5 to 10 in full (under 30 minutes on 2 cores)
 	$(BIN)/decentral-study relaysum_fig2 relaysum_fig3 relaysum_fig5 relaysum_fig6 relaysum_fig7 \
 		relaysum_fig7_rates relaysum_fig8 relaysum_fig9 relaysum_fig10 relaysum_mixing scale=paper $(ARGS)
 
-reproduce-bluefog-exact: $(VENV)/.installed  ## BlueFog: regression, consensus, fish school in full: under ten minutes on 2 cores
+reproduce-bluefog-exact: $(VENV)/.installed  ## BlueFog, regression, consensus and fish school in full (under 10 minutes on 2 cores)
 	$(BIN)/decentral-study bluefog_linear_regression bluefog_consensus bluefog_consensus_graphs bluefog_fish_school \
 		scale=paper $(ARGS)
 
-report: $(VENV)/.installed  ## tables, figures, verdicts and the scoreboard, again, from what is stored in results/own/
+report: $(VENV)/.installed  ## rebuild tables, figures, verdicts and the scoreboard from results/own/
 	$(BIN)/decentral-report
 
-evidence: $(VENV)/.installed  ## the results that are committed: a study into results/, make evidence STUDY=... [SCALE=...]; without STUDY the reports
+evidence: $(VENV)/.installed  ## update committed results in results/: make evidence STUDY=... [SCALE=...]; without STUDY, rebuild the reports
 	$(if $(STUDY),$(BIN)/decentral-study $(STUDY) scale=$(SCALE) results_dir=results $(ARGS),$(BIN)/decentral-report results_dir=results)
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(VENV)/.installed-dev  ## the tests, less those that take long and rarely break (about three minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## run the quick tests (about 3 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.installed-dev  ## all tests (about 15 minutes on 2 cores)
+test-all: $(VENV)/.installed-dev  ## run all tests (about 15 minutes on 2 cores)
 	$(PYTEST)
 
-test-matrix: $(VENV)/.installed-dev  ## Python 3.11 to 3.13 with the lowest and the newest torch, as far as this machine has them
+test-matrix: $(VENV)/.installed-dev  ## test each installed Python (3.11 to 3.13) with the oldest and the newest torch
 	PYTHON=$(BIN)/python scripts/test_matrix.sh
 
-check: $(VENV)/.installed-dev  ## formatting, lint and types; and what the program weighs
+check: $(VENV)/.installed-dev  ## check format, lint and types; print the code size
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/python scripts/weight.py
 
-format: $(VENV)/.installed-dev  ## format the code and mend what the linter can mend
+format: $(VENV)/.installed-dev  ## format the code and apply the linter's fixes
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(VENV)/.installed  ## measure this program itself, as ratios, into results/bench/ (about 20 minutes on 2 cores): make bench [ARGS='start ways --quick']
+bench: $(VENV)/.installed  ## benchmark this program, as ratios, into results/bench/ (about 20 minutes on 2 cores): make bench [ARGS='start ways --quick']
 	PYTHONPATH=scripts $(BIN)/python -m bench $(ARGS)
 
-readme: $(VENV)/.installed  ## run what the README and docs/ report, and fill in the numbers
+readme: $(VENV)/.installed  ## rerun what the README and docs/ report, and fill in the numbers
 	$(BIN)/python scripts/readme.py
 
-notebooks: $(VENV)/.installed-dev  ## the notebooks of the papers, again, with what is stored in results/
+notebooks: $(VENV)/.installed-dev  ## rebuild the papers' notebooks from results/
 	$(BIN)/python scripts/notebooks.py
 
-docs: $(VENV)/.installed-dev  ## the documentation as a site: build/docs/site/index.html (under a minute)
+docs: $(VENV)/.installed-dev  ## build the documentation site: build/docs/site/index.html (under a minute)
 	$(BIN)/python scripts/docs/build.py
 
-clean:  ## remove the environment (results stay)
+clean:  ## remove the environment (keeps results)
 	rm -rf $(VENV)
 
 $(VENV)/bin/python:
