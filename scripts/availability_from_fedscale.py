@@ -67,7 +67,9 @@ def sessions(client: Any, until_s: float) -> Iterator[tuple[float, float]]:
 def converted(clients: dict[Any, Any], workers: int, seed: int, until_s: float, speed: float) -> str:
     """The CSV of so many clients, which are drawn. Raises ValueError for what cannot be one."""
     if not 1 <= workers <= len(clients):
-        raise ValueError(f"--workers {workers} makes no sense: the trace has {len(clients)} clients")
+        raise ValueError(
+            f"--workers {workers} is out of range: use 1 to {len(clients)}, the number of clients in the trace"
+        )
     drawn = numpy_generator(seed, "availability from FedScale").choice(len(clients), workers, replace=False)
     names, lines = list(clients), ["worker,from_s,to_s"]
     for worker, place in enumerate(drawn.tolist()):

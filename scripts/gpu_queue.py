@@ -192,6 +192,4 @@ def carry_out(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    guarded(
-        "gpu_queue.py", carry_out, None, "interrupted; what is stored is kept, and the same command goes on from there."
-    )
+    guarded("gpu_queue.py", carry_out, None, "interrupted; stored results are kept, and the same command resumes.")

@@ -139,7 +139,7 @@ def carry_out(name: str, settings: str) -> str:
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     last = [row for row in rows if row["step"] == status["step"]]
     (kept / "final_metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in last))
-    return re.sub(r"^This run was done before.*\n", "", printed).strip()
+    return re.sub(r"^This run was already finished.*\n", "", printed).strip()
 
 
 def public(facts: dict[str, Any]) -> dict[str, Any]:

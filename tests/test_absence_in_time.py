@@ -245,7 +245,7 @@ def test_a_topology_that_may_not_exist_is_refused_at_the_start(start: Start):
 
 
 def test_crashes_are_for_files_in_seconds(tmp_path):
-    with pytest.raises(ConfigError, match=r"availability.crash=true is for files in seconds"):
+    with pytest.raises(ConfigError, match=r"availability.crash=true needs a file in seconds"):
         compose([*PROBLEM, "algo=dpsgd", *trace(tmp_path, "0,0,5", unit="step"), "availability.crash=true"])
 
 
@@ -317,12 +317,18 @@ def test_with_nobody_left_a_timeline_ends(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("availability=flaky", *BY_THEMSELVES), "availability=persistent goes by steps here, and with algo=adpsgd"),
+        (
+            ("availability=flaky", *BY_THEMSELVES),
+            "availability=persistent is defined in steps, but algo=adpsgd is asynchronous",
+        ),
         ((*SESSIONS, "availability.absent=induced"), "add availability.absent=induced availability.on_return=stale"),
         ((*SESSIONS, "availability.on_return=stale"), "add availability.absent=induced availability.on_return=stale"),
         ((*FAILURES, *BY_THEMSELVES), "use availability.crash=false"),
-        ((*SESSIONS, *BY_THEMSELVES, "processes=2"), "seconds|no rule"),
-        ((*SESSIONS, *BY_THEMSELVES, "algo=wagma", "num_workers=8"), "no rule for workers that are absent"),
+        ((*SESSIONS, *BY_THEMSELVES, "processes=2"), "seconds|does not support absent workers"),
+        (
+            (*SESSIONS, *BY_THEMSELVES, "algo=wagma", "num_workers=8"),
+            "algo=wagma, which does not support absent workers",
+        ),
     ],
 )
 def test_absences_of_which_free_running_workers_make_nothing_are_refused(words, message):

@@ -294,16 +294,16 @@ def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str, on_l
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["algo=teleportation"], "no rule for workers that are absent"),
-        (["algo=relaysgd_grad", "topology=dbt", "availability.on_return=stale"], "never sent again"),
-        (["algo=dpsgd", "availability.on_leave=handover"], "corrections add up to zero"),
-        (["algo=beer", "availability.on_leave=restart"], "corrections add up to zero"),
+        (["algo=teleportation"], "algo=teleportation, which does not support absent workers"),
+        (["algo=relaysgd_grad", "topology=dbt", "availability.on_return=stale"], "never resends missed updates"),
+        (["algo=dpsgd", "availability.on_leave=handover"], "corrections sum to zero"),
+        (["algo=beer", "availability.on_leave=restart"], "corrections sum to zero"),
         (["algo=dpsgd", "network.drop_probability=0.1"], "leave one of them out"),
         (["algo=allreduce", "compress=topk"], "leave compress= out"),
-        (["algo=dpsgd", "topology=exponential", "availability.absent=induced"], "keeps no mean"),
+        (["algo=dpsgd", "topology=exponential", "availability.absent=induced"], "do not preserve the mean"),
         (
             ["algo=sgp", "topology=exponential", "availability.absent=induced", "availability.weights=keep"],
-            "edges that go both ways",
+            "needs an undirected graph",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_nobody_is_absent_unless_it_is_asked_for_and_then_it_is_another_run():
 
 def test_seconds_need_a_cluster():
     usual = ["task=quadratics", "algo=dpsgd", "topology=ring", "availability=sessions"]
-    with pytest.raises(ConfigError, match=r"availability=sessions goes by simulated seconds .* cluster=even"):
+    with pytest.raises(ConfigError, match=r"availability=sessions is defined in simulated seconds, .* cluster=even"):
         compose(usual)
     compose([*usual, "cluster=even"])
 
@@ -225,22 +225,22 @@ def test_a_file_is_repeated_and_nobody_may_be_there_until_the_next_arrival(tmp_p
 REFUSED = [
     (["0,0,5", "", "0,4,6"], {}, r"line 4 of availability.path=\S+ overlaps line 2 of .*worker 0"),
     (["0,0,", "0,4,6"], {}, "line 3 of .* overlaps line 2"),
-    (["0,5,5"], {}, "line 2 of .* goes from 5 to 5, which is empty"),
+    (["0,5,5"], {}, "line 2 of .* is empty, from 5 to 5"),
     (["0,5,4"], {}, "line 2 of .* from 5 to 4"),
     (["0,0,5", "16,0,5"], {}, "line 3 of .* has '16' .*0 to 15 with num_workers=16"),
-    (["0,0,1.5"], {}, "line 2 of .* has '1.5' where the number of a step"),
+    (["0,0,1.5"], {}, "line 2 of .* has '1.5' instead of the number of a step"),
     (["0,,5"], {}, "line 2 of .* has ''"),
     (["0,-1,5"], {}, "line 2 of .* has '-1'"),
     (["0,0"], {}, "line 2 of .* has 2 columns"),
     (
         ["0,0,5"],
         {"head": "worker,from_h,to_h"},
-        "line 1 of .* is worker,from_h,to_h: it has to be worker,from_s,to_s or",
+        "line 1 of .* is worker,from_h,to_h: use worker,from_s,to_s or",
     ),
     (["0,0,nan"], {"head": "worker,from_s,to_s"}, "line 2 of .* has 'nan'"),
-    ([], {}, "nobody is ever there"),
-    (["0,0,5"], {"cycle": 4}, "line 2 of .* goes beyond availability.cycle=4"),
-    (["0,6,"], {"cycle": 4}, "line 2 of .* goes beyond availability.cycle=4"),
+    ([], {}, "no worker is ever present"),
+    (["0,0,5"], {"cycle": 4}, "line 2 of .* ends after availability.cycle=4"),
+    (["0,6,"], {"cycle": 4}, "line 2 of .* ends after availability.cycle=4"),
 ]
 
 
@@ -255,17 +255,21 @@ def test_a_file_that_says_no_such_thing_is_refused_with_the_line(tmp_path, lines
     [
         ("exactly", {"count": 16}, "availability.count=16 leaves fewer than availability.least=1 .* at most 15"),
         ("exactly", {"count": 10, "least": 7}, "use at most 9"),
-        ("independent", {"probability": 1.0}, "availability.probability=1 makes no sense"),
-        ("independent", {"least": 17}, "availability.least=17 is more than num_workers=16"),
-        ("persistent", {"residence_steps": 0.5}, "availability.residence_steps=0.5 makes no sense"),
-        ("diurnal", {"lowest": 0.9}, "availability.lowest=0.9 is more than availability.highest=0.8"),
+        ("independent", {"probability": 1.0}, "availability.probability=1 is out of range; use a number > 0 and < 1"),
+        ("independent", {"least": 17}, "availability.least=17 exceeds num_workers=16"),
+        (
+            "persistent",
+            {"residence_steps": 0.5},
+            "availability.residence_steps=0.5 is out of range; use a finite number >= 1",
+        ),
+        ("diurnal", {"lowest": 0.9}, "availability.lowest=0.9 exceeds availability.highest=0.8"),
         ("fixed", {"absences": []}, "needs either availability.absences, .* or availability.share"),
-        ("fixed", {"absences": [[3, 5]]}, r"availability.absences\[0\]=\[3, 5\] makes no sense"),
+        ("fixed", {"absences": [[3, 5]]}, r"availability.absences\[0\]=\[3, 5\] has the wrong form: use"),
         ("fixed", {"absences": [[16, 5, 6]]}, "names worker 16"),
         ("fixed", {"absences": [[3, 5, 9], [3, 8, 12]]}, r"absences\[1\].* overlaps availability.absences\[0\]"),
         ("fixed", {"absences": [[i, i, 90] for i in range(16)]}, "leaves 0 of 16 workers, fewer than .*least=1"),
-        ("fixed share", {"from_fraction": 0.5, "to_fraction": 0.5}, "from_fraction=0.5 has to be less than"),
-        ("sessions", {"sigma": 2.0}, "availability.sigma=2 is for availability.distribution=lognormal"),
+        ("fixed share", {"from_fraction": 0.5, "to_fraction": 0.5}, "from_fraction=0.5 is not below"),
+        ("sessions", {"sigma": 2.0}, "availability.sigma=2 needs availability.distribution=lognormal"),
         ("trace", {}, "availability=trace needs availability.path"),
         ("trace", {"path": "nowhere.csv"}, "availability.path=nowhere.csv is not a file"),
     ],
@@ -277,12 +281,12 @@ def test_settings_that_make_no_sense_are_refused(mode, settings, message):
 
 def test_weights_are_those_of_an_induced_graph():
     weights: Any = component("persistent").weights  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"availability.weights=keep is for availability.absent=induced"):
+    with pytest.raises(ConfigError, match=r"availability.weights=keep needs availability.absent=induced"):
         component("persistent", weights=type(weights).keep)
 
 
 def test_parts_of_a_run_need_its_length():
-    with pytest.raises(ConfigError, match=r"availability.share goes by parts of a run"):
+    with pytest.raises(ConfigError, match=r"availability.share needs the total number of steps"):
         component("fixed share").open(N, 0, None)
 
 
@@ -324,7 +328,7 @@ def test_a_trace_of_smartphones_becomes_ours(tmp_path):
         (pickle.dumps({1: CLIENT})[:-9], "it is no such pickle"),
         (b"no pickle", "it is no such pickle"),
         (pickle.dumps([1]), "it is no dictionary of clients"),
-        (pickle.dumps({1: CLIENT}), "--workers 2 makes no sense: the trace has 1 clients"),
+        (pickle.dumps({1: CLIENT}), "--workers 2 is out of range: use 1 to 1, the number of clients"),
         (pickle.dumps({1: CLIENT, 2: CLIENT | {"active": ["x", 3]}}), "client 2 has no active, inactive and"),
         (pickle.dumps({1: CLIENT, 2: CLIENT | {"inactive": [5]}}), "client 2 has no finish_time, or not as many"),
     ],

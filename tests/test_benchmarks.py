@@ -195,9 +195,9 @@ def test_everybody_has_the_same_trials_their_own_choices_first() -> None:
 
 
 @pytest.mark.parametrize(("changes", "complaint"), [
-    ({"margin": 0}, "scenario one: it needs margin above 0, or target.to_reach, and not both"),
-    ({"target": Measure(to_reach=90)}, "scenario one: it needs margin above 0, or target.to_reach, and not both"),
-    ({"rates": [1]}, "scenario one: rates=[1] has to be [low, high] with 0 < low <= high"),
+    ({"margin": 0}, "scenario one: give either margin > 0 or target.to_reach"),
+    ({"target": Measure(to_reach=90)}, "scenario one: give either margin > 0 or target.to_reach"),
+    ({"rates": [1]}, "scenario one: rates=[1] must be [low, high] with 0 < low <= high"),
     ({"tune_seed": 3}, "scenario one: tune_seed=3 is one of seeds=[1, 2, 3, 4, 5]"),
 ])  # fmt: skip
 def test_a_scenario_that_cannot_be_is_refused(changes: dict[str, object], complaint: str) -> None:
@@ -272,10 +272,10 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
 
 
 @pytest.mark.parametrize(("arguments", "complaint"), [
-    (["scale=tiny"], "scale=tiny does not exist here. Choose one of:"),
+    (["scale=tiny"], "scale=tiny is not a scale of the benchmark. Choose one of:"),
     (["scale=smoke", "methods=[relaysdg]"], "methods=[relaysdg] does not exist. Did you mean 'relaysgd'?"),
-    (["relaysgd"], "relaysgd is no setting: write methods=[relaysgd]"),
-    (["scale=smoke", "lr=0.1"], "lr=0.1 cannot be set, because benchmark_methods itself sets lr"),
+    (["relaysgd"], "relaysgd is not a setting: write methods=[relaysgd]"),
+    (["scale=smoke", "lr=0.1"], "lr=0.1 cannot be set, because benchmark_methods sets lr for each of its runs"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said_in_a_sentence(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
@@ -284,14 +284,14 @@ def test_what_is_wrong_is_said_in_a_sentence(
 
 
 @pytest.mark.parametrize(("file", "text", "complaint"), [
-    ("methods.yaml", "mine: {base: [algo=dpsgd]}", "method mine.title is missing: it should be text"),
-    ("methods.yaml", "dpsgd: {title: D, base: []}", "dpsgd is the name of one of ours: give it another one"),
-    ("methods.yaml", "mine: {title: D, base: [], search: {lr: 1}}", "method mine: search.lr=1 has to be a list of"),
+    ("methods.yaml", "mine: {base: [algo=dpsgd]}", "method mine.title is missing: give text"),
+    ("methods.yaml", "dpsgd: {title: D, base: []}", "dpsgd is the name of a built-in entry: rename it"),
+    ("methods.yaml", "mine: {title: D, base: [], search: {lr: 1}}", "method mine: search.lr=1 must be a list of"),
     ("scenario/mine.yaml", "title: M", "scenario mine.base is missing"),
     (
         "scenario/mine.yaml",
         "{title: M, base: [], clocks: [even], steps: 5, target: {metric: loss}, because: so, rates: [1]}",
-        "scenario mine: it needs margin above 0, or target.to_reach",
+        "scenario mine: give either margin > 0 or target.to_reach",
     ),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_file_of_ones_own_is_said(
@@ -513,7 +513,7 @@ def test_cells_are_shown_as_published_from_a_wheel_if_their_own_runs_are_the_sam
     chosen, cells = smoke(tmp_path / "own", "dpsgd", "relaysgd")
     published = tmp_path / "package" / "results" / "benchmark" / benchmark_command.STUDY / "smoke"
     benchmark_command._with_known(chosen, [*cells], cells[1:])
-    assert "1 of 2 cells were not run here, and are not published for scale=smoke" in capsys.readouterr().out
+    assert "1 of 2 cells have no results, neither run here nor published for scale=smoke" in capsys.readouterr().out
     shutil.copytree(submitted, published)
     known = benchmark_command._with_known(chosen, [*cells], cells[1:])
     assert "1 of 2 cells are shown as published" in capsys.readouterr().out
@@ -545,9 +545,9 @@ def test_the_trial_that_counts_has_to_be_the_best_one(tmp_path: Path) -> None:
     seconds = [5, math.nan, 3, 4, 9]
     assert submission.checks([cell], [rows(2, seconds)])[1] == []
     (words,) = submission.checks([cell], [rows(3, seconds)])[1]
-    assert "quadratic.even, D-PSGD: another trial is better than the one that counts" in words
+    assert "quadratic.even, D-PSGD: another trial is better than the submitted one" in words
     (words,) = submission.checks([cell], [StoredCell(cell.labels, rows(2, seconds).values()[:-1])])[1]
-    assert "the rows are not of the runs that its configuration makes here" in words
+    assert "the rows do not belong to the runs of its configuration" in words
 
 
 @pytest.mark.slow
@@ -575,13 +575,13 @@ def test_another_rounding_changes_a_run_by_less_than_the_tolerance(name: str, tm
 
 
 @pytest.mark.parametrize(("arguments", "complaint"), [
-    (["--submit", "new", "scale=smoke"], "--submit does not say of whom: add methods=[mine]"),
-    (["--submit", "new", "scale=smoke", "methods=[dpsgd]", "study.trials=2"], "study.trials=2 makes it another"),
-    (["--submit", ".", "scale=smoke", "methods=[dpsgd]"], "--submit . is there already: choose a new folder"),
-    (["--submit", "new", "scale=smoke", "methods=[dpsgd]"], "no finished cell of these methods: run"),
-    (["--verify", "."], ". is no submission: submission.json is missing or damaged there"),
-    (["--verify", ".", "repeat=some"], "repeat=some is no number of runs"),
-    (["--verify", ".", "--config-dir", "."], "--verify takes components from mine: leave --config-dir out"),
+    (["--submit", "new", "scale=smoke"], "--submit needs a method: add methods=[mine]"),
+    (["--submit", "new", "scale=smoke", "methods=[dpsgd]", "study.trials=2"], "study.trials=2 changes the benchmark"),
+    (["--submit", ".", "scale=smoke", "methods=[dpsgd]"], "--submit . exists already: choose a new folder"),
+    (["--submit", "new", "scale=smoke", "methods=[dpsgd]"], "no finished cell of these methods: first run"),
+    (["--verify", "."], ". is not a submission: its submission.json is missing or damaged"),
+    (["--verify", ".", "repeat=some"], "repeat=some is not a number of runs"),
+    (["--verify", ".", "--config-dir", "."], "--verify reads components from mine: leave --config-dir out"),
 ])  # fmt: skip
 def test_what_cannot_be_submitted_or_verified_is_said(
     arguments: list[str],
@@ -617,7 +617,7 @@ def test_a_method_of_ones_own_is_submitted_and_verified_outside_of_a_checkout(su
 
     mine = ["scale=smoke", "methods=[partway]", "--config-dir", "mine"]
     told = done(*mine)
-    assert "1 of 8 cells are shown as published" in told and "5 of 8 cells were not run here" in told
+    assert "1 of 8 cells are shown as published" in told and "5 of 8 cells have no results" in told
     told = done("--submit", "ours", *mine)
     assert (work / "ours" / "mine" / "algorithms" / "partway.py").exists() and "2 cells" in told
     shutil.move(work / "mine", work / "elsewhere")
@@ -785,15 +785,15 @@ def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
         (["modle=mlp"], "modle"),
         (["algo=wagma", "cluster=even"], "algo=wagma cannot be set here: decentral-advise compares methods"),
         (["compress.keep=0.1", "cluster=even"], "compress.keep=0.1 cannot be set here"),
-        (["cluster=even", "processes=4"], "leave it out, or cluster=even"),
-        (["processes=1"], "links are measured between 2 to 64 processes"),
-        (["processes=many"], "processes=many makes no sense"),
-        (["cluster.links.latency_s=1"], "is about a cluster, and none is chosen"),
-        (["cluster=even", "num_workers=1"], "num_workers=1 has nobody to talk to"),
-        (["task=quadratics", "device=cpu"], "task=quadratics has no model whose passes could be measured"),
+        (["cluster=even", "processes=4"], "conflicts with cluster=even"),
+        (["processes=1"], "is not valid: use a whole number from 2 to 64"),
+        (["processes=many"], "processes=many is not valid: use a whole number from 2 to"),
+        (["cluster.links.latency_s=1"], "needs a cluster: also give cluster=machines"),
+        (["cluster=even", "num_workers=1"], "num_workers=1 leaves a worker without neighbors"),
+        (["task=quadratics", "device=cpu"], "task=quadratics has no model to time"),
         (["cluster=machines"], "is missing|is not given|needs"),
         (["cluster=even", "--output", "."], "--output . is a folder"),
-        (["--jsno"], "--jsno is no option. Did you mean '--json'"),
+        (["--jsno"], "--jsno is not an option. Did you mean '--json'"),
     ],
 )
 def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str):

@@ -213,7 +213,7 @@ def test_operations_that_are_lost_are_not_passed_over(tmp_path):
     assert append([b"1\n", b"2\n"], tmp_path) == 4
     go_on_after(2, tmp_path)
     assert load(tmp_path) == [1]
-    with pytest.raises(ConfigError, match="has lost lines from before the checkpoint"):
+    with pytest.raises(ConfigError, match="has lost lines from before the run's checkpoint"):
         go_on_after(4, tmp_path)
 
 
@@ -285,11 +285,11 @@ def test_what_fails_in_a_thread_is_raised_and_nobody_hangs(pair, algo):
         (
             "wagma",
             ("trace=true",),
-            "trace=true is for one process where workers go on by themselves, as those of algo=wagma do",
+            "trace=true needs a single process with asynchronous methods such as algo=wagma",
         ),
         ("wagma", ("algo.group_size=3",), "3"),
         ("adpsgd", ("topology=ring", "num_workers=5"), "has a cycle of odd length"),
-        ("wagma", ("record_operations=true", "processes=1"), "choose several processes, such as processes=4"),
+        ("wagma", ("record_operations=true", "processes=1"), "use several processes, such as processes=4"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_sentence(algo, overrides, says):

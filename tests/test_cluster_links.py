@@ -168,9 +168,9 @@ def test_the_slowest_link_and_a_shared_way_out_decide_on_an_all_reduce() -> None
     [
         (PLAIN, {"copy_gbps": None}, "cluster=machines needs cluster.links.copy_gbps, which is not given"),
         (TWO_TIERS, {"between_latency_s": None}, "needs cluster.links.between_latency_s, which is not given"),
-        (PLAIN, {"latency_s": 1e10}, r"latency_s=1e\+10 makes no sense: .* from 0 to 1e\+09, a number of seconds"),
-        (PLAIN, {"bandwidth_gbps": 0.0}, "bandwidth_gbps=0 makes no sense: .* at least 1e-12, a number of Gbit/s"),
-        (PLAIN, {"shared_gbps": 1.0}, "shared_gbps=1 has no meaning without machines"),
+        (PLAIN, {"latency_s": 1e10}, r"latency_s=1e\+10 is out of range; .* from 0 to 1e\+09 \(seconds\)"),
+        (PLAIN, {"bandwidth_gbps": 0.0}, r"bandwidth_gbps=0 is out of range; .* >= 1e-12 \(Gbit/s\)"),
+        (PLAIN, {"shared_gbps": 1.0}, "shared_gbps=1 has no effect without machines"),
         (TWO_TIERS, {"workers_per_machine": 3}, "workers_per_machine=3 does not divide num_workers=4"),
         (PLAIN, {"file": "nowhere.csv"}, "is not a file"),
     ],
@@ -186,10 +186,10 @@ def test_links_that_make_no_sense_are_refused(links: Links, changed: dict[str, A
         ("source,target,latency_s,bandwidth_gbps\n", "holds no links"),
         ("0,1,1\n", "line 1 of cluster.links.file=.* has 3 columns"),
         ("0,1,1,1\n0,1,1,1\n", "line 2 .* repeats the link 0,1"),
-        ("0,4,1,1\n", "line 1 .* has '4' where the number of a worker should be, 0 to 3 with num_workers=4"),
+        ("0,4,1,1\n", "line 1 .* has '4' instead of the number of a worker, 0 to 3 with num_workers=4"),
         ("2,2,1,1\n", "line 1 .* is a link from worker 2 to itself"),
-        ("0,1,1e300,1\n", "line 1 .* has '1e300' where a number of seconds from 0 to 1e"),
-        ("0,1,1,fast\n", "line 1 .* has 'fast' where a bandwidth"),
+        ("0,1,1e300,1\n", "line 1 .* has '1e300' instead of a number of seconds from 0 to 1e"),
+        ("0,1,1,fast\n", "line 1 .* has 'fast' instead of a bandwidth"),
     ],
 )
 def test_files_with_links_that_make_no_sense_are_refused_with_their_line(tmp_path: Path, text: str, says: str) -> None:
@@ -316,11 +316,11 @@ def test_it_goes_on_bit_for_bit(start, monkeypatch) -> None:
 
 
 REFUSED = [
-    (["cluster.network.latency_s=[0.1]"], "1 numbers and cluster.network.bandwidth_gbps 2, which leaves a hole"),
-    (["cluster.network.latency_s=[0.1,-1]"], "cluster.network.latency_s=-1 makes no sense"),
+    (["cluster.network.latency_s=[0.1]"], "1 numbers and cluster.network.bandwidth_gbps 2: give both"),
+    (["cluster.network.latency_s=[0.1,-1]"], "cluster.network.latency_s=-1 is negative; use a number from 0 to"),
     (["cluster.network.latency_s=[]", "cluster.network.bandwidth_gbps=[]"], "give at least one segment"),
-    (["cluster.links.latency_s=1"], "cluster.links.latency_s=1 has no meaning with cluster.network.mode=steps"),
-    (["algo=wagma"], "mode=steps is for methods in rounds: with algo=wagma workers go on by themselves"),
+    (["cluster.links.latency_s=1"], "cluster.links.latency_s=1 has no effect with cluster.network.mode=steps"),
+    (["algo=wagma"], "mode=steps needs a synchronous method, and algo=wagma is asynchronous"),
 ]
 
 
@@ -334,10 +334,10 @@ def test_what_makes_no_sense_is_refused(further: list[str], told: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("0,1,8\n", "its first line has to be epoch,latency_s,bandwidth_gbps or"),
-        ("epoch,latency_s,bandwidth_gbps\n4,1,8\n", "has a hole: what holds from the beginning on"),
+        ("0,1,8\n", "has no header: start it with epoch,latency_s,bandwidth_gbps or"),
+        ("epoch,latency_s,bandwidth_gbps\n4,1,8\n", "is incomplete: add the line that holds from the start"),
         ("epoch,latency_s,bandwidth_gbps\n0,1,8\n2,5\n", "line 3 of cluster.network.trace"),
-        ("epoch,latency_s,bandwidth_gbps\n0,1,8\n2,x,8\n", "has 'x' where a number of seconds"),
+        ("epoch,latency_s,bandwidth_gbps\n0,1,8\n2,x,8\n", "has 'x' instead of a number of seconds"),
         ("epoch,latency_s,bandwidth_gbps\n0,1,8\n3,1,8\n2,1,8\n", "line 4"),
     ],
 )

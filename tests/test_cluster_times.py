@@ -161,12 +161,15 @@ def test_a_trace_is_replayed_and_begins_again(tmp_path: Path, text: str) -> None
     [
         ("step,worker,seconds\n", "holds no times"),
         ("1,2\n1\n", "line 2 of cluster.compute.trace=.* has 1 columns, but num_workers=2"),
-        ("1,2\n1,\n", "line 2 .* has a hole"),
+        ("1,2\n1,\n", "line 2 .* lacks a value: give"),
         ("1,2\n1,nan\n", "line 2 .* has 'nan'"),
-        ("step,worker,seconds\n0,0,1\n0,2,1\n", "line 3 .* has '2' where the number of a worker .* num_workers=2"),
-        ("step,worker,seconds\n0,0,1\n0,1,1\n1,0,1\n", "has a hole: .* no time for step 1 of worker 1"),
+        (
+            "step,worker,seconds\n0,0,1\n0,2,1\n",
+            "line 3 .* has '2' instead of the number of a worker, .* num_workers=2",
+        ),
+        ("step,worker,seconds\n0,0,1\n0,1,1\n1,0,1\n", "is incomplete: add the time of step 1 of worker 1"),
         ("step,worker,seconds\n0,0,1\n0,1,1\n0,1,2\n", "line 4 .* repeats step 0 of worker 1"),
-        ("step,worker,seconds\n0.5,1,1\n", "line 2 .* has '0.5' where the number of a step"),
+        ("step,worker,seconds\n0.5,1,1\n", "line 2 .* has '0.5' instead of the number of a step"),
     ],
 )
 def test_a_trace_that_cannot_be_replayed_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
@@ -205,11 +208,11 @@ def test_a_finished_run_is_a_trace_of_its_gradients(tmp_path: Path) -> None:
     ("compute", "says"),
     [
         (dataclasses.replace(SECOND, mean_s=None), r"needs cluster\.compute\.mean_s, which is not"),
-        (dataclasses.replace(SECOND, mean_s=float("inf")), r"cluster\.compute\.mean_s=inf makes no sense"),
+        (dataclasses.replace(SECOND, mean_s=float("inf")), r"cluster\.compute\.mean_s=inf is not finite"),
         (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[]), "buckets=.* is empty"),
         (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[1e300]), "the longest of .* at most"),
-        (dataclasses.replace(COMPUTE[Distribution.lognormal], sigma=11.0), "sigma=11 makes no sense: .* at most 10"),
-        (dataclasses.replace(SECOND, sigma=2.0), "sigma=2.0 has no meaning with cluster.compute.distribution=constant"),
+        (dataclasses.replace(COMPUTE[Distribution.lognormal], sigma=11.0), "sigma=11 is out of range; .* <= 10"),
+        (dataclasses.replace(SECOND, sigma=2.0), "sigma=2.0 has no effect with cluster.compute.distribution=constant"),
         (dataclasses.replace(PARETO, cap_s=1.0), "cap_s=1 is below cluster.compute.floor_s=1.7"),
         (ComputeTimes(Distribution.trace, trace="none.csv"), "is not a file"),
     ],
@@ -228,12 +231,12 @@ def of(mode: Mode, **changed: Any) -> Stragglers:
     [
         (of(Mode.exactly, count=None), "mode=exactly needs cluster.stragglers.count, which is not given"),
         (of(Mode.exactly, delay_s=None), "mode=exactly needs cluster.stragglers.delay_s or .*slowdown"),
-        (of(Mode.exactly, slowdown=2.0), "delay_s=0.5 and cluster.stragglers.slowdown=2 contradict"),
-        (of(Mode.exactly, count=17), "count=17 makes no sense for num_workers=16"),
-        (of(Mode.exactly, workers=[1]), r"workers=\[1\] has no meaning with cluster.stragglers.mode=exactly"),
-        (of(Mode.independent, probability=1.0), "probability=1 makes no sense"),
-        (of(Mode.fixed, workers=[3, 3]), r"workers=\[3, 3\] has to name"),
-        (of(Mode.fixed, workers=[16]), "names worker 16, but with num_workers=16"),
+        (of(Mode.exactly, slowdown=2.0), "delay_s=0.5 and cluster.stragglers.slowdown=2 conflict"),
+        (of(Mode.exactly, count=17), "count=17 is out of range for num_workers=16: use a number from 1 to 16"),
+        (of(Mode.exactly, workers=[1]), r"workers=\[1\] has no effect with cluster.stragglers.mode=exactly"),
+        (of(Mode.independent, probability=1.0), "probability=1 is out of range"),
+        (of(Mode.fixed, workers=[3, 3]), r"workers=\[3, 3\] is empty or repeats a worker: name"),
+        (of(Mode.fixed, workers=[16]), "names worker 16: with num_workers=16, use 0 to 15"),
     ],
 )
 def test_stragglers_that_make_no_sense_are_refused(stragglers: Stragglers, says: str) -> None:
@@ -264,7 +267,7 @@ def test_a_trace_counts_by_what_is_in_it(tmp_path: Path) -> None:
         (["cluster.compute.mean_s=1"], "cluster=none has no settings"),
         (["cluster=even", "cluster.compute.mean=1"], "has no setting 'mean'. Did you mean 'cluster.compute.mean_s'"),
         (["cluster=even", "cluster.compute=1"], "cluster.compute is a group of settings: write cluster.compute.dist"),
-        (["cluster=even", "cluster.compute.mean_s.x=1"], "cluster.compute.mean_s is one value and has no part 'x'"),
+        (["cluster=even", "cluster.compute.mean_s.x=1"], "cluster.compute.mean_s is a single value without a part 'x'"),
     ],
 )
 def test_the_command_line_says_what_is_wrong_with_a_cluster(overrides: list[str], says: str) -> None:

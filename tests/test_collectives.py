@@ -226,7 +226,7 @@ def test_a_run_that_chooses_goes_on_bit_for_bit(start, monkeypatch, collective: 
 
 
 def test_whoever_decides_by_costs_needs_them() -> None:
-    with pytest.raises(ConfigError, match=r"compress=flexible decides by what links cost, .* choose a cluster"):
+    with pytest.raises(ConfigError, match=r"compress=flexible needs the costs of links, .* choose a cluster"):
         configure("algo=allreduce", *RUN, "compress=flexible")
 
 
@@ -304,9 +304,12 @@ def test_every_message_is_late_and_the_same_as_ever(worlds, carrier):
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["processes=1", "network.latency_ms=5"], "network.latency_ms=5 is for messages between processes"),
-        (["cluster=even", "network.bandwidth_gbps=1"], "network.bandwidth_gbps=1 is for messages between processes"),
-        (["algo=adpsgd", "processes=2", "network.latency_ms=5"], "algo=adpsgd nobody waits"),
+        (["processes=1", "network.latency_ms=5"], "network.latency_ms=5 needs messages between processes"),
+        (["cluster=even", "network.bandwidth_gbps=1"], "network.bandwidth_gbps=1 needs messages between processes"),
+        (
+            ["algo=adpsgd", "processes=2", "network.latency_ms=5"],
+            "needs a synchronous method, and algo=adpsgd is asynchronous",
+        ),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(overrides, says):

@@ -104,33 +104,45 @@ def test_lost_messages_of_a_relay_are_zero_whatever_they_say(start) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("algo=relaysgd topology=dbt compress=topk", "every coordinate needs a number in every message: use bf16 or"),
-        ("algo=sgp compress=bf16", "compress=bf16 cannot be used with algo=sgp, which sends rows as they are: leave"),
-        ("algo=choco topology=ring compress=powersgd", "algo=choco, which needs messages of another kind: use bf16 or"),
-        ("algo=choco topology=dbt compress=topk", "sends whole models, but topology=dbt with num_workers=4 cuts them"),
+        (
+            "algo=relaysgd topology=dbt compress=topk",
+            "relays sums of models and needs every coordinate in every message: use bf16 or",
+        ),
+        ("algo=sgp compress=bf16", "compress=bf16 cannot be used with algo=sgp, which sends rows uncompressed: leave"),
+        (
+            "algo=choco topology=ring compress=powersgd",
+            "algo=choco, which needs a different kind of message: use bf16 or",
+        ),
+        (
+            "algo=choco topology=dbt compress=topk",
+            "sends whole models, but topology=dbt with num_workers=4 splits them",
+        ),
         (
             "algo=choco topology=ring compress=topk communication.every=2",
-            "compress=topk cannot be used with other rounds than one in every step: leave out communication.",
+            "compress=topk needs a round in every step: leave out communication.",
         ),
         (
             "algo=choco topology=ring compress=topk network.drop_probability=0.1",
-            "cannot be used with algo=choco: it needs every message; message loss is for algorithms with a rule for it",
+            "cannot be used with algo=choco: it needs every message; use an algorithm that tolerates message loss",
         ),
         (
             "algo=choco topology=ring compress=topk compress.error_feedback=false",
-            "compress.error_feedback=false makes no difference to algo=choco, which keeps no residuals: leave it out.",
+            "compress.error_feedback=false has no effect on algo=choco, which keeps no residuals: leave it out.",
         ),
         (
             "algo=demo compress=topk compress.error_feedback=false",
-            "makes no difference to algo=demo, which keeps residuals in its own way: leave it out.",
+            "has no effect on algo=demo, which keeps its own residuals: leave it out.",
         ),
         (
             "algo=sparseloco algo.mean_of=senders compress=randomk",
-            "algo=sparseloco, which needs messages of another kind: use bf16 or dct_topk or",
+            "algo=sparseloco, which needs a different kind of message: use bf16 or dct_topk or",
         ),
-        ("algo=allreduce compress=dct_topk compress.chunk=300", "compress.chunk=300 makes no sense: it has to be from"),
+        (
+            "algo=allreduce compress=dct_topk compress.chunk=300",
+            "compress.chunk=300 is out of range; use a number from",
+        ),
         ("algo=allreduce compress=randomk compress.unbiased=true", "compress.unbiased=true sends P / k times the"),
-        ("algo=allreduce compress=topk compress.index_bytes=2", "compress.index_bytes=2 makes no sense: it has to be"),
+        ("algo=allreduce compress=topk compress.index_bytes=2", "compress.index_bytes=2 is not a valid choice; use"),
     ],
 )
 def test_what_compression_is_not_for_is_refused_in_a_sentence(words: str, sentence: str) -> None:
@@ -254,16 +266,22 @@ def test_nsga2_decides_in_a_run_and_says_what_it_needs(start, monkeypatch) -> No
 @pytest.mark.parametrize(
     ("further", "told"),
     [
-        (["compress=topk", "compress.adapt=knee"], "compress.adapt=knee decides by what links cost"),
-        (["compress=topk", "compress.candidates=[0.1,2]"], "it has to be above 0 and at most 1"),
+        (["compress=topk", "compress.adapt=knee"], "compress.adapt=knee needs the costs of links"),
+        (
+            ["compress=topk", "compress.candidates=[0.1,2]"],
+            "compress.candidates=2 is out of range; use a number > 0 and <= 1",
+        ),
         (["compress=topk", "compress.adapt=knee", *LINKS, "simulate=timeline"], "simulate=timeline has none"),
         (["compress=topk", "compress.warmup_epochs=5", *LINKS, "simulate=timeline"], "warmup_epochs=5 counts epochs"),
         (
             ["compress=topk", "compress.adapt=knee", *LINKS, "algo=sparseloco"],
-            "algo=sparseloco sends once in 30 steps: add algo.period_steps=1",
+            "algo=sparseloco sends once every 30 steps: add algo.period_steps=1",
         ),
-        (["network.measure=true", "processes=1"], "has nothing to measure: within one process nothing crosses"),
-        (["network.measure=true", "algo=wagma", *LINKS], "network.measure=true is for methods in rounds"),
+        (["network.measure=true", "processes=1"], "has no links to measure within one process"),
+        (
+            ["network.measure=true", "algo=wagma", *LINKS],
+            "network.measure=true needs a synchronous method, and algo=wagma is asynchronous",
+        ),
     ],
 )
 def test_what_cannot_be_decided_or_measured_is_refused(further: list[str], told: str) -> None:

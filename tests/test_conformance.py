@@ -230,7 +230,7 @@ def test_one_worker_alone_does_what_torch_does(start, name, rule):
 
 @pytest.mark.parametrize("algo", ["wagma", "adpsgd", "eager_sgd"])
 def test_a_method_without_rounds_is_not_checked_whatever_number_of_workers_suits_it(algo: str) -> None:
-    with pytest.raises(ConfigError, match=rf"algo={algo} has no steps that all workers take together"):
+    with pytest.raises(ConfigError, match=rf"algo={algo} is asynchronous"):
         Checks([f"algo={algo}"])
 
 

@@ -405,12 +405,12 @@ def test_a_fast_beginning_of_a_machine_swallows_nothing_later(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("worker,seconds\n", "does not begin with a line worker,seconds,slowdown,up_gbps,down_gbps"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n", "has no line of worker 1"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,1,1,1,1\n", "line 2 .* begins at 1: .* has to begin at 0"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n0,0,1,1,1\n", "line 3 .* has to begin after 0"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,0,1,1\n", "line 2 .* has '0' where a factor above 0"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,inf,1\n", "line 2 .* has 'inf' where a bandwidth"),
+    ("worker,seconds\n", "has no header: start it with worker,seconds,slowdown,up_gbps,down_gbps"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n", "has no line for worker 1"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,1,1,1,1\n", "line 2 .* begins at 1: .* begin at 0"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n0,0,1,1,1\n", "line 3 .* begin after 0"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,0,1,1\n", "line 2 .* has '0' instead of a slowdown factor > 0"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,inf,1\n", "line 2 .* has 'inf' instead of a bandwidth"),
     ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n1,0,1,1,1\n7,0,1,1,fast\n", "line 4 .* has 'fast'"),
 ])  # fmt: skip
 def test_devices_that_make_no_sense_are_refused_with_their_line(tmp_path: Path, text: str, says: str) -> None:
@@ -418,7 +418,7 @@ def test_devices_that_make_no_sense_are_refused_with_their_line(tmp_path: Path, 
     links = Links(latency_s=0.0, copy_gbps=math.inf)
     with pytest.raises(ConfigError, match=says):
         LinkCosts(links, 2, str(tmp_path / "devices.csv"))
-    with pytest.raises(ConfigError, match=r"bandwidth_gbps=1\.0 has no meaning with cluster.devices"):
+    with pytest.raises(ConfigError, match=r"bandwidth_gbps=1\.0 has no effect with cluster.devices"):
         LinkCosts(replace(links, bandwidth_gbps=1.0), 2, str(tmp_path / "devices.csv"))
 
 

@@ -94,10 +94,10 @@ def test_workers_that_go_on_by_themselves_end_too(start, algo):
 
 
 REFUSED = {
-    "early_stop.patience=0": "at least 1",
+    "early_stop.patience=0": "use a number >= 1",
     "early_stop.patience=1 early_stop.worker=all": "early_stop.worker=all does not exist",
     "early_stop.metric=loss": "early_stop.metric=loss has no effect without early_stop.patience",
-    "early_stop.patience=2 simulate=timeline cluster=even": "is for training: simulate=timeline evaluates nothing",
+    "early_stop.patience=2 simulate=timeline cluster=even": "needs training, and simulate=timeline does not evaluate",
 }
 
 
@@ -111,7 +111,9 @@ def test_a_metric_that_is_watched_has_to_be_there_and_to_have_a_direction():
     metrics = [Metric("test", "accuracy", larger_is_better=True), Metric("test", "kind", larger_is_better=None)]
     for name in ("kind", "f1"):
         settings = configure(*SMALL, "early_stop.patience=1", f"early_stop.metric={name}").early_stop
-        with pytest.raises(ConfigError, match=f"early_stop.metric={name} is none of those .* use test accuracy"):
+        with pytest.raises(
+            ConfigError, match=f"early_stop.metric={name} is not an evaluated metric .* use test accuracy"
+        ):
             Patience(settings, metrics)
 
 

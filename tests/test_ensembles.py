@@ -104,7 +104,7 @@ def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp
     ("overrides", "words"),
     [
         (["algo=relaysgd", "topology=dbt"], "2 pieces"),
-        (["algo=dpsgd", "topology=ring", "network.drop_probability=0.1"], "lose the same messages, whatever the seeds"),
+        (["algo=dpsgd", "topology=ring", "network.drop_probability=0.1"], "lose the same messages for all seeds"),
     ],
 )
 def test_what_cannot_be_an_ensemble_is_refused(overrides: list[str], words: str) -> None:

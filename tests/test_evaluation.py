@@ -213,7 +213,7 @@ def test_divergence_is_a_result_and_not_a_failure(tmp_path, capsys):
     assert "diverged" in capsys.readouterr().out
     step = (RunStore.peek(tmp_path / "run") or {})["step"]
     assert carry_out_command(config) == 0
-    assert "done before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
     assert (RunStore.peek(tmp_path / "run") or {})["step"] == step
 
 
@@ -430,20 +430,20 @@ def test_a_run_knows_where_its_time_went_in_all_attempts(start):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("evaluation.precision=fp64", r"evaluation\.precision=fp64 is more than the models have"),
-        ("precision=fp64 evaluation.precision=bf16", r"evaluation\.precision=bf16 contradicts precision=fp64"),
+        ("evaluation.precision=fp64", r"evaluation\.precision=fp64 exceeds the models' precision"),
+        ("precision=fp64 evaluation.precision=bf16", r"evaluation\.precision=bf16 conflicts with precision=fp64"),
         ("task=quadratics evaluation.precision=bf16", r"evaluation\.precision=bf16 .*leave it out with task=quad"),
-        ("task=quadratics evaluation.examples=5", r"evaluation\.examples=5 is for tasks with test examples: task=quad"),
-        ("task=quadratics evaluation.split=local", r"evaluation\.split=local is for test examples with classes"),
-        ("task=language evaluation.split=both", r"evaluation\.split=both is for test examples with classes"),
+        ("task=quadratics evaluation.examples=5", r"evaluation\.examples=5 needs test examples, and task=quad"),
+        ("task=quadratics evaluation.split=local", r"evaluation\.split=local needs test examples with classes"),
+        ("task=language evaluation.split=both", r"evaluation\.split=both needs test examples with classes"),
         *(
-            (f"task={task} evaluation.part=test", rf"part=test is for tasks that train .*part=all with task={task}\.")
+            (f"task={task} evaluation.part=test", rf"part=test needs a task that trains .*part=all with task={task}\.")
             for task in ("quadratics", "regression", "rl", "mean_estimation")
         ),
         ("evaluation.part=train", r"evaluation\.part=train does not exist"),
         ("data=synthetic data.num_test=1 evaluation.part=test", r"part=test is half of the test images, .* has 1: use"),
         ("evaluation.split=own", r"evaluation\.split=own does not exist"),
-        ("evaluation.examples=some", r"evaluation\.examples=some makes no sense"),
+        ("evaluation.examples=some", r"evaluation\.examples=some is not valid: use a number of test examples"),
     ],
 )
 def test_evaluations_that_there_are_not_are_refused(settings, message):

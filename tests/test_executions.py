@@ -153,7 +153,7 @@ UNSHARED: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module], str]] = {
     "hook of a parameter": ((6,), lambda: changed(lambda m: m[2].bias.register_hook(torch.zeros_like)), "has hooks"),
     "another forward": ((6,), lambda: changed(lambda m: setattr(m[1], "forward", torch.tanh)), "another forward"),
     "spectral norm": ((6,), lambda: changed(lambda m: nn.utils.spectral_norm(m[0])), "has hooks"),
-    "weight norm": ((6,), lambda: changed(lambda m: weight_norm(m[0])), "no plain sequence"),
+    "weight norm": ((6,), lambda: changed(lambda m: weight_norm(m[0])), "not a plain sequence"),
     "tied parameters": (
         (6,),
         lambda: changed(

@@ -73,7 +73,7 @@ def test_a_store_that_we_serve_listens_at_the_given_address_only(monkeypatch):
         assert ip_address(found[0]).is_loopback and found[1] == port
         store_of_torchrun(1, 2, 30.0).set("key", "value")
         assert served.get("key") == b"value"
-    with pytest.raises(ConfigError, match=f"MASTER_ADDR=localhost MASTER_PORT={port} is no place to listen at"):
+    with pytest.raises(ConfigError, match=f"MASTER_ADDR=localhost MASTER_PORT={port} cannot be bound"):
         store_of_torchrun(0, 2, 30.0)
 
 
@@ -146,11 +146,11 @@ def test_no_process_of_ours_unpickles_what_another_machine_sends():
 @pytest.mark.parametrize(
     ("variables", "sentence"),
     [
-        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc makes no sense"),
-        ({"RANK": "5"}, "RANK=5 makes no sense with WORLD_SIZE=2: ranks are 0 to 1"),
-        ({"RANK": "-1"}, "RANK=-1 makes no sense"),
-        ({"MASTER_PORT": "x"}, "MASTER_PORT=x makes no sense"),
-        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 makes no sense"),
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc is invalid: torchrun"),
+        ({"RANK": "5"}, "RANK=5 is out of range with WORLD_SIZE=2: ranks are 0 to 1"),
+        ({"RANK": "-1"}, "RANK=-1 is invalid: torchrun"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT=x is invalid: torchrun"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 is invalid: torchrun"),
     ],
 )
 def test_variables_of_a_launcher_that_make_no_sense_are_refused(monkeypatch, capsys, tmp_path, variables, sentence):
@@ -176,7 +176,7 @@ def square(i: int) -> tuple[int, int, str]:
 
 def refuse(i: int) -> int:
     if i == 2:
-        raise ConfigError(f"task={i} makes no sense.")
+        raise ConfigError(f"task={i} is out of range.")
     return i
 
 
@@ -209,5 +209,5 @@ def test_a_script_without_a_guard_is_not_carried_out_in_each_process(tmp_path: P
 
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_what_goes_wrong_is_raised(num_processes: int) -> None:
-    with pytest.raises(ConfigError, match="task=2 makes no sense"):
+    with pytest.raises(ConfigError, match="task=2 is out of range"):
         list(carried_out(refuse, TASKS, num_processes))

@@ -181,7 +181,7 @@ def test_3_a_run_goes_on_bit_for_bit_when_a_process_hangs(undisturbed, faults, t
     faults((1, 47, "stop"))
     assert command(*QUADRATICS, *BOTH, "network.timeout_s=5", f"run_dir={tmp_path / 'run'}") == 0
     same(tmp_path / "run", straight)
-    assert "process 1 of 2 (pid " in (told := capfd.readouterr().err) and "did not answer any more" in told
+    assert "process 1 of 2 (pid " in (told := capfd.readouterr().err) and "stopped responding" in told
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_3_a_run_goes_on_bit_for_bit_when_a_process_hangs(undisturbed, faults, t
         (1, "raise", "error", "DECENTRAL_TRACEBACK"),
         (1, "disk_full", "disk_full", "space"),
         (2, "oom", "out_of_memory", "batch_size"),
-        (2, "exit", "error", "goes on"),
+        (2, "exit", "error", "resumes"),
     ],
 )
 def test_15_what_would_happen_again_is_not_tried_again_and_says_what_to_do(
@@ -219,7 +219,7 @@ def test_15_what_would_happen_again_is_not_tried_again_and_says_what_to_do(
         (PermissionError(13, "Permission denied"), Failure.error),
         (ConnectionResetError(104, "Connection reset by peer"), Failure.lost),
         (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer"), Failure.lost),
-        (ConfigError("seed=-1 makes no sense."), Failure.refused),
+        (ConfigError("seed=-1 is negative."), Failure.refused),
         (ValueError("connection"), Failure.error),
     ],
     ids=str,

@@ -203,7 +203,7 @@ for number in range(int(sys.argv[1])):
     )
     assert done.returncode == 0, done.stderr
     check([tuple(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[")])
-    assert done.stdout.count("is done already: reused from") == 2
+    assert done.stdout.count("is already finished: reused from") == 2
     assert "Held.file of type _io.TextIOWrapper cannot be compared by value, so this run is new" in done.stderr
 
 

@@ -92,7 +92,7 @@ def test_a_worker_begins_where_the_file_says_also_after_a_pause(start, problem):
     assert np.array_equal(start(*shape, directory="broken").iterates, whole.iterates)
     for algo in ("d2", "gradient_tracking", "extra", "noloco", "sgp", "qg_dpsgd", "local_sgd"):
         assert np.array_equal(start(*RUN, problem, f"algo={algo}", directory=algo).iterates[0], X0)
-    with pytest.raises(ConfigError, match="algo=relaysgd begins at one model that all share: give x0"):
+    with pytest.raises(ConfigError, match="algo=relaysgd starts from one shared model: give x0"):
         configure(*RUN, problem, "algo=relaysgd", "topology=chain")
 
 
@@ -132,10 +132,10 @@ def test_files_that_cannot_be_replayed_are_refused(tmp_path, monkeypatch, proble
         "topology=file topology.path=four.npz num_workers=5": "has matrices for 4 workers, not for num_workers=5",
         "topology=file topology.path=round.npz": "'round' of topology.path=round.npz must be 2 integers from 0",
         "topology=file topology.path=twice.csv": "repeats the edge 1,0 of line 2",
-        "topology=file topology.path=late.csv": "has 20001 rounds: 10000 are the most",
-        "topology=file topology.path=half.csv": "has '1.5' where a round should be",
-        "task=regression task.samples=labels.npz task.loss=logistic": "has labels b that are not -1 or 1",
-        "task=regression task.samples=shape.npz": "holds A [2, 3, 4], b [2, 4], x0 [4]: it has to be",
+        "topology=file topology.path=late.csv": "has 20001 rounds: use at most 10000",
+        "topology=file topology.path=half.csv": "has '1.5' instead of a round",
+        "task=regression task.samples=labels.npz task.loss=logistic": "has labels b other than -1 and 1",
+        "task=regression task.samples=shape.npz": "holds A [2, 3, 4], b [2, 4], x0 [4]: give an .npz file",
         "task=regression task.samples=none.npz": "task.samples=none.npz is not a file",
     }.items():
         with pytest.raises(ConfigError, match=re.escape(sentence)):
@@ -249,12 +249,12 @@ def test_iterates_on_given_matrices_from_given_starts_with_a_rate_of_each_step()
     every = decentral.iterates("dpsgd", W[0], lambda x, t: 0 * x, X0, 4, every=2)
     assert np.array_equal(every[1], X0) and np.abs(every[2] - W[0] @ X0).max() < 1e-12
     for arguments, settings, sentence in (
-        (("relaysgd", "chain", oracle, X0, 3), {}, "algo='relaysgd' begins at one model that all share"),
+        (("relaysgd", "chain", oracle, X0, 3), {}, "algo='relaysgd' starts from one shared model"),
         (("relaysgd", "ring", oracle, X0[0], 3), {"num_workers": N}, "algo='relaysgd' "),
-        (("adpsgd", "ring", oracle, X0, 3), {}, "has no steps that all workers take together"),
-        (("dpsgd", "ring", oracle, X0[0], 3), {}, "does not say how many there are"),
-        (("dpsgd", "ring", lambda x, t: x[0], X0, 3), {}, r"gave numbers of shape \[3\] for x \[4, 3\]"),
-        (("dpsgd", "ring", oracle, X0 * np.nan, 3), {}, "x0 has to be finite numbers"),
+        (("adpsgd", "ring", oracle, X0, 3), {}, "is asynchronous, without common steps"),
+        (("dpsgd", "ring", oracle, X0[0], 3), {}, "does not set the number of workers"),
+        (("dpsgd", "ring", lambda x, t: x[0], X0, 3), {}, r"returned shape \[3\] for x \[4, 3\]"),
+        (("dpsgd", "ring", oracle, X0 * np.nan, 3), {}, "x0 of shape .* is invalid: give finite numbers"),
         (("allreduce", "ring", oracle, X0[0], 3), {"num_workers": N, "drop_probability": 0.1}, "drop_probability=0.1"),
         (("extra", "ring", oracle, X0, 3), {"every": 2}, "every=2"),
     ):
@@ -308,14 +308,14 @@ def test_sparta_has_the_masks_of_a_file(start, tmp_path, problem, algo):
     before = run_id(configure(*shape))
     np.savez(tmp_path / "masks.npz", masks=np.ones((2, D + 1)))
     assert run_id(configure(*shape)) != before
-    with pytest.raises(ConfigError, match=rf"is for models of {D + 1} parameters, and these have {D}: give masks"):
+    with pytest.raises(ConfigError, match=rf"has masks for {D + 1} parameters, but the models have {D}: give masks"):
         start(*shape, "seed=1", directory="wide")
     for draws in (np.ones(D), np.full((2, D), 0.5), np.ones((0, D)), np.array([["a"]])):
         np.savez(tmp_path / "masks.npz", masks=draws)
-        with pytest.raises(ConfigError, match=r"masks.npz holds .*: it has to be an .npz with masks \[T, P\]"):
+        with pytest.raises(ConfigError, match=r"masks.npz holds .*: give an .npz file with masks \[T, P\]"):
             configure(*shape)
     np.savez(tmp_path / "masks.npz", coins=np.ones(3))
-    with pytest.raises(ConfigError, match=r"masks.npz cannot be read: it has to be an .npz with masks \[T, P\]"):
+    with pytest.raises(ConfigError, match=r"masks.npz cannot be read: give an .npz file with masks \[T, P\]"):
         configure(*shape)
 
 
@@ -367,17 +367,21 @@ def test_events_that_cannot_be_are_refused(tmp_path, problem):
     path = tmp_path / "events.csv"
     shape = [*RUN[:2], problem, "algo=adpsgd", "topology=ring", f"algo.events={path}"]
     for events, more, sentence in (
-        ([(0, "begin", 0), (1, "begin", 0)], [], "line 3 .* worker 0 has to begin a gradient before each update"),
-        ([(0, "update", 0)], [], "worker 0 has to begin a gradient"),
-        ([(1, "begin", 0), (0.5, "update", 0)], [], "has '0.5' where a time that is not before the last one"),
+        (
+            [(0, "begin", 0), (1, "begin", 0)],
+            [],
+            "line 3 .* worker 0 must begin exactly one gradient before each update",
+        ),
+        ([(0, "update", 0)], [], "worker 0 must begin exactly one gradient"),
+        ([(1, "begin", 0), (0.5, "update", 0)], [], "has '0.5' instead of a time not before the previous one"),
         ([(0, "average", 1, 1)], [], "is not an event"),
         ([(0, "meet", 1, 2)], [], "is not an event"),
-        ([(0, "begin", 4)], [], "has '4' where the number of a worker should be"),
-        ([], [], "holds no events"),
-        (EVENTS, ["steps=99"], "steps=99 is more than the 12 events"),
+        ([(0, "begin", 4)], [], "has '4' instead of the number of a worker"),
+        ([], [], "has no events"),
+        (EVENTS, ["steps=99"], "steps=99 exceeds the 12 events"),
         (EVENTS, ["cluster=even"], "leave cluster= and processes= out"),
         (EVENTS, ["processes=2"], "leave cluster= and processes= out"),
-        (EVENTS, ["task=images", "num_workers=4"], "use a task whose epochs are steps"),
+        (EVENTS, ["task=images", "num_workers=4"], "use a task without epochs"),
     ):
         write_events(path, events)
         with pytest.raises(ConfigError, match=sentence):

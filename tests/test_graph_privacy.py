@@ -246,7 +246,7 @@ SAID = (
         (["topology=ring"], "the values of all 15 others, 13 of them not its neighbors, within 8 rounds."),
         (["topology=complete"], "the values of all 15 others, all of them its neighbors, within 1 round."),
         (["topology=social"], "num_workers=32 one curious worker"),
-        (["topology=ring", "num_workers=100"], "told for 2 to 64 workers"),
+        (["topology=ring", "num_workers=100"], "computed for 2 to 64 workers"),
         (["lr", "num_workers=7"], "num_workers=null"),
     ],
 )

@@ -228,7 +228,7 @@ def test_4_nobody_outlives_a_launcher_that_is_killed_and_the_same_command_goes_o
     process.send_signal(signal.SIGKILL)
     wait_until_gone(family)
     told = process.communicate()[1]
-    assert "died together with the process that had started it; restarting from step" in told
+    assert "died with its parent process; restarting from step" in told
     assert status(directory)["status"] == "running" and status(directory)["restarts"] == 1
     assert command(*patient, f"run_dir={directory}") == 0
     assert command(*patient, f"run_dir={tmp_path / 'straight'}") == 0

@@ -202,7 +202,7 @@ def test_a_single_run_is_submitted(tmp_path, monkeypatch):
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     Slurm(cluster=Where.local).check()
-    with pytest.raises(ConfigError, match=r"finds no sbatch here: .* launcher.cluster=local"):
+    with pytest.raises(ConfigError, match=r"needs sbatch, which is missing here: .* launcher.cluster=local"):
         Slurm().check()
     monkeypatch.setattr("decentral.host.machine.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package 'submitit': pip install 'decentral\[slurm\]'"):

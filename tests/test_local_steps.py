@@ -164,7 +164,7 @@ def test_processes_and_a_break_make_no_difference(start, method: str) -> None:
     ],
 )
 def test_what_has_no_local_steps_names_what_has(words: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=r"so that communication\.every=3 cannot be used: leave it out, ") as refused:
+    with pytest.raises(ConfigError, match=r"so communication\.every=3 cannot be used: leave it out, ") as refused:
         configure(*SMALL, *words.split(), "communication.every=3")
     assert str(refused.value).endswith(says)
 

@@ -195,7 +195,7 @@ def test_wandb_without_network_key_or_terminal_ends_with_an_offline_run(
     found = list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))
     assert len(found) == folders and all(file.stat().st_size > 100 for file in found)
     if mode == "online":
-        assert done.stderr.count("\n") == 1 and "is offline: there is no key" in done.stderr
+        assert done.stderr.count("\n") == 1 and "is offline: no API key" in done.stderr
     else:
         assert done.stderr == ""
 
@@ -233,12 +233,12 @@ def test_a_finished_run_gives_its_stored_metrics_to_the_logger_once(tmp_path: Pa
     run(capsys, *first, "logger=tensorboard")
     run(capsys, *(word for word in second if not word.startswith("logger.")))
     assert list(logged) == ["first"]
-    assert "nothing was computed.\nIts stored metrics went to logger=tensorboard." in run(
+    assert "nothing was computed.\nSent the stored metrics to logger=tensorboard." in run(
         capsys, *second, "logger=tensorboard"
     )
     assert logged["second"] == logged["first"] and logged["first"][-1] == "done" and len(logged["first"]) > 2
     for known in (first, second):
-        assert "logger=tensorboard had its metrics before." in run(capsys, *known, "logger=tensorboard")
+        assert "logger=tensorboard already has its metrics." in run(capsys, *known, "logger=tensorboard")
     assert len(logged["second"]) == len(logged["first"])
     last = logged["first"][-2][1]
     assert ("objective/suboptimality/worker3" in last) == bool(more) == ("lr/worker3" in last)
@@ -251,8 +251,8 @@ def test_rerun_computes_a_finished_run_again_in_its_place(tmp_path: Path, capsys
     (there,) = (tmp_path / "runs").iterdir()
     metrics = (there / "metrics.jsonl").read_text()
     (there / "metrics.jsonl").write_text(metrics.splitlines()[0] + "\n")
-    assert "was done before" in run(capsys, f"results_dir={tmp_path}")
-    assert "was done before" not in run(capsys, f"results_dir={tmp_path}", "rerun=true")
+    assert "already finished" in run(capsys, f"results_dir={tmp_path}")
+    assert "already finished" not in run(capsys, f"results_dir={tmp_path}", "rerun=true")
     again = [row | {"wall_s": 0} for row in read_metrics(there)]
     (tmp_path / "before.jsonl").write_text(metrics)
     assert again == [row | {"wall_s": 0} for row in read_metrics(tmp_path / "before.jsonl")]
@@ -287,7 +287,7 @@ def test_a_rerun_that_is_refused_leaves_finished_runs_as_they_were(
     assert says in refused(capsys, *there, "rerun=true", wrong)
     assert contents(tmp_path) == files
     assert not list(tmp_path.glob("runs/*/before"))
-    assert "done before" in run(capsys, *there)
+    assert "already finished" in run(capsys, *there)
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_a_rerun_that_is_refused_when_it_is_put_together_leaves_the_run_as_it_wa
     assert "execution=batched" in refused(capsys, *there, "rerun=true", "execution=batched")
     assert contents(tmp_path) == files
     assert not list(tmp_path.glob("runs/*/before"))
-    assert "done before" in run(capsys, *there)
+    assert "already finished" in run(capsys, *there)
 
 
 @pytest.mark.slow
@@ -313,5 +313,5 @@ def test_a_rerun_that_was_broken_off_has_kept_what_there_was_until_it_is_finishe
     RunStore.forget(there, there.name)
     assert (there / "before" / "metrics.jsonl").read_bytes() == metrics
     assert RunStore.finished(there, there.name) is None
-    assert "done before" not in run(capsys, f"results_dir={tmp_path}")
+    assert "already finished" not in run(capsys, f"results_dir={tmp_path}")
     assert RunStore.finished(there, there.name) is not None and not (there / "before").exists()

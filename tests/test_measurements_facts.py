@@ -114,9 +114,9 @@ def test_at_a_crossover_both_cost_the_same_and_below_it_the_first_less(pair: tup
 
 @pytest.mark.parametrize(("values", "said"), [
     (MAP | LINKS | {"rows": [{"method": "Ring", "scheme": "rings"}]}, "scheme=rings is unknown"),
-    (MAP | LINKS | {"rows": [RING], "keep": [2]}, "keep=2 makes no sense: it has to be above 0 and at most 1"),
-    (MAP | LINKS | {"rows": [RING], "gbps": []}, "gbps=.. makes no map"),
-    ({"kind": "collective_facts", "rows": [RING], "num_workers": [2]}, "num_workers=2 makes no sense"),
+    (MAP | LINKS | {"rows": [RING], "keep": [2]}, "keep=2 is out of range; use a number > 0 and <= 1"),
+    (MAP | LINKS | {"rows": [RING], "gbps": []}, "gbps=.. is empty"),
+    ({"kind": "collective_facts", "rows": [RING], "num_workers": [2]}, "num_workers=2 is out of range; .* >= 4"),
     *(({"kind": "groups", "sizes": [size]}, "groups|size") for size in ([8, 3], [12, 4], [4, 8], [4])),
 ])  # fmt: skip
 def test_what_makes_no_sense_is_refused(values: dict[str, Any], said: str) -> None:

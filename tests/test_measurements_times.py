@@ -173,8 +173,8 @@ def test_seeds_that_are_known_are_not_computed_again_and_more_can_be_added(tmp_p
     [
         (["cluster=none"], {}, "cluster=none has no simulated time"),
         (["cluster=free"], {}, "cluster.num_parameters is not given"),
-        (INSTANT, {"baseline": "WAGMA"}, "baseline=WAGMA is the method of no row"),
-        (INSTANT, {"published_at": {"workers": [8]}}, "published_at: workers is no column"),
+        (INSTANT, {"baseline": "WAGMA"}, "baseline=WAGMA is not the method of a row"),
+        (INSTANT, {"published_at": {"workers": [8]}}, "published_at: workers is not a column"),
         ([*INSTANT, "network.drop_probability=0.1"], {"rows": [{**DPSGD, "method": "WAGMA-SGD"}]}, "cannot be used"),
     ],
 )
@@ -281,10 +281,10 @@ def test_every_exchange_is_timed_in_every_round_and_a_second_attempt_goes_on(tmp
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"baseline": "Al-reduce"}, "baseline=Al-reduce is the method of no row. Did you mean 'All-reduce'?"),
+        ({"baseline": "Al-reduce"}, "baseline=Al-reduce is not the method of a row. Did you mean 'All-reduce'?"),
         ({"columns": {"num_workers": [1]}}, "needs several workers"),
-        ({"rounds": 0}, "rounds=0 makes no sense: it has to be at least 1"),
-        ({"rows": [{**EXCHANGED[0], "verb": "median"}]}, "verb='median' does not fit"),
+        ({"rounds": 0}, "rounds=0 is out of range; use a number >= 1"),
+        ({"rows": [{**EXCHANGED[0], "verb": "median"}]}, "verb='median' has the wrong type"),
     ],
 )
 def test_exchanges_that_cannot_be_timed_are_refused(changes: dict[str, Any], sentence: str) -> None:
@@ -398,12 +398,12 @@ def test_what_overlaps_hides_at_most_its_share_of_the_gradient(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("base", "settings", "said"),
     [
-        ([], {"gbps": []}, "gbps=.. and latency_ms=.* make no map"),
+        ([], {"gbps": []}, "gbps=.. and latency_ms=.* do not span a map"),
         ([], {"measure": TO_REACH | {"axis": "epoch"}}, "steps to a target"),
-        (["algo=dpsgd", "topology=ring", "compress=none"], {}, "algo has to be allreduce"),
-        (["cluster=paper_c1"], {}, "all links have to be alike"),
+        (["algo=dpsgd", "topology=ring", "compress=none"], {}, "algo must be allreduce"),
+        (["cluster=paper_c1"], {}, "all links must be alike"),
         (["compress=flexible"], {}, "must not depend on the links"),
-        (["cluster=two_delayed"], {}, "gradients that all take the same time"),
+        (["cluster=two_delayed"], {}, "all gradients must take the same time"),
     ],
 )
 def test_what_does_not_follow_from_one_run_is_refused(

@@ -169,7 +169,7 @@ def test_tasks_with_tokens_count_them(task: str) -> None:
     plain = {key: value for key, value in found["[accuracy,f1]"].items() if key[1] not in ("accuracy", "f1")}
     assert plain == pytest.approx(found["[]"], nan_ok=True)
     assert 0 <= found["[accuracy,f1]"]["test", "f1", 0] <= 1
-    with pytest.raises(ConfigError, match=r"kappa is for examples with a class each, and task="):
+    with pytest.raises(ConfigError, match=r"kappa needs one class per example, but task="):
         compose([*SEQUENCES[task], f"metrics=[accuracy,{__name__}:kappa]"])
 
 
@@ -192,7 +192,7 @@ def test_a_metric_without_a_finite_number_is_seen(tmp_path: Path, capsys: Any, n
     told = capsys.readouterr().out
     assert not ended.value.code and ": done\n" in told
     assert re.search(f"test {name} +{shown} +{shown} +{shown}", told)
-    assert f"{name} judges the run and gave no finite number" in told
+    assert f"{name} judges the run but is not finite" in told
     values = [row["value"] for row in read_metrics(tmp_path / "results" / "runs" / "one") if row["metric"] == name]
     assert len(values) == 12 and set(map(str, values)) == {shown}
     assert table(tmp_path / "results", rows="algo")["mean"].isna().tolist() == [True, False]  # and the throughput
@@ -262,18 +262,18 @@ REFUSED = {
     "metrics=[acc]": "metrics=acc does not exist: use accuracy, f1, per_class_accuracy, or module:function",
     "metrics=[f2]": r"metrics=f2 does not exist: .* Did you mean 'f1'\?",
     "metrics=[F1]": r"metrics=F1 does not exist: .* Did you mean 'f1'\?",
-    f"metrics=[+{__name__}:nan]": "has the name of a number: give the function another name",
+    f"metrics=[+{__name__}:nan]": "looks like a number: rename the function",
     "metrics=[f1,f1]": "has f1 more than once",
     "metrics=[torchmetrics_:f1]": "there is no module torchmetrics_",
-    "metrics=[per_class_accuracy] data=synthetic": "would record 1000 metrics, and 200 are the most: use f1",
-    f"metrics=[{__name__}:auc]": r"does not say whether larger is better, and the first one judges the run: write \+",
+    "metrics=[per_class_accuracy] data=synthetic": "would record 1000 metrics, more than 200: use f1",
+    f"metrics=[{__name__}:auc]": r"has no direction, and the first metric judges the run: write \+",
     f"metrics=[f1,{__name__}:two]": r"returns \[2\]: return one number for all test examples",
     f"metrics=[f1,{__name__}:true]": r"returns a bool: return one number for all test examples",
     f"metrics=[f1,{__name__}:true_tensor]": r"returns a bool: return one number",
     f"metrics=[f1,{__name__}:true_of_numpy]": r"returns a bool_?: return one number",
     f"metrics=[f1,{__name__}:broken]": "broken fails .*AttributeError",
-    f"metrics=[f1,{__name__}:kappa] num_workers=100000 partition=iid batch_size=1": "numbers, and 2e\\+08 are the most",
-    "metrics=[accuracy] task=quadratics": "is for tasks that train a network on examples",
+    f"metrics=[f1,{__name__}:kappa] num_workers=100000 partition=iid batch_size=1": "numbers, more than 2e\\+08",
+    "metrics=[accuracy] task=quadratics": "needs a task that trains a network on examples",
 }
 
 

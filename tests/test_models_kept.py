@@ -147,18 +147,20 @@ def test_a_run_starts_from_the_averaged_model_of_another(start):
 
 
 def test_init_that_cannot_be_used_is_refused(start, tmp_path):
-    with pytest.raises(ConfigError, match=r"init=nothing has no models\.safetensors that can be read in"):
+    with pytest.raises(ConfigError, match=r"init=nothing has no readable models\.safetensors in"):
         compose([*MLP, "init=nothing"])
     first = start(*MLP)
-    with pytest.raises(ConfigError, match=r"is a run of another model than model=cnn: its .* is .*, here it is"):
+    with pytest.raises(
+        ConfigError, match=r"is a run of a model other than model=cnn: its .* is .*, and this model's is"
+    ):
         start(*MLP, "model=cnn", f"init={first.directory}", directory="second")
     assert not (tmp_path / "second").exists(), "a run that was refused claims no folder"
     (tmp_path / "second").mkdir()
     (tmp_path / "second" / "log.txt").write_text("a launcher's")
-    with pytest.raises(ConfigError, match="is a run of another model"):
+    with pytest.raises(ConfigError, match="is a run of a model other than"):
         start(*MLP, "model=cnn", f"init={first.directory}", directory="second")
     assert [path.name for path in (tmp_path / "second").iterdir()] == ["log.txt"]
-    with pytest.raises(ConfigError, match="init= is for tasks that train networks"):
+    with pytest.raises(ConfigError, match="init= needs a task that trains networks"):
         start("task=quadratics", "num_workers=3", "steps=3", f"init={first.directory}", directory="third")
 
 
@@ -405,7 +407,7 @@ def test_the_file_of_models_follows_the_umask_and_what_cannot_be_opened_is_not_d
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is damaged \(its content is not what was written\): delete"):
+    with pytest.raises(ConfigError, match=r"is damaged \(its content does not match its checksum\): delete"):
         load_models(path.parent)
     path.unlink()
     path.mkdir()

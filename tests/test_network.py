@@ -420,9 +420,12 @@ def test_a_matrix_may_depend_on_data():
     [
         (["communication.workers_per_machine=3"], "communication.workers_per_machine=3 does not divide num_workers=16"),
         (["topology=dbt", "communication.workers_per_machine=2"], "needs one graph of machines, but topology=dbt is 2"),
-        (["communication.global_every=50000", "communication.every=7"], "repeat after 350000 steps only"),
-        (["communication.global_every=2", "network.drop_probability=0.1"], "what machines and all workers do together"),
-        (["algo=allreduce", "communication.every=2"], "communication.every=2 has no meaning for it"),
+        (["communication.global_every=50000", "communication.every=7"], "repeat only after 350000 steps"),
+        (
+            ["communication.global_every=2", "network.drop_probability=0.1"],
+            "exchanges within machines and among all workers are reliable",
+        ),
+        (["algo=allreduce", "communication.every=2"], "so communication.every=2 has no effect"),
         (
             ["algo=relaysgd_grad", "topology=bt", "communication.every=2"],
             "relays over the same trees in every step, so",

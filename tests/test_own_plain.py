@@ -252,9 +252,9 @@ def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
         (("model=nonesuch:Net",), "there is no module nonesuch in this folder"),
         (("model={}:Net", "model.widht=3"), "has no setting 'widht'. Did you mean 'model.width'?"),
         (("model={}:Wrong", "data={}:noisy"), "model.classes has no default: give it a value"),
-        (("model={}:Wrong", "model.classes=3", "data={}:noisy"), "has to give a number for each of the 5 classes"),
-        (("model=cnn", "data={}:noisy"), "model=cnn is for images, but this data= has labelled examples"),
-        (("data={}:one",), "has to return two data sets, (train, test), not a Noisy."),
+        (("model={}:Wrong", "model.classes=3", "data={}:noisy"), "one number for each of the 5 classes"),
+        (("model=cnn", "data={}:noisy"), "model=cnn needs images, but this data= has labelled examples"),
+        (("data={}:one",), "returns a Noisy: return two data sets, (train, test)."),
         (("data={}:breaks",), ".py, line 75: OSError: no such disk."),
     ],
 )
@@ -465,17 +465,17 @@ def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
     ("arguments", "words"),
     [
         ("schedule={}:negative", "in step 1: return the factor on lr, a finite number >= 0."),
-        ("partition={}:twice", "returns 12 indices, not each of 0 ... 1437 once: deal out every sample once."),
+        ("partition={}:twice", "returns 12 indices, not each of 0 ... 1437 once: assign every sample exactly once."),
         (
             "partition={}:few",
-            "returns 1 parts with 1438 samples at least: return one with at least one sample for each",
+            "returns 1 parts with 1438 samples at least: return ",
         ),
         ("topology={}:small", "returns an array [3, 3] for num_workers=4: return a graph or W [4, 4]"),
-        ("topology={}:falls", "have to be row-stochastic (pull) or column-stochastic (push)"),
+        ("topology={}:falls", "are neither row-stochastic (pull) nor column-stochastic (push)"),
         ("topology={}:asks", "topology.k has no default: give it a value, as in topology.k=3."),
-        ("topology={}:arrows topology.weighted=true topology.weights=pull", "contradicts topology=names"),
+        ("topology={}:arrows topology.weighted=true topology.weights=pull", "conflicts with topology=names"),
         ("topology={}:arrows topology.weight=true", "has no setting 'weight'. Did you mean"),
-        ("topology={}:differs", "returns something else when it is called again: draw from numpy.random"),
+        ("topology={}:differs", "is not reproducible: draw from numpy.random"),
         ("topology={}:of_kind topology.kind=words", "returns matrices of <U32: return graphs (bools, or whole"),
         ("topology={}:of_kind topology.kind=objects", "returns matrices of object"),
         ("topology={}:of_kind topology.kind=complex", "returns matrices of complex128"),
@@ -484,12 +484,12 @@ def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
         ("topology={}:of_kind topology.kind=negative", "returns a graph with negative entries"),
         ("topology={}:of_kind topology.kind=sets", "returns a set for num_workers=4"),
         ("topology={}:of_kind topology.kind=nothing", "returns a NoneType for num_workers=4"),
-        ("partition={}:deals_anew", "returns other parts when it is called again: draw from numpy.random"),
+        ("partition={}:deals_anew", "returns different parts when called again: draw from numpy.random"),
         ("partition={}:deals partition.kind=dict", "returns a dict without an array of indices for each worker"),
         ("partition={}:deals partition.kind=sets", "returns a list without an array of indices for each worker"),
         ("partition={}:deals partition.kind=nothing", "returns a NoneType without an array of indices"),
         ("partition={}:deals partition.kind=owners", "returns a ndarray without an array of indices"),
-        ("schedule={}:noisy", "when it is called again: let it depend on what it is told alone"),
+        ("schedule={}:noisy", "when called again: make it a deterministic function of its arguments"),
         ("logger={}:Silent", "Silent has no method log(step, values): define it."),
     ],
 )
@@ -594,14 +594,17 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ("data.test=test", "has the splits train, validation, not test: choose with data.train= and data.test=."),
+        (
+            "data.test=test",
+            "has the splits train, validation, not test: select splits with data.train= and data.test=.",
+        ),
         (
             "data.image=picture",
-            "has no column picture in train, but image, vector, title, more, label, fine: choose with",
+            "has no column picture in train, but image, vector, title, more, label, fine: select columns with",
         ),
         (
             "data.text=[title]",
-            "task=images is for images with labels, but data=datasets:load_dataset has texts",
+            "task=images needs images with labels, but data=datasets:load_dataset has texts",
         ),
         ("data.colour=red", "has no setting 'colour'"),
     ],
@@ -643,6 +646,6 @@ def test_a_model_of_timm_is_made_for_the_data(capsys: pytest.CaptureFixture[str]
     for more, says in ((["model.kwargs={rate:1}"], "unexpected keyword argument 'rate'"), ([], "Unknown model")):
         name = "resnet10t" if more else "resnet11t"
         said = refusal_of(capsys, *words, f"model.model_name={name}", *more, "processes=1")
-        assert "model=timm:create_model cannot be made: " in said and says in said
+        assert "model=timm:create_model cannot be built: " in said and says in said
     said = refusal_of(capsys, *words, "model.model_name=resnet10t", "model.drop_rate=0.1")
-    assert "has no setting 'drop_rate': what **kwargs takes is written model.kwargs={drop_rate:...}." in said
+    assert "has no setting 'drop_rate': write arguments of **kwargs as model.kwargs={drop_rate:...}." in said

@@ -411,7 +411,7 @@ def test_the_commands_of_a_page_do_what_it_says(folder: Path, page: str) -> None
             wrong = "algo=forgetful" in words  # on purpose
             assert done.returncode == wrong, f"{line}\n{done.stdout}{done.stderr}"
             if wrong:
-                assert "algo=forgetful fails 'the mean is kept': the mean of the models is not kept" in done.stdout
+                assert "algo=forgetful fails 'the mean is kept': the mean of the models is not preserved" in done.stdout
             elif name == "check":
                 assert "[1 of 12]" in done.stdout and " 0 failed" in done.stdout and "FAILED" not in done.stdout
             ran += 1

@@ -158,7 +158,7 @@ def test_a_distribution_is_drawn_from_the_seed_for_each_worker_by_itself():
     ids = {run_id(configure(*RUN, *own)) for own in ([], [OWN[0]], [OWN[1]], [OWN[2]], OWN)}
     assert len(ids) == 5
     assert run_id(configure(*RUN, OWN[0])) == run_id(configure(*RUN, OWN[0], "lr=0.3"))  # which is not used
-    with pytest.raises(ConfigError, match=r"lr=0.3 is not used beside lr_per_worker=\[0.1,0.2,0.05,0.1\]"):
+    with pytest.raises(ConfigError, match=r"lr=0.3 conflicts with lr_per_worker=\[0.1,0.2,0.05,0.1\]"):
         compose([*RUN, OWN[0], "lr=0.3"])
 
 
@@ -182,22 +182,22 @@ def test_asynchronous_workers_have_batches_and_times_of_their_own(start):
 
 
 REFUSED = {
-    "lr_per_worker=[0.1,0.2]": ([], "lr_per_worker=[0.1,0.2] has 2 entries, but num_workers=4: give one a worker"),
-    "lr_per_worker=[0.1,0,0.1,0.1]": ([], "cannot be used: give finite numbers above 0"),
-    "lr_per_worker=[0.1,nan,0.1,0.1]": ([], "cannot be used: give finite numbers above 0"),
-    "lr_per_worker=[normal,1,2]": ([], "lr_per_worker=[normal,1,2] is no distribution: use [uniform,LOW,HIGH]"),
-    "lr_per_worker=[uniform,2,1]": ([], "is no distribution"),
-    "lr_per_worker=[a,b,c,d]": ([], "has entries that are no numbers"),
+    "lr_per_worker=[0.1,0.2]": ([], "lr_per_worker=[0.1,0.2] has 2 entries, but num_workers=4: give one per worker"),
+    "lr_per_worker=[0.1,0,0.1,0.1]": ([], "is out of range: give finite numbers > 0"),
+    "lr_per_worker=[0.1,nan,0.1,0.1]": ([], "is out of range: give finite numbers > 0"),
+    "lr_per_worker=[normal,1,2]": ([], "lr_per_worker=[normal,1,2] is not a distribution: use [uniform,LOW,HIGH]"),
+    "lr_per_worker=[uniform,2,1]": ([], "is not a distribution"),
+    "lr_per_worker=[a,b,c,d]": ([], "has entries that are not numbers"),
     "lr_per_worker=[]": ([], "has 0 entries"),
     "lr_per_worker=[1,1,1,1]": (["algo=allreduce"], "lr_per_worker cannot be used with algo=allreduce"),
-    "lr_per_worker=[true,0.1,0.1,0.1]": ([], "cannot be used: give finite numbers above 0"),
-    "batch_size_per_worker=[1,2,3,1e30]": ([], "cannot be used: give whole numbers above 0"),
-    "batch_size_per_worker=[lognormal,4,500]": ([], "which is more than the 359 training images"),
-    "batch_size_per_worker=[1,2,3,0]": ([], "cannot be used: give whole numbers above 0"),
-    "batch_size_per_worker=[1,2,3,1.5]": ([], "cannot be used: give whole numbers above 0"),
+    "lr_per_worker=[true,0.1,0.1,0.1]": ([], "is out of range: give finite numbers > 0"),
+    "batch_size_per_worker=[1,2,3,1e30]": ([], "is out of range: give whole numbers > 0"),
+    "batch_size_per_worker=[lognormal,4,500]": ([], "which exceeds the 359 training images"),
+    "batch_size_per_worker=[1,2,3,0]": ([], "is out of range: give whole numbers > 0"),
+    "batch_size_per_worker=[1,2,3,1.5]": ([], "is out of range: give whole numbers > 0"),
     "batch_size_per_worker=[1,2,3,400]": (
         [],
-        "batch_size_per_worker=[1,2,3,400] has 400, which is more than the 359 training images",
+        "batch_size_per_worker=[1,2,3,400] has 400, which exceeds the 359 training images",
     ),
     "batch_size_per_worker=[1,2,3,4]": (
         ["task=quadratics"],

@@ -140,7 +140,7 @@ def test_the_summary_of_an_interrupted_run_says_why_how_far_it_came_and_how_it_g
     text = summary(run)
     assert text.startswith(f"relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 3 workers, seed 4: {head}\n")
     assert "Steps:    25 (evaluated after 20) in 12.0 s" in text and "Sent:     10 kB by a worker" in text
-    assert text.endswith("decentral-run algo=relaysgd seed=4 run_dir=x  (goes on from the newest checkpoint)")
+    assert text.endswith("decentral-run algo=relaysgd seed=4 run_dir=x  (resumes from the newest checkpoint)")
 
 
 # Provenance
@@ -313,10 +313,10 @@ def test_a_timeline_alone_trains_nothing_and_says_what_steps_cost(tmp_path: Path
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("steps=5",), "simulate=timeline works out time in a virtual cluster: choose one"),
+        (("steps=5",), "simulate=timeline needs a virtual cluster: choose one"),
         (("cluster=even", "steps=5", "processes=2"), "leave processes= out"),
-        (("cluster=even",), "trains nothing, so that there are no epochs: give steps="),
-        (("cluster=even", "steps=5", "stop_after_simulated_s=3"), "stop_after_simulated_s=3 is for training"),
+        (("cluster=even",), "does not train, so it has no epochs: give steps="),
+        (("cluster=even", "steps=5", "stop_after_simulated_s=3"), "stop_after_simulated_s=3 needs training"),
     ],
 )
 def test_what_a_timeline_alone_needs(overrides, sentence) -> None:
@@ -327,7 +327,9 @@ def test_what_a_timeline_alone_needs(overrides, sentence) -> None:
 @pytest.mark.parametrize("compress", ["threshold", "powersgd"])
 def test_a_timeline_has_to_know_how_long_messages_are(compress: str) -> None:
     words = ("algo=allreduce", "task=quadratics", "simulate=timeline", "cluster=even", "steps=5")
-    with pytest.raises(ConfigError, match=f"knows of no layers, on which it depends what compress={compress} sends"):
+    with pytest.raises(
+        ConfigError, match=f"neither gradients nor layers, which determine what compress={compress} sends"
+    ):
         work_out([("", configure(*words, f"compress={compress}"))])
 
 

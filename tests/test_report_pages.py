@@ -170,12 +170,12 @@ def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Pat
     write(results_dir / "own" / "claims" / "small", table1(), {"claims": wrong})
     report([f"results_dir='{results_dir}'"])
     said = capsys.readouterr().out
-    remarks = [line.removeprefix("Note:     ") for line in said.splitlines() if " is left out: " in line]
+    remarks = [line.removeprefix("Note:     ") for line in said.splitlines() if " is skipped: " in line]
     assert sorted(remark.split("/")[1] for remark in remarks) == sorted([*foreign, "claims", "report", "wanted"])
     assert "Made:     3 reports" in said
     text = (results_dir / "README.md").read_text()
     assert all(f"- {remark}\n" in text for remark in remarks)
-    assert [line for line in text.splitlines() if " is left out: " not in line and line] == [
+    assert [line for line in text.splitlines() if " is skipped: " not in line and line] == [
         line for line in board.splitlines() if line
     ]
     with pytest.raises(ConfigError, match="names a label 'metod'"):
@@ -211,8 +211,8 @@ def test_two_studies_that_publish_at_once_wait_for_each_other(results_dir: Path)
 @pytest.mark.parametrize(("arguments", "complaint"), [
     (["relaysum_tabel1"], "there is no study relaysum_tabel1. Did you mean 'relaysum_table1'?"),
     (["results_dr=x"], "decentral-report has no setting 'results_dr'. Did you mean 'results_dir'?"),
-    (["figures.width=colum"], "figures.width=colum is no width: it should be screen, column (3.25 inches)"),
-    (["results_dir=/nowhere"], "results_dir=/nowhere holds no results: run decentral-study first."),
+    (["figures.width=colum"], "figures.width=colum is not a valid width: use screen, column (3.25 inches)"),
+    (["results_dir=/nowhere"], "results_dir=/nowhere has no results: run decentral-study first."),
     (["thesis_tableA_1", "scale=paper"], "of thesis_tableA_1 at scale=paper yet: run decentral-study first, or give"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_one_sentence(results_dir: Path, monkeypatch, capsys, arguments, complaint) -> None:
@@ -304,7 +304,7 @@ def test_a_figure_without_data_is_not_drawn_and_an_old_one_is_removed(tmp_path: 
     make(write(directory, table1(), {"figures": [CURVES]}, lines_of_curves()))
     assert (directory / "course.png").exists()
     (directory / "curves.csv").unlink()
-    assert make(directory).remarks == ["course has no data yet, so it was not drawn."]
+    assert make(directory).remarks == ["course is not drawn: it has no data yet."]
     assert not (directory / "course.png").exists()
 
 
@@ -328,7 +328,7 @@ def test_a_run_without_a_value_is_the_worst_of_its_cell_and_not_left_out_of_it(t
 @pytest.mark.parametrize(("figure", "complaint"), [
     (Curves(lines=["metod"]), "uses a label 'metod'. Did you mean 'method'?"),
     (Curves(metric="test accurcy (%)"), "Did you mean 'test accuracy (%)'?"),
-    (Scaling(x="method"), "is drawn over method, but RelaySGD is no number"),
+    (Scaling(x="method"), "is drawn over method, but RelaySGD is not a number"),
 ])  # fmt: skip
 def test_a_figure_of_what_does_not_exist_is_refused(results: Results, figure, complaint: str) -> None:
     with pytest.raises(ConfigError, match="study mine: the figure 'figure'") as refused:
@@ -385,13 +385,13 @@ def test_a_figure_for_a_paper_is_as_wide_as_its_column_without_a_title(results: 
 
 
 @pytest.mark.parametrize(("settings", "complaint"), [
-    ({"figures.title": "no"}, "figures.title=no is neither true nor false."),
-    ({"figures.width": "colum"}, "figures.width=colum is no width: it should be screen, column (3.25 inches) or page "
+    ({"figures.title": "no"}, "figures.title=no is not a boolean: use true"),
+    ({"figures.width": "colum"}, "figures.width=colum is not a valid width: use screen, column (3.25 inches), page "
      "(6.75 inches), or inches from 2 to 20."),
-    ({"figures.width": "80"}, "figures.width=80 is no width: "),
-    ({"figures.width": "nan"}, "figures.width=nan is no width: "),
-    ({"figures.format": "[png,pfd]"}, "figures.format=[png,pfd] has 'pfd', which is no format. Did you mean 'pdf'?"),
-    ({"figures.format": "[]"}, "figures.format=[] has '', which is no format."),
+    ({"figures.width": "80"}, "figures.width=80 is not a valid width: "),
+    ({"figures.width": "nan"}, "figures.width=nan is not a valid width: "),
+    ({"figures.format": "[png,pfd]"}, "figures.format=[png,pfd] has 'pfd', which is not a format. Did you mean 'pdf'?"),
+    ({"figures.format": "[]"}, "figures.format=[] has '', which is not a format."),
 ])  # fmt: skip
 def test_an_output_that_does_not_exist_is_refused_in_a_sentence(settings: dict[str, str], complaint: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -229,7 +229,7 @@ def test_a_claim_on_a_cell_of_which_not_all_runs_have_ended_is_not_run(tmp_path:
     (None, BOUND, "needs either `at_most` or `at_least`"),
     (None, BOUND | {"at_most": 1, "at_least": 0}, "needs either `at_most` or `at_least`"),
     (None, ORDER | {"worse": {"metod": "D2"}}, "the claim 'So it is.' names a label 'metod'. Did you mean 'method'?"),
-    (None, ORDER | {"worse": {"method": "D-PSGD"}}, "means both method=D-PSGD, topology=ring, alpha=1, metric="),
+    (None, ORDER | {"worse": {"method": "D-PSGD"}}, "matches both method=D-PSGD, topology=ring, alpha=1, metric="),
     (TIMES, {"kind": "bound", "cell": GOSSIP | {"metric": "*"}, "at_least": 1}, "metric=seconds to test accuracy 50 %"),
 ])  # fmt: skip
 def test_a_claim_that_cannot_be_judged_is_refused(tmp_path: Path, values, one: dict, complaint: str) -> None:
@@ -405,7 +405,7 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     (directory / "values.csv").unlink()
     with pytest.raises(ConfigError, match=r"values\.csv is missing"):
         make(directory)
-    with pytest.raises(ConfigError, match="a label cannot be called 'seed'"):
+    with pytest.raises(ConfigError, match="a label cannot be named 'seed'"):
         make(write(directory, [], {}, labels=["seed"]))
 
 
@@ -423,11 +423,11 @@ GOOD: dict[str, Any] = {
 
 @pytest.mark.parametrize(("change", "complaint"), [
     ({"captoin": "x"}, "study mine: report has no key 'captoin'. Did you mean 'caption'?"),
-    ({"caption": [1]}, "study mine: report.caption=[1] does not fit: it should be text."),
-    ({"table": {"rows": ["a"], "format": "procent"}}, "it should be one of percent, steps, scientific, plain."),
-    ({"table": {"rows": ["a"], "digits": 1.5}}, "report.table.digits=1.5 does not fit: it should be a whole number"),
+    ({"caption": [1]}, "study mine: report.caption=[1] has the wrong type: use text."),
+    ({"table": {"rows": ["a"], "format": "procent"}}, "use one of percent, steps, scientific, plain."),
+    ({"table": {"rows": ["a"], "digits": 1.5}}, "report.table.digits=1.5 has the wrong type: use a whole number"),
     ({"figures": [{"kind": "curve"}]}, "report.figures[0].kind=curve does not exist. Did you mean 'curves'?"),
-    ({"figures": [{"kind": "curves", "name": "a"}] * 2}, "two are called 'a'"),
+    ({"figures": [{"kind": "curves", "name": "a"}] * 2}, "two are named 'a'"),
     ({"published": {"item": "table1", "because": "x", "tolerance": {}}}, "needs one of relative, absolute and factor"),
     ({"published": {"item": "table1", "because": "x", "tolerance": {"factor": 0.5}}}, "factor=0.5 is below 1"),
     ({"claims": [{"says": "so", "kind": "order", "better": {"a": 1}}]}, "'so' needs `worse`"),

@@ -289,10 +289,10 @@ def test_the_place_of_a_value(run, measure, label, value):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"to_reach": 90, "axis": "second"}, "measure.axis=second is no axis"),
+        ({"to_reach": 90, "axis": "second"}, "measure.axis=second is not an axis"),
         ({"to_reach": 90, "last_epochs": 5}, "leave out measure.last_epochs"),
-        ({"to_reach": math.nan}, "measure.to_reach=nan must be a finite number"),
-        ({"last_epochs": -1}, "measure.last_epochs=-1 must be 0 or more"),
+        ({"to_reach": math.nan}, "measure.to_reach=nan is not finite; use a finite number"),
+        ({"last_epochs": -1}, "measure.last_epochs=-1 is negative; use a number >= 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(values, message):

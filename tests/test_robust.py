@@ -271,15 +271,15 @@ REFUSED = {
     "tracking": (["algo=gradient_tracking", "topology=ring", "attack=alie"], f"attack=alie .* {ONLY}"),
     "relayed": (["algo=relaysgd", "topology=chain", "robust=nna"], ONLY),
     "asynchronous": (["algo=adpsgd", "topology=ring", "attack=noise"], ONLY),
-    "trees": ([*RUN, "topology=dbt", "robust=clip"], "cuts them in pieces"),
+    "trees": ([*RUN, "topology=dbt", "robust=clip"], "splits them into pieces"),
     "rounded": ([*RUN, "topology=ring", "compress=bf16", "robust=clip"], "leave out compress=bf16"),
     "machines": ([*RUN, "communication.workers_per_machine=2", "robust=clip"], "communication.workers_per_machine=2"),
     "no labels": ([*RUN, "attack=label_flip"], "task=quadratics has none"),
-    "who": ([*RUN, "attack=noise", "attack.workers=[8]"], r"attack.workers=\[8\] must name .* 0 to 7"),
+    "who": ([*RUN, "attack=noise", "attack.workers=[8]"], r"attack.workers=\[8\] is invalid: name .* 0 to 7"),
     "twice": ([*RUN, "attack=noise", "attack.workers=[1,1]"], "different workers"),
-    "both": ([*RUN, "attack=noise", "attack.workers=[1]", "attack.count=1"], "contradict"),
+    "both": ([*RUN, "attack=noise", "attack.workers=[1]", "attack.count=1"], "conflict: leave one"),
     "all": ([*RUN, "attack=noise", "attack.count=8"], "attack.count=8 leaves no honest worker"),
-    "z": ([*RUN, "attack=alie", "attack.count=5"], "attack.z=null has no value for 5 attackers"),
+    "z": ([*RUN, "attack=alie", "attack.count=5"], "attack.z=null is undefined for 5 attackers"),
 }
 
 

@@ -169,7 +169,7 @@ def test_a_full_disk_stops_everything_and_says_what_to_do(toy):
     tally, log = run([toy("a", "disk_full"), *(toy(name) for name in "bcd")], shown=board("test", stream=stream))
     assert log == ["open", "a", "b", "close"]
     assert [ended.status for ended in tally.ended] == [Status.failed, Status.interrupted]
-    assert "the disk is full" in stream.getvalue() and "same command goes on" in stream.getvalue()
+    assert "the disk is full" in stream.getvalue() and "same command resumes" in stream.getvalue()
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def test_a_source_that_breaks_lets_running_jobs_write_checkpoints_before_its_err
         schedule(Broken(), pool, Path("unused"), board("study", stream=stream))
     assert raised.value is error
     assert pool.interrupted and pool.log == ["open", "first", "second", "close"] and not pool.running
-    assert "stopping, since it cannot be said what is left" in stream.getvalue()
+    assert "stopping: the remaining jobs cannot be determined" in stream.getvalue()
     assert "interrupted second" in stream.getvalue()
 
 
@@ -321,7 +321,7 @@ def test_the_cores_are_shared_out_between_jobs_that_leave_the_number_open():
     assert slots.seat(Demand(None), 1) is None
 
 
-@pytest.mark.parametrize("demand", [Demand(4), Demand(1, alone=True)], ids=["more than there is", "takes times"])
+@pytest.mark.parametrize("demand", [Demand(4), Demand(1, alone=True)], ids=["more than there is", "measures times"])
 def test_some_jobs_run_alone(demand: Demand):
     slots = Slots(2)
     beside = slots.take(Seat(1))
@@ -366,9 +366,9 @@ def test_a_run_of_several_processes_gets_as_many_gpus_and_no_gpu_twice():
 @pytest.mark.parametrize(
     ("gpus", "demand", "complaint"),
     [
-        (1, Demand(8, "cuda"), "needs 8 GPUs, here is 1"),
-        (2, Demand(1, "cuda:3"), "device=cuda:3 is not there: this machine shows cuda:0 to cuda:1"),
-        (0, Demand(None, "cuda"), "device=cuda needs a GPU, and this machine shows none"),
+        (1, Demand(8, "cuda"), "needs 8 GPUs, one per process, but 1 can be used here"),
+        (2, Demand(1, "cuda:3"), "device=cuda:3 does not exist: this machine has cuda:0 to cuda:1"),
+        (0, Demand(None, "cuda"), "device=cuda needs a GPU, and none is visible here"),
     ],
 )
 def test_a_job_whose_gpus_are_not_there_is_refused_however_full_the_machine_is(gpus, demand, complaint):

@@ -93,7 +93,7 @@ CHANGES = [
     (replace_and_add, "param_groups have changed"),
     (add_a_module, "new parameters (0.adapter.weight, 0.adapter.bias)"),
     (assign_a_state, "new parameters"),
-    (cast, "not where decentral.wrap has put them"),
+    (cast, "have moved since decentral.wrap"),
     (give_other_memory, "p.data.copy_"),
 ]
 
@@ -363,8 +363,8 @@ def buffered(buffer: Tensor) -> nn.Module:
 
 
 UNFIT: dict[str, tuple[Callable[[int], nn.Module], str]] = {
-    "lazy": (lambda rank: nn.Sequential(nn.LazyLinear(3)) if rank == 1 else network(), "0.weight has no values yet"),
-    "meta": (lambda rank: network().to("meta"), "0.weight has no values yet"),
+    "lazy": (lambda rank: nn.Sequential(nn.LazyLinear(3)) if rank == 1 else network(), "0.weight has no values"),
+    "meta": (lambda rank: network().to("meta"), "0.weight has no values"),
     "expanded": (lambda rank: buffered(torch.full((1,), float(rank)).expand(3)), "b is sparse, quantized or expanded"),
     "synchronized": (lambda rank: nn.Sequential(network(), nn.SyncBatchNorm(1)), "1 is a SyncBatchNorm on the CPU"),
     "sparse": (lambda rank: buffered(torch.eye(3).to_sparse()), "b is sparse, quantized or expanded"),
@@ -401,7 +401,7 @@ def test_what_cannot_be_sent_is_refused_on_every_rank(worlds, case: str):
 
 def test_the_state_of_another_rank_is_refused(worlds):
     for told in worlds(2).call(unfit, "another rank's"):
-        assert "of rank 0, not of rank 1: every rank loads its own" in told
+        assert "of rank 0, not of rank 1: let every rank load its own" in told
 
 
 def left_alone(world: World, how: str) -> None:

@@ -102,13 +102,13 @@ def test_what_is_wrong_on_one_rank_is_heard_by_all(worlds):
 
 
 WRONG = [
-    (dict(self_weight=1, dst_weights=[7]), "dst_weights names rank 7, but ranks are numbered 0 to 1"),
+    (dict(self_weight=1, dst_weights=[7]), "dst_weights names rank 7: use 0 to 1"),
     (dict(self_weight=1, src_weights={-1: 1.0}), "src_weights names rank -1"),
-    (dict(self_weight=1, src_weights={0: 1.0, 1: 1.0}), "its weight is self_weight"),
+    (dict(self_weight=1, src_weights={0: 1.0, 1: 1.0}), "the caller itself: use self_weight"),
     (dict(self_weight=float("nan"), dst_weights=[]), "self_weight=nan is not finite"),
-    (dict(self_weight="much", dst_weights=[]), "self_weight='much' is no number"),
+    (dict(self_weight="much", dst_weights=[]), "self_weight='much' is not a number"),
     (dict(self_weight=1, src_weights={0.5: 1}), "src_weights names rank 0.5"),
-    (dict(round=-1), "round=-1 has to be a whole number from 0"),
+    (dict(round=-1), "round=-1 is invalid: use a whole number >= 0"),
 ]
 
 
@@ -139,9 +139,10 @@ def wrong_arguments(world: World) -> list[str]:
 
 def test_arguments_that_make_no_sense(worlds):
     says = [part for _, part in WRONG] + [
-        "int64 cannot hold", "not an empty list", "not float in a list", "op='average'", "root=2 is no rank",
+        "int64 cannot hold", "x is an empty list: give a tensor",
+        "x is float in a list: give a tensor", "op='average'", "root=2 is not a rank",
         "workers_per_machine=3 does not divide the 2 ranks", "workers_per_machine=3 does not divide the 2 ranks",
-        "along dimension 0", "along dimension 0", "x is on meta", "target=2 is no rank", "op='average'",
+        "along dimension 0", "along dimension 0", "x is on meta", "target=2 is not a rank", "op='average'",
     ]  # fmt: skip
     for found in worlds(2).call(wrong_arguments):
         for heard, part in zip(found, says, strict=True):
@@ -200,7 +201,7 @@ def matrix(entry: float = 0.25, size: int = 4) -> np.ndarray:
         ("ring", {"needs": ["doubly_stochastc"]}, "needs names 'doubly_stochastc', which does not exist. Did you mean"),
         ("star", {"weights": "uniform", "needs": ["doubly_stochastic"]}, "your algorithm needs a doubly stochastic"),
         (Star(), {"center": 1}, "'center' is neither an argument of join nor a setting"),
-        (matrix(size=3), {}, "made for 3, but there are 4 ranks"),
+        (matrix(size=3), {}, "needs 3 workers, but there are 4 ranks"),
         (np.ones((4, 3)) / 3, {}, "W has the shape [4, 3]"),
         (matrix(-0.25), {}, "W has -0.25 at [1, 2], which is negative"),
         ([matrix(), matrix(float("nan"))], {}, "W of round 1 has nan at [1, 2], which is not a finite number"),
@@ -258,7 +259,7 @@ def test_verbs_of_two_threads_are_refused_before_they_meet_those_of_other_ranks(
     for allreduce, barrier, collect, equally in worlds(2).call(in_two_threads):
         assert allreduce.startswith("allreduce in thread 'T', but rank ") and "in one thread" in allreduce
         assert barrier.startswith("barrier in thread 'T'") and equally.startswith("equally in thread 'T'")
-        assert collect == "collect while another thread uses this window: call its verbs in one thread"
+        assert collect == "collect while another thread uses this window: call its operations in one thread"
 
 
 def in_a_fork(world: World) -> tuple[list[str], float]:

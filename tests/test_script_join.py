@@ -223,23 +223,23 @@ def ask_for_nonsense(world: World) -> list[str]:
 
 def test_nonsense_is_refused_on_every_rank(worlds):
     for rank, said in enumerate(worlds(2).call(ask_for_nonsense)):
-        assert "floating-point tensor, not one of torch.int64" in said[0]
+        assert "floating-point tensor, not torch.int64" in said[0]
         assert "[3]" in said[1] and "[4]" in said[1]
         assert "edges has (0, 5)" in said[2]
         assert "transport='pigeons' does not exist" in said[3]
-        assert "edges has to be pairs (source, destination)" in said[4]
+        assert "edges are invalid: give pairs (source, destination)" in said[4]
         own = rank == 1
-        assert said[5] == ("" if own else "rank 1: ") + "a window takes a dense tensor, not NoneType."
+        assert said[5] == ("" if own else "rank 1: ") + "a window needs a dense tensor, not NoneType."
         assert said[6] == ("" if own else "rank 1: ") + (
             "transport=['x'] does not exist: use auto, shared_memory or torch."
         )
         assert "dense tensor, not a tensor of layout torch.sparse_coo" in said[7]
-        assert ("which is the caller's own" if rank == 0 else "worker 1 does not send to worker 0") in said[8]
+        assert ("the caller itself" if rank == 0 else "worker 1 does not send to worker 0") in said[8]
         assert said[9:] == [
-            "owner=99 is no rank: ranks are numbered 0 to 1.",
-            "owner=-1 is no rank: ranks are numbered 0 to 1.",
-            "sender=7 is no rank: ranks are numbered 0 to 1.",
-            "sender='one' is no rank: ranks are numbered 0 to 1.",
+            "owner=99 is not a rank: use 0 to 1.",
+            "owner=-1 is not a rank: use 0 to 1.",
+            "sender=7 is not a rank: use 0 to 1.",
+            "sender='one' is not a rank: use 0 to 1.",
         ]
 
 
@@ -267,7 +267,7 @@ def use_what_is_gone(world: World, transport: str) -> tuple[list[str], list[int]
 @pytest.mark.parametrize(("transport", "ranks"), [("auto", 1), ("shared_memory", 2), ("torch", 2)])
 def test_a_freed_window_says_so_whatever_it_is_asked(worlds, transport, ranks):
     for rank, (said, near) in enumerate(worlds(ranks).call(use_what_is_gone, transport)):
-        assert said == [f"{name} after the window was freed: make another decentral.Window" for name in PARTS + VERBS]
+        assert said == [f"{name} after the window was freed: create a new decentral.Window" for name in PARTS + VERBS]
         assert near == [i for i in range(ranks) if i != rank]
 
 

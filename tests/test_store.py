@@ -95,7 +95,7 @@ def test_the_directory_of_another_run_is_refused(path: Path, witness: str) -> No
     for file in {"config.yaml", "status.json"} - {witness}:
         (path / file).unlink()
     before = sorted(path.iterdir())
-    with pytest.raises(ConfigError, match=r"run_dir=.* holds run aaa, this is run bbb"):
+    with pytest.raises(ConfigError, match=r"run_dir=.* holds run aaa, not run bbb"):
         RunStore.open(path, "bbb", CONFIG)
     assert sorted(path.iterdir()) == before
 
@@ -103,7 +103,7 @@ def test_the_directory_of_another_run_is_refused(path: Path, witness: str) -> No
 @pytest.mark.parametrize("name", ["thesis.tex", "config.yaml", "status.json"])
 def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine\n")
-    with pytest.raises(ConfigError, match=f"run_dir={tmp_path} .* no run directory"):
+    with pytest.raises(ConfigError, match=f"run_dir={tmp_path} .* not a run directory"):
         RunStore.open(tmp_path, "aaa", CONFIG)
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine\n")]
 
@@ -291,13 +291,13 @@ def test_a_checkpoint_of_another_step_or_another_run_is_not_taken(path: Path) ->
     shutil.copytree(other / "checkpoints/7", path / "checkpoints/8")
     with RunStore.open(path, "aaa", CONFIG) as store:
         assert newest_step(store) == 7
-        assert "step 9 is not used (it is that of step 7" in store.rejected_checkpoints[0]
-        assert "step 8 is not used (it is that of step 7" in store.rejected_checkpoints[1]
+        assert "step 9 is not used (it belongs to step 7" in store.rejected_checkpoints[0]
+        assert "step 8 is not used (it belongs to step 7" in store.rejected_checkpoints[1]
     shutil.rmtree(path / "checkpoints/7")
     shutil.copytree(other / "checkpoints/7", path / "checkpoints/7")
     with RunStore.open(path, "aaa", CONFIG) as store:
         assert newest_step(store) is None
-        assert "step 7 is not used (it is of run bbb, this is run aaa)" in store.rejected_checkpoints[-1]
+        assert "step 7 is not used (it belongs to run bbb, not to run aaa)" in store.rejected_checkpoints[-1]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_checkpoint_whose_metrics_are_lost_is_not_taken(path: Path, damage, le
     damage(path / "metrics.jsonl")
     with RunStore.open(path, "aaa", CONFIG) as store:
         assert newest_step(store) == left
-        assert "step 2 is not used (metrics.jsonl has lost some of the 4 rows" in store.rejected_checkpoints[0]
+        assert "step 2 is not used (metrics.jsonl has lost some of its 4 rows" in store.rejected_checkpoints[0]
         store.append([row(2), row(2, worker="worst")])
         assert newest_step(store) == left  # as many rows again are not the rows that were lost
 

@@ -104,7 +104,7 @@ FOREIGN: dict[str, Callable[[str, Path], dict[str, object]]] = {
 @pytest.mark.parametrize("what", FOREIGN)
 def test_code_that_a_stored_run_names_is_not_imported(what: str, run: Path, canary: Path, evil: str) -> None:
     with_config(run, **FOREIGN[what](evil, canary))
-    with pytest.raises(ConfigError, match=r"=.*:.* is code that a stored file names.*trust=True"):
+    with pytest.raises(ConfigError, match=r"=.*:.* is code named by a stored file.*trust=True"):
         decentral.load(run)
     assert list(runs(run.parents[1]).status) == ["done"]
     with pytest.raises(SystemExit):
@@ -250,7 +250,7 @@ def test_a_run_does_not_write_or_delete_through_links(name: str, tmp_path: Path,
     folder = name in ("checkpoints", "checkpoints/5", "before", "tensorboard")
     link.symlink_to(canary.parent if folder else canary)
     for opens in (lambda: RunStore.open(path, "aaa", "x: 1\n"), lambda: RunStore.forget(path, "aaa")):
-        with pytest.raises(ConfigError, match=r"is a link|is no run directory"):
+        with pytest.raises(ConfigError, match=r"is a link|is not a run directory"):
             opens()
     unchanged(canary)
 
@@ -293,9 +293,9 @@ def test_names_of_figures_and_listings_are_plain_names_of_files(
     kind: str, name: object, tmp_path: Path, canary: Path
 ) -> None:
     directory = study(tmp_path, named(name, kind))
-    with pytest.raises(ConfigError, match=rf"{kind}.*is no plain name of a file"):
+    with pytest.raises(ConfigError, match=rf"{kind}.*is not a plain file name"):
         make(directory)
-    with pytest.raises(ConfigError, match=r"plain name"):
+    with pytest.raises(ConfigError, match=r"plain file name"):
         make_all(tmp_path / "theirs", ["strange"])
     unchanged(canary)
 
@@ -304,7 +304,7 @@ def test_names_of_figures_and_listings_are_plain_names_of_files(
     ("key", "name"), [("paper", "../../home"), ("study", "/home"), ("scale", ".."), ("study", "a\nb")]
 )
 def test_a_study_names_no_folder_elsewhere(key: str, name: str, tmp_path: Path, canary: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{key}=.* is no plain name"):
+    with pytest.raises(ConfigError, match=f"{key}=.* is not a plain file name"):
         make(study(tmp_path, **{key: name}))
     unchanged(canary)
 

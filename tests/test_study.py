@@ -201,8 +201,8 @@ def test_rows_add_up_to_the_total_for_a_job_of_several_cells_is_counted_once(nam
     assert total[next(iter(total))] == "total"
     for column in ("jobs known", "done", "to come"):
         assert sum(int(row[column]) for row in cells) == int(total[column])
-    assert f"{total['jobs known']} jobs known today" in plan and "Time:     not known before a job is done" in plan
-    assert (f"{total['to come']} to come when searches" in plan) == (total["to come"] != "0")
+    assert f"{total['jobs known']} jobs known so far" in plan and "Time:     unknown until a job is finished" in plan
+    assert (f"plus {total['to come']} after the learning-rate searches" in plan) == (total["to come"] != "0")
 
 
 @pytest.mark.slow
@@ -214,8 +214,8 @@ def test_time_follows_from_finished_runs(given: list[str], tmp_path: Path, capsy
         write_json(run / "status.json", facts | {"wall_s": 40.0})
     more = ["study.tune={rule: fixed}"]
     plan = said(capsys, "mine", *given, *more, "--plan")
-    assert "6 jobs known today (2 done, 4 to do)" in plan
-    assert "Time:     about 2 min 40 s one after the other." in plan
+    assert "6 jobs known so far (2 done, 4 to do)" in plan
+    assert "Time:     about 2 min 40 s sequentially." in plan
 
 
 def test_a_plan_of_data_that_are_not_here_loads_nothing(given: list[str], tmp_path: Path, capsys):

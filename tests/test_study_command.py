@@ -62,15 +62,15 @@ def study(*arguments: object) -> int:
         (["two", "study.seeds=[x]"], "seeds"),
         (["two", "algo=relaysgd"], "tree"),
         (["two", "launcher.slots=0"], "slots"),
-        (["two", "seed=3"], "two itself sets seed"),
+        (["two", "seed=3"], "two sets seed for each"),
         (["two", "study.seeds=[1"], "study.seeds=[1"),
         (
             ["two", "figures.title=false"],
-            "is a setting of decentral-report, which draws what is stored: decentral-report",
+            "is a setting of decentral-report: use decentral-report",
         ),
         (["scale=small"], "name of a study"),
         (["two", "--plan", "--report"], "give one of them"),
-        (["two", "--device=cpu"], "settings have no dashes, write device=... instead"),
+        (["two", "--device=cpu"], "settings have no dashes; write device=... instead"),
         (["two", "--report"], "no results"),
     ],
 )
@@ -126,7 +126,7 @@ def test_results_of_an_earlier_definition_keep_its_words_and_say_so(folder: Path
     yaml.write_text(changed)
     capsys.readouterr()
     assert study(*arguments, "--report") == 0
-    assert "are of an earlier definition of two, and keep its words" in capsys.readouterr().out
+    assert "belong to an earlier definition of two and keep its text" in capsys.readouterr().out
     assert json.loads((made / "study.json").read_text())["base"] == base
     assert "Something new" not in (made / "table.md").read_text()
     assert "Of an earlier definition of this study" in (made.parents[1] / "README.md").read_text()
@@ -148,7 +148,7 @@ def test_results_under_another_rule_are_of_an_earlier_definition_though_the_runs
     yaml = folder / "study" / "two.yaml"
     yaml.write_text(STUDY.replace("worker: averaged", "worker: worst"))
     assert study(*arguments, "--report") == 0
-    assert "are of an earlier definition of two" in capsys.readouterr().out
+    assert "belong to an earlier definition of two" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folde
 
     broken = subprocess.run(start, capture_output=True, text=True, env={**os.environ, **environment})
     assert broken.returncode == 1, broken.stdout
-    assert "failed" in broken.stdout and "goes on" in broken.stdout
+    assert "failed" in broken.stdout and "resumes" in broken.stdout
     facts = tmp_path / "r" / "mine" / "bad" / "small" / "study.json"
     assert json.loads(facts.read_text())["failed"] == 2
     (folder / "study" / "twin.yaml").write_text(text)  # has the same runs
@@ -226,10 +226,10 @@ def test_an_interrupted_start_without_the_runs_keeps_results(complete: bool, sai
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("seeds: [1]", "seeds: [1, 1]", "a seed twice"),
+        ("seeds: [1]", "seeds: [1, 1]", "repeats a seed"),
         ("seeds: [1]", "seeds: []", "nothing to run"),
         ("method: D2, topology: ring, base: [algo=d2]", "method: D-PSGD, topology: ring, base: [algo=d2]", "two cells"),
-        ("paper: mine", "paper: ../mine", "has to be a word"),
+        ("paper: mine", "paper: ../mine", "must be one word"),
     ],
 )
 def test_a_study_with_a_mistake_in_it_is_refused_before_anything_starts(
@@ -257,7 +257,7 @@ def test_metrics_that_lost_their_end_after_the_run_are_not_judged_by_what_is_lef
         metrics.write_text("".join(kept))
         assert study(*arguments, "--report") == 0
         said = capsys.readouterr().out
-        assert f"{metrics} has lost its end" in said and f"Delete the folder {metrics.parent}" in said
+        assert f"{metrics} is incomplete" in said and f"Delete the folder {metrics.parent}" in said
 
 
 def git(*words: str) -> str:
@@ -278,7 +278,7 @@ def test_a_study_and_a_report_change_no_tracked_file(folder: Path, tmp_path: Pat
     assert "results/mine/two/smoke/values.csv" in git("ls-files")
     capsys.readouterr()
     assert study(*words) == 0
-    note = "Note:     results/mine/two/smoke has results of this study; results_dir=results goes on from them"
+    note = "Note:     results/mine/two/smoke has results of this study; use results_dir=results to continue from them"
     assert note in capsys.readouterr().out and (tmp_path / "results" / "own" / "mine" / "two" / "smoke").is_dir()
     assert study(*words, "--report") == 0
     with pytest.raises(SystemExit) as exit:

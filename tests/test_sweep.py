@@ -98,7 +98,7 @@ def test_a_sweep_runs_every_combination_and_those_that_are_refused_stop_no_other
     assert set(os.listdir()) == {"results"} and set(os.listdir("results")) == {"runs"}
 
     _, out, _ = command(capsys, *arguments)
-    assert "3 of 3 runs were done before; nothing was computed" in out and "started" not in out
+    assert "3 of 3 runs were already finished; nothing was computed" in out and "started" not in out
 
 
 @pytest.mark.slow
@@ -106,14 +106,14 @@ def test_finished_cells_of_a_grid_are_skipped_and_a_finished_grid_is_left_alone_
     one, grid = ["alpha=1", "lr=0.1,0.2,0.4", *QUICK], ["seed=0,1,2", "lr=0.1,0.2,0.4", *QUICK, "progress=false"]
     assert command(capsys, *one, "progress=false")[0] == 0
     code, out, _ = command(capsys, *grid)
-    assert code == 0 and "3 of 9 runs were done before." in out
+    assert code == 0 and "3 of 9 runs were already finished." in out
     assert len(find_runs(Path("results"))) == 9
     assert not any(written_twice(run.path) for run in find_runs(Path("results")))
 
     check = "import sys; from decentral.cli.run import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     again = subprocess.run([sys.executable, "-c", check, "-m", *grid], capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (0, "")
-    assert "9 of 9 runs were done before; nothing was computed" in again.stdout
+    assert "9 of 9 runs were already finished; nothing was computed" in again.stdout
 
 
 @pytest.mark.parametrize(
@@ -148,8 +148,8 @@ def test_settings_that_vary_together(capsys, planned, arguments, found):
     ("arguments", "says"),
     [
         (["algo,topology=(dpsgd,ring),(relaysgd)"], "'algo,topology=(a1,a2),(b1,b2)'"),
-        (["algo,topology=dpsgd,ring"], "does not give 2 values in each pair of parentheses"),
-        (["algo,topology=(dpsgd,ring,3),(dpsgd,ring)"], "does not give 2 values"),
+        (["algo,topology=dpsgd,ring"], "must give 2 values in each pair of parentheses"),
+        (["algo,topology=(dpsgd,ring,3),(dpsgd,ring)"], "must give 2 values"),
         (["algo,topology=(dpsgd,ring),(relaysg,dbt)"], "Did you mean 'relaysgd'?"),
         (["algo,topolgy=(dpsgd,ring),(relaysgd,dbt)"], "Did you mean 'topology'?"),
         ([PAIRS, "topology=ring"], "topology= is given more than once"),
@@ -180,8 +180,8 @@ def test_what_goes_without_saying_by_the_rest_is_in_the_rows():
             "These 2 combinations are 1 run: the values of topology=",
         ),
         (["seed=1", "execution=batched,loop"], "These 2 combinations are 1 run: the values of execution="),
-        (["lr=0.1,0.10", "seed=0,1"], "These 4 combinations are 2 runs: values are given twice."),
-        (["seed=1,1"], "These 2 combinations are 1 run: values are given twice."),
+        (["lr=0.1,0.10", "seed=0,1"], "These 4 combinations are 2 runs: values are repeated."),
+        (["seed=1,1"], "These 2 combinations are 1 run: values are repeated."),
         (["results_dir=a,b"], "These 2 combinations are 1 run: the values of results_dir="),
         (["simulate=timeline", "cluster=even", "algo,topology=(allreduce,ring),(allreduce,chain)"], "are 1 run: "),
     ],
@@ -234,7 +234,7 @@ def test_an_interrupted_sweep_counts_what_is_done_interrupted_and_not_started(ca
     assert code == 130
     assert out.splitlines()[-1] == "Stopped:  1 done, 2 interrupted, 4 not started, of 7 runs."
     assert (out.count("not started"), out.count("unknown")) == (5, 0)
-    assert err.splitlines()[-1].endswith("the same command goes on from there.")
+    assert err.splitlines()[-1].endswith("the same command resumes.")
 
 
 def test_an_algorithm_has_its_usual_topology_where_the_user_names_none(capsys, planned):
@@ -246,9 +246,9 @@ def test_an_algorithm_has_its_usual_topology_where_the_user_names_none(capsys, p
 
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("launcher.slots=x", "from 1"), ("launcher.retries=-1", "at least 0"),
+    [("launcher.slots=x", ">= 1"), ("launcher.retries=-1", ">= 0"),
      ("launcher.slot=2", "no setting 'slot'"), ("launcher=lokal", "Did you mean 'local'"),
-     ("launcher.slots=1,2", "one for all runs")],
+     ("launcher.slots=1,2", "shared by all runs")],
 )  # fmt: skip
 def test_settings_of_the_launcher_that_make_no_sense_are_refused(capsys, setting, words):
     code, _, err = command(capsys, "seed=0,1", "task=quadratics", setting)
@@ -304,7 +304,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_running_and_the_next_one_does_
     with start(*grid) as launcher:
         out, _ = launcher.communicate(timeout=PATIENCE_S)
     assert launcher.returncode == 0
-    assert "1 of 3 runs were done before" in out and out.count("] done") == 2
+    assert "1 of 3 runs were already finished" in out and out.count("] done") == 2
 
 
 @pytest.mark.slow
@@ -440,12 +440,12 @@ def test_what_a_search_cannot_run_is_told_and_costs_a_trial(capsys, optuna):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["sweeper=optuna", "lr=log(1e-3,1)", "seed=0,1"], "seed= has several values, of which a search would find"),
-        (["sweeper=optuna", "lr=log(0,1)"], "lr=log(0,1) is no interval"),
-        (["sweeper=optuna", "batch_size=int(1,x)"], "batch_size=int(1,x) is no interval"),
+        (["sweeper=optuna", "lr=log(1e-3,1)", "seed=0,1"], "seed= has several values, and a search would pick"),
+        (["sweeper=optuna", "lr=log(0,1)"], "lr=log(0,1) is not an interval"),
+        (["sweeper=optuna", "batch_size=int(1,x)"], "batch_size=int(1,x) is not an interval"),
         (["sweeper=optuna", "lrr=log(1e-3,1)"], "Did you mean 'lr'?"),
         (["sweeper=optuna", "lr=log(1e-3,1)", "lr=0.1"], "lr= is given more than once"),
-        (["sweeper=optuna", "lr=log(1e-3,1)", "--save-study", "x"], "leave out sweeper=optuna"),
+        (["sweeper=optuna", "lr=log(1e-3,1)", "--save-study", "x"], "sweeper=optuna has none: leave one of them out"),
         (["sweeper=optuna", "lr=log(1e-3,1)", "simulate=timeline", "cluster=even"], "leave out torchrun and simulate"),
         (["sweeper=optnua", "lr=0.1,0.2"], "sweeper=optnua does not exist. Did you mean 'optuna'?"),
         (["lr=log(1e-3,1)"], "lr=log(1e-3,1) is an interval: list the values"),
@@ -459,7 +459,7 @@ def test_a_search_that_makes_no_sense_is_refused(capsys, optuna, arguments, says
 def test_a_search_needs_optuna_and_many_runs(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         main(["sweeper=optuna", *QUICK])
-    assert "sweeper=optuna belongs to -m" in capsys.readouterr().err
+    assert "sweeper=optuna needs -m" in capsys.readouterr().err
     monkeypatch.setattr("decentral.host.machine.find_spec", lambda package: None)
     assert "pip install 'decentral[optuna]'" in command(capsys, *SEARCH)[2]
 
@@ -501,7 +501,11 @@ def test_files_follow_the_umask():
 def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch, words):
     monkeypatch.setenv("PATH", "/nowhere")
     code, out, err = command(capsys, *words, *QUICK, "launcher=slurm")
-    assert (code, out) == (2, "") and "launcher=slurm finds no sbatch here" in err and not Path("results").exists()
+    assert (
+        (code, out) == (2, "")
+        and "launcher=slurm needs sbatch, which is missing here" in err
+        and not Path("results").exists()
+    )
     monkeypatch.setattr("decentral.cli.sweep.under_torchrun", lambda: True)
     code, _, err = command(capsys, *QUICK, "launcher=slurm")
     assert code == 2 and "launcher=slurm starts the processes of a run itself: leave out torchrun" in err
@@ -607,7 +611,7 @@ def test_the_saved_study_gives_the_same_numbers(swept, capsys, monkeypatch):
         ("--rows algo --where lr", "where=lr has no value"),
         ("--columns lr", "--rows is missing"),
         ("--rows algo --columns zeta2 --best lr --worker 9", "4 workers"),
-        ("--rows algo --columns zeta2 --best lr --name ../x", "no plain name"),
+        ("--rows algo --columns zeta2 --best lr --name ../x", "not a plain file name"),
         ("results_dir=nowhere --rows algo", "nowhere has no finished runs"),
     ],
 )

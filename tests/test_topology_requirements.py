@@ -94,12 +94,17 @@ def test_the_edge_weight_that_the_d2_message_proposes_is_accepted():
 @pytest.mark.parametrize(
     ("topology", "fields", "need", "says"),
     [
-        ("ring", {}, Need.tree, "relays over trees.* is none: use topology=chain, bt, dbt, star or spanning_tree"),
+        (
+            "ring",
+            {},
+            Need.tree,
+            "relays over trees.* is not a tree: use topology=chain, bt, dbt, star or spanning_tree",
+        ),
         ("exponential", {}, Need.undirected, "is directed: use an undirected topology, .* push-sum, such as algo=sgp"),
         ("social", {}, Need.d2_spectrum, r"smallest eigenvalue of W is -0\.434, .*: use algo=exact_diffusion"),
         ("star", {"weights": Weights.uniform}, Need.doubly_stochastic, "rows or columns of topology=star .* sum to 1"),
         ("star", {"weights": Weights.uniform}, Need.row_stochastic, r"rows .*: use topology\.weights=pull"),
-        ("star", {"weights": Weights.pull}, Need.doubly_stochastic, "columns .* would agree on a wrong mean"),
+        ("star", {"weights": Weights.pull}, Need.doubly_stochastic, "columns .* would converge to a wrong mean"),
         ("star", {"weights": Weights.pull}, Need.column_stochastic, "columns .* sum to 1"),
     ],
 )
@@ -213,12 +218,12 @@ def test_an_activation_reaches_every_worker_once_whoever_activates(P):
 @pytest.mark.parametrize(
     ("P", "S", "said"),
     [
-        (12, 4, "num_workers=12 cannot be divided into groups that change by a butterfly: use a power of two, for "
+        (12, 4, "num_workers=12 does not allow butterfly groups: use a power of two, for "
          "example 8 or 16."),
         (0, 1, "use a power of two, for example 1 or 2."),
-        (8, 3, "algo.group_size=3 is no size for groups of num_workers=8: use one of 1, 2, 4, 8."),
-        (4, 8, "algo.group_size=8 is no size for groups of num_workers=4: use one of 1, 2, 4."),
-        (4, 0, "algo.group_size=0 is no size"),
+        (8, 3, "algo.group_size=3 is not a valid group size for num_workers=8: use one of 1, 2, 4, 8."),
+        (4, 8, "algo.group_size=8 is not a valid group size for num_workers=4: use one of 1, 2, 4."),
+        (4, 0, "algo.group_size=0 is not a valid group size"),
     ],
 )  # fmt: skip
 def test_other_sizes_are_refused_with_those_that_work(P, S, said):

@@ -127,8 +127,8 @@ def test_folders_with_any_name_hold_runs_that_are_resumed_and_loaded(tmp_path, d
         ({"results_dir": "x" * 300}, "cannot be used .File name too long.: choose another"),
         ({"run_dir": "x" * 300}, "cannot be used .File name too long.: choose another"),
         ({"config_dir": ""}, "is not a folder"),
-        *(({"results_dir": f"a{bad}b"}, "use a text in one line of UTF-8") for bad in "\n\udc80"),
-        ({"run_dir": "???"}, "use a text in one line of UTF-8, other than"),
+        *(({"results_dir": f"a{bad}b"}, "use one line of UTF-8 text") for bad in "\n\udc80"),
+        ({"run_dir": "???"}, "use one line of UTF-8 text other than"),
         ({"algo": "dpsgd,choco"}, "algo=.*dpsgd,choco.* does not exist"),
     ],
 )
@@ -287,14 +287,14 @@ def test_what_is_odd_about_labels_outputs_and_lengths_is_said_in_a_line(tmp_path
     few = labels_of(digits[0], lambda labels: labels % 8)
     decentral.train(lambda: net(12), few, digits[1], "epochs=3", results_dir=tmp_path, **SHORT)
     said = capsys.readouterr()
-    assert "data=given: no training example has the label 8, 9, which test examples have\n" in said.out
+    assert "data=given: labels 8, 9 occur in test examples, but not in training examples\n" in said.out
     assert "model=given has 12 outputs, but the labels are 0 to 9\n" in said.out
-    assert "warning: epochs=3 does not count beside steps=8: leave one of them out.\n" in said.err
+    assert "warning: epochs=3 is ignored, because steps=8 is given: leave one of them out.\n" in said.err
     from_1 = [labels_of(data, lambda labels: labels + 1) for data in digits]
-    with pytest.raises(ConfigError, match=r"gives .2, 10.: labels count from 0, and the smallest here is 1"):
+    with pytest.raises(ConfigError, match=r"returns .2, 10.: labels start from 0, but the smallest here is 1"):
         decentral.train(net(), *from_1, results_dir=tmp_path, **SHORT)
     decentral.train(lambda: net(11), *from_1, results_dir=tmp_path, **SHORT)
-    assert "data=given: the smallest label is 1, but labels count from 0: subtract 1\n" in capsys.readouterr().out
+    assert "data=given: the smallest label is 1: labels start from 0; subtract 1\n" in capsys.readouterr().out
 
 
 def test_a_run_that_has_begun_and_whose_process_is_gone_is_interrupted(tmp_path):
@@ -329,7 +329,7 @@ def test_the_list_of_runs_of_a_folder_without_runs_is_empty_and_of_no_folder_ref
     assert decentral.runs(tmp_path)["status"].tolist() == []
     (tmp_path / "file").touch()
     for name in ("missing", "file", 300 * "x"):
-        with pytest.raises(ConfigError, match="is not a folder: give one in which there are runs"):
+        with pytest.raises(ConfigError, match="is not a folder: give one with runs"):
             decentral.runs(tmp_path / name)
 
 
@@ -367,19 +367,27 @@ def test_a_result_is_named_and_found_from_every_folder(tmp_path, digits, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "settings", "expected"),
     [
-        (("mlp", "digits", TensorDataset(torch.zeros(3, 1))), {}, "has test data of its own"),
+        (("mlp", "digits", TensorDataset(torch.zeros(3, 1))), {}, "includes test data"),
         ((3, "digits"), {}, "model= is a int: give a torch.nn.Module"),
         (("mlp", "digits"), {"alfa": 0.1}, "Did you mean 'alpha'"),
         ((nn.Linear(3, 3), "digits"), {}, "cannot take images of 1 x 8 x 8"),
-        (("mlp", "digits"), {"processes": 2}, "processes=2 is not for decentral.train, which works in this process"),
+        (
+            ("mlp", "digits"),
+            {"processes": 2},
+            "processes=2 cannot be used with decentral.train, which works in this process",
+        ),
         (
             ("mlp", PAIRS, PAIRS),
             {"data": "digits"},
             "data=digits is train_data of decentral.train: give 'digits' there",
         ),
-        (("mlp", "digits"), {"launcher": "slurm"}, "launcher=slurm is not for decentral.train, which works in this"),
+        (
+            ("mlp", "digits"),
+            {"launcher": "slurm"},
+            "launcher=slurm cannot be used with decentral.train, which works in this",
+        ),
         (("mlp", "digits", None, "model=cnn"), {}, "model=cnn is the first argument of decentral.train"),
-        (("mlp", *2 * [Subset(PAIRS, [0, 3])]), {}, "a Subset has example 3 of a data set that has 3"),
+        (("mlp", *2 * [Subset(PAIRS, [0, 3])]), {}, "a Subset refers to example 3 of a data set with 3"),
         (
             ("mlp", *2 * [Examples(3, lambda number: next(iter([])))]),
             {},
@@ -399,7 +407,7 @@ def train_net(tmp_path, digits, **settings):
 
 
 def test_a_run_that_diverges_is_warned_of_and_leaves_its_metrics(tmp_path, digits):
-    with pytest.warns(UserWarning, match="the run diverged, so that it has metrics but no models"):
+    with pytest.warns(UserWarning, match="the run diverged, so it has metrics but no models"):
         result = train_net(tmp_path, digits, lr=1e30)
     assert result.status == "diverged" and result.averaged is None and len(result.metrics)
 
@@ -518,8 +526,8 @@ def test_what_computes_with_the_parameters_of_the_module_itself_is_refused(tmp_p
     hooked.register_forward_hook(lambda module, inputs, output: output * held["hooked"][3].bias)
     kept[3].weight.register_post_accumulate_grad_hook(lambda parameter: None)
     for model, sentence in (
-        (replaced, "also in a copy of it"),
-        (hooked, "also in a copy"),
+        (replaced, "even in a copy"),
+        (hooked, "even in a copy"),
         (kept, "use register_hook"),
     ):
         with pytest.raises(ConfigError, match=sentence):

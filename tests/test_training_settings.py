@@ -198,14 +198,14 @@ def broken(outputs: Tensor, targets: Tensor) -> Tensor:
 
 REFUSED = {
     "task.loss=hinge": "task.loss=hinge does not exist: use cross_entropy, mse, or module:function",
-    "task.loss=mse task.label_smoothing=0.1": "task.label_smoothing=0.1 is for task.loss=cross_entropy",
-    "task.label_smoothing=1": "at least 0 and below 1",
+    "task.loss=mse task.label_smoothing=0.1": "task.label_smoothing=0.1 needs task.loss=cross_entropy",
+    "task.label_smoothing=1": ">= 0 and < 1",
     "task.loss=nowhere:loss": "there is no module nowhere",
     f"task.loss={__name__}:nothing": "has no class or function nothing",
-    f"task.loss={__name__}:of_columns": r"returns \[10\] for 11 examples: return a tensor with one number for each",
+    f"task.loss={__name__}:of_columns": r"returns \[10\] for 11 examples: return a tensor with one number per",
     f"task.loss={__name__}:detached": "without a gradient",
     f"task.loss={__name__}:number": "returns a float for 11 examples",
-    f"task.loss={__name__}:summed": "returns the sum over the examples: return their mean, or a number for each",
+    f"task.loss={__name__}:summed": "returns the sum over the examples: return their mean, or one number per",
     f"task.loss={__name__}:broken": "AttributeError",
 }
 
@@ -269,7 +269,7 @@ def test_functions_of_ones_own_are_the_same_in_several_processes_and_count_by_th
             }
         )
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-9)
-    with pytest.raises(ConfigError, match="is code that a stored file names"):
+    with pytest.raises(ConfigError, match="is code named by a stored file"):
         NAMED.clear()
         read(Path("run0/config.yaml"))
     before = run_id(configure(*SMALL, *own))

@@ -269,13 +269,13 @@ def test_what_is_wrong_with_a_file_is_one_sentence_with_file_and_line(cache, cas
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("data=parallel",), r"data=parallel needs data\.path=FOLDER, with train\.en, train\.de"),
-        (("data=multi30k", "data.path=."), r"data\.path=\.: there is no file train\.en"),
-        (("data=parallel", "data.target=en"), "are the same language"),
-        (("data=digits",), "task=translation is for pairs of sentences, but data=digits has images: choose such data"),
-        (("model=mlp",), "model=mlp is for images, but this data= has pairs of sentences"),
-        (("model.heads=3",), r"model\.dim=128 cannot be shared by model\.heads=3"),
-        (("task.max_tokens=8",), r"task\.max_tokens=8 is too few"),
+        (("data=parallel",), r"data=parallel needs data\.path=FOLDER that contains train\.en, train\.de"),
+        (("data=multi30k", "data.path=."), r"data\.path=\.: file train\.en .*is missing"),
+        (("data=parallel", "data.target=en"), "are the same: use two languages"),
+        (("data=digits",), "task=translation needs pairs of sentences, but data=digits has images: use other data"),
+        (("model=mlp",), "model=mlp needs images, but this data= has pairs of sentences"),
+        (("model.heads=3",), r"model\.dim=128 is not divisible by model\.heads=3"),
+        (("task.max_tokens=8",), r"task\.max_tokens=8 is too small"),
     ],
     ids=lambda case: case[0] if isinstance(case, tuple) else "",
 )
@@ -381,7 +381,7 @@ def test_texts_are_translated_as_they_are_and_not_without_their_data(start, cach
     with pytest.raises(ConfigError, match=r"sentences\[0\] has .* tokens: give sentences of 1 to 20 tokens"):
         loaded.translate([ENGLISH])
     cache.rename(cache.with_name("elsewhere"))
-    with pytest.raises(ConfigError, match=r"data\.path=.* is no folder"):
+    with pytest.raises(ConfigError, match=r"data\.path=.* is not a folder"):
         loaded.translate(["A dog"])
 
 
@@ -397,7 +397,7 @@ def test_sentences_that_cannot_be_translated_are_refused(start, tmp_path):
         with pytest.raises(ConfigError, match=message):
             loaded.translate(sentences)
     other = decentral.load(start("task=quadratics", "steps=1", directory="other").directory)
-    with pytest.raises(ConfigError, match="is a run of task=quadratics: translate is for runs of task=translation"):
+    with pytest.raises(ConfigError, match="is a run of task=quadratics: translate needs a run of task=translation"):
         other.translate(["w3"])
     bare = decentral.load(start(*LEARNT, "save=none", "steps=1", directory="bare").directory)
     with pytest.raises(ConfigError, match="has no models: it is done, with save=none; use a run that is done"):

@@ -378,7 +378,7 @@ def test_examples_that_nobody_can_know_again_make_a_new_run(capsys):
     draws = np.random.default_rng()
     data = Examples(40, lambda number: (torch.from_numpy(draws.random(6)), number % 4))
     assert GivenData.of(data, PAIRS_OF_6).content != GivenData.of(data, PAIRS_OF_6).content
-    assert "train_data[0] is another example when it is read again, so this run is new" in capsys.readouterr().err
+    assert "train_data[0] differs when read again, so this run is new" in capsys.readouterr().err
 
 
 class Endless(IterableDataset):
@@ -392,27 +392,27 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (Endless(), "have to be a map-style data set, with len.. and .index., not a Endless"),
-        (labelled(lambda number: 1.0), "example 0 has the label 1.0, but labels have to be whole numbers .* from 0"),
+        (Endless(), "data are of type Endless: give a map-style data set, with len.. and .index."),
+        (labelled(lambda number: 1.0), "example 0 has the label 1.0: .* whole number .* >= 0"),
         (
             labelled(lambda number: -1 if number == 17 else 0),
-            "example 17 has the label -1, but labels have to be whole",
+            "example 17 has the label -1: give one whole",
         ),
-        (labelled(lambda number: "cat"), "example 0 has the label 'cat', but labels"),
-        (labelled(lambda number: torch.eye(4)[number % 4]), r"a label of shape \[4\], but .*one-hot .* label\.argmax"),
-        (TensorDataset(X, torch.eye(4)[Y]), r"a label of shape \[4\], but"),
-        (TensorDataset(X, Y, Y), "a pair .tensor, label., but example 0 is a tuple of 3"),
-        (Examples(40, lambda number: {"x": X[number]}), "but example 0 is a dict"),
+        (labelled(lambda number: "cat"), "example 0 has the label 'cat': give one whole number"),
+        (labelled(lambda number: torch.eye(4)[number % 4]), r"a label of shape \[4\]: .*one-hot .* label\.argmax"),
+        (TensorDataset(X, torch.eye(4)[Y]), r"a label of shape \[4\]: give one whole number"),
+        (TensorDataset(X, Y, Y), "example 0 is a tuple of 3: return pairs .tensor, label."),
+        (Examples(40, lambda number: {"x": X[number]}), "example 0 is a dict: return pairs"),
         (Examples(40, lambda number: (X[number] + 1j, 0)), "example 0 is a strided tensor of complex64 and a label"),
         (Examples(40, lambda number: (X[number].to_sparse(), 0)), "a sparse_coo tensor of float32"),
         (Examples(40, lambda number: (np.array([None]), 0)), "an array of object"),
         (
             Examples(40, lambda number: (np.array([2**24 + number, 1]), 0)),
-            "example 1 has whole numbers above 16,777,216",
+            "example 1 has integers above 16,777,216",
         ),
         (
             TensorDataset(2**25 * (torch.arange(40)[:, None] == 4), Y),
-            "an example has whole numbers above 16,777,216, which float32",
+            "an example has integers above 16,777,216, which float32",
         ),
         (
             Examples(40, lambda number: (X[number, : 6 - number // 39], 0)),

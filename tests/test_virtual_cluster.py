@@ -209,17 +209,17 @@ REFUSED = {
     "evaluations": ([*RING, "evaluation.every_simulated_s=1"], r"evaluation.every_simulated_s=1 .* choose a cluster"),
     "two paces": (
         [*RING, *FREE, "evaluation.every_epochs=2", "evaluation.every_simulated_s=5"],
-        r"every_epochs=2 and evaluation.every_simulated_s=5 contradict each other",
+        r"every_epochs=2 and evaluation.every_simulated_s=5 conflict: set one of them to null",
     ),
     "lost messages": ([*WAGMA, "network.drop_probability=0.1"], r"network.drop_probability=0.1 cannot be used"),
-    "rounds": ([*WAGMA, "communication.every=2"], r"communication.every=2 is for methods in rounds"),
+    "rounds": ([*WAGMA, "communication.every=2"], r"communication.every=2 needs a synchronous method"),
     "processes": (
         [*WAGMA, *FREE, "stop_after_simulated_s=3", "processes=2"],
         "choose a cluster, such as cluster=even, and one process",
     ),
     "measured": (
         [*RING, *MEASURED, "processes=2"],
-        r"measured is for training in one process.* recorded its operations",
+        r"measured needs training in one process.* recorded its operations",
     ),
 }
 

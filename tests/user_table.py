@@ -491,7 +491,7 @@ MODULES: dict[str, Entry] = {
     "compiled": Entry(lambda: torch.compile(mlp()), refused=r"it is a OptimizedModule, .* give the module .* before torch\.compile"),
     "scripted": Entry(lambda: torch.jit.script(mlp()), refused=r"it is a RecursiveScriptModule, .* before torch\.jit"),
     "parallel": Entry(lambda: nn.DataParallel(mlp()), refused=r"it is a DataParallel, .*\(\.module\)"),
-    "in_one_memory": Entry(in_one_memory, refused="l.weight and o.weight are two tensors in the same memory: let them be one"),
+    "in_one_memory": Entry(in_one_memory, refused="l.weight and o.weight are two tensors in the same memory: share one"),
     "all_frozen": Entry(lambda: mlp().requires_grad_(False), refused="no parameters to train: all of them have requires_grad=False"),
     "unstorable": Entry(lambda: Unstorable(6, CLASSES), refused="get_extra_state of Unstorable cannot be stored .*: let it return tensors"),
     "uncopied": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), g=(i for i in range(3))), refused="cannot be copied, once for each worker: TypeError"),
@@ -500,7 +500,7 @@ MODULES: dict[str, Entry] = {
     "late_buffer": Entry(lambda: Net(late_buffer, l=nn.Linear(6, CLASSES)), refused="The model changes mu while it is trained: make .* in __init__ .None will do for a buffer"),
     "keeps_a_graph": Entry(lambda: with_buffers(keeps_a_graph, mu=torch.zeros(CLASSES)), refused="second time.*: keep no graph of an earlier step in a buffer or an attribute"),
     "no_graph": Entry(lambda: Net(lambda m, x: m.l(x).detach(), l=nn.Linear(6, CLASSES)), refused="RuntimeError: element 0 of tensors does not require grad"),
-    "never_initialized": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), never=nn.LazyLinear(3)), refused="never.weight is not initialized by a forward pass: use it, or leave it out"),
+    "never_initialized": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), never=nn.LazyLinear(3)), refused="never.weight is not initialized by a forward pass: use it in forward, or remove it"),
     # random layers
     "dropout": Entry(lambda: mlp(nn.Dropout(0.5)), joint=False),
     "dropout_of_nothing": Entry(lambda: mlp(nn.Dropout(0.0))),

@@ -30,4 +30,4 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
 def check_at_least(key: str, value: float | None, least: int = 1) -> None:
     """Refuse a number below `least`; null is no number."""
     if value is not None and value < least:
-        raise ConfigError(f"{key}={value} makes no sense: it has to be at least {least}.")
+        raise ConfigError(f"{key}={value} is out of range; use a number >= {least}.")

@@ -20,6 +20,8 @@ from typing import Any
 
 from decentral.errors import ConfigError, suggest
 
+_SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
+
 
 def setting(
     default: Any = dataclasses.MISSING,
@@ -39,7 +41,7 @@ def setting(
     above, at_least, below, at_most   the range of a number, or of the numbers in a list
     finite     whether a number with a range has to be finite
     choices    the values there are, or a function without arguments that returns them
-    hint       goes on with the sentence that refuses a value: "a number of seconds"
+    hint       unit or examples, in brackets at the end of the message that refuses a value: "seconds"
     metadata   of the field, such as `help` and `content`
     """
     limits = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
@@ -110,22 +112,23 @@ def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
         if choices and entry not in choices:
             if isinstance(entry, str):
                 raise ConfigError(f"{key}={entry} does not exist.{suggest(entry, map(str, choices))}")
-            raise ConfigError(f"{key}={_shown(entry)} makes no sense: it has to be {wanted}.")
+            raise ConfigError(f"{key}={_shown(entry)} is not a valid choice; use {wanted}.")
         if metadata["limits"] and not _fits(entry, metadata["limits"], metadata["finite"]):
-            hint = f", {metadata['hint']}" if metadata["hint"] else ""
-            finite = "finite and " if metadata["finite"] and str(entry) in ("nan", "inf", "-inf") else ""
-            raise ConfigError(f"{key}={_shown(entry)} makes no sense: it has to be {finite}{wanted}{hint}.")
+            hint = f" ({metadata['hint']})" if metadata["hint"] else ""
+            open_ended = metadata["finite"] and not {"below", "at_most"} & set(metadata["limits"])
+            number = "a finite number" if open_ended and not isinstance(entry, int) else "a number"
+            raise ConfigError(f"{key}={_shown(entry)} is {_fault(entry)}; use {number} {wanted}{hint}.")
 
 
 def limits_in_words(metadata: Mapping[str, Any]) -> str:
-    """'at least 0 and below 1', or the choices; '' for a field that says nothing of its values."""
+    """Return '>= 0 and < 1', or the choices; '' for a field without limits."""
     choices = _choices(metadata)
     if choices:
         return f"one of {', '.join(map(str, choices))}"
     limits = metadata.get("limits", {})
     if set(limits) == {"at_least", "at_most"}:
         return f"from {_shown(limits['at_least'])} to {_shown(limits['at_most'])}"
-    return " and ".join(f"{name.replace('_', ' ')} {_shown(limit)}" for name, limit in limits.items())
+    return " and ".join(f"{_SIGNS[name]} {_shown(limit)}" for name, limit in limits.items())
 
 
 def _choices(metadata: Mapping[str, Any]) -> Collection[Any]:
@@ -145,6 +148,17 @@ def _fits(value: Any, limits: Mapping[str, float], finite: bool) -> bool:
         and number <= limits.get("at_most", math.inf)
         and (math.isfinite(number) or not finite)
     )
+
+
+def _fault(value: Any) -> str:
+    """Return what is wrong with a value that does not fit its limits."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return "not a number"
+    if not math.isfinite(number):
+        return "not finite"
+    return "negative" if number < 0 else "out of range"
 
 
 def _shown(value: Any) -> str:

@@ -53,11 +53,11 @@ class A2CiD2(AsynchronousAlgorithm):
     Between processes time is the number of gradients that all workers have begun, divided by n, as far as a process
     knows it: the paper's unit, whatever the machine.
 
-    gossips_per_step       how often a worker of the asking side meets another one for each of its gradients
+    gossips_per_step       averagings that an active worker starts per gradient
     eta, alpha_t           the constants, instead of those above (null), eta for a unit of time of a gradient
-    events                 a CSV file that says what happens, instead of a clock: see `adpsgd`; times are in gradients
-    mix_before_gradient    take the gradient at the mixed model, as the differential equation does; false: at the model
-                           as it is, as the authors' code does
+    events                 CSV file of events, which replaces the clock: see `adpsgd`; times are in gradients
+    mix_before_gradient    take the gradient at the mixed model, as in the differential equation; false: at the unmixed
+                           model, as in the authors' code
     """
 
     name: str = "a2cid2"

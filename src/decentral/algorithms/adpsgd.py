@@ -35,10 +35,10 @@ class ADPSGD(AsynchronousAlgorithm):
     changed by gradients only. Whoever is fast takes more gradients: the run ends when all together have taken n times
     `steps`.
 
-    gossips_per_step    how often a worker that asks averages for each of its gradients
-    events              a CSV file that says what happens, one event in each step, instead of a clock: lines
-                        time,what,worker,partner below these words. begin: the worker begins a gradient at its model as
-                        it is; update: it takes it; average: with the partner
+    gossips_per_step    averagings that an active worker starts per gradient
+    events              CSV file of events, one per step, which replaces the clock: the header time,what,worker,partner
+                        and lines below it. begin: the worker begins a gradient at its current model; update: it applies
+                        the gradient; average: with the partner
     """
 
     name: str = "adpsgd"

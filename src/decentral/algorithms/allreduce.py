@@ -31,8 +31,9 @@ class AllReduce(Algorithm):
         x_i <- x_i + Opt(1/n sum_j C(e_j)),   r_j <- e_j - C(e_j)
 
     overlap_backward   in simulated time, gradients travel during the backward pass, as in DistributedDataParallel; it
-                       takes two thirds of a gradient. They travel in B buckets of at most 25 MB, each once all workers
-                       have it and the one before is through: if a worker begins its gradient at s_i and takes g_i,
+                       takes two thirds of a gradient. They travel in B buckets of at most 25 MB, each as soon as all
+                       workers have it and the previous bucket has arrived: if a worker begins its gradient at s_i and
+                       takes g_i,
 
         begin_b = max(begin_(b-1) + its all-reduce, max_i (s_i + (1/3 + 2/3 b/B) g_i)),   b = 1 ... B
     """

@@ -90,8 +90,8 @@ class AsynchronousAlgorithm(Algorithm):
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
         """Raises ConfigError: workers do not step together."""
         raise ConfigError(
-            f"algo={self.name} has no steps that all workers take together: decentral-run carries it out, in a "
-            "virtual cluster such as cluster=even, or between processes."
+            f"algo={self.name} is asynchronous, without common steps: use decentral-run, in a virtual cluster such as "
+            "cluster=even, or with several processes."
         )
 
     def update(self, s: Any, i: int, g: Tensor, t: int) -> None:

@@ -39,7 +39,7 @@ class BEER(Algorithm):
     a worker keeps sums of what it hears, for which W has to be the same in every round.
 
     gamma   consensus step size, from 0 to 1; smaller for stronger compression
-    start   h^0: zero as in the paper, or the x^0 that all share. The first step mixes nothing either way
+    start   h^0: zero as in the paper, or the shared x^0. Either way, the first step does not mix
     """
 
     name: str = "beer"

@@ -47,8 +47,8 @@ class Choco(Algorithm):
 
     gamma   consensus step size, from 0 to 1: the stronger the compression, the smaller. Tune it with the rate: the
             papers' theory gives values that are far too small; their experiments use 0.3 to 1
-    start   h^0: initial is the x^0 that all share; zero, as in the authors' code for deep learning, spends many rounds
-            on sending x^0
+    start   h^0: initial is the shared x^0; zero, as in the authors' code for deep learning, spends many rounds on
+            sending x^0
     """
 
     name: str = "choco"

@@ -44,10 +44,10 @@ class D2(WithCorrections):
     and average after a step with probability p: 1/p is H in expectation. The y of these papers is -c in LED, -b c in
     ProxSkip.
 
-    dual_step    b; null: 1/H, or p (p/H, where both are given)
-    probability  p; null: after each step, or each H-th one
-    seed         of the coin
-    coins        an .npz file with the truth values coins [T] instead of draws: that of step t, which repeat
+    dual_step    dual step size b; null: 1/H, or p (p/H, where both are given)
+    probability  communication probability p; null: after each step, or each H-th one
+    seed         seed of the coin
+    coins        an .npz file with booleans coins [T] instead of random draws: entry t mod T in step t
 
     Exact with local steps too, also with momentum inside; with a local optimizer that is not linear (Adam, Muon) it is
     not: its directions add up to 0 where the gradients do not.
@@ -67,7 +67,7 @@ class D2(WithCorrections):
 
     def __post_init__(self) -> None:
         if self.coins is not None and self.probability is None:
-            raise ConfigError(f"algo.coins={self.coins} needs their probability: set algo.probability, too.")
+            raise ConfigError(f"algo.coins={self.coins} needs their probability: also set algo.probability.")
 
     def check_workers(self, num_workers: int) -> None:
         """Raises ConfigError if the given coins are none."""

@@ -38,8 +38,8 @@ class DESLOC(OnlyModels):
     Topology: not used.
 
     period_steps   K_x
-    state_factors  K_h / K_x of the first buffers; 0: never; the last holds for all further ones
-    state_periods  K_h in steps instead, where it is not empty
+    state_factors  K_h / K_x of the first buffers; 0: never; the last one applies to all further buffers
+    state_periods  K_h in steps instead, unless empty
     order          after: as above; before, as in the paper's Algorithm 1: when t is a multiple, between the gradient,
                    taken at the model as it was, and the update
     """
@@ -60,12 +60,12 @@ class DESLOC(OnlyModels):
         if known is None:
             whose = "a torch optimizer" if optim is None else f"optim={optim.name}"
             raise ConfigError(
-                f"algo=desloc averages what the local optimizer remembers, and does not know what {whose} does: use "
+                f"algo=desloc averages the state of the local optimizer, but does not know that of {whose}: use "
                 "optim=adam, adamw, adopt or sgd of decentral-run, or algo=local_sgd."
             )
         if len(self.state_periods) > known:
             raise ConfigError(
-                f"algo.state_periods={self.state_periods} has more numbers than optim={optim.name} remembers rows: "
+                f"algo.state_periods={self.state_periods} has more numbers than optim={optim.name} has state rows: "
                 f"give at most {known}."
             )
 

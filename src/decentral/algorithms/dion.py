@@ -59,9 +59,9 @@ class Dion(_Layered):
     the local optimizer's update with their mean gradient, for example that of `optim=adamw`, at the same lr; a matrix
     has its weight decay alone, which momentum and Adam have to keep out of gradients (optim=sgd, optim=adamw).
 
-    rank         of the updates, at most the smaller side of a matrix
-    others       names, or parts of them, of matrices that the local optimizer takes: embeddings and heads
-    others_last  it takes the last matrix, too
+    rank         rank of the updates, at most the smaller side of a matrix
+    others       names, or parts of names, of matrices that the local optimizer updates: embeddings and heads
+    others_last  the local optimizer also updates the last matrix
 
     Bytes: rank (a + b) numbers of each hidden matrix and all of the rest, in two all-reduces of which the second waits
     for the first. Departures: the authors' orth is a randomised Cholesky QR. A column of R that is 0 leaves that of Q

@@ -42,8 +42,8 @@ class EagerSGD(AsynchronousAlgorithm):
     and takes part in a later one; nothing is lost. Everybody applies the sums of all steps in order, so that models
     differ only by how far their workers are; they are averaged every `period_steps` steps and after the last.
 
-    collective     solo: the first worker sets the all-reduce of a step off; majority: one who is drawn, so that on
-                   average half of all take part with a fresh gradient
+    collective     solo: the first worker triggers the all-reduce of a step; majority: a randomly drawn worker triggers
+                   it, so that on average half of all workers contribute a fresh gradient
     period_steps   steps between two averagings of the models
     """
 

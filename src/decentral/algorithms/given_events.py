@@ -35,13 +35,13 @@ def read_events(name: str, num_workers: int) -> list[Event]:
     said = f"algo.events={name}"
     head, *lines = read_lines("algo.events", name) or [Line(said, [])]
     if head.cells != _HEAD or not lines:
-        raise ConfigError(f"{said} holds no events: give lines time,what,worker,partner below these words.")
+        raise ConfigError(f"{said} has no events: give the header time,what,worker,partner and lines below it.")
     found: list[Event] = []
     begun = [False] * num_workers
     for line in lines:
         line.check_columns(_HEAD)
         time, what = (
-            line.number(0, "a time that is not before the last one", found[-1].time if found else 0, LONGEST_S),
+            line.number(0, "a time not before the previous one", found[-1].time if found else 0, LONGEST_S),
             line.cells[1],
         )
         worker = line.integer(2, "worker", num_workers)
@@ -49,7 +49,7 @@ def read_events(name: str, num_workers: int) -> list[Event]:
         if what not in _KINDS or (what == "average") == (partner == worker):
             raise ConfigError(f"{line.said} is not an event: use begin, update, or average with a partner.")
         if what != "average" and begun[worker] == (what == "begin"):
-            raise ConfigError(f"{line.said}: worker {worker} has to begin a gradient before each update, and only one.")
+            raise ConfigError(f"{line.said}: worker {worker} must begin exactly one gradient before each update.")
         begun[worker] = begun[worker] if what == "average" else what == "begin"
         found.append(Event(time, what, worker, partner))
     return found
@@ -60,7 +60,7 @@ def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.nda
 
     Raises ConfigError for what is no such file; `shape` names the dimensions, such as ("T", "P").
     """
-    said, wanted = f"{key}={path}", f"it has to be an .npz with {name} [{', '.join(shape)}], each 0 or 1"
+    said, wanted = f"{key}={path}", f"give an .npz file with {name} [{', '.join(shape)}], each 0 or 1"
     if not at_home(path).is_file():
         raise ConfigError(f"{said} is not a file: {wanted}.")
     try:

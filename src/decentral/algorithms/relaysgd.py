@@ -64,16 +64,16 @@ class RelaySGD(Algorithm):
     Vogels et al., NeurIPS 2021 (arXiv:2110.04175), Algorithm 1. The topology is a tree, or a tree for each piece of the
     model (`dbt`). Closed form, for tau_ij hops:  x_i^{t+1} = 1/n sum_j y_j^{t - max(tau_ij - 1, 0)}
 
-    overlap        use the messages of the previous step instead, so that they travel during the gradient: delay tau_ij,
-                   the paper's formula (its code's default is tau_ij - 1, as here).
-    fill           what stands in for the n - n_i models not there: `initial` x^0 (the code's default), `previous` x_i^t
-                   (the paper's equation (1), used for Table 5), `own` y_i (the README's version). After the tree's
-                   diameter they agree, unless messages are lost. `auto` is `initial`, but `previous` where messages can
-                   be lost, since x^0 would pull the models back for ever. `count` (the thesis): divide by n_i instead.
+    overlap        use the messages of the previous step, so that communication overlaps with the gradient: delay
+                   tau_ij, the paper's formula (its code's default is tau_ij - 1, as here).
+    fill           substitute for the n - n_i missing models: `initial` x^0 (the code's default), `previous` x_i^t (the
+                   paper's equation (1), used for Table 5), `own` y_i (the README's version). After the tree's diameter
+                   they agree, unless messages are lost. `auto` is `initial`, but `previous` where messages can be lost,
+                   since x^0 would otherwise keep pulling the models back. `count` (the thesis): divide by n_i instead.
     correct_lr     multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
-                   closed form: what a change of one worker adds up to then is what it would be with all-reduce.
-    initial_count  what counts c start at: 1 with fill=count is the thesis' code, although no message is there yet.
-                   This shrinks all weights in the first steps (see the head of this file).
+                   closed form: a change of one worker then has the same total effect as with all-reduce.
+    initial_count  initial value of the counts c: 1 with fill=count matches the thesis' code, although no message has
+                   arrived yet. This shrinks all weights in the first steps (see the head of this file).
 
     With `communication.every` = H workers relay in every H-th step only, and in between train alone, x_i <- x_i + u_i.
     Counts stay as they are meanwhile, and delays count in relays:  x_i^{t+1} = 1/n sum_j y_j^{t - H max(tau_ij - 1, 0)}
@@ -114,7 +114,7 @@ class RelaySGD(Algorithm):
 
     def __post_init__(self) -> None:
         if self.initial_count and self.fill is not Fill.count:
-            raise ConfigError("algo.initial_count=1 is the thesis' way to count: it goes with algo.fill=count only.")
+            raise ConfigError("algo.initial_count=1 needs algo.fill=count, as in the thesis: add it, or leave it out.")
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], all equal, so that any of them is x^0; m = 0 and c = initial_count."""

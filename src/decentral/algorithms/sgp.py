@@ -31,9 +31,9 @@ class SGP(Algorithm):
     Lost messages, in x and w alike: where W is doubly stochastic the receiver divides its remaining weights by their
     sum (on a one-peer round: keeps its own), elsewhere the sender keeps what was not delivered: the w_i sum to n.
 
-    authors_rounds    take round t * (rounds + r) instead, as the RelaySGD authors' training code does by a slip of
-                      precedence: with rounds=2 their average is exact later, or (n = 64) never;
-                      with rounds=1 the same
+    authors_rounds    use round t * (rounds + r) instead, as the RelaySGD authors' training code does through an
+                      operator-precedence error: with rounds=2 their average is exact later, or (n = 64) never; with
+                      rounds=1 both are the same
     """
 
     name: str = "sgp"

@@ -37,11 +37,11 @@ class Select(Enum):
 class Drawn(Algorithm):
     """An algorithm in which all workers average coordinates that are drawn alike.
 
-    share   p, of the coordinates in a step
-    select  random: each coordinate with probability p; shuffled: one permutation, cut in ceil(1/p) parts which take
-            turns; partitioned: the same with another permutation once all have had a turn
-    seed    of what is drawn
-    masks   an .npz file with the truth values masks [T, P] instead: those of step t, which repeat
+    share   p, share of the coordinates in a step
+    select  random: each coordinate with probability p; shuffled: one permutation, cut into ceil(1/p) parts that take
+            turns; partitioned: the same with a new permutation after each cycle
+    seed    seed of the draws
+    masks   an .npz file with booleans masks [T, P] instead: row t mod T in step t
     """
 
     name: str
@@ -78,8 +78,8 @@ class Drawn(Algorithm):
         if self.masks is not None:
             if self._given.shape[1] != P:
                 raise ConfigError(
-                    f"algo.masks={self.masks} is for models of {self._given.shape[1]} parameters, and these have {P}: "
-                    "give masks [T, P]."
+                    f"algo.masks={self.masks} has masks for {self._given.shape[1]} parameters, but the models have "
+                    f"{P}: give masks [T, P]."
                 )
             return np.flatnonzero(self._given[t % len(self._given)])
         if self.select is Select.random or p == 0:

@@ -63,14 +63,14 @@ class StreamingDiLoCo(Algorithm):
     def __post_init__(self) -> None:
         if self.period_steps % self.fragments:
             raise ConfigError(
-                f"algo.fragments={self.fragments} does not divide algo.period_steps={self.period_steps}: one part is "
-                f"synchronised every period_steps / fragments steps; use algo.period_steps="
-                f"{-(-self.period_steps // self.fragments) * self.fragments}."
+                f"algo.fragments={self.fragments} does not divide algo.period_steps={self.period_steps}: one fragment "
+                "is synchronized every period_steps / fragments steps; use "
+                f"algo.period_steps={-(-self.period_steps // self.fragments) * self.fragments}."
             )
         if self.delay_steps >= self.every:
             raise ConfigError(
-                f"algo.delay_steps={self.delay_steps} makes no sense: it has to be below {self.every}, the steps "
-                "between two parts."
+                f"algo.delay_steps={self.delay_steps} is too large: use a number < {self.every}, the steps between "
+                "two fragments."
             )
 
     @property

@@ -57,12 +57,12 @@ class WAGMA(AsynchronousAlgorithm):
     tau                  steps from one synchronization to the next
     group_size           S, a power of two; auto: about sqrt(n)
     wait_avoiding        false: groups wait for their members, and every contribution is fresh
-    groups               false: no groups, only the synchronization: local SGD with period tau
+    groups               false: no groups, only synchronizations: local SGD with period tau
     dynamic              false: the same groups in every version
     order                combine_then_adapt: average W_i, then add the update (the authors' code and the paper's proof)
     stale_rule           always_plus_one: (sum + W'_i) / (S + 1) for the fresh ones, too (the authors' code)
-    recv_depth           of how many versions a worker keeps the sum while it is late; the paper keeps one. Who is later
-                         takes the newest sum
+    recv_depth           number of versions whose sum a worker keeps while it is late; the paper keeps one. A later
+                         worker takes the newest sum
     refresh_send_buffer  put the average in the send buffer after a synchronization; the paper leaves W'_i there
     """
 
@@ -80,7 +80,7 @@ class WAGMA(AsynchronousAlgorithm):
 
     def __post_init__(self) -> None:
         if self.group_size != "auto" and not (self.group_size.isdigit() and int(self.group_size) >= 1):
-            raise ConfigError(f"algo.group_size={self.group_size} makes no sense: give a power of two, or auto.")
+            raise ConfigError(f"algo.group_size={self.group_size} is not valid: use a power of two, or auto.")
 
     class State(NamedTuple):
         """Models, send buffers and the local optimizer."""

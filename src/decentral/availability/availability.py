@@ -98,8 +98,8 @@ class Schedule:
                 return since
             since = min(since, when) if self.at(when).all() else math.inf
         raise ConfigError(
-            f"availability.wait=true waits for ever: all {self.num_workers} workers are never there at once for "
-            f"{lasts:.3g} s within 11 days of simulated time: let failures be fewer or repairs shorter."
+            f"availability.wait=true never ends: all {self.num_workers} workers are never present together for "
+            f"{lasts:.3g} s within 11 days of simulated time; use rarer failures or shorter repairs."
         )
 
     def record(self, until: float) -> str:
@@ -182,16 +182,16 @@ class AlwaysPresent(Availability):
 class Absences(Availability):
     """Some workers are absent at times: their rows rest, nobody computes, sends or waits for them.
 
-    absent     rerouted: those who are present form the topology of so many workers, in the order of their numbers, so
-               that they stay connected; induced: of the graph remain the edges between them
-    weights    of an induced graph. metropolis: from the degrees that are left; keep: as they were, and what an absent
-               neighbor had is added to one's own; auto: whichever suits the topology
-    on_return  with which model a worker goes on. stale: its own; neighbor: its lowest-numbered neighbor's;
-               average: the mean of its neighbors' models. Only neighbors count that were there in the step before
-    on_leave   what becomes of the correction of a worker that leaves, in methods whose corrections sum to zero. keep:
-               it rests, and all converge to the optimum of everybody; handover: to its neighbors; restart: all
-               corrections become zero whenever somebody comes or leaves, which gives the optimum of those present
-    least      so many are present at least: those who are missing are drawn
+    absent     rerouted: the present workers, in the order of their numbers, form the topology of their number, so that
+               they stay connected; induced: they keep the graph's edges among them
+    weights    weights of an induced graph. metropolis: from the remaining degrees; keep: unchanged, with the weight of
+               an absent neighbor added to the worker's own; auto: the one that suits the topology
+    on_return  model of a worker that returns. stale: its own; neighbor: that of its lowest-numbered neighbor; average:
+               the mean of its neighbors' models. Only neighbors present in the previous step count
+    on_leave   in methods whose corrections sum to zero, what happens to the correction of a worker that leaves. keep:
+               it is frozen, and all converge to the optimum of all workers; handover: its neighbors take it over;
+               restart: all corrections become zero at each change, which gives the optimum of the present workers
+    least      minimum number of present workers: missing ones are drawn
     """
 
     absent: Absent = Absent.rerouted
@@ -204,12 +204,12 @@ class Absences(Availability):
         """See `Availability.check`."""
         if self.least > num_workers:
             raise ConfigError(
-                f"availability.least={self.least} is more than num_workers={num_workers}: use at most {num_workers}."
+                f"availability.least={self.least} exceeds num_workers={num_workers}: use at most {num_workers}."
             )
         if self.weights is not Weights.auto and self.absent is Absent.rerouted:
             raise ConfigError(
-                f"availability.weights={self.weights.name} is for availability.absent=induced, and with rerouted the "
-                "topology says the weights: leave it out, or add availability.absent=induced."
+                f"availability.weights={self.weights.name} needs availability.absent=induced, because with rerouted "
+                "the topology sets the weights: leave it out, or add availability.absent=induced."
             )
 
 
@@ -217,16 +217,16 @@ class Absences(Availability):
 class MayCrash(Absences):
     """Absences that may come without a warning.
 
-    crash     a worker that leaves loses the step that it is in, unless too few were left, and those who wait for it
-              notice that detect_s later; false: it finishes the step
-    detect_s  how long it takes until a failure is noticed, such as the time between two heartbeats
-    wait      in simulated time: everybody stops until all are back, as a plain all-reduce job does, and a step in which
-              somebody has crashed is carried out again
+    crash     a worker that leaves loses its current step, unless too few workers remain, and those that wait for it
+              notice detect_s later; false: it finishes the step
+    detect_s  time until a failure is detected, such as the interval between two heartbeats
+    wait      in simulated time: all workers stop until every one is back, as in a plain all-reduce job, and repeat a
+              step in which one crashed
     """
 
     crash: bool = False
     wait: bool = False
-    detect_s: float = setting(5.0, at_least=0, at_most=LONGEST_S, when="crash", hint="a number of seconds")
+    detect_s: float = setting(5.0, at_least=0, at_most=LONGEST_S, when="crash", hint="seconds")
 
     @property
     def detection_s(self) -> float | None:
@@ -237,4 +237,4 @@ class MayCrash(Absences):
         """See `Availability.check`."""
         super().check(num_workers)
         if self.wait and not self.in_seconds:
-            raise ConfigError("availability.wait=true is for absences in simulated seconds: leave it out.")
+            raise ConfigError("availability.wait=true needs absences in simulated seconds: leave it out.")

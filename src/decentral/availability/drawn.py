@@ -45,7 +45,7 @@ class _AsStragglers(Absences):
 class Exactly(_AsStragglers):
     """So many random workers are absent in each step, drawn anew: client sampling.
 
-    count  how many are absent
+    count  number of absent workers
     """
 
     name: str = "exactly"
@@ -56,8 +56,8 @@ class Exactly(_AsStragglers):
         super().check(num_workers)
         if self.count > num_workers - self.least:
             raise ConfigError(
-                f"availability.count={self.count} leaves fewer than availability.least={self.least} of num_workers="
-                f"{num_workers} present: use at most {num_workers - self.least}."
+                f"availability.count={self.count} leaves fewer than availability.least={self.least} of "
+                f"num_workers={num_workers} workers: use at most {num_workers - self.least}."
             )
 
 
@@ -65,7 +65,7 @@ class Exactly(_AsStragglers):
 class Independent(_AsStragglers):
     """Each worker is absent in each step with a probability, whatever it was before.
 
-    probability  to be absent
+    probability  probability that a worker is absent in a step
     """
 
     name: str = "independent"
@@ -78,8 +78,8 @@ class Persistent(_AsStragglers):
 
     A worker is away probability / (probability + 1 / residence_steps) of the time: a quarter with the defaults.
 
-    probability      to leave, in a step; sessions last 1 / probability steps on average
-    residence_steps  mean number of steps until it is back, geometrically distributed
+    probability      probability that a present worker leaves in a step; sessions last 1 / probability steps on average
+    residence_steps  mean number of steps of an absence, geometrically distributed
     """
 
     name: str = "persistent"
@@ -95,17 +95,17 @@ class Diurnal(Absences):
 
     phi_i is uniform and b_i is Beta(2, 5) - 2/7: each worker has its own time zone and its own eagerness.
 
-    lowest        share of the workers that is present at night
-    highest       share of the workers that is present in the daytime
+    lowest        share of workers present at night
+    highest       share of workers present in the daytime
     period_steps  T, in steps
-    period_s      T in simulated seconds, instead; who is there changes 1440 times in a period
+    period_s      T in simulated seconds, instead; the present workers change 1440 times per period
     """
 
     name: str = "diurnal"
     lowest: float = setting(0.1, at_least=0, at_most=1)
     highest: float = setting(0.8, above=0, at_most=1)
     period_steps: float = setting(200.0, above=1)
-    period_s: float | None = setting(None, above=0, at_most=LONGEST_S, hint="a number of seconds")
+    period_s: float | None = setting(None, above=0, at_most=LONGEST_S, hint="seconds")
 
     @property
     def in_seconds(self) -> bool:
@@ -117,7 +117,7 @@ class Diurnal(Absences):
         super().check(num_workers)
         if self.lowest > self.highest:
             raise ConfigError(
-                f"availability.lowest={self.lowest:g} is more than availability.highest={self.highest:g}: swap them."
+                f"availability.lowest={self.lowest:g} exceeds availability.highest={self.highest:g}: swap them."
             )
 
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:

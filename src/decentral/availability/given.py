@@ -74,11 +74,11 @@ def _check_intervals(intervals: Sequence[Interval]) -> None:
     last: dict[int, Interval] = {}
     for one in sorted(intervals, key=lambda one: (one.begins, one.ends)):
         if one.begins >= one.ends:
-            raise ConfigError(f"{one.said} goes from {one.begins:g} to {one.ends:g}, which is empty: leave it out.")
+            raise ConfigError(f"{one.said} is empty, from {one.begins:g} to {one.ends:g}: leave it out.")
         before = last.get(one.worker)
         if before is not None and one.begins < before.ends:
             raise ConfigError(
-                f"{one.said} overlaps {before.said}, both of worker {one.worker}: let one end before the other begins."
+                f"{one.said} overlaps {before.said}, both of worker {one.worker}: end one before the other begins."
             )
         last[one.worker] = one
 
@@ -87,12 +87,12 @@ def _check_intervals(intervals: Sequence[Interval]) -> None:
 class Fixed(Absences):
     """Absences that are given: a list of them, or for a share of the workers parts of the run.
 
-    absences       such as [[3,100,200],[5,50,null]]: worker 3 is absent from step 100 on until step 200, in which it is
-                   back, and worker 5 from step 50 on for good
-    share          of the workers, those with the highest numbers: they are absent from from_fraction of the steps to
-                   to_fraction
-    from_fraction  of the steps: when that share leaves
-    to_fraction    of the steps: when it is back; 1 for never
+    absences       such as [[3,100,200],[5,50,null]]: worker 3 is absent from step 100 and back in step 200; worker 5 is
+                   absent from step 50 permanently
+    share          share of workers, those with the highest numbers, that are absent from from_fraction to to_fraction
+                   of the steps
+    from_fraction  fraction of the steps after which that share leaves
+    to_fraction    fraction of the steps after which it is back; 1: never
     """
 
     name: str = "fixed"
@@ -111,8 +111,8 @@ class Fixed(Absences):
             )
         if self.from_fraction >= self.to_fraction:
             raise ConfigError(
-                f"availability.from_fraction={self.from_fraction:g} has to be less than availability.to_fraction="
-                f"{self.to_fraction:g}: from when to when, of the steps."
+                f"availability.from_fraction={self.from_fraction:g} is not below "
+                f"availability.to_fraction={self.to_fraction:g}: use a smaller fraction of the steps."
             )
         given = self._given(num_workers, 1000)
         _check_intervals(given)
@@ -120,16 +120,15 @@ class Fixed(Absences):
         for step in changes.times(0).tolist():
             if (there := int(changes.present(step).sum())) < self.least:
                 raise ConfigError(
-                    f"availability=fixed leaves {there} of {num_workers} workers, fewer than availability.least="
-                    f"{self.least}: let fewer be absent at the same time."
+                    f"availability=fixed leaves {there} of {num_workers} workers, fewer than "
+                    f"availability.least={self.least}: use fewer simultaneous absences."
                 )
 
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
         """See `Availability.open`."""
         if self.share is not None and total_steps is None:
             raise ConfigError(
-                "availability.share goes by parts of a run, and it is not known how many steps this one has: use "
-                "availability.absences."
+                "availability.share needs the total number of steps, which is unknown here: use availability.absences."
             )
         absences = self._given(num_workers, total_steps or 0)
         late = next((one for one in absences if one.said and one.begins >= (total_steps or math.inf)), None)
@@ -155,13 +154,12 @@ class Fixed(Absences):
             fits = isinstance(one, list) and len(one) == 3 and all(type(part) is int for part in one[:2])
             if not fits or not (one[2] is None or type(one[2]) is int) or one[1] < 0:
                 raise ConfigError(
-                    f"{said} makes no sense: it has to be [worker,from_step,to_step], such as [3,100,200], or "
-                    "[3,100,null] for good."
+                    f"{said} has the wrong form: use [worker,from_step,to_step], such as [3,100,200], or [3,100,null] "
+                    "for a permanent absence."
                 )
             if not 0 <= one[0] < num_workers:
                 raise ConfigError(
-                    f"{said} names worker {one[0]}, but with num_workers={num_workers} they are numbered 0 to "
-                    f"{num_workers - 1}."
+                    f"{said} names worker {one[0]}: with num_workers={num_workers}, use 0 to {num_workers - 1}."
                 )
             found.append(Interval(said, one[0], one[1], math.inf if one[2] is None else one[2]))
         return found
@@ -171,11 +169,11 @@ class Fixed(Absences):
 class Trace(MayCrash):
     """Who is present when is read from a CSV file. Each run writes such a file, availability.csv, of what it used.
 
-    path   a line worker,from_s,to_s (simulated seconds; needs a cluster) or worker,from_step,to_step, and below it
-           when each worker is there: half-open, from <= t < to; an empty `to` is for ever. A worker without a line
-           never is
-    cycle  after so many seconds, or steps, the file begins anew
-    least  so many are present at least: those who are missing are drawn. With 0 all may be away: nothing happens then
+    path   CSV file with the header worker,from_s,to_s (simulated seconds; needs a cluster) or worker,from_step,to_step,
+           and one line per interval in which a worker is present: half-open, from <= t < to; an empty `to` means until
+           the end. A worker without a line is never present
+    cycle  period, in seconds or steps, after which the file repeats
+    least  minimum number of present workers: missing ones are drawn. With 0, all may be away, and nothing happens then
     """
 
     name: str = "trace"
@@ -196,17 +194,19 @@ class Trace(MayCrash):
         unit, intervals = self._read(num_workers)
         if self.crash and unit == "step":
             raise ConfigError(
-                f"availability.crash=true is for files in seconds, and availability.path={self.path} goes by steps: "
+                f"availability.crash=true needs a file in seconds, and availability.path={self.path} is in steps: "
                 "leave it out."
             )
         if not intervals:
-            raise ConfigError(f"availability.path={self.path} has no line below its first: nobody is ever there.")
+            raise ConfigError(
+                f"availability.path={self.path} has no lines after the header, so no worker is ever present: add lines."
+            )
         _check_intervals(intervals)
         for one in intervals:
             if self.cycle is not None and max(one.begins, one.ends if one.ends < math.inf else 0) > self.cycle:
                 raise ConfigError(
-                    f"{one.said} goes beyond availability.cycle={self.cycle:g}, where the file begins anew: use a "
-                    "longer cycle, or a file that ends there."
+                    f"{one.said} ends after availability.cycle={self.cycle:g}, where the file repeats: use a longer "
+                    "cycle, or end the file there."
                 )
 
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
@@ -222,7 +222,7 @@ class Trace(MayCrash):
         if not unit:
             found = ",".join(lines[0].cells) if lines else "nothing"
             raise ConfigError(
-                f"line 1 of availability.path={self.path} is {found}: it has to be worker,from_s,to_s or "
+                f"line 1 of availability.path={self.path} is {found}: use worker,from_s,to_s or "
                 "worker,from_step,to_step."
             )
         intervals = []

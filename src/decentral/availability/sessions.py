@@ -74,14 +74,14 @@ class Sessions(Absences):
 
     present_s     mean length of a session
     away_s        mean length of an absence
-    distribution  of both: exponential, which has no memory; lognormal (sigma); weibull (shape)
+    distribution  distribution of both: exponential (memoryless); lognormal (sigma); weibull (shape)
     sigma         standard deviation of the logarithm (null: 1)
-    shape         below 1, who has stayed for long stays for longer (null: 0.5)
+    shape         Weibull shape; below 1, long sessions tend to continue (null: 0.5)
     """
 
     name: str = "sessions"
-    present_s: float = setting(60.0, above=0, at_most=LONGEST_S, hint="a number of seconds")
-    away_s: float = setting(20.0, above=0, at_most=LONGEST_S, hint="a number of seconds")
+    present_s: float = setting(60.0, above=0, at_most=LONGEST_S, hint="seconds")
+    away_s: float = setting(20.0, above=0, at_most=LONGEST_S, hint="seconds")
     distribution: Distribution = Distribution.exponential
     sigma: float | None = setting(None, above=0, at_most=5)
     shape: float | None = setting(None, at_least=0.2, at_most=100)
@@ -97,8 +97,8 @@ class Sessions(Absences):
         for kind in Distribution:
             if kind.value and kind is not self.distribution and getattr(self, kind.value) is not None:
                 raise ConfigError(
-                    f"availability.{kind.value}={getattr(self, kind.value):g} is for availability.distribution="
-                    f"{kind.name}, and this one is {self.distribution.name}: leave it out."
+                    f"availability.{kind.value}={getattr(self, kind.value):g} needs "
+                    f"availability.distribution={kind.name}, not {self.distribution.name}: leave it out."
                 )
 
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
@@ -116,13 +116,13 @@ class Failures(MayCrash):
 
     Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days are 2e-5 an hour and GPU.
 
-    per_worker_hour  failures of a worker in an hour in which it works
-    repair_s         mean time until it is back
+    per_worker_hour  failures per worker and hour of work
+    repair_s         mean time to repair
     """
 
     name: str = "failures"
     per_worker_hour: float = setting(1.0, above=0, at_most=1e6)
-    repair_s: float = setting(60.0, above=0, at_most=LONGEST_S, hint="a number of seconds")
+    repair_s: float = setting(60.0, above=0, at_most=LONGEST_S, hint="seconds")
     crash: bool = True
 
     @property

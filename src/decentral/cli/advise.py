@@ -16,22 +16,22 @@ from decentral.terminal.console import say
 _HELP = """\
 decentral-advise [key=value ...] [--measure] [--json] [--output FILE] [--config-dir FOLDER]
 
-Predicts, without training, how long a step takes and what a worker sends in it, for all-reduce as
-DistributedDataParallel does it (float32 and bf16), gossip, local steps, WAGMA, RelaySGD and compressed messages, and
-prints them by time. Models and data are described as for decentral-run; there need be no data.
+Predicts, without training, the time of a step and the bytes that a worker sends in it, and sorts methods by time:
+all-reduce as in DistributedDataParallel (float32 and bf16), gossip, local steps, WAGMA, RelaySGD and compressed
+messages. Describe the model and the data as for decentral-run; the data need not exist.
 
 decentral-advise model=resnet50 data=imagenet num_workers=16 cluster=slow_network
 decentral-advise model=cnn data=digits processes=4
 
-With cluster=, gradients and links take what it says, and encoding and decoding what a table has for one CPU core
-(docs/advise.md): nothing is timed, and the same question has the same answer. Without, this machine is measured, and
-how long that takes is said beforehand: passes of the model, latency and bandwidth between processes= local processes
-(by default one per core, at least two), encoding and decoding. num_workers= then says for how many workers it is worked
-out (by default as many).
+With cluster=, gradients and links take the time that it specifies, and encoding and decoding the tabulated time of one
+CPU core (docs/advise.md). Nothing is timed, and the answer is deterministic. Without cluster=, the command announces
+how long it measures, and times this machine: passes of the model, latency and bandwidth between processes= local
+processes (default: one per core, at least two), encoding and decoding. num_workers= then sets the number of workers
+of the prediction (default: processes).
 
 --measure      with cluster=: time encoding and decoding on this machine
---json         print the result as JSON, and nothing else, on the standard output
---output FILE  write the JSON to a file, too
+--json         print only the result, as JSON, on standard output
+--output FILE  also write the JSON to a file
 Exit status: 0 done, 2 refused.
 """
 _MOST_PROCESSES = 64
@@ -53,7 +53,7 @@ def _carry_out(arguments: list[str]) -> int:
     words = checked(options.words, options.folders)  # before anything heavy is imported
     processes, words = _taken_processes(words)
     if options.output is not None and options.output.is_dir():
-        raise ConfigError(f"--output {options.output} is a folder: give the name of a file.")
+        raise ConfigError(f"--output {options.output} is a folder: give a file name.")
     if options.output is not None:
         check_writable("--output", str(options.output), options.output.parent)
     from decentral.measurements.advice.advise import advise, text
@@ -77,7 +77,7 @@ def _check_compared(words: Sequence[str]) -> None:
         key = word.lstrip("+~").partition("=")[0]
         if key.partition(".")[0] in _COMPARED:
             raise ConfigError(
-                f"{word} cannot be set here: decentral-advise compares methods, each with its own; describe the "
+                f"{word} cannot be set here: decentral-advise compares methods with their own settings; describe the "
                 "model, the data and the cluster."
             )
 
@@ -91,12 +91,10 @@ def _taken_processes(words: Sequence[str]) -> tuple[int | None, list[str]]:
     cluster = [word for word in words if word.startswith("cluster=") and word != "cluster=none"]
     if cluster:
         raise ConfigError(
-            f"processes={given[-1]} are measured where no network is described: leave it out, or {cluster[-1]}."
+            f"processes={given[-1]} conflicts with {cluster[-1]}, which describes the network: leave one of them out."
         )
     if not given[-1].isdigit() or not 2 <= int(given[-1]) <= _MOST_PROCESSES:
-        raise ConfigError(
-            f"processes={given[-1]} makes no sense: links are measured between 2 to {_MOST_PROCESSES} processes."
-        )
+        raise ConfigError(f"processes={given[-1]} is not valid: use a whole number from 2 to {_MOST_PROCESSES}.")
     return int(given[-1]), others
 
 

@@ -38,39 +38,40 @@ _MOST_SAID = 20  # differences of a submission
 
 _HELP = """\
 decentral-benchmark [scale=smoke|small|laptop] [key=value ...]
-                                     carry the benchmark out, or what is left of it, and report
+                                     run the benchmark, or its unfinished part, and report
 decentral-benchmark methods=[relaysgd,dpsgd] scenarios=[digits_delayed] [...]
-                                     only these; the report has everything that is known beside them
-decentral-benchmark --plan [...]     only say what is to do, and what it takes
-decentral-benchmark --report [...]   only make tables, figures and the page from what is stored
-decentral-benchmark --list           the methods and the scenarios
+                                     run only these; the report adds all known results
+decentral-benchmark --plan [...]     show what would run, and its cost
+decentral-benchmark --report [...]   make tables, figures and the page from stored results
+decentral-benchmark --list           list methods and scenarios
 decentral-benchmark --submit FOLDER methods=[mine] [...]
-                                     write what was carried out of these methods as a folder that others can check
+                                     write these methods' results as a folder that others can verify
 decentral-benchmark --verify FOLDER [repeat=3] [...]
-                                     check its hashes and numbers, and repeat its cheapest runs: does it agree?
+                                     check hashes and numbers of a submission, and repeat its cheapest runs
 
 Which method reaches the target first, in simulated time, bytes and steps? Every method gets the same budget in every
-scenario: so many steps, so many learning rates on one seed, then several seeds with the best of them.
+scenario: the same number of steps, and of learning rates on one seed; the best of them then runs on several seeds.
 
 scale=smoke   under a minute: does it work?
-scale=small   (default) digits and quadratics, all methods; on two cores, minutes
-scale=laptop  also CIFAR-10, speakers, a language and a translation; on two cores, a night
+scale=small   (default) digits and quadratics, all methods; minutes on two cores
+scale=laptop  also CIFAR-10, speakers, a language and a translation; a night on two cores
 
-A method of your own enters with one file, and only its runs are carried out:
+Add your own method with one file; only its runs are started:
 
   decentral-benchmark methods=[mine] --config-dir FOLDER
 
-where FOLDER/algorithms/mine.py has the algorithm (see examples/own_algorithm), or FOLDER/benchmark/methods.yaml a line
-with its settings, or FOLDER/benchmark/scenario/NAME.yaml a scenario. docs/benchmark.md has the rules.
+FOLDER/algorithms/mine.py defines the algorithm (see examples/own_algorithm), FOLDER/benchmark/methods.yaml a method
+with its settings, FOLDER/benchmark/scenario/NAME.yaml a scenario. docs/benchmark.md has the rules.
 
-Runs and reports go to results_dir=results/own, which git ignores. A method that is not among methods=[...] and was not
-run there is shown as published, if it is the same computation: in results/ of a checkout, or with the package.
+Runs and reports go to results_dir=results/own, which git ignores. A method outside methods=[...] without runs there is
+shown as published if its computation is the same: from results/ of a checkout, or from the package.
 
---verify carries out the code of the submission: read it first. It needs data where a scenario does, as above, and ends
-with status 0 if everything agrees, 1 if not. Its findings stay in FOLDER/verification.json, which is no part of it.
+--verify executes the code of the submission: read it first. It needs the data of the scenarios, as above, and exits
+with status 0 if everything agrees, 1 otherwise. It writes its findings to FOLDER/verification.json, which does not
+belong to the submission.
 
-Everything else is passed on to every run, as for decentral-run: launcher=slurm ...; for one scenario with its name in
-front: cifar10.data.path=FOLDER. What is finished is never run again.
+All other settings apply to every run, as for decentral-run: launcher=slurm ...; prefix the name of a scenario to set
+one for it alone: cifar10.data.path=FOLDER. Finished runs are never repeated.
 """
 
 
@@ -108,13 +109,13 @@ def _composed(options: argparse.Namespace) -> tuple[ChosenStudy, list[Cell], lis
     """The study, all its cells, and those that are asked for."""
     bare = next((word for word in options.words if "=" not in word), None)
     if bare is not None:
-        raise ConfigError(f"{bare} is no setting: write methods=[{bare}] or scenarios=[{bare}], or see --list.")
+        raise ConfigError(f"{bare} is not a setting: write methods=[{bare}] or scenarios=[{bare}], or see --list.")
     given, rest = catalogue.reserved(options.words, "scale")
     scale, words = given or "small", rest
     methods, rest = _names("methods", rest)
     wanted, rest = _names("scenarios", rest)
     if scale not in (scales := catalogue.scales(STUDY)):
-        raise ConfigError(f"scale={scale} does not exist here.{suggest(scale, scales)}")
+        raise ConfigError(f"scale={scale} is not a scale of the benchmark.{suggest(scale, scales)}")
     known = {one.name for one in _study(scale, options.config_dir).scenarios}
     (chosen,) = chosen_studies([STUDY, f"scale={scale}", *rest], options.config_dir)
     study = chosen.study
@@ -123,7 +124,7 @@ def _composed(options: argparse.Namespace) -> tuple[ChosenStudy, list[Cell], lis
     study.methods += entries.methods([name for name in methods or [] if name not in mine], mine=False)
     for name in wanted or []:
         if name not in known:
-            raise ConfigError(f"scenarios=[{name}] is none of scale={scale}.{suggest(name, known)}")
+            raise ConfigError(f"scenarios=[{name}] is not part of scale={scale}.{suggest(name, known)}")
     folder = ["--config-dir", options.config_dir] if options.config_dir else []
     command = shlex.join(["decentral-benchmark", f"scale={scale}", *words, *folder]).replace("'", "")
     chosen = chosen._replace(command=command)
@@ -167,8 +168,8 @@ def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]
         say(f"Note:     {len(new)} of {len(cells)} cells are shown as published.")
     if left := len(absent) - len(theirs.keys() | own.keys()):
         say(
-            f"Note:     {left} of {len(cells)} cells were not run here, and are not published for scale={chosen.scale} "
-            "with these settings: what is not there is not ranked."
+            f"Note:     {left} of {len(cells)} cells have no results, neither run here nor published for "
+            f"scale={chosen.scale} with these settings; methods without results are not ranked."
         )
     instead = {id(absent[number]): cell for number, cell in {**theirs, **own}.items()}
     _, beside = stored(cells, here, _same_rules(chosen, here))
@@ -199,15 +200,15 @@ def _submit(chosen: ChosenStudy, cells: Sequence[BenchmarkCell], options: argpar
     folder, study = options.submit, chosen.study
     assert isinstance(study, Benchmark)
     if not any(word.startswith("methods=") for word in options.words):
-        raise ConfigError("--submit does not say of whom: add methods=[mine], with your method's name.")
+        raise ConfigError("--submit needs a method: add methods=[mine], with your method's name.")
     if chosen.changed:
-        raise ConfigError(f"{' '.join(chosen.changed)} makes it another benchmark: a submission leaves it as it is.")
+        raise ConfigError(f"{' '.join(chosen.changed)} changes the benchmark: leave it out of a submission.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--submit {folder} is there already: choose a new folder.")
+        raise ConfigError(f"--submit {folder} exists already: choose a new folder.")
     check_writable("--submit", str(folder), folder)
     whole = [cell for cell in cells if submission.is_whole(cell)]
     if not whole:
-        raise ConfigError(f"{chosen.results_dir} has no finished cell of these methods: run {chosen.command} first.")
+        raise ConfigError(f"{chosen.results_dir} has no finished cell of these methods: first run {chosen.command}.")
     runs = {value.run for cell in whole for value in cell.values()}
     names = ",".join(dict.fromkeys(cell.entry.method.name for cell in whole))
     own = f" --config-dir {submission.OWN}" if options.config_dir else ""
@@ -219,7 +220,7 @@ def _submit(chosen: ChosenStudy, cells: Sequence[BenchmarkCell], options: argpar
     theirs = Path(options.config_dir) if options.config_dir else None
     digest = submission.write(folder, study, whole, facts, theirs)
     if len(whole) < len(cells):
-        say(f"Note:     {len(cells) - len(whole)} of {len(cells)} cells are not finished here, and not submitted.")
+        say(f"Note:     {len(cells) - len(whole)} of {len(cells)} cells are unfinished and not submitted.")
     say(f"Written:  {folder}, {len(whole)} cells\nHash:     {digest}\nNext:     decentral-benchmark --verify {folder}")
     return 0
 
@@ -228,11 +229,11 @@ def _verify(options: argparse.Namespace) -> int:
     """Check a submission; 0 if it agrees."""
     folder = options.verify
     if options.config_dir:
-        raise ConfigError(f"--verify takes components from {folder / submission.OWN}: leave --config-dir out.")
+        raise ConfigError(f"--verify reads components from {folder / submission.OWN}: leave --config-dir out.")
     given, words = catalogue.reserved(options.words, "repeat")
     number = 3 if given is None else int(given) if given.isdecimal() else -1
     if number < 0:
-        raise ConfigError(f"repeat={given} is no number of runs: 0, 3 or 20, say.")
+        raise ConfigError(f"repeat={given} is not a number of runs: use a whole number >= 0, such as 3.")
     facts = submission.read(folder)
     wrong = submission.damage(folder, facts)
     if facts["rules"] != VERSION:
@@ -249,7 +250,7 @@ def _verify(options: argparse.Namespace) -> int:
         if one.name in families and (not one.needs or any(word.startswith(f"{one.name}.") for word in words))
     ]
     if missing := sorted(families - {*possible}):
-        say(f"Note:     nothing is computed of {', '.join(missing)}: their data are not given.")
+        say(f"Note:     {', '.join(missing)} are not repeated: their data are missing.")
     if not possible:
         return _verdict(options, facts, [], "hashes only")
     with TemporaryDirectory(prefix="decentral-verify-") as scratch:
@@ -272,13 +273,13 @@ def _computed_again(
     found, there = stored(cells, options.verify, lambda _: True)
     checks, others = submission.checks(cells, [*found.values(), *there])
     told = [cell.labels for cell in (*found.values(), *there)]
-    wrong += [f"{', '.join(map(str, one.values()))} is no cell of it." for one in told if one not in facts["cells"]]
+    wrong += [f"{', '.join(map(str, one.values()))} is not a cell of it." for one in told if one not in facts["cells"]]
     again = submission.choose(checks, number)
     runs = len({check.run.jobs[0].id for check in checks})
-    more = f", and {again.baseline} of the baseline, which set targets" if again.baseline else ""
+    more = f", and {again.baseline} of the baseline, which set the targets" if again.baseline else ""
     say(
-        f"Repeating {again.runs} of {runs} runs{more}: about {duration(again.about_s)} by what they took there, and a "
-        "few seconds for the start of each. Times and bytes of all runs in rounds are computed from their steps."
+        f"Repeating {again.runs} of {runs} runs{more}: about {duration(again.about_s)} by their recorded times, plus "
+        "a few seconds of startup each. Times and bytes of all synchronous runs are computed from their steps."
     )
     config, source = studies.for_this_machine(chosen), Unfinished(checks)
     with board(f"{options.verify}", config.progress) as shown:
@@ -356,7 +357,8 @@ def _names(key: str, words: Sequence[str]) -> tuple[list[str] | None, list[str]]
     names = [name.strip(" '\"") for name in text.strip("[] ").split(",")]
     if not all(re.fullmatch(r"[\w-]+", name) for name in names):
         raise ConfigError(
-            f"{key}={text} is no list of names: write {key}=[{'relaysgd,dpsgd' if key == 'methods' else 'quadratic'}]."
+            f"{key}={text} is not a list of names: write "
+            f"{key}=[{'relaysgd,dpsgd' if key == 'methods' else 'quadratic'}]."
         )
     return list(dict.fromkeys(names)), rest
 

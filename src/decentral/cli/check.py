@@ -17,11 +17,10 @@ if TYPE_CHECKING:
 _HELP = """\
 decentral-check algo=NAME [key=value ...] [--config-dir FOLDER]
 
-Carries out small runs of an algorithm, of your own (docs/own_components.md) or of ours, and says which properties
-of the contract hold: the same iterates with 1, 2 and n processes and after a resume, the mean of the models kept,
-bytes counted as they are sent, plain SGD where all workers hear of all, and so on. Other settings
-(algo.step_size=1, topology=star) are used in all runs; without topology= it is the first of some that suits the
-algorithm. Takes about a minute.
+Checks an algorithm, your own (docs/own_components.md) or a built-in one, in small runs, and reports which properties
+of the contract hold: the same iterates with 1, 2 and n processes and after a resume, a preserved mean of the models,
+bytes counted as sent, plain SGD where every worker hears all others, and so on. Other settings (algo.step_size=1,
+topology=star) apply to all runs; topology= defaults to one that suits the algorithm. Takes about a minute.
 Exit status: 0 all hold, 1 some do not, 2 refused.
 """
 _WIDTH = 118
@@ -38,7 +37,7 @@ def _carry_out(arguments: list[str]) -> int:
         return 0
     chosen = [word for word in options.words if word.startswith("algo=")]
     if len(chosen) != 1:
-        raise ConfigError("decentral-check needs one algorithm: decentral-check algo=dpsgd, say.")
+        raise ConfigError("decentral-check needs one algorithm, as in decentral-check algo=dpsgd.")
     checked(options.words, options.folders)  # before anything heavy is imported
     return check(options.words, options.config_dir)
 
@@ -63,7 +62,7 @@ def check(overrides: Sequence[str], config_dir: str | None) -> int:
         for name in names:
             say("\n" + textwrap.fill(f"{algo} fails {name}: {words}", _WIDTH))
     passed = sum(one.passed is True for one in found)
-    say(f"\n{algo}: {passed} passed, {len(failed)} failed, {len(found) - passed - len(failed)} not asked of it")
+    say(f"\n{algo}: {passed} passed, {len(failed)} failed, {len(found) - passed - len(failed)} not applicable")
     return FAILED if failed else 0
 
 

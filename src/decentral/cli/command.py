@@ -60,9 +60,9 @@ class Options(argparse.ArgumentParser):
         wrong = message.removeprefix("unrecognized arguments: ").split()[0]
         key = wrong.lstrip("-").partition("=")[0]
         if key in self._settings:
-            raise ConfigError(f"{wrong} is no option: settings have no dashes, write {key}=... instead.")
+            raise ConfigError(f"{wrong} is not an option: settings have no dashes; write {key}=... instead.")
         known = [option for option in self._option_string_actions if option.startswith("--")]
-        raise ConfigError(f"{wrong} is no option.{suggest(wrong, known)}")
+        raise ConfigError(f"{wrong} is not an option.{suggest(wrong, known)}")
 
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what lies below a run's folder
@@ -88,9 +88,7 @@ def check_writable(key: str, value: str, directory: Path) -> None:
     if not parent.is_dir():
         raise ConfigError(f"{key}={value} cannot be created, because {parent} is a file: choose another folder.")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"{key}={value} cannot be written, because {parent} is read-only for you: choose another folder."
-        )
+        raise ConfigError(f"{key}={value} cannot be written, because {parent} is read-only: choose another folder.")
 
 
 def _check_length(key: str, value: str, directory: Path) -> None:
@@ -98,8 +96,8 @@ def _check_length(key: str, value: str, directory: Path) -> None:
     whole, part = len(os.fsencode(directory.absolute())), max(len(os.fsencode(name)) for name in directory.parts)
     if whole > _LONGEST_PATH or part > _LONGEST_NAME:
         raise ConfigError(
-            f"{key}={value[:40]}... is too long: a name may have {_LONGEST_NAME} bytes, and the whole path "
-            f"{_LONGEST_PATH}."
+            f"{key}={value[:40]}... is too long: use at most {_LONGEST_NAME} bytes per name and {_LONGEST_PATH} for "
+            "the whole path."
         )
 
 
@@ -144,7 +142,9 @@ def _status(command: str, carry_out: Callable[[list[str]], int], arguments: list
         if not isinstance(error, OSError):
             raise
         if isinstance(error, PermissionError) and error.filename is not None:
-            where = f"{error.filename} is closed to you: it, or a folder above it, may not be read, written or entered"
+            where = (
+                f"{error.filename} is not accessible: you lack permission to read, write or enter it or a parent folder"
+            )
             report_error(f"{where}. Choose another one, or change its permissions.", command)
             return REFUSED
 

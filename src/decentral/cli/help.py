@@ -167,14 +167,14 @@ decentral-run trains n workers with a decentralized algorithm, on one machine or
   decentral-run                                      relaysgd on double binary trees, 16 workers, digits: a minute
   decentral-run algo=dpsgd topology=ring alpha=0.01  another algorithm, topology and split of the data
   decentral-run task=quadratics steps=100            a small problem with a known optimum: seconds
-  decentral-run -m algo=relaysgd,dpsgd lr=0.05,0.1   every combination, as many at a time as there are cores
-  decentral-run experiment=relaysum_cifar10 lr=0.6   a paper's settings; what comes after them wins
+  decentral-run -m algo=relaysgd,dpsgd lr=0.05,0.1   every combination, one run per core at a time
+  decentral-run experiment=relaysum_cifar10 lr=0.6   a paper's settings; later settings override them
   torchrun --nproc-per-node=4 -m decentral ...       the same run over the processes (and machines) of torchrun
 
-  decentral-run --help algo                          all algorithms, a line each; so for every choice below
+  decentral-run --help algo                          list all algorithms; the same for every choice below
   decentral-run --help algo=relaysgd                 its formula, its source and its settings
-  decentral-run --help topology=bt num_workers=7     a graph's facts for so many workers, and what it gives away
-  decentral-run --help clip_norm                     a setting: how it is written, and the choices that have it
+  decentral-run --help topology=bt num_workers=7     a graph's properties for 7 workers, and its privacy
+  decentral-run --help clip_norm                     a setting: its full key, and the choices that have it
 """
 
 _OPTIONS = """\
@@ -182,16 +182,16 @@ Options
   -m, --multirun          run every combination of values such as lr=0.05,0.1 and, of settings that vary together,
                           'algo,topology=(dpsgd,ring),(relaysgd,dbt)'; sweeper=optuna searches instead
   --save-study NAME       with -m: write the sweep as a study, FOLDER/study/NAME.yaml (docs/studies.md)
-  --config-dir FOLDER     choices of your own: FOLDER/experiment/mine.yaml is experiment=mine; algo=, model=, ...
-                          of your own are FOLDER/algorithms/mine.py, ... (docs/own_components.md)
+  --config-dir FOLDER     your own choices: FOLDER/experiment/mine.yaml is experiment=mine; your own algo=, model=,
+                          ... are FOLDER/algorithms/mine.py, ... (docs/own_components.md)
   --cfg job               print the composed configuration instead of running (with --resolve: without references)
   -sc install=bash        print the script for tab completion: eval "$(decentral-run -sc install=bash)"; or zsh
   --version, --help
 """
 
 _TAIL = """\
-A run is the same whatever the number of processes. Its results are in results/runs/<id>, where the id follows from the
-configuration: a finished run is not run again, an interrupted one goes on from its last checkpoint."""
+A run's results do not depend on the number of processes. They are stored in results/runs/<id>; the ID derives from the
+configuration. A finished run is skipped, and an interrupted run resumes from its last checkpoint."""
 
 _KEY_WIDTH = 36
 _WIDTH = 118
@@ -309,9 +309,9 @@ def _describe(group: str, option: str, folders: Sequence[Path], sizes: Sequence[
     head = f"{group}={option}    {found.summary}" + (f"    ({where})" if where else "")
     lines = [head, "", textwrap.indent(inspect.getdoc(found.cls) or "", "  ")]
     if usual := getattr(found.cls, "usual_topology", ""):
-        lines += ["", f"  Where no topology is named: topology={usual}"]
+        lines += ["", f"  Default topology: topology={usual}"]
     if usual := getattr(found.cls, "usual_compress", ""):
-        lines += ["", f"  Where no compressor is named: compress={usual}"]
+        lines += ["", f"  Default compressor: compress={usual}"]
     if group == "topology":
         lines += _facts(found, sizes)
     shown = [(f"{group}.{setting.name}={setting.value}", setting) for setting in found.settings]
@@ -341,6 +341,6 @@ def _facts(topology: Choice, sizes: Sequence[int]) -> list[str]:
         found = {n: topology.schedule(n) for n in sizes}
     lines = [f"    num_workers={n:<4} {told(rounds)}" for n, rounds in found.items()]
     for n in sizes or sorted(found, key=lambda n: abs(n - _USUAL_SIZE))[:1]:
-        lines.append(f"  What it gives away, num_workers={n}")
+        lines.append(f"  Privacy, num_workers={n}")
         lines.append(textwrap.fill(given_away(found[n]), _WIDTH, initial_indent="    ", subsequent_indent="    "))
     return ["", "  With these settings", *lines] if lines else []

@@ -21,39 +21,39 @@ decentral-report [NAME ...] [scale=smoke|small|laptop|paper] [results_dir=PATH] 
 decentral-report runs --rows KEY,... [--columns KEY] [--best KEY] [--over KEY] [--metric NAME] [--worker WHO]
                  [--where KEY=VALUE ...] [--name NAME] [--html] [results_dir=PATH] [figures.KEY=VALUE ...]
 
-The first form makes the tables, figures and verdicts of all studies that have results (or of those named), and the
-pages: results_dir/README.md, the scoreboard, and a README.md for each paper. It runs nothing: decentral-study does.
-As for that command, the usual results_dir is results/own, which git ignores; results has the published ones.
+The first form makes the tables, figures and verdicts of all studies with results (or of those named), and the pages:
+results_dir/README.md, the scoreboard, and a README.md for each paper. It starts no runs; use decentral-study. As there,
+results_dir defaults to results/own, which git ignores; results has the published results.
 
 Figures for a paper: decentral-report relaysum_fig2 figures.title=false figures.width=column figures.format=pdf
 
-figures.title=true|false     a title, and a line on what is drawn; false: what lines and bands are is in the legend
+figures.title=true|false     add a title and a line on what is drawn; false: the legend explains lines and bands
 figures.width=screen|column|page|INCHES
-                             column is 3.25 inches, page 6.75, with letters as in print; screen: as wide as it takes
-figures.format=[png,svg,pdf] one or several (the usual ones: [png,svg]); fonts are embedded in PDF (Type 42)
+                             column is 3.25 inches, page 6.75, with fonts of print size; screen: as wide as needed
+figures.format=[png,svg,pdf] one or several (default: [png,svg]); PDF embeds fonts (Type 42)
 
---html also writes report.html beside each table: one file, without a server, with the table to sort, the curves over
-any axis, and the topologies.
+--html also writes report.html beside each table: one file, without a server, with a sortable table, the curves over any
+axis, and the topologies.
 
-The same results give the same files. Formats that are not named keep the files that they have.
---config-dir FOLDER is for claims and figures of your own, in FOLDER/claims/ and FOLDER/figures/.
+Reports are deterministic: the same results give the same files. Files in other formats are kept.
+--config-dir FOLDER adds your own claims and figures, from FOLDER/claims/ and FOLDER/figures/.
 
-The second form makes a table and figures of any runs in results_dir (here: results), whatever started them, in
+The second form makes a table and figures of any runs in results_dir (default: results), from any command, in
 results_dir/tables/NAME: mean ± standard deviation over seeds, as Markdown, CSV and LaTeX. Settings are named as on the
-command line. results_dir may also be the folder of a study's results, results/PAPER/STUDY/SCALE, or of the table with
-which a sweep ended, results/tables/NAME, for the runs of that sweep alone.
+command line. results_dir may also be a study's results, results/PAPER/STUDY/SCALE, or the final table of a sweep,
+results/tables/NAME; the table then covers only the runs of that study or sweep.
 
---rows KEY,...     settings that tell the rows apart: algo,topology
---columns KEY      a column for each value of this setting: alpha
+--rows KEY,...     settings that distinguish the rows: algo,topology
+--columns KEY      one column per value of this setting: alpha
 --best KEY         take its best value in each cell, by the mean: lr. * marks a best value at the edge of those tried.
---over KEY         what repeats a run: seed (the usual one)
---metric NAME      accuracy, or 'train loss' (the usual one: what the runs are judged by)
---worker WHO       worst (the usual one), mean, averaged, or a number
---where KEY=VALUE  only runs with this setting; may be given several times
---name NAME        of the table (the usual one: algo_by_alpha)
+--over KEY         setting that repeats a run (default: seed)
+--metric NAME      accuracy, or 'train loss' (default: the metric that judges the runs)
+--worker WHO       worst (default), mean, averaged, or a number
+--where KEY=VALUE  only runs with this setting; may be repeated
+--name NAME        name of the table (default: from rows and columns, as algo_by_alpha)
 
 decentral-report runs --rows algo --columns alpha --best lr
-Exit status: 0 done, 1 failed (a full disk, say), 2 refused, 130 interrupted.
+Exit status: 0 done, 1 failed (such as a full disk), 2 refused, 130 interrupted.
 """
 _KEYS = ("results_dir", "scale", *FIGURES)
 
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "decentral-report",
         _carry_out_command,
         arguments,
-        "interrupted; every report is whole, made anew or as it was: the same command makes all of them.",
+        "interrupted; every report is complete, either new or unchanged. The same command makes the remaining ones.",
     )
 
 
@@ -83,7 +83,7 @@ def _carry_out_command(arguments: list[str]) -> int:
     if names == ["runs"]:
         _tabulate(options, settings)
     elif given:
-        raise ConfigError(f"--{given[0]} is for tables of runs: decentral-report runs --rows KEY.")
+        raise ConfigError(f"--{given[0]} needs a table of runs: decentral-report runs --rows KEY.")
     else:
         _carry_out(names, settings, options.html)
     return 0
@@ -138,8 +138,8 @@ def _carry_out(names: list[str], settings: dict[str, str], html: bool) -> None:
     if "results_dir" not in settings and len(absent) == max(1, len(names)):
         of = (f" of {absent[0]}" if names else "") + (f" at scale={scale}" if scale else "")
         raise ConfigError(
-            f"results_dir={results_dir} holds no results{of} yet: run decentral-study first, or give results_dir="
-            f"{PUBLISHED_RESULTS} for the reports of what is there."
+            f"results_dir={results_dir} has no results{of} yet: run decentral-study first, or give "
+            f"results_dir={PUBLISHED_RESULTS} for the published reports."
         )
 
     from decentral.report.html import write_page

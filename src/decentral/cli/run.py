@@ -16,7 +16,7 @@ from decentral.terminal.console import say
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-run`. Exit status: 0 done or diverged, 1 failed, 2 refused, 130 interrupted."""
-    kept = "interrupted; what is stored is kept, and the same command goes on from there."
+    kept = "interrupted; stored results are kept, and the same command resumes."
     guarded("decentral-run", _carry_out_command, arguments, kept)
 
 
@@ -44,7 +44,7 @@ def _carry_out_command(arguments: list[str]) -> int:
         print_help(options.words, options.folders)
         return 0
     if options.resolve and not options.cfg:
-        raise ConfigError("--resolve belongs to --cfg job, which prints the configuration.")
+        raise ConfigError("--resolve needs --cfg job, which prints the configuration.")
 
     from decentral.config.composition import as_yaml, compose
     from decentral.config.schema import Config
@@ -57,10 +57,10 @@ def _carry_out_command(arguments: list[str]) -> int:
 
         return sweep(options.words, options.config_dir, options.save_study)
     if options.save_study:
-        raise ConfigError("--save-study belongs to -m, which starts the runs of a study.")
+        raise ConfigError("--save-study needs -m, which starts several runs.")
     config = compose(options.words, options.config_dir)
     if config.sweeper != Config.sweeper:
-        raise ConfigError(f"sweeper={config.sweeper} belongs to -m, which starts several runs.")
+        raise ConfigError(f"sweeper={config.sweeper} needs -m, which starts several runs.")
     if config.launcher.name != "local" and not under_torchrun():
         from decentral.cli.sweep import submit
 

@@ -44,7 +44,7 @@ class Trials:
         some = {name: axis[3] if isinstance(axis, re.Match) else next(iter(axis)) for name, axis in axes.items()}
         self.config = compose(self._words(some), config_dir)
         if under_torchrun() or self.config.simulate is not Simulate.training:
-            raise ConfigError("sweeper=optuna trains models by a launcher: leave out torchrun and simulate=timeline.")
+            raise ConfigError("sweeper=optuna needs a launcher and training: leave out torchrun and simulate=timeline.")
         self.runs: dict[int, TrainingRun] = {}
         """By the numbers of their trials."""
         self.refused: list[str] = []
@@ -79,7 +79,7 @@ class Trials:
         """The best run, in words."""
         done = [trial for trial in self._study.trials if trial.number in self.runs and trial.value is not None]
         if not done:
-            return "Best:     none is done"
+            return "Best:     no trial has finished"
         run = self.runs[min(done, key=lambda trial: trial.value).number]
         return f"Best:     {run.title}  (of {len(done)} trials)  {run.directory}"
 
@@ -117,7 +117,7 @@ class Trials:
             ends = (int(low), int(high)) if kind == "int" else (float(low), float(high))
             made = known.IntDistribution(*ends) if kind == "int" else known.FloatDistribution(*ends, log=kind == "log")
         except ValueError as error:
-            raise ConfigError(f"{axis[0]} is no interval ({error}): write {axis[1]}={kind}(LOW,HIGH).") from None
+            raise ConfigError(f"{axis[0]} is not an interval ({error}): write {axis[1]}={kind}(LOW,HIGH).") from None
         return made
 
     def _opened(self) -> Any:

@@ -47,16 +47,16 @@ def carry_out(config: Config) -> int:
         if os.environ.get("DECENTRAL_TRACEBACK") or was_raised():
             raise
         what, directory = describe(error).rstrip("."), run_directory(config)
-        report_error(f"the run failed: {what}. {ADVICE[classify(error)]}. What it had computed is in {directory}.")
+        report_error(f"the run failed: {what}. {ADVICE[classify(error)]}. Partial results are in {directory}.")
         return FAILED
     if is_leader():
         if outcome.done_before:
-            say(f"This run was done before{_by_other_code(outcome.directory)}; nothing was computed.")
+            say(f"This run was already finished{_by_other_code(outcome.directory)}; nothing was computed.")
             then = read_config(outcome.directory).get("save", config.save.name)
             if then != config.save.name:
-                say(f"Its models are those of save={then}: rerun=true computes it again with save={config.save.name}.")
+                say(f"It stored the models of save={then}: use rerun=true to repeat it with save={config.save.name}.")
             if config.record_operations and not (outcome.directory / OPERATIONS).exists():
-                say("It kept no operations: rerun=true computes it again with record_operations=true.")
+                say("It recorded no operations: use rerun=true to repeat it with record_operations=true.")
             if told := log_stored(config, outcome.directory):
                 say(told)
         curves = read_curves(outcome.directory)
@@ -71,7 +71,7 @@ def _by_other_code(directory: Path) -> str:
     then, now = read_json(directory / "provenance.json") or {}, collect([], 1)
     for key, what in (("git_commit", "commit"), ("version", "version")):
         if then.get(key) and now.get(key) and then[key] != now[key]:
-            return f" (by {what} {then[key][:12]}, this is {now[key][:12]}; rerun=true computes it again)"
+            return f" (by {what} {then[key][:12]}, this is {now[key][:12]}; use rerun=true to repeat it)"
     return ""
 
 
@@ -99,7 +99,7 @@ def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
         say(timeline_text(jobs[0].directory))
         return 0
     say("\n" + timeline_table([(job.title, job.directory) for job in jobs]))
-    say(f"\nPictures, and what each worker did: {jobs[0].directory.parent}/ID")
+    say(f"\nFigures, and the timeline of each worker: {jobs[0].directory.parent}/ID")
     for job in jobs:
         say(f"  {job.id}  {job.title}")
     return 0

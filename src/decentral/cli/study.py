@@ -75,10 +75,8 @@ class ChosenStudy(NamedTuple):
         if self.results_dir != Path(OWN_RESULTS) or self.directory.exists() or not (there / "values.csv").exists():
             return ""
         if not (folder / "runs").is_dir():
-            return (
-                f"{there} has the published results of this study; this carries it out anew, into {self.results_dir}."
-            )
-        return f"{there} has results of this study; results_dir={folder} goes on from them and from the runs there."
+            return f"{there} has the published results of this study; this run repeats it in {self.results_dir}."
+        return f"{there} has results of this study; use results_dir={folder} to continue from them."
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -108,7 +106,7 @@ def _matching(words: Sequence[str], scale: str, config_dir: str | None) -> list[
             if name == word or scale not in SCALES or scale in scales:
                 found[name] = None
             else:
-                say(f"{name} is left out: it has no scale={scale}, only {', '.join(scales)}.")
+                say(f"{name} is skipped: it has no scale={scale}, only {', '.join(scales)}.")
     return list(found)
 
 
@@ -118,13 +116,10 @@ def _chosen(name: str, scale: str, rest: list[str], config_dir: str | None) -> C
     overrides = [word for word in rest if not word.startswith("study.")]
     paper = [word for word in overrides if word.startswith("figures.")]
     if paper:
-        raise ConfigError(
-            f"{paper[0]} is a setting of decentral-report, which draws what is stored: "
-            f"decentral-report {name} {paper[0]}."
-        )
+        raise ConfigError(f"{paper[0]} is a setting of decentral-report: use decentral-report {name} {paper[0]}.")
     _refuse_decided(name, study, overrides)
     if not re.fullmatch(r"[\w-]+", study.paper):
-        raise ConfigError(f"study {name}: paper={study.paper!r} has to be a word, the name of a folder in results/.")
+        raise ConfigError(f"study {name}: paper={study.paper!r} must be one word, the name of a folder in results/.")
     results_dir, _ = catalogue.reserved(overrides, "results_dir")
     mattering = [override for override in overrides if _matters(study.for_runs(override), study.timed)]
     original, values = catalogue.load(name, scale, config_dir), dataclasses.asdict(study)
@@ -154,8 +149,7 @@ def _refuse_decided(name: str, study: Study, overrides: Iterable[str]) -> None:
             possible = [f"'study.{change}'" for change in _CHANGES if change.partition("=")[0] in known]
             change = f", or change the study, for example with {' or '.join(possible)}" if possible else ""
             raise ConfigError(
-                f"{override} cannot be set, because {name} itself sets {key} for each of its runs: "
-                f"leave it out{change}."
+                f"{override} cannot be set, because {name} sets {key} for each of its runs: leave it out{change}."
             )
 
 
@@ -175,24 +169,24 @@ def _matters(override: str, timed: Collection[str]) -> bool:
 
 _HELP = """\
 decentral-study NAME ... [scale=smoke|small|laptop|paper] [key=value ...]
-                                             carry out studies, or what is left, and report
-decentral-study NAME ... --plan [...]        only say what is to do, and what it takes
-decentral-study NAME ... --report [...]      only make tables and figures from what is stored
+                                             run studies, or their unfinished part, and report
+decentral-study NAME ... --plan [...]        show what would run, and its cost
+decentral-study NAME ... --report [...]      make tables and figures from stored results
 decentral-study                              list the studies ('relaysum_*' names several)
 
 scale=smoke   a few seconds: does it work?
-scale=small   (default) the whole study, tuning and seeds included, on bundled data; on two cores, minutes
-scale=laptop  the paper's data (data.path=FOLDER), a small network, fewer epochs; on two cores, an hour or two
+scale=small   (default) the whole study with tuning and seeds, on bundled data; minutes on two cores
+scale=laptop  the paper's data (data.path=FOLDER), a small network, fewer epochs; an hour or two on two cores
 scale=paper   the paper's data and model
 
-Runs and reports go to results_dir=results/own, which git ignores; results/ has the published ones.
+Runs and reports go to results_dir=results/own, which git ignores; results/ has the published results.
 
-Everything else is passed on to every run, as for decentral-run: device=cuda, data.path=FOLDER,
-launcher=slurm launcher.partition=gpu ... A key of the study itself has study. in front: 'study.seeds=[1,2]'.
-What changes the numbers makes a study of its own, in a folder beside the original.
+All other settings apply to every run, as for decentral-run: device=cuda, data.path=FOLDER,
+launcher=slurm launcher.partition=gpu ... Prefix keys of the study itself with study.: 'study.seeds=[1,2]'.
+Settings that change the numbers make a separate study, in a folder beside the original.
 
---plan estimates the time from the finished runs of the study: give it again when a few are done.
-Options: --config-dir FOLDER for studies of your own in FOLDER/study/, and for your own algorithms, models, ... there;
+--plan estimates the time from finished runs of the study: repeat it when a few are done.
+Options: --config-dir FOLDER for your own studies in FOLDER/study/, and your own algorithms, models, ... there;
 tab completion: decentral-run --help.
 """
 
@@ -208,9 +202,7 @@ def _carry_out_command(arguments: list[str]) -> int:
         return 0
     if not any("=" not in word for word in options.words):
         if options.words:
-            raise ConfigError(
-                f"{' '.join(options.words)} needs the name of a study in front: decentral-study lists them."
-            )
+            raise ConfigError(f"{' '.join(options.words)} needs the name of a study first: decentral-study lists them.")
         say(_listing(options.config_dir))
         return 0
     statuses: list[int] = []
@@ -226,7 +218,7 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         say(f"Note:     {chosen.earlier}")
     if options.report:
         if options.plan:
-            raise ConfigError("--report makes reports and --plan only says what is to do: give one of them.")
+            raise ConfigError("--report and --plan conflict: give one of them.")
         check_writable("results_dir", str(chosen.results_dir), chosen.directory)
         return _report_again(chosen)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
@@ -235,7 +227,10 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
     pending = source.pending()
     if not pending and not options.plan:
         known = len(source.jobs)
-        say(f"{chosen.name} at scale={chosen.scale} is done: all {known} jobs had been finished; nothing was computed.")
+        say(
+            f"{chosen.name} at scale={chosen.scale} is finished: all {known} jobs were done before; nothing was "
+            "computed."
+        )
         pages = chosen.results_dir / "README.md"  # written last of all
         if pages.exists() and collect.is_current(chosen.directory, chosen.definition, source.finished):
             say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
@@ -257,8 +252,8 @@ def checked_cells(chosen: ChosenStudy) -> list[Cell]:
     rerun, _ = catalogue.reserved(chosen.overrides, "rerun")
     if rerun is not None and rerun.lower() != "false":
         raise ConfigError(
-            f"rerun={rerun} is for decentral-run, not for a whole study: delete the runs of {chosen.name} that are to "
-            "be computed again, or use another results_dir."
+            f"rerun={rerun} applies to decentral-run, not to a study: delete the runs of {chosen.name} to repeat, or "
+            "use another results_dir."
         )
     cells = chosen.study.cells(chosen.overrides, chosen.config_dir)
     labels = [json.dumps(cell.labels, sort_keys=True) for cell in cells]
@@ -268,9 +263,9 @@ def checked_cells(chosen: ChosenStudy) -> list[Cell]:
     seeds = list(getattr(chosen.study, "seeds", []))
     wrong = next((seed for seed in seeds if not 0 <= seed < 2**62), None)
     if wrong is not None:
-        raise ConfigError(f"study {chosen.name}: seeds={seeds} has {wrong}, but seeds are from 0 to 2^62 - 1.")
+        raise ConfigError(f"study {chosen.name}: seeds={seeds} has {wrong}: use seeds from 0 to 2^62 - 1.")
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"study {chosen.name}: seeds={seeds} has a seed twice, which would count as two runs.")
+        raise ConfigError(f"study {chosen.name}: seeds={seeds} repeats a seed: give each seed once.")
     if not any(cell.jobs() for cell in cells):
         raise ConfigError(f"study {chosen.name} has nothing to run: it needs rows, values in its columns, and seeds.")
     return cells
@@ -306,15 +301,15 @@ def carry_out(
         with board(f"{chosen.name} scale={chosen.scale}", config.progress) as shown:
             tally = schedule(source, config.launcher, chosen.results_dir, shown)
     elif in_parts:
-        say("All that is asked for had been finished; nothing was computed.")
+        say("All jobs were finished before; nothing was computed.")
     collect_results(chosen, cells, Unfinished(cells) if in_parts else source, began, tally, in_parts)
     say(summary(reported(chosen)))
     if tally is None or not (tally.interrupted or tally.failed):
         return 0
     number = len(tally.failed)
     failed = f"{number} job{'s' if number > 1 else ''} failed (see above)."
-    say("Interrupted; what is done is kept." if tally.interrupted else failed)
-    say(f"Next:     {chosen.command}  (goes on)")
+    say("Interrupted; finished runs are kept." if tally.interrupted else failed)
+    say(f"Next:     {chosen.command}  (resumes)")
     return INTERRUPTED if tally.interrupted else FAILED
 
 
@@ -373,8 +368,8 @@ def reported(chosen: ChosenStudy) -> Made:
     at_this_scale = catalogue.settings(chosen.name, chosen.scale, chosen.config_dir)
     if not collect.refresh(chosen.study, chosen.directory, at_this_scale, chosen.definition):
         say(
-            f"Note:     the results in {chosen.directory} are of an earlier definition of {chosen.name}, and keep its "
-            f"words; {chosen.command} brings them up to date."
+            f"Note:     the results in {chosen.directory} belong to an earlier definition of {chosen.name} and keep "
+            f"its text; {chosen.command} updates them."
         )
     made = make(chosen.directory)
     report_pages(chosen.results_dir)
@@ -388,7 +383,7 @@ def _listing(config_dir: str | None) -> str:
         study = catalogue.load(name, scales[-1], config_dir)
         item = ", ".join(word for word in (study.paper, study.item) if word)
         rows.append([name, item, " ".join(scales), study.title])
-    return f"{aligned(rows, left=4)}\n\ndecentral-study NAME carries one out; decentral-study --help says more."
+    return f"{aligned(rows, left=4)}\n\ndecentral-study NAME runs one; see decentral-study --help."
 
 
 def for_this_machine(chosen: ChosenStudy) -> Config:

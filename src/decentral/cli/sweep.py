@@ -62,7 +62,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
     intervals = [one for one in overrides if INTERVAL.fullmatch(one.lstrip("+"))]
     if reserved(overrides, "sweeper")[0] == "optuna":
         if save_study:
-            raise ConfigError("--save-study writes a grid: leave out sweeper=optuna, whose runs have no order.")
+            raise ConfigError("--save-study writes a grid, and sweeper=optuna has none: leave one of them out.")
         return _search([one.lstrip("+") for one in overrides], config_dir)
     if intervals:
         raise ConfigError(
@@ -74,7 +74,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
     if not commands:
         raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
-        raise ConfigError("run_dir= is one directory, but -m starts several runs: use results_dir= instead.")
+        raise ConfigError("run_dir= names one directory, but -m starts several runs: use results_dir= instead.")
     if len(commands) == 1:
         config = compose(commands[0], config_dir)
         local = config.launcher.name == "local" or under_torchrun()
@@ -98,7 +98,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
         return exit_status(refused)
     for key in ("launcher", "simulate"):
         if any(getattr(one.config, key) != getattr(accepted[0].config, key) for one in accepted):
-            raise ConfigError(f"{key}= is one for all runs of a sweep: give it one value.")
+            raise ConfigError(f"{key}= is shared by all runs of a sweep: give one value.")
     accepted = _different(accepted)
     statuses = _carry_out(accepted, config_dir)
     if save_study:
@@ -121,7 +121,7 @@ def _different(combinations: Sequence[Combination]) -> list[Combination]:
     if len(firsts) < len(combinations) and is_leader():
         number = "1 run" if len(firsts) == 1 else f"{len(firsts)} runs"
         settings = " and ".join(f"{key}=" for key in keys)
-        why = f"the values of {settings} make no difference to what is computed" if keys else "values are given twice"
+        why = f"the values of {settings} do not affect the result" if keys else "values are repeated"
         say(f"These {len(combinations)} combinations are {number}: {why}.")
     return list(firsts.values())
 
@@ -150,7 +150,7 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     before = len(runs) - len(unfinished)
     config = combinations[0].config
     if before:
-        say(f"{before} of {len(runs)} runs were done before{'; nothing was computed' if not unfinished else ''}.")
+        say(f"{before} of {len(runs)} runs were already finished{'; nothing was computed' if not unfinished else ''}.")
     logged = [log_stored(run.config, run.directory) for run in runs if run.finished() is not None]
     for told in dict.fromkeys(filter(None, logged)):
         say(f"{told} ({logged.count(told)} of {len(runs)} runs)")
@@ -175,7 +175,7 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     for one, places in zip(overrides, lists, strict=True):
         axes[one.partition("=")[0]] = intervals.get(one) or {" ".join(place): place for place in places}
     if "seed" in axes and (isinstance(axes["seed"], re.Match) or len(axes["seed"]) > 1):
-        raise ConfigError("seed= has several values, of which a search would find the luckiest: give it one.")
+        raise ConfigError("seed= has several values, and a search would pick the luckiest: give one.")
     single = [axis for axis in axes.values() if isinstance(axis, dict) and len(axis) == 1]
     fixed = set(chain.from_iterable(chain.from_iterable(axis.values() for axis in single)))
 
@@ -187,12 +187,15 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     trials = Trials(axes, make, config_dir)
     before = len(trials.runs)
     if before:
-        say(f"{before} trials were begun or done before: {trials.file}")
+        say(f"{before} trials were started or finished before: {trials.file}")
     ended, interrupted = _launch(trials, trials.config)
     runs = list(trials.runs.values())
     say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}\n")
     say(trials.best())
-    say(f"Study:    {trials.file}  (Optuna's; the same command with trials={2 * trials.config.trials} goes on)")
+    say(
+        f"Study:    {trials.file}  (Optuna's; the same command with trials={2 * trials.config.trials} continues the "
+        "search)"
+    )
     for why in trials.refused:
         report_error(why)
     return exit_status([REFUSED] * len(trials.refused) + _statuses(runs, ended, interrupted, trials.left()))
@@ -253,7 +256,7 @@ def _table(combinations: Sequence[Combination]) -> str:
         collect_runs(runs, layout, directory)
         made = make(directory)
     except ConfigError as error:
-        return f"Note:     there is no table of means: {error}"
+        return f"Note:     no table of means: {error}"
     again = f"decentral-report runs {shlex.quote(f'results_dir={directory}')} --rows {','.join(layout.rows)}"
     again += f" --columns {layout.columns}" * bool(layout.columns) + f" --best {layout.best}" * bool(layout.best)
     return f"{made.summary()}\nNext:     {again}  (--metric, --worker, --where: any other table; --html: a page)"
@@ -335,7 +338,7 @@ def _axes(overrides: Sequence[str]) -> list[list[list[str]]]:
             twice = [key for key in own if several and keys.count(key) > 1]
             if twice:
                 raise ConfigError(
-                    f"{twice[0]}= is given more than once: give all of its values at once, as in {twice[0]}=1,2."
+                    f"{twice[0]}= is given more than once: list all values in one argument, as in {twice[0]}=1,2."
                 )
             if own == ["max_combinations"] and isinstance(axis, Override) and isinstance(value := axis.value(), int):
                 most = value
@@ -343,7 +346,7 @@ def _axes(overrides: Sequence[str]) -> list[list[list[str]]]:
         if number > max(1, most):
             raise ConfigError(
                 f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
-                "values, or raise it."
+                "values, or raise max_combinations."
             )
         return [axis if isinstance(axis, list) else _words(axis) for axis in axes]
 
@@ -363,7 +366,5 @@ def _number_of_values(override: Override) -> int:
     assert values.start is not None and values.stop is not None
     start, stop, step = float(values.start), float(values.stop), float(values.step)
     if not math.isfinite(start + stop + step) or step == 0:
-        raise ConfigError(
-            f"{override.input_line} never ends: use range(start,stop,step), with a step that leads there."
-        )
+        raise ConfigError(f"{override.input_line} never ends: use range(start,stop,step) with a step toward stop.")
     return max(0, math.ceil((stop - start) / step))

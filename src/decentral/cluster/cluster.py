@@ -74,18 +74,18 @@ class NoCluster(Cluster):
 class Machines(VirtualCluster):
     """A virtual cluster: n workers compute, straggle and send as described, and a run has simulated time.
 
-    compute      how long a gradient takes
-    stragglers   who is slower than that, in which steps, and by how much
-    links        what it costs to send and to copy
-    network      how latency and bandwidth of the links change under way
-    waits_for    for whom a worker waits that exchanges rows with neighbours: its neighbors, or everyone, as on
-                 the single global clock that the WAGMA paper gives D-PSGD
-    num_parameters  of the model whose messages are timed and counted (null: the one that is trained)
-    devices      path of a CSV file that says over time how fast each worker's machine is (null: all are alike): a line
-                 worker,seconds,slowdown,up_gbps,down_gbps, and below it from when on, in simulated seconds, a gradient
-                 of that worker takes `slowdown` times as long as `compute` says, and its port sends and receives at
-                 these speeds; links.bandwidth_gbps is left out then. The last line of a worker holds for ever. What is
-                 sent when a speed changes goes on at the new one; a gradient keeps its slowdown
+    compute      time of a gradient
+    stragglers   which workers are slower, in which steps, and by how much
+    links        cost of sending and copying
+    network      changes of the links' latency and bandwidth over time
+    waits_for    whom a worker waits for when it exchanges rows with neighbors: its neighbors, or everyone, as on the
+                 single global clock that the WAGMA paper gives D-PSGD
+    num_parameters  parameters of the model whose messages are timed and counted (null: the trained model)
+    devices      path of a CSV file with the speed of each worker's machine over time (null: all alike): the header
+                 worker,seconds,slowdown,up_gbps,down_gbps, and lines that say from which simulated second a gradient of
+                 that worker takes `slowdown` times as long as `compute` says, and its port sends and receives at these
+                 speeds; leave out links.bandwidth_gbps then. The last line of a worker holds to the end. A transfer in
+                 progress continues at the new speed; a gradient keeps its slowdown
 
     Everything random is addressed by (seed, step, worker), so that all methods, and real processes, see the same
     delays. What is not given is refused, never taken to be zero.
@@ -103,7 +103,7 @@ class Machines(VirtualCluster):
     def check(self, num_workers: int) -> None:
         """Raise ConfigError for anything that is missing, contradicts something or does not fit n workers."""
         if num_workers < 1:
-            raise ConfigError(f"num_workers={num_workers} makes no sense: a cluster has at least one worker.")
+            raise ConfigError(f"num_workers={num_workers} is out of range: use at least one worker.")
         self.gradient_times(num_workers, seed=0)
         self.costs(num_workers)
 
@@ -117,8 +117,8 @@ class Machines(VirtualCluster):
         if self.devices is not None:
             if self.changes:
                 raise ConfigError(
-                    f"cluster.devices={self.devices} says how fast each port is over time, and {self.changes} changes "
-                    "all alike: leave one of them out."
+                    f"cluster.devices={self.devices} sets the speed of each port over time, and {self.changes} "
+                    "changes all ports alike: leave one of them out."
                 )
             return LinkCosts(self.links, num_workers, self.devices)
         return ChangingCosts(self.network, self.links, num_workers, seed=0, steps_per_epoch=1.0).first

@@ -55,31 +55,31 @@ class ComputeTimes:
     distribution       constant: mean_s; lognormal: mean_s, sigma; length_bucketed: buckets, seconds_per_token;
                        shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those, mean_s, rollout_every and
                        residence; trace: trace; measured: passes
-    mean_s             the mean
+    mean_s             mean time, in seconds
     sigma              standard deviation of the logarithm
-    buckets            tokens in a batch of each bucket; every worker draws one of them in every step
-    seconds_per_token  of a batch in a bucket
-    floor_s            the least: min(cap, floor + scale ((1 - u)^(-1/index) - 1)) for u uniform in [0, 1)
-    index              of the tail: the smaller, the heavier
-    scale_s            of what is above the floor
-    cap_s              the most
-    rollout_every      of so many gradients of a worker the first one begins with a rollout, which takes as much longer
-    residence          rollouts that take equally long, one after the other, before another time is drawn
-    trace              path of a CSV file: lines step,worker,seconds below these words, or a line for each step with a
-                       column for each worker; or the directory of a finished run of n workers in n processes (or
-                       one, where networks are trained) with record_operations=true; it begins again when a run is
+    buckets            tokens in a batch of each bucket; in every step, each worker draws a bucket
+    seconds_per_token  time per token of a batch in a bucket
+    floor_s            minimum time: min(cap, floor + scale ((1 - u)^(-1/index) - 1)) for u uniform in [0, 1)
+    index              tail index: smaller means a heavier tail
+    scale_s            scale of the part above the floor
+    cap_s              maximum time
+    rollout_every      gradients of a worker per rollout: the first of them begins with a rollout and takes that much
                        longer
-    passes             how many gradients of the run itself are timed on this machine before it begins; every gradient
-                       then takes one of these times
+    residence          consecutive rollouts of equal time before a new time is drawn
+    trace              path of a CSV file: the header step,worker,seconds and lines below it, or one line per step with
+                       one column per worker; or the directory of a finished run of n workers in n processes (or one,
+                       where networks are trained) with record_operations=true; it repeats when a run is longer
+    passes             gradients of the run itself to time on this machine before it begins; every gradient then takes
+                       one of these times
     """
 
     distribution: Distribution = Distribution.constant
     mean_s: float | None = duration()
-    sigma: float | None = optional(above=0, at_most=_WIDEST, hint="a standard deviation of the logarithm such as 0.3")
-    buckets: list[float] | None = optional(above=0, hint="a number of tokens")
+    sigma: float | None = optional(above=0, at_most=_WIDEST, hint="standard deviation of the logarithm, such as 0.3")
+    buckets: list[float] | None = optional(above=0, hint="tokens")
     seconds_per_token: float | None = duration()
     floor_s: float | None = duration()
-    index: float | None = optional(above=0, hint="an index of the tail such as 1.1")
+    index: float | None = optional(above=0, hint="tail index, such as 1.1")
     scale_s: float | None = duration()
     cap_s: float | None = duration()
     rollout_every: int | None = optional(at_least=1)
@@ -97,13 +97,12 @@ class ComputeTimes:
         longest = max(self.buckets or [0.0]) * (self.seconds_per_token or 0.0)
         if longest > LONGEST_S:
             raise ConfigError(
-                f"{_WHERE}.seconds_per_token times the longest of {_WHERE}.buckets is {longest:g}: it has to be at "
-                f"most {LONGEST_S:g} seconds."
+                f"{_WHERE}.seconds_per_token times the longest of {_WHERE}.buckets is {longest:g} s: use at most "
+                f"{LONGEST_S:g} seconds."
             )
         if self.cap_s is not None and self.floor_s is not None and self.cap_s < self.floor_s:
             raise ConfigError(
-                f"{_WHERE}.cap_s={self.cap_s:g} is below {_WHERE}.floor_s={self.floor_s:g}: the most is not less than "
-                "the least."
+                f"{_WHERE}.cap_s={self.cap_s:g} is below {_WHERE}.floor_s={self.floor_s:g}: use a larger cap."
             )
         if self.trace is not None:
             return repeated(read_trace(self.trace, num_workers))
@@ -129,8 +128,9 @@ class ComputeTimes:
             times = self._pareto(uniform(seed, _PURPOSE, rollouts[:, None] // given.residence, place[1]))
             return np.asarray(given.mean_s + np.where(after[:, None] == 0, times, 0.0))
         raise ConfigError(
-            "cluster.compute.distribution=measured is for training in one process, which has gradients to measure: "
-            "elsewhere give times, such as distribution=trace with the directory of a run that recorded its operations."
+            "cluster.compute.distribution=measured needs training in one process, to measure its gradients: "
+            "elsewhere give times, such as distribution=trace with the directory of a run that recorded its "
+            "operations."
         )
 
     def _pareto(self, u: np.ndarray) -> np.ndarray:
@@ -187,7 +187,7 @@ class GradientTimes:
 
     def _steps(self, first: int, last: int, which: int) -> np.ndarray:
         if not 0 <= first <= last:
-            raise ValueError(f"steps {first} to {last} are none: 0 <= first <= last.")
+            raise ValueError(f"steps {first} to {last} are invalid: use 0 <= first <= last.")
         first, last = first + self._start, last + self._start
         parts = [np.empty((0, self.num_workers))]
         for number in range(first // _BLOCK, -(-last // _BLOCK)):
@@ -221,15 +221,15 @@ def read_trace(name: str, num_workers: int) -> np.ndarray:
         lines = lines[1:]
     if not lines:
         raise ConfigError(
-            f"{said} holds no times: give lines step,worker,seconds below these words, or a line for each step with a "
-            "column for each worker."
+            f"{said} holds no times: give the header step,worker,seconds and lines below it, or one line per step "
+            "with one column per worker."
         )
     if listed:
         return _listed(said, lines, [head.index(column) for column in _HEAD], num_workers)
     for line in lines:
         if len(line.cells) != num_workers:
             raise ConfigError(
-                f"{line.said} has {len(line.cells)} columns, but num_workers={num_workers}: give every worker a column."
+                f"{line.said} has {len(line.cells)} columns, but num_workers={num_workers}: give one column per worker."
             )
     return np.array([[line.seconds(place) for place in range(num_workers)] for line in lines])
 
@@ -244,16 +244,15 @@ def _recorded(said: str, path: Path, num_workers: int) -> np.ndarray:
                 found.setdefault(int(one["worker"]), []).append(float(one["end_s"]) - float(one["begin_s"]))
     except FileNotFoundError:
         raise ConfigError(
-            f"{said} is a directory without {_OPERATIONS}: give that of a finished run with record_operations=true and "
-            f"processes={num_workers} (or 1, where networks are trained), or a CSV file."
+            f"{said} is a directory without {_OPERATIONS}: give the directory of a finished run with "
+            f"record_operations=true and processes={num_workers} (or 1, where networks are trained), or a CSV file."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{said}: its {_OPERATIONS} cannot be read ({error}): let the run end first.") from error
+        raise ConfigError(f"{said}: its {_OPERATIONS} cannot be read ({error}): wait for the run to end.") from error
     if sorted(found) != list(range(num_workers)):
         raise ConfigError(
-            f"{said} is a run with gradients of {len(found)} workers or processes, but num_workers={num_workers}: it "
-            f"has to be one with num_workers={num_workers} and processes={num_workers} (or 1, where networks are "
-            "trained)."
+            f"{said} is a run with gradients of {len(found)} workers or processes, but num_workers={num_workers}: use "
+            f"a run with num_workers={num_workers} and processes={num_workers} (or 1, where networks are trained)."
         )
     steps = min(map(len, found.values()))
     return np.array([found[i][:steps] for i in range(num_workers)]).T
@@ -267,13 +266,11 @@ def _listed(said: str, lines: list[Line], places: list[int], num_workers: int) -
         line.check_columns(_HEAD)
         key = line.integer(step, "step"), line.integer(worker, "worker", num_workers)
         if key in found:
-            raise ConfigError(
-                f"{line.said} repeats step {key[0]} of worker {key[1]}: give every step of a worker once."
-            )
+            raise ConfigError(f"{line.said} repeats step {key[0]} of worker {key[1]}: give each step of a worker once.")
         found[key] = line.seconds(seconds)
     times = np.empty((1 + max(step for step, _ in found), num_workers))
     for place in np.ndindex(times.shape):
         if place not in found:
-            raise ConfigError(f"{said} has a hole: there is no time for step {place[0]} of worker {place[1]}.")
+            raise ConfigError(f"{said} is incomplete: add the time of step {place[0]} of worker {place[1]}.")
         times[place] = found[place]
     return times

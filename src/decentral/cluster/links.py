@@ -184,31 +184,32 @@ class Links(Settings, where=_WHERE):
     """What it costs to send a message of N bytes: latency + 8 N / bandwidth. No number is taken for granted.
 
     latency_s               of a link, in seconds
-    bandwidth_gbps          of a link, in Gbit/s; inf is one
-    stall_gbps              s: a link of bandwidth b carries b / (1 + s / b), so that slow links lose more in queues and
+    bandwidth_gbps          of a link, in Gbit/s; inf is allowed
+    stall_gbps              s: a link of bandwidth b carries b / (1 + s / b), so that slow links lose more to queues and
                             retransmissions (null: 0). study=time_measured finds about 0.015 for TCP over shaped links
-    host_gbps               what the hosts at its ends do to a byte, in series with the link, as if it were a link of
-                            that bandwidth (null: inf). Both hold for all bandwidths that are given here
-    ports                   duplex: a worker sends and receives at the same time; one: one after the other. Messages
-                            that it begins to send at the same time share its port in both cases
-    copy_gbps               what a worker copies within its memory, in Gbit/s; inf: copies cost nothing
-    collective              of an all-reduce: recursive_doubling, rabenseifner, ring, tree, double_tree, star or direct;
-                            auto: in every step the fastest of the first four, ring_or_tree: of these two
+    host_gbps               bandwidth of the hosts at the ends of a link, in series with it (null: inf). stall_gbps and
+                            host_gbps apply to all bandwidths given here
+    ports                   duplex: a worker sends and receives at the same time; one: one after the other. In both
+                            cases, messages that it starts to send at the same time share its port
+    copy_gbps               copy bandwidth within a worker's memory, in Gbit/s; inf: copies are free
+    collective              collective of an all-reduce: recursive_doubling, rabenseifner, ring, tree, double_tree, star
+                            or direct; auto: in every step the fastest of the first four; ring_or_tree: the faster of
+                            these two
     whole_phases            whether a tree of 6 workers takes 3 phases, log2 rounded up, as it does; or 2.58, as in the
-                            formulas of the flexible communication paper. The same for all that has log2 in its cost
-    workers_per_machine     L: workers i L to i L + L - 1 are on machine i, and the two numbers above are for links
-                            inside of it (null: every worker is on a machine of its own)
+                            formulas of the flexible communication paper. The same applies to all costs with log2
+    workers_per_machine     L: workers i L to i L + L - 1 are on machine i, and latency_s and bandwidth_gbps describe
+                            links within it (null: one worker per machine)
     between_latency_s       of a link between two machines
     between_bandwidth_gbps  of a link between two machines
-    shared_gbps             what all workers of a machine together send to other machines, and receive from them, in
-                            Gbit/s (null: they do not disturb each other)
-    file                    path of a CSV file with links of their own: lines source,target,latency_s,bandwidth_gbps,
-                            of which each counts for this direction
+    shared_gbps             bandwidth that all workers of a machine share for traffic to other machines, and from them,
+                            in Gbit/s (null: no sharing)
+    file                    path of a CSV file with the costs of individual links: lines
+                            source,target,latency_s,bandwidth_gbps, each for this direction
     """
 
     latency_s: float | None = latency()
     bandwidth_gbps: float | None = bandwidth()
-    stall_gbps: float | None = optional(at_least=0, hint="a number of Gbit/s")
+    stall_gbps: float | None = optional(at_least=0, hint="Gbit/s")
     host_gbps: float | None = bandwidth()
     ports: Ports = Ports.duplex
     copy_gbps: float | None = bandwidth()
@@ -225,8 +226,8 @@ class Links(Settings, where=_WHERE):
         for key in ("bandwidth_gbps", "stall_gbps", "host_gbps", "workers_per_machine", "file") if devices else ():
             if (value := getattr(self, key)) is not None:
                 raise ConfigError(
-                    f"{_WHERE}.{key}={value} has no meaning with cluster.devices={devices}, which says how fast each "
-                    f"worker's port is: set {_WHERE}.{key}=null."
+                    f"{_WHERE}.{key}={value} has no effect with cluster.devices={devices}, which sets the speed of "
+                    f"each worker's port: set {_WHERE}.{key}=null."
                 )
         between = ("between_latency_s", "between_bandwidth_gbps")
         bandwidth = () if devices else ("bandwidth_gbps",)
@@ -237,13 +238,13 @@ class Links(Settings, where=_WHERE):
         for key in (*between, "shared_gbps"):
             if getattr(self, key) is not None and not self.workers_per_machine:
                 raise ConfigError(
-                    f"{_WHERE}.{key}={getattr(self, key):g} has no meaning without machines: set "
+                    f"{_WHERE}.{key}={getattr(self, key):g} has no effect without machines: set "
                     f"{_WHERE}.workers_per_machine, too."
                 )
         if num_workers % (self.workers_per_machine or 1):
             raise ConfigError(
                 f"{_WHERE}.workers_per_machine={self.workers_per_machine} does not divide num_workers={num_workers}: "
-                "all machines have as many workers."
+                "use a divisor of num_workers."
             )
 
     def seconds_per_byte(self, gbps: float | None) -> float:
@@ -277,7 +278,7 @@ def read_links(name: str, num_workers: int) -> dict[int, tuple[float, float]]:
         if source == target:
             raise ConfigError(f"{line.said} is a link from worker {source} to itself: remove it.")
         if source * num_workers + target in found:
-            raise ConfigError(f"{line.said} repeats the link {source},{target}: give every link once.")
+            raise ConfigError(f"{line.said} repeats the link {source},{target}: give each link once.")
         found[source * num_workers + target] = line.seconds(2), seconds_per_byte(line.gbps(3))
     return dict(sorted(found.items()))
 

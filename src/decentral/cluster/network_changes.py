@@ -37,24 +37,24 @@ class NetworkChanges:
     """How latency and bandwidth change, of all links alike; between machines where there are machines. A mode needs its
     own keys. In steps and trace it says both, and cluster.links does not.
 
-    mode            constant: as cluster.links says; steps: one latency and one bandwidth after the other, of which the
-                    last ones stay; random_walk: from what cluster.links says, the logarithms of both go a step after
-                    each segment; trace: as a file says
-    segment_epochs  how long each of them lasts, in epochs
-    latency_s       of the segments, in seconds, such as [0.001, 0.002]
-    bandwidth_gbps  of the segments, in Gbit/s
-    drift           standard deviation of a step of a walk: 0.1 for about a tenth
-    most            how many times as large or as small as at first they become at most
-    trace           path of a CSV file: a line epoch,latency_s,bandwidth_gbps or seconds,latency_s,bandwidth_gbps, and
-                    below it from when on, of epochs or of simulated seconds, a latency and a bandwidth hold
+    mode            constant: as cluster.links says; steps: a sequence of latencies and bandwidths, of which the last
+                    ones stay; random_walk: starting from cluster.links, the logarithms of both take a random step after
+                    each segment; trace: from a file
+    segment_epochs  length of a segment, in epochs
+    latency_s       latency of each segment, in seconds, such as [0.001, 0.002]
+    bandwidth_gbps  bandwidth of each segment, in Gbit/s
+    drift           standard deviation of a step of the walk: 0.1 for about a tenth
+    most            maximum factor by which they grow or shrink
+    trace           path of a CSV file: the header epoch,latency_s,bandwidth_gbps or seconds,latency_s,bandwidth_gbps,
+                    and lines that say from which epoch or simulated second a latency and a bandwidth hold
     """
 
     mode: Mode = Mode.constant
-    segment_epochs: float | None = optional(above=0, hint="a number of epochs")
-    latency_s: list[float] | None = optional(at_least=0, at_most=LONGEST_S, hint="a number of seconds")
-    bandwidth_gbps: list[float] | None = optional(at_least=SLOWEST_GBPS, finite=False, hint="a number of Gbit/s")
-    drift: float | None = optional(above=0, hint="the standard deviation of a step in the logarithm, such as 0.1")
-    most: float | None = optional(above=1, at_most=1e6, hint="such as 10 for from a tenth to ten times as much")
+    segment_epochs: float | None = optional(above=0, hint="epochs")
+    latency_s: list[float] | None = optional(at_least=0, at_most=LONGEST_S, hint="seconds")
+    bandwidth_gbps: list[float] | None = optional(at_least=SLOWEST_GBPS, finite=False, hint="Gbit/s")
+    drift: float | None = optional(above=0, hint="standard deviation of a step in the logarithm, such as 0.1")
+    most: float | None = optional(above=1, at_most=1e6, hint="such as 10: from a tenth to ten times the initial value")
     trace: str | None = field(default=None, metadata={"older": None, "content": True})
 
     def check(self) -> None:
@@ -65,10 +65,10 @@ class NetworkChanges:
         if len(self.latency_s) != len(self.bandwidth_gbps):
             raise ConfigError(
                 f"{_WHERE}.latency_s has {len(self.latency_s)} numbers and {_WHERE}.bandwidth_gbps "
-                f"{len(self.bandwidth_gbps)}, which leaves a hole: give both of every segment."
+                f"{len(self.bandwidth_gbps)}: give both of every segment."
             )
         if not self.latency_s:
-            raise ConfigError(f"{_WHERE}.latency_s=[] makes no sense: give at least one segment, such as [0.001].")
+            raise ConfigError(f"{_WHERE}.latency_s=[] is empty: give at least one segment, such as [0.001].")
 
 
 class Link(NamedTuple):
@@ -134,20 +134,19 @@ class ChangingCosts:
         said = f"{_WHERE}.mode={mode.name}"
         if self._links.file is not None:
             raise ConfigError(
-                f"cluster.links.file={self._links.file} gives links costs of their own, and {said} changes all alike: "
-                "leave one of them out."
+                f"cluster.links.file={self._links.file} sets the cost of each link, and {said} changes all links "
+                "alike: leave one of them out."
             )
         for key in self._keys:
             value = getattr(self._links, key)
             if mode is not Mode.random_walk and value is not None:
                 raise ConfigError(
-                    f"cluster.links.{key}={value:g} has no meaning with {said}, which says it: leave it out, or set "
+                    f"cluster.links.{key}={value:g} has no effect with {said}, which sets it: leave it out, or set "
                     f"cluster.links.{key}=null."
                 )
         if by_epochs and self._steps_per_epoch is None:
             raise ConfigError(
-                f"{said} goes by epochs, of which there are none without training: use a trace by seconds, or leave it "
-                "out."
+                f"{said} is defined in epochs, which need training: use a trace in seconds, or leave it out."
             )
 
 
@@ -185,8 +184,7 @@ def _recorded(name: str) -> tuple[bool, Segments]:
     said, lines = f"{_TRACE}={name}", read_lines(_TRACE, name)
     if not lines or lines[0].cells not in _HEADS:
         raise ConfigError(
-            f"{said} does not say what its columns are: its first line has to be epoch,latency_s,bandwidth_gbps or "
-            "seconds,latency_s,bandwidth_gbps."
+            f"{said} has no header: start it with epoch,latency_s,bandwidth_gbps or seconds,latency_s,bandwidth_gbps."
         )
     head = lines[0].cells
     begins: list[float] = []
@@ -196,13 +194,13 @@ def _recorded(name: str) -> tuple[bool, Segments]:
         place = line.number(0, f"a number of {head[0].removesuffix('s')}s", -math.inf)
         if begins and not place > begins[-1]:
             raise ConfigError(
-                f"{line.said} begins at {place:g}, and the line before it at {begins[-1]:g}: put them in order, each "
-                "once."
+                f"{line.said} begins at {place:g}, and the previous line at {begins[-1]:g}: sort the lines, and give "
+                "each time once."
             )
         begins.append(place)
         links.append(Link(line.seconds(1), line.gbps(2)))
     if begins[:1] != [0]:
-        raise ConfigError(f"{said} has a hole: what holds from the beginning on, at 0, is missing in it.")
+        raise ConfigError(f"{said} is incomplete: add the line that holds from the start, at 0.")
     by_epochs = head == _HEADS[0]
     begun = lambda epoch, seconds: bisect_right(begins, epoch if by_epochs else seconds) - 1  # noqa: E731
     return by_epochs, Segments(begun, links.__getitem__)

@@ -83,8 +83,8 @@ def check_ended(i: int, gradients: int, share: float) -> None:
     share."""
     if gradients < share:
         raise RuntimeError(
-            f"the program of worker {i} ended after {gradients} of {share:g} gradients: it has to give operations "
-            "until nobody asks for another one, as in `while True:` or `for t in range(team.num_steps):`"
+            f"the program of worker {i} ended after {gradients} of {share:g} gradients: yield operations until the "
+            "caller stops asking, as in `while True:` or `for t in range(team.num_steps):`"
         )
 
 

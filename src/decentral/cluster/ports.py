@@ -57,7 +57,7 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
     """
     lines = read_lines(_KEY, name)
     if not lines or lines[0].cells != _COLUMNS:
-        raise ConfigError(f"{_KEY}={name} does not begin with a line {','.join(_COLUMNS)}.")
+        raise ConfigError(f"{_KEY}={name} has no header: start it with {','.join(_COLUMNS)}.")
     found: defaultdict[int, Device] = defaultdict(lambda: Device([], [], {"out": [], "into": []}))
     for line in lines[1:]:
         line.check_columns(_COLUMNS)
@@ -65,14 +65,16 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
         device, begins = found[worker], line.seconds(1)
         if begins <= device.begins[-1] if device.begins else begins != 0:
             expected = f"after {device.begins[-1]:g}" if device.begins else "at 0, its first one"
-            raise ConfigError(f"{line.said} begins at {begins:g}: that of worker {worker} has to begin {expected}.")
+            raise ConfigError(f"{line.said} begins at {begins:g}: let worker {worker}'s line begin {expected}.")
         for place, way in ((3, "out"), (4, "into")):
             device.speed[way].append(line.gbps(place, finite=True) / 8e-9)
         device.begins.append(begins)
-        device.slowdown.append(line.number(2, "a factor above 0, by which a gradient takes longer,", 1e-9, 1e9))
+        device.slowdown.append(line.number(2, "a slowdown factor > 0", 1e-9, 1e9))
     for worker in range(num_workers):
         if worker not in found:
-            raise ConfigError(f"{_KEY}={name} has no line of worker {worker}: give one for each of {num_workers}.")
+            raise ConfigError(
+                f"{_KEY}={name} has no line for worker {worker}: give one for each of the {num_workers} workers."
+            )
     return [found[worker] for worker in range(num_workers)]
 
 

@@ -24,17 +24,17 @@ def optional(**limits: Any) -> Any:
 
 def duration() -> Any:
     """A number of seconds, which may be left out."""
-    return optional(above=0, at_most=LONGEST_S, hint="a number of seconds")
+    return optional(above=0, at_most=LONGEST_S, hint="seconds")
 
 
 def latency() -> Any:
     """The same, and none may be 0."""
-    return optional(at_least=0, at_most=LONGEST_S, hint="a number of seconds")
+    return optional(at_least=0, at_most=LONGEST_S, hint="seconds")
 
 
 def bandwidth() -> Any:
     """A number of Gbit/s, which may be left out."""
-    return optional(at_least=SLOWEST_GBPS, finite=False, hint="a number of Gbit/s")
+    return optional(at_least=SLOWEST_GBPS, finite=False, hint="Gbit/s")
 
 
 def check_choice(own: Any, where: str, choice: str, besides: tuple[str, ...] = ()) -> None:
@@ -56,7 +56,7 @@ def check_choice(own: Any, where: str, choice: str, besides: tuple[str, ...] = (
         value = getattr(own, key)
         if value is not None and key not in (choice, *chosen.value, *besides):
             raise ConfigError(
-                f"{where}.{key}={value} has no meaning with {said}: leave it out, or set {where}.{key}=null."
+                f"{where}.{key}={value} has no effect with {said}: leave it out, or set {where}.{key}=null."
             )
     check(type(own), vars(own), where)
 
@@ -70,14 +70,14 @@ class Line(NamedTuple):
     def check_columns(self, columns: list[str]) -> None:
         """Raise ConfigError unless the line has these columns."""
         if len(self.cells) != len(columns):
-            raise ConfigError(f"{self.said} has {len(self.cells)} columns: it has to be {','.join(columns)}.")
+            raise ConfigError(f"{self.said} has {len(self.cells)} columns: use {','.join(columns)}.")
 
     def integer(self, place: int, what: str, below: float = math.inf) -> int:
         """A number 0, 1, 2, ... Raises ConfigError if the cell is none, or not below what it has to be."""
         cell = self.cells[place]
         if not (cell.isascii() and cell.isdigit() and int(cell) < below):
             numbers = "0, 1, 2, ..." if below == math.inf else f"0 to {below - 1} with num_workers={below}"
-            raise ConfigError(f"{self.said} has '{cell}' where the number of a {what} should be, {numbers}.")
+            raise ConfigError(f"{self.said} has '{cell}' instead of the number of a {what}, {numbers}.")
         return int(cell)
 
     def seconds(self, place: int) -> float:
@@ -87,16 +87,16 @@ class Line(NamedTuple):
     def gbps(self, place: int, finite: bool = False) -> float:
         """A bandwidth, which may be inf. Raises ConfigError if the cell is none."""
         most = 1 / SLOWEST_GBPS if finite else math.inf
-        return self.number(place, f"a bandwidth in Gbit/s, at least {SLOWEST_GBPS:g},", SLOWEST_GBPS, most)
+        return self.number(place, f"a bandwidth in Gbit/s >= {SLOWEST_GBPS:g}", SLOWEST_GBPS, most)
 
     def number(self, place: int, what: str, least: float, most: float = math.inf) -> float:
         """A number from `least` to `most`. Raises ConfigError if the cell is none."""
         cell = self.cells[place]
         if not cell:
-            raise ConfigError(f"{self.said} has a hole where {what} should be.")
+            raise ConfigError(f"{self.said} lacks a value: give {what}.")
         value = as_number(cell)
         if not least <= value <= most:
-            raise ConfigError(f"{self.said} has '{cell}' where {what} should be.")
+            raise ConfigError(f"{self.said} has '{cell}' instead of {what}.")
         return value
 
 

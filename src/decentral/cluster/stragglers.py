@@ -41,54 +41,57 @@ class Mode(Enum):
 class Stragglers:
     """Who is slower than usual, in which steps. A mode needs its own keys, and one of delay_s and slowdown.
 
-    mode             none; exactly: count of them, drawn anew in every step; independent: each worker with
-                     probability, in every step anew; persistent: a worker becomes slow with probability in a step and
-                     stays slow for residence_steps on average; fixed: workers; drifting: every worker's slowness is a
-                     random walk of step size drift between 0 (as usual) and 1 (delay_s, slowdown in full)
-    delay_s          how many seconds a slow worker's gradient takes longer
-    slowdown         or: how many times as long it takes
-    count            how many are slow in every step
-    probability      to be slow, or to become it
-    residence_steps  mean number of steps in a row in which a worker is slow, which is geometrically distributed
-    workers          numbers of those that are always slow
+    mode             none; exactly: count of them, drawn again in every step; independent: each worker with probability,
+                     in every step; persistent: a worker becomes slow with probability in a step and stays slow for
+                     residence_steps on average; fixed: workers; drifting: every worker's slowness is a random walk of
+                     step size drift between 0 (as usual) and 1 (delay_s, slowdown in full)
+    delay_s          additional seconds of a slow worker's gradient
+    slowdown         or: factor by which a slow worker's gradient takes longer
+    count            number of slow workers in every step
+    probability      probability that a worker is slow, or becomes slow, in a step
+    residence_steps  mean number of consecutive slow steps of a worker, geometrically distributed
+    workers          numbers of the workers that are always slow
     drift            standard deviation of a step of the walk, for example 0.01
     """
 
     mode: Mode = Mode.none
-    delay_s: float | None = optional(above=0, at_most=LONGEST_S, hint="a number of seconds")
+    delay_s: float | None = optional(above=0, at_most=LONGEST_S, hint="seconds")
     slowdown: float | None = optional(above=1, at_most=_SLOWEST, hint="such as 10 for ten times as long")
     count: int | None = optional()
     probability: float | None = optional(above=0, below=1)
     residence_steps: float | None = optional(at_least=1)
     workers: list[int] | None = optional()
-    drift: float | None = optional(above=0, at_most=1, hint="the standard deviation of a step of a walk from 0 to 1")
+    drift: float | None = optional(above=0, at_most=1, hint="standard deviation of a step of the walk")
 
     def open(self, num_workers: int) -> Delays:
         """The delays. Raises ConfigError for what is missing, out of place or makes no sense for n workers."""
         check_choice(self, _WHERE, "mode", () if self.mode is Mode.none else ("delay_s", "slowdown"))
         if self.count is not None and not 1 <= self.count <= num_workers:
             raise ConfigError(
-                f"{_WHERE}.count={self.count} makes no sense for num_workers={num_workers}: use at least 1 and at most "
-                f"{num_workers}, or a cluster in which nobody is late, such as cluster=even."
+                f"{_WHERE}.count={self.count} is out of range for num_workers={num_workers}: use a number from 1 to "
+                f"{num_workers}, or a cluster without stragglers, such as cluster=even."
             )
         if self.workers is not None and (not self.workers or len(set(self.workers)) < len(self.workers)):
-            raise ConfigError(f"{_WHERE}.workers={self.workers} has to name each slow worker once, such as [0].")
+            raise ConfigError(
+                f"{_WHERE}.workers={self.workers} is empty or repeats a worker: name each slow worker once, such as "
+                "[0]."
+            )
         for worker in self.workers or ():
             if not 0 <= worker < num_workers:
                 raise ConfigError(
-                    f"{_WHERE}.workers={self.workers} names worker {worker}, but with num_workers={num_workers} they "
-                    f"are numbered 0 to {num_workers - 1}."
+                    f"{_WHERE}.workers={self.workers} names worker {worker}: with num_workers={num_workers}, use 0 to "
+                    f"{num_workers - 1}."
                 )
         said = f"{_WHERE}.mode={self.mode.name}"
         if self.mode is not Mode.none and self.delay_s is None and self.slowdown is None:
             raise ConfigError(
-                f"{said} needs {_WHERE}.delay_s or {_WHERE}.slowdown, of which none is given: say how many seconds "
-                "longer a slow worker takes, or how many times as long."
+                f"{said} needs {_WHERE}.delay_s or {_WHERE}.slowdown, and neither is given: set the additional "
+                "seconds of a slow worker, or its factor."
             )
         if self.delay_s is not None and self.slowdown is not None:
             raise ConfigError(
-                f"{_WHERE}.delay_s={self.delay_s:g} and {_WHERE}.slowdown={self.slowdown:g} contradict each other: "
-                "give one of them, and set the other one to null."
+                f"{_WHERE}.delay_s={self.delay_s:g} and {_WHERE}.slowdown={self.slowdown:g} conflict: set one of them "
+                "to null."
             )
         return Delays(self, num_workers)
 

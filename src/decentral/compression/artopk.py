@@ -55,11 +55,11 @@ class ARTopK(Ratio, Compressor):
 
     select           star: b = t mod n. var: b is the worker whose gradient (without residual) is largest, smoothed over
                      the last steps; the lowest number on ties
-    var_stat         what is compared: the norm as in the authors' code, or the variance of the entries, as the name
-                     and the slides have it
+    var_stat         quantity to compare: the norm, as in the authors' code, or the variance of the entries, as the name
+                     and the slides say
     window_steps     W, over which it is smoothed: weights (1 - smoothing)^j for the j-th newest value, normalised
-    smoothing        as in the authors' code, 0.001: next to none
-    wait_for_window  take worker 0 until there are W values, as the authors' code does; else smooth those there are
+    smoothing        as in the authors' code, 0.001: almost none
+    wait_for_window  take worker 0 until there are W values, as the authors' code does; else smooth the values so far
 
     Bytes: k index_bytes broadcast, 4 k all-reduced for float32 rows; var: a number of each worker more, all-gathered.
 

@@ -34,7 +34,7 @@ class Compressor(Settings, ABC, where="compress"):
     local worker, and a `memory` [M] that all workers share (PowerSGD's Q). Both start where `residual` and `memory`
     say. What it keeps otherwise is memory to work in.
 
-    error_feedback  what was not sent is added to the next gradient: e = g + r, send C(e), r <- e - C(e)
+    error_feedback  add what was not sent to the next gradient: e = g + r, send C(e), r <- e - C(e)
     """
 
     name: str

@@ -75,10 +75,10 @@ class DCTTopK(_Cut):
         Q = D_h B D_w^T of a chunk B,   D[0, j] = 1 / sqrt(h),   D[i, j] = sqrt(2 / h) cos(pi (2 j + 1) i / (2 h))
         C(B) = D_h^T S D_w,   S = Q at its min(k, h w) largest |Q|, 0 elsewhere
 
-    chunk        the longest side of a chunk
-    k            how many coefficients of a chunk are sent
+    chunk        longest side of a chunk
+    k            number of coefficients sent per chunk
     transform    dct; none: Q = B, the chunked top-k of SparseLoCo (with k=64)
-    index_bytes  0: 1 for chunks of at most 256 numbers, else 2; 8: as the released code sends them
+    index_bytes  bytes per index. 0: 1 for chunks of at most 256 numbers, else 2; 8: as in the released code
 
     Bytes: for each chunk min(k, h w) (4 + index_bytes) for float32 rows. A parameter whose size is a prime above
     `chunk` has chunks of 1, and is sent as a whole. Of equal magnitudes those are sent that `torch.topk` gives. An

@@ -107,7 +107,7 @@ class Int8(Encoder):
 
         s_b = max_{i in b} |e_i| / 127,   q_i = floor(e_i / s_b + U_i),   U_i uniform on [0, 1),   C(e)_i = s_b q_i
 
-    block  how many coordinates share a scale: the largest of them says how coarse the others are
+    block  number of coordinates that share a scale: the largest of them sets the resolution
 
     Unbiased: E C(e) = e, and |C(e)_i - e_i| < s_b. U is addressed by (seed, worker, step).
 

@@ -54,7 +54,7 @@ class PowerSGD(Compressor):
         M_i = e_i there:
         P = orthonormal(1/n sum_i M_i Q),   Q_i = M_i^T P,   Q <- 1/n sum_i Q_i,   C(e_i) = P Q_i^T,   mean = P Q^T
 
-    rank  how many columns P and Q have
+    rank  number of columns of P and Q
 
     Q is the memory: shared by all workers, at first normal by (seed, parameter), then that of the step before. It
     needs two all-reduces, of which the second waits for the first, and so is no encoding of one worker's row: only

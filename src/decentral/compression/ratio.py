@@ -152,15 +152,15 @@ class Ratio(Compressor):
 
     with T = warmup_epochs in whole steps: the first step of a warm-up sends everything.
 
-    keep           the share of the coordinates that is sent
-    warmup_epochs  for so many epochs it falls to that, from 1
-    adapt          none, or how keep is decided after the warm-up, and again when the network or the gain changes (see
-                   `training/adaptive.py`): knee, of communication time and of 1 / gain; throughput, the least time of a
-                   step over its gain
+    keep           share of the coordinates to send
+    warmup_epochs  epochs in which the share falls from 1 to keep
+    adapt          none, or how to choose keep after the warm-up, and again when the network or the gain changes (see
+                   `training/adaptive.py`): knee, of communication time and of 1 / gain; throughput, the smallest ratio
+                   of step time to gain
     candidates     ratios whose gain is measured
-    explore_steps  for so many steps each
+    explore_steps  steps per candidate
     solver         grid; or nsga2 as in the authors' code, which needs pymoo and is less exact (`adaptation.front`)
-    grid           how many ratios between the least and the largest of them are compared; 0: the candidates alone
+    grid           number of ratios to compare between the smallest and the largest candidate; 0: only the candidates
     """
 
     name: str
@@ -178,7 +178,7 @@ class Ratio(Compressor):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.candidates:
-            raise ConfigError("compress.candidates=[] has no share of the coordinates: give one, such as [0.1,0.01].")
+            raise ConfigError("compress.candidates=[] is empty: give shares of the coordinates, such as [0.1,0.01].")
         if self.solver is Solver.nsga2 and importlib.util.find_spec("pymoo") is None:
             raise ConfigError(
                 "compress.solver=nsga2 needs pymoo, which is not installed: pip install 'decentral[nsga2]', or use "

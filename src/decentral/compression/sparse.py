@@ -69,7 +69,7 @@ class Sparse(Placed):
 
     Error feedback is exact: what is sent leaves the residual, and all else stays in it, bit for bit.
 
-    index_bytes  of an index, 4 or 8
+    index_bytes  bytes per index, 4 or 8
     """
 
     name: str
@@ -205,7 +205,7 @@ class Threshold(Sparse):
 
         I = {i: |e_i| >= threshold},   C(e) = e on I, 0 elsewhere
 
-    threshold  in units of the gradient, above 0
+    threshold  in units of the gradient
 
     Bytes: |I| (4 + index_bytes) for float32 rows, and |I| differs from worker to worker and from step to step, so
     that lengths have to travel, too. Nothing is sent where no entry is large enough: error feedback lets it grow until
@@ -283,7 +283,7 @@ class RandomK(Ratio, Encoder):
         super().__post_init__()
         if self.unbiased and self.error_feedback:
             raise ConfigError(
-                "compress.unbiased=true sends P / k times the value, more than error feedback can take back: set "
+                "compress.unbiased=true sends P / k times the value, which error feedback cannot correct: set "
                 "compress.error_feedback=false with it."
             )
 

@@ -43,8 +43,8 @@ def resolve(config: Config) -> Config:
     every_epochs, every_s = config.evaluation.every_epochs, config.evaluation.every_simulated_s
     if every_epochs is not None and every_s is not None:
         raise ConfigError(
-            f"evaluation.every_epochs={every_epochs:g} and evaluation.every_simulated_s={every_s:g} contradict each "
-            "other: give one of them, and set the other one to null."
+            f"evaluation.every_epochs={every_epochs:g} and evaluation.every_simulated_s={every_s:g} conflict: set one "
+            "of them to null."
         )
     config = dataclasses.replace(
         config,
@@ -56,24 +56,24 @@ def resolve(config: Config) -> Config:
     assert config.num_workers is not None
     if config.processes != "auto" and int(config.processes) > config.num_workers:
         raise ConfigError(
-            f"processes={config.processes} is more than num_workers={config.num_workers}: every process hosts at "
-            "least one worker."
+            f"processes={config.processes} is more than num_workers={config.num_workers}; use at most num_workers "
+            "processes."
         )
     if config.algo.needs_samples and not config.task.has_samples:
         raise ConfigError(
-            f"algo={config.algo.name} averages samples and trains nothing: use it with task=mean_estimation, "
-            f"not with task={config.task.name}."
+            f"algo={config.algo.name} estimates a mean and cannot train task={config.task.name}: use "
+            "task=mean_estimation."
         )
     if config.precision not in (Precision.fp32, Precision.fp64) and "model" not in config.task.uses:
         raise ConfigError(
-            f"precision={config.precision.name} is for networks: task={config.task.name} always computes in float64, "
-            "leave precision= out."
+            f"precision={config.precision.name} applies to networks only, and task={config.task.name} always computes "
+            "in float64: leave precision= out."
         )
     _check_evaluation(config)
     if config.init is not None and not stored_facts(init_directory(config)):
         raise ConfigError(
-            f"init={config.init} has no {FILE} that can be read in {init_directory(config)}: give the directory of a "
-            "finished run that was not made with save=none, or its id."
+            f"init={config.init} has no readable {FILE} in {init_directory(config)}: give the directory or ID of a "
+            "finished run that saved its models (save=final or save=best)."
         )
     _check_limits(config)
     if config.simulate is Simulate.training:
@@ -86,8 +86,8 @@ def resolve(config: Config) -> Config:
     config = _with_events(config)
     if config.task.own_starts() and not config.algo.own_starts:
         raise ConfigError(
-            f"task={config.task.name} has a start x0 for each worker, and algo={config.algo.name} begins at one model "
-            "that all share: give x0 [d], or use an algorithm such as dpsgd."
+            f"task={config.task.name} gives each worker its own x0, but algo={config.algo.name} starts from one "
+            "shared model: give x0 [d], or use an algorithm such as dpsgd."
         )
     _check_own(config)
     check_compression(config)
@@ -112,15 +112,19 @@ def _with_events(config: Config) -> Config:
         return config
     if isinstance(config.cluster, VirtualCluster) or config.processes not in ("auto", "1") or under_torchrun():
         raise ConfigError(
-            f"algo.events={algo.events} says what happens when, in one process: leave cluster= and processes= out."
+            f"algo.events={algo.events} prescribes the order of events in a single process: leave cluster= and "
+            "processes= out."
         )
     if "model" in config.task.uses:
         raise ConfigError(
-            f"algo.events={algo.events} has a step for each event, and task={config.task.name} counts epochs by "
-            "gradients: use a task whose epochs are steps, such as task=quadratics or regression."
+            f"algo.events={algo.events} takes one step per event, but task={config.task.name} counts epochs in "
+            "gradients: use a task without epochs, such as task=quadratics or task=regression."
         )
     if config.steps is not None and config.steps > len(events):
-        raise ConfigError(f"steps={config.steps} is more than the {len(events)} events of algo.events={algo.events}.")
+        raise ConfigError(
+            f"steps={config.steps} exceeds the {len(events)} events of algo.events={algo.events}: use fewer steps, or "
+            "a longer file."
+        )
     return dataclasses.replace(config, steps=config.steps or len(events))
 
 
@@ -129,31 +133,35 @@ def _check_own(config: Config) -> None:
     algo, task, steps = config.algo, config.task, config.local_steps()
     if config.own("lr") is not None and (not algo.own_rates or algo.needs_samples):
         raise ConfigError(
-            f"lr_per_worker cannot be used with algo={algo.name}, whose updates are not each one worker's own: use lr, "
-            "or a method in rounds with local updates, such as dpsgd."
+            f"lr_per_worker cannot be used with algo={algo.name}, whose workers share one update: use lr, or a "
+            "synchronous method with local updates, such as dpsgd."
         )
     if config.batch_size_per_worker is not None and not task.own_batches:
-        has = "draws batches in its own way" if "model" in task.uses else "has no batches"
+        has = "samples its own batches" if "model" in task.uses else "has no batches"
         raise ConfigError(f"batch_size_per_worker cannot be used with task={task.name}, which {has}: leave it out.")
     compute = getattr(config.cluster, "compute", None)
     if config.batch_size_per_worker is not None and compute is not None and compute.passes:
         raise ConfigError(
-            "batch_size_per_worker cannot be used with cluster.compute.distribution=measured, which times all workers "
-            "alike: give times of batch_size, such as cluster.compute.distribution=constant with mean_s."
+            "batch_size_per_worker cannot be used with cluster.compute.distribution=measured, which assigns all "
+            "workers the same measured times: give the time of one batch_size, such as "
+            "cluster.compute.distribution=constant with mean_s."
         )
     if steps is None:
         return
     said = f"steps_per_worker=[{','.join(map(str, config.steps_per_worker or []))}]"
     if not algo.only_local_between or ("model" in task.uses and not task.own_batches):
         raise ConfigError(
-            f"{said} cannot be used with algo={algo.name} and task={task.name}: it is for supervised and convex tasks, "
-            "and methods that only train locally between communications, such as dpsgd, sgp, local_sgd or diloco."
+            f"{said} cannot be used with algo={algo.name} and task={task.name}: use a supervised or convex task, and "
+            "a method with purely local steps between communications, such as dpsgd, sgp, local_sgd or diloco."
         )
     key = "algo.period_steps" if hasattr(algo, "period_steps") else "communication.every"
     if (largest := int(steps.steps.max())) > steps.every:
         raise ConfigError(f"{said} gives a worker {largest} steps, more than {key}={steps.every}: use {key}={largest}.")
     if config.record_operations:
-        raise ConfigError(f"{said} cannot be used with record_operations=true, which counts every worker's steps.")
+        raise ConfigError(
+            f"{said} cannot be used with record_operations=true, which records every worker's steps: leave one of "
+            "them out."
+        )
 
 
 def _check_availability(config: Config, rounds: Rounds) -> None:
@@ -164,19 +172,19 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
         _check_going_by_itself(availability, algo.name)
     elif not algo.survives_absence:
         raise ConfigError(
-            f"{said} algo={algo.name}, which has no rule for workers that are absent: use a method in rounds, such as "
+            f"{said} algo={algo.name}, which does not support absent workers: use a synchronous method, such as "
             "gradient_tracking, dpsgd, relaysgd or diloco."
         )
     if not algo.stale_returns and availability.on_return is OnReturn.stale:
         raise ConfigError(
-            f"availability.on_return=stale cannot be used with algo={algo.name}, where the updates that a worker has "
-            "missed are never sent again: use availability.on_return=average."
+            f"availability.on_return=stale cannot be used with algo={algo.name}, which never resends missed updates: "
+            "use availability.on_return=average."
         )
     if availability.on_leave is not OnLeave.keep and type(algo).corrections is Algorithm.corrections:
         raise ConfigError(
-            f"availability.on_leave={availability.on_leave.name} is for methods whose corrections add up to zero, and "
-            f"algo={algo.name} has none: leave it out or use gradient_tracking, momentum_tracking, d2, exact_diffusion "
-            "or extra."
+            f"availability.on_leave={availability.on_leave.name} needs a method whose corrections sum to zero, and "
+            f"algo={algo.name} has no corrections: leave it out, or use gradient_tracking, momentum_tracking, d2, "
+            "exact_diffusion or extra."
         )
     if not isinstance(config.compress, NoCompression) and algo.takes is not AcceptedCompression.payloads:
         raise ConfigError(
@@ -196,8 +204,8 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
         return
     if config.communication.workers_per_machine > 1:
         raise ConfigError(
-            "availability.absent=induced cannot be used with communication.workers_per_machine, whose machines would "
-            "fall apart: use availability.absent=rerouted."
+            "availability.absent=induced cannot be used with communication.workers_per_machine, which would split "
+            "machines: use availability.absent=rerouted."
         )
     keeps_mean, weights = Need.doubly_stochastic in algo.needs, availability.weights
     if keeps_mean or weights is not Weights.auto:
@@ -206,13 +214,13 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
                 continue
             if keeps_mean:
                 raise ConfigError(
-                    f"availability.absent=induced cannot be used with algo={algo.name} and topology="
-                    f"{config.topology.name}, whose edges go one way: what is left of them keeps no mean; use "
-                    "availability.absent=rerouted, or an undirected topology such as ring."
+                    f"availability.absent=induced cannot be used with algo={algo.name} and "
+                    f"topology={config.topology.name}, because subgraphs of a directed graph do not preserve the "
+                    "mean: use availability.absent=rerouted, or an undirected topology such as ring."
                 )
             raise ConfigError(
-                f"availability.weights={weights.name} is for edges that go both ways, and those of topology="
-                f"{config.topology.name} do not: leave it out, which keeps all mass among those who are present."
+                f"availability.weights={weights.name} needs an undirected graph, and topology={config.topology.name} "
+                "is directed: leave it out, which keeps all mass among the present workers."
             )
 
 
@@ -224,7 +232,7 @@ def _check_adversaries(config: Config) -> None:
     said = f"robust={config.robust.name}" if config.robust.name != "none" else f"attack={attack.name}"
     if attack.flips_labels and not config.task.has_classes:
         raise ConfigError(
-            f"attack={attack.name} is for examples with classes, and task={config.task.name} has none: use another "
+            f"attack={attack.name} needs examples with classes, and task={config.task.name} has none: use another "
             "attack, such as sign_flip, or task=images."
         )
     if said == "attack=none" or (said == f"attack={attack.name}" and attack.flips_labels):
@@ -232,14 +240,14 @@ def _check_adversaries(config: Config) -> None:
     if not algo.mixes_models:
         others = [name for name, cls in components("algorithms").items() if getattr(cls, "mixes_models", False)]
         raise ConfigError(
-            f"{said} changes models on their way to a neighbor, and algo={algo.name} sends or keeps more than models, "
-            f"or sums of them: use algo={', '.join(others[:-1])} or {others[-1]}."
+            f"{said} modifies models sent to neighbors, and algo={algo.name} sends or keeps more than plain models: "
+            f"use algo={', '.join(others[:-1])} or {others[-1]}."
         )
     if not isinstance(config.compress, NoCompression):
-        raise ConfigError(f"{said} is for models that travel as they are: leave out compress={config.compress.name}.")
+        raise ConfigError(f"{said} needs uncompressed models: leave out compress={config.compress.name}.")
     if config.communication != Communication(every=config.communication.every):
         raise ConfigError(
-            f"{said} is for models that go from neighbor to neighbor, not through machines or all workers: leave out "
+            f"{said} needs plain neighbor-to-neighbor exchange: leave out "
             f"communication.{_first_key(config.communication)}."
         )
     check(config.rounds(), {Need.whole}, f"{algo.name} {said}", topology)
@@ -249,18 +257,18 @@ def _check_going_by_itself(availability: Any, algo: str) -> None:
     """Raise ConfigError for absences of which free-running workers make nothing."""
     if not availability.in_seconds:
         raise ConfigError(
-            f"availability={availability.name} goes by steps here, and with algo={algo} workers go on by themselves: "
-            "use one in simulated seconds, such as availability=sessions."
+            f"availability={availability.name} is defined in steps, but algo={algo} is asynchronous and has no common "
+            "step: use one in simulated seconds, such as availability=sessions."
         )
     if availability.absent is not Absent.induced or availability.on_return is not OnReturn.stale:
         raise ConfigError(
-            f"algo={algo} has workers that go on by themselves, over the edges that are left and with the models that "
-            "they have: add availability.absent=induced availability.on_return=stale."
+            f"algo={algo} is asynchronous: workers use the remaining edges and return with their own models; add "
+            "availability.absent=induced availability.on_return=stale."
         )
     if availability.detection_s is not None:
         raise ConfigError(
-            f"availability.crash=true is for methods in rounds: with algo={algo} a gradient that has begun is "
-            "finished; use availability.crash=false."
+            f"availability.crash=true needs a synchronous method: algo={algo} is asynchronous and finishes every "
+            "gradient that it starts; use availability.crash=false."
         )
 
 
@@ -268,14 +276,15 @@ def _check_losses(config: Config) -> None:
     if config.network.drop_probability and config.communication != Communication(every=config.communication.every):
         raise ConfigError(
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
-            f"communication.{_first_key(config.communication)}: what machines and all workers do together is reliable."
+            f"communication.{_first_key(config.communication)}, because exchanges within machines and among all "
+            "workers are reliable: leave one of them out."
         )
     if config.network.drop_probability and not config.algo.survives_loss:
         raise ConfigError(
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
             f"algo={config.algo.name}: "
             + ("it needs every message" if config.algo.uses_topology else "an all-reduce is reliable")
-            + "; message loss is for algorithms with a rule for it, such as relaysgd or dpsgd."
+            + "; use an algorithm that tolerates message loss, such as relaysgd or dpsgd."
         )
 
 
@@ -284,22 +293,22 @@ def _check_evaluation(config: Config) -> None:
     _check_precision_of_tests(config)
     if config.evaluation.examples.isdigit() and config.task.num_examples(config) is None:
         raise ConfigError(
-            f"evaluation.examples={config.evaluation.examples} is for tasks with test examples: task="
-            f"{config.task.name} has none, leave it out."
+            f"evaluation.examples={config.evaluation.examples} needs test examples, and task={config.task.name} has "
+            "none: leave it out."
         )
     if config.evaluation.split != "global" and not config.task.has_classes:
         raise ConfigError(
-            f"evaluation.split={config.evaluation.split} is for test examples with classes, and task="
-            f"{config.task.name} has none: leave it out, or use task=images or task=text."
+            f"evaluation.split={config.evaluation.split} needs test examples with classes, and "
+            f"task={config.task.name} has none: leave it out, or use task=images or task=text."
         )
     if config.evaluation.part != "all" and not isinstance(config.task, SupervisedTask):
         raise ConfigError(
-            f"evaluation.part={config.evaluation.part} is for tasks that train a network on examples, such as "
+            f"evaluation.part={config.evaluation.part} needs a task that trains a network on examples, such as "
             f"task=images: use evaluation.part=all with task={config.task.name}."
         )
     if config.metrics and not isinstance(config.task, SupervisedTask):
         raise ConfigError(
-            f"metrics={config.metrics} is for tasks that train a network on examples, such as task=images: leave it "
+            f"metrics={config.metrics} needs a task that trains a network on examples, such as task=images: leave it "
             f"out with task={config.task.name}."
         )
     if config.early_stop.patience is None and config.early_stop != EarlyStop():
@@ -316,13 +325,13 @@ def _check_precision_of_tests(config: Config) -> None:
         return
     if not {"model", "data"} <= set(config.task.uses):
         raise ConfigError(
-            f"evaluation.precision={precision.name} is for networks that are tested on data: leave it out with task="
-            f"{config.task.name}."
+            f"evaluation.precision={precision.name} applies to networks with test data: leave it out with "
+            f"task={config.task.name}."
         )
     if config.precision is Precision.fp64:
         raise ConfigError(
-            f"evaluation.precision={precision.name} contradicts precision=fp64, with which all is in float64: leave "
-            "one of them out."
+            f"evaluation.precision={precision.name} conflicts with precision=fp64, which computes everything in "
+            "float64: leave one of them out."
         )
 
 
@@ -333,8 +342,8 @@ def _check_limits(config: Config) -> None:
     check_probes(config, several=config.processes != "1")
     if config.network.limited and isinstance(config.algo, AsynchronousAlgorithm):
         raise ConfigError(
-            f"{config.network.limited} is for methods in rounds: with algo={config.algo.name} nobody waits for "
-            "messages; leave it out, or use simulated time, such as cluster=even."
+            f"{config.network.limited} needs a synchronous method, and algo={config.algo.name} is asynchronous: leave "
+            "it out, or use simulated time, such as cluster=even."
         )
 
 
@@ -347,16 +356,15 @@ def check_probes(config: Config, several: bool) -> None:
         return
     said = "network.measure=true"
     if config.simulate is Simulate.timeline:
-        raise ConfigError(f"{said} is for runs that train, and simulate=timeline sends no messages: leave it out.")
+        raise ConfigError(f"{said} needs training, and simulate=timeline sends no messages: leave it out.")
     if isinstance(config.algo, AsynchronousAlgorithm):
         raise ConfigError(
-            f"{said} is for methods in rounds: with algo={config.algo.name} nobody decides by what links cost; leave "
-            "it out."
+            f"{said} needs a synchronous method, and algo={config.algo.name} is asynchronous: leave it out."
         )
     if not (has_clock(config) or several):
         raise ConfigError(
-            f"{said} has nothing to measure: within one process nothing crosses; use several, such as processes=4, or "
-            "simulated time, such as cluster=slow_network."
+            f"{said} has no links to measure within one process: use several, such as processes=4, or simulated time, "
+            "such as cluster=slow_network."
         )
 
 
@@ -376,22 +384,22 @@ def check_time(config: Config) -> None:
             raise ConfigError(f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even{alone}.")
     if config.availability.in_seconds and not has_clock(config):
         raise ConfigError(
-            f"availability={config.availability.name} goes by simulated seconds here, of which there are none: choose "
-            "a cluster, such as cluster=even, or an availability by steps, such as availability=persistent."
+            f"availability={config.availability.name} is defined in simulated seconds, but this run has no simulated "
+            "time: choose a cluster, such as cluster=even, or an availability in steps, such as "
+            "availability=persistent."
         )
     if config.record_operations and "model" not in config.task.uses:
         in_one = config.processes == "1" or is_virtual(config)
         if in_one or (config.processes == "auto" and config.task.useful_processes(config) == 1):
             raise ConfigError(
-                "record_operations=true is for workers that really go on by themselves: choose several processes, such "
-                "as processes=4."
+                "record_operations=true needs workers that run in parallel: use several processes, such as processes=4."
             )
     if not goes_by_itself(config):
         return
     if config.trace and (config.processes not in ("auto", "1") or under_torchrun()):
         raise ConfigError(
-            f"trace={str(config.trace).lower()} is for one process where workers go on by themselves, as those of algo="
-            f"{config.algo.name} do: leave processes= out."
+            f"trace={str(config.trace).lower()} needs a single process with asynchronous methods such as "
+            f"algo={config.algo.name}: leave processes= out."
         )
     if config.network.drop_probability:
         raise ConfigError(
@@ -400,8 +408,8 @@ def check_time(config: Config) -> None:
         )
     if not config.communication.plain:
         raise ConfigError(
-            f"communication.{_first_key(config.communication)} is for methods in rounds: with algo={config.algo.name} "
-            "workers go on by themselves; leave it out."
+            f"communication.{_first_key(config.communication)} needs a synchronous method, and "
+            f"algo={config.algo.name} is asynchronous: leave it out."
         )
 
 
@@ -415,8 +423,7 @@ def _check_cluster(config: Config, cluster: VirtualCluster, n: int) -> None:
         return
     if goes_by_itself(config) or not has_clock(config):
         raise ConfigError(
-            f"{cluster.changes} is for methods in rounds: with algo={config.algo.name} workers go on by "
-            "themselves; leave it out."
+            f"{cluster.changes} needs a synchronous method, and algo={config.algo.name} is asynchronous: leave it out."
         )
     epochs = None if config.simulate is Simulate.timeline else 1.0
     cluster.changing(n, config.seed, epochs)
@@ -429,8 +436,8 @@ def check_lengths(config: Config) -> None:
         if config.compress.by_length:
             found, use = f"algo={config.algo.name}", "use another method"
         raise ConfigError(
-            f"simulate=timeline has no gradients and knows of no layers, on which it depends what {found} sends: train "
-            f"instead, or {use}."
+            f"simulate=timeline has neither gradients nor layers, which determine what {found} sends: train instead, "
+            f"or {use}."
         )
 
 
@@ -438,24 +445,23 @@ def _check_timeline(config: Config) -> None:
     """Raise ConfigError for a timeline alone that does not say of which cluster, and of how many steps."""
     if not is_virtual(config):
         raise ConfigError(
-            "simulate=timeline works out time in a virtual cluster: choose one, such as cluster=even, and leave "
-            "processes= out."
+            "simulate=timeline needs a virtual cluster: choose one, such as cluster=even, and leave processes= out."
         )
     if config.steps is None:
-        raise ConfigError("simulate=timeline trains nothing, so that there are no epochs: give steps=, such as 400.")
+        raise ConfigError("simulate=timeline does not train, so it has no epochs: give steps=, such as 400.")
     if config.stop_after_simulated_s is not None:
         raise ConfigError(
-            f"stop_after_simulated_s={config.stop_after_simulated_s:g} is for training: simulate=timeline takes "
-            "steps=, leave it out."
+            f"stop_after_simulated_s={config.stop_after_simulated_s:g} needs training, and simulate=timeline ends "
+            "after steps=: leave it out."
         )
     if config.early_stop.patience is not None:
         raise ConfigError(
-            f"early_stop.patience={config.early_stop.patience} is for training: simulate=timeline evaluates nothing, "
-            "leave it out."
+            f"early_stop.patience={config.early_stop.patience} needs training, and simulate=timeline does not "
+            "evaluate: leave it out."
         )
     if warmup_epochs := getattr(config.compress, "warmup_epochs", 0):
         raise ConfigError(
-            f"compress.warmup_epochs={warmup_epochs:g} counts epochs, and simulate=timeline has none: leave it out."
+            f"compress.warmup_epochs={warmup_epochs:g} counts epochs, but simulate=timeline has none: leave it out."
         )
 
 
@@ -500,26 +506,26 @@ def check_compressor(algo: Algorithm, compress: Compressor) -> None:
     """Raise ConfigError if the algorithm cannot send what this compressor makes of rows."""
     if getattr(algo, "overlap_backward", False) and not compress.fills:
         raise ConfigError(
-            f"algo.overlap_backward=true cannot be used with compress={compress.name}, which looks at whole gradients: "
+            f"algo.overlap_backward=true cannot be used with compress={compress.name}, which needs whole gradients: "
             "use compress=bf16, or leave one of them out."
         )
     if compress.suits(algo.takes):
         averages = algo.takes in (AcceptedCompression.means, AcceptedCompression.senders)
         if (algo.own_residuals or not averages) and not compress.error_feedback:
-            residuals = "residuals in its own way" if algo.own_residuals else "no residuals"
+            residuals = "its own residuals" if algo.own_residuals else "no residuals"
             raise ConfigError(
-                f"compress.error_feedback=false makes no difference to algo={algo.name}, which keeps {residuals}: "
-                "leave it out."
+                f"compress.error_feedback=false has no effect on algo={algo.name}, which keeps {residuals}: leave it "
+                "out."
             )
         return
     all_of_them: dict[str, Any] = components("compression")
     others = [name for name, cls in all_of_them.items() if name != "none" and cls.suits(algo.takes)]
-    found, use = "sends rows as they are", "leave it out"
+    found, use = "sends rows uncompressed", "leave it out"
     if others:
-        found, use = "needs messages of another kind", f"use {' or '.join(others)}, or leave it out"
+        found, use = "needs a different kind of message", f"use {' or '.join(others)}, or leave it out"
     if others and algo.takes is AcceptedCompression.rows:
         sent = "relays sums of models" if Need.tree in algo.needs else "sends models"
-        found = f"{sent}, so that every coordinate needs a number in every message"
+        found = f"{sent} and needs every coordinate in every message"
     raise ConfigError(f"compress={compress.name} cannot be used with algo={algo.name}, which {found}: {use}.")
 
 
@@ -531,21 +537,21 @@ def _check_decisions(config: Config) -> None:
     said = f"compress.adapt={config.compress.adapt.name}" if compress.adapts else f"compress={compress.name}"
     if not has_clock(config) and not config.network.measure:
         raise ConfigError(
-            f"{said} decides by what links cost, which nobody says here: choose a cluster, such as "
-            "cluster=slow_network, or measure them between processes, with network.measure=true."
+            f"{said} needs the costs of links, which are unknown here: choose a cluster, such as "
+            "cluster=slow_network, or measure the links between processes with network.measure=true."
         )
     if compress.adapts and config.algo.takes is not AcceptedCompression.means:
         raise ConfigError(
-            f"{said} is for methods that average what all workers send, and algo={config.algo.name} is none: use "
+            f"{said} needs a method that averages over all workers, unlike algo={config.algo.name}: use "
             "algo=allreduce, or leave it out."
         )
     if compress.adapts and config.algo.steps_per_message > 1:
         raise ConfigError(
-            f"{said} tries out shares from one step to the next, and algo={config.algo.name} sends once in "
+            f"{said} tries shares in consecutive steps, but algo={config.algo.name} sends once every "
             f"{config.algo.steps_per_message} steps: add algo.period_steps=1, or leave it out."
         )
     if compress.adapts and config.simulate is Simulate.timeline:
-        raise ConfigError(f"{said} goes by gradients, and simulate=timeline has none: leave it out.")
+        raise ConfigError(f"{said} needs gradients, and simulate=timeline has none: leave it out.")
 
 
 def check_compressed_rounds(
@@ -559,10 +565,7 @@ def check_compressed_rounds(
     if not algo.uses_topology or Need.tree in algo.needs:
         return  # what is relayed over trees is encoded piece by piece; `check_communication` says the rest
     if communication != Communication():
-        raise ConfigError(
-            f"compress={compress.name} cannot be used with other rounds than one in every step: leave out "
-            "communication."
-        )
+        raise ConfigError(f"compress={compress.name} needs a round in every step: leave out communication.")
     check(rounds(), {Need.whole}, f"{algo.name} compress={compress.name}", topology)
 
 
@@ -572,8 +575,8 @@ def check_communication(algo: Algorithm, communication: Communication) -> None:
         return
     if not algo.uses_topology:
         raise ConfigError(
-            f"algo={algo.name} does not use the topology, so that communication.{_first_key(communication)} has no "
-            "meaning for it: leave it out."
+            f"algo={algo.name} does not use a topology, so communication.{_first_key(communication)} has no effect: "
+            "leave it out."
         )
     if algo.has_local_steps and communication == Communication(every=communication.every):
         return
@@ -583,7 +586,7 @@ def check_communication(algo: Algorithm, communication: Communication) -> None:
         if Need.tree in algo.needs:
             kind, other = "relays over the same trees", "dpsgd" if algo.has_local_steps else "relaysgd"
         raise ConfigError(
-            f"algo={algo.name} {kind} in every step, so that communication.{_first_key(communication)} cannot be "
+            f"algo={algo.name} {kind} in every step, so communication.{_first_key(communication)} cannot be "
             f"used: leave it out, or use algo={other}."
         )
 

@@ -45,7 +45,7 @@ def compose(overrides: Sequence[str], config_dir: str | None = None, made: Mappi
     found = _accepted(compose_each([overrides], config_dir, made)[0])
     words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
     if "epochs" in words and found.steps is not None and is_leader():
-        warn(f"epochs={words['epochs']} does not count beside steps={found.steps}: leave one of them out.")
+        warn(f"epochs={words['epochs']} is ignored, because steps={found.steps} is given: leave one of them out.")
     return found
 
 
@@ -147,7 +147,7 @@ def _fields(group: str, name: str, folders: Sequence[Path]) -> Any:
         return OmegaConf.structured(cls)
     except Exception as error:
         raise ConfigError(
-            f"{find.owner(cls) or name}: a field of {cls.__name__} cannot be a setting: "
+            f"{find.owner(cls) or name}: a field of {cls.__name__} has an unsupported type: "
             f"{' '.join(str(error).split())}: use numbers, texts, true or false, lists of them, or an Enum."
         ) from error
 
@@ -158,7 +158,9 @@ def explained(overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        raise ConfigError("the configuration cannot be composed: a YAML file has itself among its defaults.") from None
+        raise ConfigError(
+            "the configuration cannot be composed: a YAML file lists itself in its defaults; remove that entry."
+        ) from None
     except (OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(explain(error, overrides)) from None
 
@@ -174,8 +176,8 @@ def to_config(values: Any, made: Mapping[str, Any] | None = None) -> Config:
             setattr(config, group, made[group])
         elif isinstance(getattr(config, group), dict | list | None):
             raise ConfigError(
-                f"{group}: its YAML file does not say which component it sets: its first lines have to be "
-                "'defaults:' and '  - schema/NAME@_here_'."
+                f"{group}: its YAML file does not name its component: start it with the lines 'defaults:' and '  - "
+                "schema/NAME@_here_'."
             )
     try:
         return resolve(config)

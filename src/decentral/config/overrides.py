@@ -45,7 +45,7 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
     plain = [override.lstrip("+") for override in spelt_out(overrides, folders)]
     given = {override.partition("=")[0]: override for override in plain if not override.endswith("=null")}
     if {"lr", "lr_per_worker"} <= given.keys():
-        raise ConfigError(f"{given['lr']} is not used beside {given['lr_per_worker']}: leave one of them out.")
+        raise ConfigError(f"{given['lr']} conflicts with {given['lr_per_worker']}: leave one of them out.")
     for override in plain:
         key, _, text = override.partition("=")
         if pairs := together(override):
@@ -58,13 +58,14 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
             parsed = parsed_override(override)
         except HydraException:
             raise ConfigError(
-                f"{override} cannot be read: every setting is an argument of its own, key=value, and a value with "
-                f"special characters is {_quoted(override)}."
+                f"{override} cannot be read: write each setting as a separate argument, key=value, and quote special "
+                f"characters: {_quoted(override)}."
             ) from None
         if parsed.is_sweep_override() and not several:
             raise ConfigError(
-                f"{override} has several values: to run each of them, add -m (decentral-run -m {' '.join(overrides)}); "
-                f"a list is written in brackets, [1,2], a text with commas {_quoted(override)}."
+                f"{override} has several values: to run each of them, add -m (decentral-run -m "
+                f"{' '.join(overrides)}); write a list in brackets, [1,2], and a text with commas as "
+                f"{_quoted(override)}."
             )
         if key in CHOICES:
             simple = parsed.is_sweep_override() and parsed.is_choice_sweep() and "glob" not in text
@@ -102,7 +103,7 @@ def together(override: str) -> list[list[str]]:
         if len(values) != len(keys):
             one, other = (",".join(f"{letter}{number}" for number in range(1, len(keys) + 1)) for letter in "ab")
             raise ConfigError(
-                f"{override} does not give {len(keys)} values in each pair of parentheses: write, in quotes, "
+                f"{override} must give {len(keys)} values in each pair of parentheses: write, in quotes, "
                 f"'{head}=({one}),({other})'."
             )
         found.append([f"{key}={value}".replace("\\:", ":") for key, value in zip(keys, values, strict=True)])
@@ -115,7 +116,7 @@ def literal(text: str, interpolated: bool = True) -> str:
     Raises ConfigError for what no line holds.
     """
     if text == "???" or re.search("[\\n\\r\\0\\ud800-\\udfff]", text):
-        raise ConfigError(f"{text!r} cannot be a setting: use a text in one line of UTF-8, other than ???.")
+        raise ConfigError(f"{text!r} cannot be a value: use one line of UTF-8 text other than ???.")
     if re.fullmatch(r"[A-Za-z_/.][\w/.:-]*", text, re.ASCII) and text.lower() not in _NOT_TEXT:
         return text
     escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", text) if interpolated else text
@@ -179,7 +180,7 @@ def _check_source(said: Mapping[str, str], task: str, uses: Sequence[str] | None
             first = next(name for name, one in components(GROUPS["task"]).items() if group in getattr(one, "uses", ()))
             name = f"task={task}," if task else "the usual task, images,"
             raise ConfigError(
-                f"{group}={chosen} has no meaning with {name} which has {other}= instead: leave it out, or choose "
+                f"{group}={chosen} does not apply to {name} which uses {other}= instead: leave it out, or choose "
                 f"another task, such as task={first}."
             )
 
@@ -217,7 +218,7 @@ def read_experiment(name: str, folders: Sequence[Path]) -> tuple[dict[str, str],
 def _check_key(override: str, folders: Sequence[Path]) -> None:
     if override.startswith("~"):
         raise ConfigError(
-            f"{override}: nothing can be removed; write {override.lstrip('~').partition('=')[0]}=... instead."
+            f"{override}: settings cannot be removed; write {override.lstrip('~').partition('=')[0]}=... instead."
         )
     key, equals, value = override.partition("=")
     head, *parts = key.split(".")
@@ -228,19 +229,19 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
     if head not in (*_KEYS, "experiment"):
         raise ConfigError(f"there is no setting '{key}'.{meant(key)}")
     if parts and head not in (*GROUPS, *NODES):
-        raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
+        raise ConfigError(f"{head} is a single value without a part '{'.'.join(parts)}': write {head}=...")
     inside = _parts(head, parts[0]) if parts else []
     if len(parts) == 1 and inside and not value.startswith("{"):
         raise ConfigError(f"{key} is a group of settings: write {key}.{inside[0]}=... or {key}.{inside[1]}=...")
     if len(parts) > (2 if inside else 1):
         *path, part = parts[: 3 if inside else 2]
         whole = ".".join([head, *path])
-        raise ConfigError(f"{whole} is one value and has no part '{part}': write {whole}=...")
+        raise ConfigError(f"{whole} is a single value without a part '{part}': write {whole}=...")
     if head in NODES and not parts:
         one, other = [f"{head}.{f.name}=..." for f in dataclasses.fields(NODES[head])][:2]
         raise ConfigError(f"{head} is a group of settings: write {one} or {other}")
     if parts == ["name"] and head in GROUPS:
-        raise ConfigError(f"{override} would only change a label: choose with {head}=...")
+        raise ConfigError(f"{override} only changes a label: choose the component with {head}=...")
 
 
 _OTHER_WORDS = {
@@ -318,8 +319,8 @@ def _bare_word(word: str, folders: Sequence[Path]) -> str:
         return f"'{word}' has no value: write {word}=..., without spaces around the '='."
     for group in CHOICES:
         if word in options(group, folders):
-            return f"'{word}' is no setting: did you mean {group}={word}?"
-    return f"'{word}' is no setting: write key=value, without spaces around the '=', for example lr=0.1."
+            return f"'{word}' is not a setting: did you mean {group}={word}?"
+    return f"'{word}' is not a setting: write key=value, without spaces around the '=', for example lr=0.1."
 
 
 def _check_choice(group: str, choice: str, known: list[str]) -> None:
@@ -353,11 +354,11 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         return f"{key} has no default: give it a value, as in {key}={example}."
     if isinstance(cause, ValidationError):
         wanted = _wanted(cause)
-        return f"{override or f'{key}={cause.value}'} cannot be used{where}: {wanted or first}."
+        return f"{override or f'{key}={cause.value}'} is invalid{where}: {wanted or first}."
     source = override or next((o for o in overrides if o.partition("=")[0] == key.rpartition(".")[2]), key)
     reason = first[0].lower() + first[1:] if first.split()[0].istitle() else first
     hint = f" (text with ${{ is {_quoted(source)})" if "${" in source else ""
-    return f"{source} cannot be used{where}: {reason}{hint}."
+    return f"{source} is invalid{where}: {reason}{hint}."
 
 
 def _unknown(key: str, error: Any) -> str:
@@ -371,7 +372,7 @@ def _unknown(key: str, error: Any) -> str:
         return f"{owner} has no settings: leave {key} out, or choose another {group}= (decentral-run --help {group})."
     more = further(error.object_type.target()) if issubclass(error.object_type, Plain) else ""
     if more and not get_close_matches(name, known, n=1, cutoff=0.8):
-        return f"{owner} has no setting '{name}': what **{more} takes is written {group}.{more}={{{name}:...}}."
+        return f"{owner} has no setting '{name}': write arguments of **{more} as {group}.{more}={{{name}:...}}."
     elsewhere = places().get(name, [key])
     if key not in elsewhere and not difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"{owner} has no setting '{name}'.{meant(name)}"
@@ -388,8 +389,8 @@ def _wanted(error: Any) -> str | None:
     if hint is Any:
         return None
     if str(error.key).endswith("_per_worker"):
-        return f"it has to be a list with a number for each worker, or {SPELLINGS}"
-    wanted = f"it has to be {words(hint)}"
+        return f"use a list with one number per worker, or {SPELLINGS}"
+    wanted = f"use {words(hint)}"
     if isinstance(hint, type) and issubclass(hint, Enum):
         close = suggest(str(error.value), hint.__members__)
         return f"{wanted} (did{close[4:]})" if "Did" in close else wanted

@@ -28,7 +28,7 @@ def conf_directory() -> Path:
     for candidate in (package / "conf", package.parents[1] / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate
-    raise ConfigError(f"conf/config.yaml is neither in {package} nor in {package.parents[1]}: install decentral again.")
+    raise ConfigError(f"conf/config.yaml is neither in {package} nor in {package.parents[1]}: reinstall decentral.")
 
 
 def folders_of(config_dir: str | None) -> list[Path]:
@@ -41,13 +41,13 @@ def folders_of(config_dir: str | None) -> list[Path]:
     theirs = Path(config_dir)
     if not config_dir or not os.path.isdir(theirs):
         raise ConfigError(
-            f"--config-dir {config_dir} is not a folder: give one with folders such as experiment/ in it."
+            f"--config-dir {config_dir} is not a folder: give one that contains folders such as experiment/."
         )
     for group in ("experiment", "study", *GROUPS):
         for path in sorted((theirs / group).glob("*.yaml")):
             check_yaml(path)
             if group != "study" and (conf_directory() / group / path.name).is_file():
-                raise ConfigError(f"{path} has the name of one of ours: give it another one.")
+                raise ConfigError(f"{path} has the name of a built-in file: rename it.")
     plugins.use(theirs)
     return [conf_directory(), theirs]
 
@@ -61,14 +61,14 @@ def read_yaml(path: Path) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except Exception as error:  # YAMLError, and whatever dates, numbers and depths cause
-        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}.") from None
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The keys and values in a YAML file. Raises ConfigError."""
     values = read_yaml(path)
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} has to hold keys and values.")
+        raise ConfigError(f"{path} must contain keys with values.")
     return values
 
 
@@ -84,7 +84,7 @@ def check_yaml(path: Path) -> None:
         raise ConfigError(f"{path} is not a regular file: put a YAML file there, or remove it.")
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{path} has {path.stat().st_size:,} bytes: {_MOST_BYTES:,} is the most.")
+            raise ConfigError(f"{path} has {path.stat().st_size:,} bytes: use at most {_MOST_BYTES:,}.")
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -99,8 +99,8 @@ def check_yaml(path: Path) -> None:
         return
     if number > _MOST_VALUES:
         raise ConfigError(
-            f"{path} has {f'{number:,}' if number < 1e12 else 'endlessly many'} values once its aliases are written "
-            f"out: {_MOST_VALUES:,} is the most."
+            f"{path} has {f'{number:,}' if number < 1e12 else 'endlessly many'} values after alias expansion: use at "
+            f"most {_MOST_VALUES:,}."
         )
 
 
@@ -129,7 +129,7 @@ def build(cls: type, values: Any, where: str) -> Any:
     for field in dataclasses.fields(cls):
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and field.name not in values:
-            raise ConfigError(f"{inside}{field.name} is missing: it should be {words(hints[field.name])}.")
+            raise ConfigError(f"{inside}{field.name} is missing: give {words(hints[field.name])}.")
     converted = {key: convert(hints[key], value, f"{inside}{key}") for key, value in values.items()}
     settings.check(cls, converted, where)
     return cls(**converted)
@@ -159,7 +159,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         return value
     found = None if origin else _plain(hint, value)
     if found is None:
-        raise ConfigError(f"{where}={value!r} does not fit: it should be {words(hint)}.")
+        raise ConfigError(f"{where}={value!r} has the wrong type: use {words(hint)}.")
     return found
 
 
@@ -282,14 +282,14 @@ def component_from(group: str, values: Mapping[str, Any], trust: bool = False) -
         raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), components(package))}")
     source = sources.source(cls)
     if group in written and source is not None and source["sha256"] != written[group]["sha256"]:
-        raise ConfigError(f"{group}={name}: {source['file']} is not what it was when this was written.")
+        raise ConfigError(f"{group}={name}: {source['file']} has changed since this was written; restore it, or rerun.")
     return build(cls, own, group)
 
 
 def _not_trusted(key: str, code: str) -> ConfigError:
     return ConfigError(
-        f"{key}={code} is code that a stored file names, which is not imported unasked: give trust=True, as in "
-        "decentral.load(..., trust=True), if you trust its author."
+        f"{key}={code} is code named by a stored file, which is not imported by default: if you trust its author, "
+        "pass trust=True, as in decentral.load(..., trust=True)."
     )
 
 

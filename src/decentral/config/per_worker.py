@@ -26,16 +26,18 @@ def per_worker(key: str, given: list[Any], num_workers: int, seed: int, *, whole
     try:
         values = np.array([float("nan") if isinstance(one, bool) else float(one) for one in numbers])
     except (TypeError, ValueError):
-        raise ConfigError(f"{said} has entries that are no numbers: give one a worker, or {SPELLINGS}.") from None
+        raise ConfigError(
+            f"{said} has entries that are not numbers: give one number per worker, or {SPELLINGS}."
+        ) from None
     if not name and len(values) != num_workers:
         raise ConfigError(
-            f"{said} has {len(values)} entries, but num_workers={num_workers}: give one a worker, or {SPELLINGS}."
+            f"{said} has {len(values)} entries, but num_workers={num_workers}: give one per worker, or {SPELLINGS}."
         )
     limited = values[:1] if name == "lognormal" else values
     within = (values >= 0) & (values <= _LARGEST)
     if not within.all() or (limited <= 0).any() or (whole and (limited % 1).any()):
         kind = "whole numbers" if whole else "finite numbers"
-        raise ConfigError(f"{said} cannot be used: give {kind} above 0, one a worker, or {SPELLINGS}.")
+        raise ConfigError(f"{said} is out of range: give {kind} > 0, one per worker, or {SPELLINGS}.")
     address = seed, key, np.arange(num_workers)
     if name == "choice" and len(values):
         values = values[(uniform(*address) * len(values)).astype(np.int64)]
@@ -44,5 +46,5 @@ def per_worker(key: str, given: list[Any], num_workers: int, seed: int, *, whole
     elif name == "lognormal" and len(values) == 2:
         values = values[0] * np.exp(np.minimum(values[1] * normal(*address), np.log(_LARGEST / values[0])))
     elif name:
-        raise ConfigError(f"{said} is no distribution: use {SPELLINGS}, or give one number a worker.")
+        raise ConfigError(f"{said} is not a distribution: use {SPELLINGS}, or give one number per worker.")
     return np.maximum(1, np.rint(values)).astype(np.int64) if whole else values

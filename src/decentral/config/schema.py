@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 class EarlyStop(Settings, where="early_stop"):
     """When a run ends before its last step, because it no longer improves. Schedules go by all its steps.
 
-    patience     evaluations (evaluation.every_epochs) in a row that are not better than the best one before (null:
-                 never). The run is then done, with a last evaluation on all test examples
-    metric       which one, such as loss; by default the first, which judges the run
-    worker       of whom: worst, mean (over the workers), averaged (the averaged model)
-    min_change   by how much a better one is better, at least, in the metric's unit (accuracies: fractions of 1)
+    patience     stop after this many consecutive evaluations (evaluation.every_epochs) without improvement (null:
+                 never). The run then ends with a last evaluation on all test examples
+    metric       metric to watch, such as loss; by default the first, which judges the run
+    worker       worker to watch: worst, mean (over the workers), averaged (the averaged model)
+    min_change   smallest change that counts as an improvement, in the metric's unit (accuracies: fractions of 1)
     """
 
-    patience: int | None = setting(None, at_least=1, hint="a number of evaluations")
+    patience: int | None = setting(None, at_least=1, hint="evaluations")
     metric: str = ""
     worker: str = setting("worst", choices=("worst", "mean", "averaged"))
     min_change: float = setting(0.0, at_least=0)
@@ -118,90 +118,96 @@ class Config(Settings):
     early_stop: EarlyStop = field(default_factory=EarlyStop)
     alpha: float = setting(
         0.1,
-        help="heterogeneity of the workers' data: Dirichlet concentration, smaller is more different",
+        help="Dirichlet concentration of the workers' class distributions: smaller is more heterogeneous",
         group="partition",
         above=0,
         hint="such as 1, 0.1 or 0.01",
     )
-    lr: float = setting(0.1, help="learning rate gamma", at_least=0)
-    batch_size: int = setting(32, help="images, texts, frames, ... per worker and gradient", group="model", at_least=1)
-    accumulate: int = setting(1, help="gradients per worker and step, of which the mean is taken", older=1, at_least=1)
+    lr: float = setting(0.1, help="learning rate", at_least=0)
+    batch_size: int = setting(
+        32, help="examples (images, texts, frames, ...) per worker and gradient", group="model", at_least=1
+    )
+    accumulate: int = setting(1, help="gradients averaged per worker and step", older=1, at_least=1)
     lr_per_worker: list[Any] | None = setting(
         None,
-        help="a learning rate for each worker, instead of lr: one number a worker, or [uniform,LOW,HIGH], "
-        "[lognormal,MEDIAN,SIGMA], [choice,A,B,...], drawn from the seed",
+        help="learning rate of each worker, instead of lr: one number per worker, or drawn from the seed: "
+        "[uniform,LOW,HIGH], [lognormal,MEDIAN,SIGMA], [choice,A,B,...]",
         older=None,
     )
     batch_size_per_worker: list[Any] | None = setting(
         None,
-        help="a batch size for each worker, written as lr_per_worker; gradients take as much longer in simulated time "
-        "as they are larger than batch_size",
+        help="batch size of each worker, written like lr_per_worker; the simulated time of a gradient scales with its "
+        "batch size relative to batch_size",
         group="model",
         older=None,
     )
     steps_per_worker: list[Any] | None = setting(
         None,
-        help="local steps of each worker between two communications, written as lr_per_worker, at most "
+        help="local steps of each worker between two communications, written like lr_per_worker, at most "
         "communication.every (or algo.period_steps)",
         older=None,
     )
-    seed: int = setting(0, help="everything random follows from it", at_least=0, below=2**62)
+    seed: int = setting(0, help="seed of everything random", at_least=0, below=2**62)
     num_workers: int | None = setting(
-        None, help="n, whatever the number of processes (null: the task's, usually 16)", at_least=1
+        None,
+        help="number of workers n, independent of the number of processes (null: the task's default, usually 16)",
+        at_least=1,
     )
     epochs: float = setting(
         200.0,
         help="passes over the data (tasks without data: steps)",
         above=0,
         at_most=1e12,
-        hint="a number of passes over the data",
+        hint="passes over the data",
     )
-    steps: int | None = setting(None, help="steps, instead of epochs", at_least=1)
+    steps: int | None = setting(None, help="number of steps, instead of epochs", at_least=1)
     metrics: list[str] = setting(
         [],
-        help="recorded first, before the task's own: accuracy, f1 (mean over classes), per_class_accuracy, or "
-        "module:function, with + or - before it if larger or smaller is better; the first one decides which worker is "
-        "the worst, which models save=best keeps, and when early_stop ends the run",
+        help="metrics to record before the task's own: accuracy, f1 (mean over classes), per_class_accuracy, or "
+        "module:function, prefixed with + or - if larger or smaller is better; the first one ranks workers, and "
+        "decides save=best and early_stop",
         older=[],
         group="data",
         code="metrics",
     )
     init: str | None = setting(
-        None, help="start from the averaged model of another run: its directory, or its id in results_dir", older=None
+        None, help="start from the averaged model of another run: its directory, or its ID in results_dir", older=None
     )
     save: Save = setting(
-        Save.final, help="which models to keep in models.safetensors: final, best (by the worst worker), none"
+        Save.final,
+        help="models to keep in models.safetensors: final, best (evaluation with the best worst worker), none",
     )
     stop_after_simulated_s: float | None = setting(
         None,
-        help="in a virtual cluster: stop after the step in which so many seconds are over",
+        help="in a virtual cluster: stop after the step that reaches this simulated time, in seconds",
         older=None,
         above=0,
-        hint="a number of seconds",
+        hint="seconds",
     )
     simulate: Simulate = setting(
         Simulate.training,
-        help="timeline: only what so many steps= would take in a virtual cluster, without training",
+        help="timeline: only compute the time of steps= in a virtual cluster, without training",
         older=Simulate.training,
     )
     trace: Any = setting(
         False,
-        help="write every step's models to trace.npz: iterates [steps + 1, n, P]; state: every field of the "
-        "algorithm's state, too",
+        help="write every step's models to trace.npz: iterates [steps + 1, n, P]; state: also every field of the "
+        "algorithm's state",
     )
     record_operations: bool = setting(
-        False, help="write what each worker did and when to operations.jsonl", older=False
+        False, help="write a timeline of each worker's operations to operations.jsonl", older=False
     )
-    device: str = setting("auto", help="auto, cpu, cuda, or cuda:1 ...")
-    processes: str = setting("auto", help="how many processes share the workers: 1 to num_workers, or auto")
+    device: str = setting("auto", help="auto, cpu, cuda, or one GPU: cuda:1")
+    processes: str = setting("auto", help="number of processes that share the workers: 1 to num_workers, or auto")
     execution: str = setting(
         "auto",
-        help="how the workers of a process get their gradients: batched is for small plain models",
+        help="how a process computes its workers' gradients: batched suits small plain models",
         choices=partial(components, "gradients"),
     )
     precision: Precision = setting(
         Precision.fp32,
-        help="of training: fp32, tf32 (on GPUs), bf16, or fp64 for checks; of tests: evaluation.precision",
+        help="precision of training: fp32, tf32 (on GPUs), bf16, or fp64 for checks; of evaluation: "
+        "evaluation.precision",
         group="model",
         older=Precision.fp32,
     )
@@ -209,31 +215,34 @@ class Config(Settings):
         60.0, help="seconds between checkpoints (0: one after each evaluation)", at_least=0
     )
     restarts: int = setting(
-        3, help="how often a run of several processes goes on by itself when one is killed or hangs", at_least=0
+        3,
+        help="maximum number of automatic restarts when a process of a multi-process run is killed or hangs",
+        at_least=0,
     )
-    max_combinations: int = setting(10_000, help="how many combinations of values a sweep (-m) may have", at_least=1)
+    max_combinations: int = setting(10_000, help="maximum number of combinations in a sweep (-m)", at_least=1)
     sweeper: str = setting(
         "grid",
-        help="what a sweep (-m) does: grid, every combination; optuna, trials with values from lists and intervals, "
+        help="kind of sweep (-m): grid, every combination; optuna, trials with values from lists and intervals: "
         "lr=log(1e-3,1), interval(LOW,HIGH) or int(LOW,HIGH)",
         choices=lambda: ("grid", "optuna"),
         older="grid",
     )
-    trials: int = setting(20, help="how many runs a search has (sweeper=optuna)", older=20, at_least=1)
-    results_dir: str = setting("results", help="where runs are kept, as runs/<id>")
-    run_dir: str | None = setting(None, help="the directory of this run, instead")
-    rerun: bool = setting(False, help="carry a finished run out again, in place of what it had stored")
+    trials: int = setting(20, help="number of runs of a search (sweeper=optuna)", older=20, at_least=1)
+    results_dir: str = setting("results", help="folder of the runs, stored as runs/<id>")
+    run_dir: str | None = setting(None, help="directory of this run, instead of results_dir/runs/<id>")
+    rerun: bool = setting(False, help="repeat a finished run and replace its results")
     progress: bool = setting(True, help="show progress")
 
     def __post_init__(self) -> None:
         if self.processes != "auto" and not (self.processes.isdigit() and int(self.processes) >= 1):
             raise ConfigError(
-                f"processes={self.processes} makes no sense: give a number from 1 to num_workers, or auto."
+                f"processes={self.processes} is not a valid number of processes: use a number from 1 to num_workers, "
+                "or auto."
             )
         if self.trace not in (False, True, "state"):
             raise ConfigError(f"trace={self.trace} does not exist: use true, false or state.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise ConfigError(f"device={self.device} is unknown: use auto, cpu, cuda, or one of several: cuda:1.")
+            raise ConfigError(f"device={self.device} is unknown: use auto, cpu, cuda, or one GPU such as cuda:1.")
         empty = next((key for key in ("results_dir", "run_dir", "init") if getattr(self, key) == ""), None)
         if empty:
             raise ConfigError(f"{empty}= is empty: give a folder, for example {empty}=results.")

@@ -31,10 +31,10 @@ _QUIETLY = ("steps=12", "device=cpu", "progress=false")
 _PLAIN_SGD = (*_SMALL, "optim=sgd", "schedule=constant", "steps=30", "seed=0")
 _LONG = 700
 _MEAN, _MEAN_ELSEWHERE = "the mean is kept", "the mean is kept on an irregular graph"
-_SGD, _ALONE = "where all hear of all it is plain SGD", "one worker alone does plain SGD"
-_OPTIMUM = "it finds the optimum where all want the same"
+_SGD, _ALONE = "where every worker hears all others, it is plain SGD", "one worker alone does plain SGD"
+_OPTIMUM = "it finds the optimum where all workers share it"
 _OF_TRAINING = (_MEAN, _MEAN_ELSEWHERE, _SGD, _ALONE, _OPTIMUM)
-BREAKS_OFF = "it breaks off"
+BREAKS_OFF = "it raises an exception"
 
 
 class Found(NamedTuple):
@@ -68,14 +68,14 @@ class Checks:
             cls = type(self.base.algo)  # composes it now, which says what there is
         if not cls.in_rounds():
             raise ConfigError(
-                f"algo={self._name} has no steps that all workers take together, which is what is checked "
-                "here: try it in a virtual cluster, with decentral-run and cluster=even."
+                f"algo={self._name} is asynchronous, and only synchronous methods are checked here: try it in a "
+                "virtual cluster, with decentral-run and cluster=even."
             )
 
     def carry_out(self, name: str) -> Found:
         """Whether the algorithm has a property; an exception is a failure, in the words of its sentence."""
         if name in _OF_TRAINING and self.base.algo.needs_samples:
-            return Found(name, None, "it averages samples and trains nothing")
+            return Found(name, None, "it estimates a mean and does not train")
         try:
             return Found(name, True, self.all[name]() or "")
         except NotAsked as reason:
@@ -90,13 +90,13 @@ class Checks:
         """What is checked, in this order, and how."""
         n = self.base.num_workers
         return {
-            "models are numbers, at first the initial ones": self._numbers,
-            "the same run twice is the same": self._deterministic,
+            "models are finite and start at the initial models": self._numbers,
+            "runs are reproducible": self._deterministic,
             "1 = 2 processes": lambda: self._same(2),
             f"1 = {n} processes": lambda: self._same(n or 1),
             "bytes counted = bytes sent": self._bytes,
             "the same messages are lost with 1 and 2 processes": self._lossy,
-            "saved and loaded, it goes on bit for bit": self._resumed,
+            "a resumed run continues bit for bit": self._resumed,
             _MEAN: lambda: self._mean(self.base),
             _MEAN_ELSEWHERE: self._mean_elsewhere,
             _SGD: self._sgd,
@@ -168,8 +168,8 @@ class Checks:
         one, again = self.straight.iterates, walk(self.base, 1).iterates
         if not np.array_equal(one, again):
             raise Violation(
-                f"the same run twice differs by {np.abs(one - again).max():.2g}: something is random that does not "
-                "follow from the seed (decentral.randomness), or is remembered between runs."
+                f"two runs with the same seed differ by {np.abs(one - again).max():.2g}: randomness does not derive "
+                "from the seed (decentral.randomness), or state persists between runs."
             )
 
     def _same(self, processes: int) -> None:
@@ -203,8 +203,8 @@ class Checks:
             straight, loaded = saved_and_loaded(self.base, 6, Path(folder))
         if not np.array_equal(straight, loaded):
             raise Violation(
-                f"a run that was saved and loaded ends {np.abs(straight - loaded).max():.2g} beside the one that went "
-                "on: something that is remembered between steps is not in State."
+                f"a resumed run ends {np.abs(straight - loaded).max():.2g} away from an uninterrupted one: some state "
+                "between steps is not in State."
             )
 
     def _mean(self, config: Config) -> str:
@@ -218,7 +218,7 @@ class Checks:
             except ConfigError:
                 continue
             return self._mean(config)
-        raise NotAsked("none of those that were tried has what the algorithm needs")
+        raise NotAsked("none of the topologies tried satisfies the algorithm's requirements")
 
     def _sgd(self) -> str:
         settings = self._as_sgd()
@@ -229,7 +229,7 @@ class Checks:
                 continue
             self._compare(config, f"on topology={topology}")
             return " ".join([f"topology={topology}", *settings])
-        raise NotAsked("there is no such topology with what the algorithm needs")
+        raise NotAsked("no such topology satisfies the algorithm's requirements")
 
     def _alone(self) -> str:
         settings = [] if self.base.algo.as_sgd is None else self._as_sgd()
@@ -265,7 +265,7 @@ class Checks:
                 f"where all workers have the same optimum, the worst is still {apart[0]:.2g} away from it after "
                 f"{_LONG} steps (at first 1)."
             )
-        where = "at the optimum: exact" if apart[1] < 1e-6 else f"{apart[1]:.2g} beside it: biased"
+        where = "at the optimum: exact" if apart[1] < 1e-6 else f"{apart[1]:.2g} away from it: biased"
         return f"where they differ, the worst worker ends {where}"
 
 
@@ -273,7 +273,7 @@ def _finite(walk: Walk) -> None:
     """The models are numbers."""
     wrong = ~np.isfinite(walk.iterates).all(axis=(1, 2))
     if wrong.any():
-        raise Violation(f"after step {int(np.argmax(wrong))} a model is infinite or not a number.")
+        raise Violation(f"after step {int(np.argmax(wrong))} a model is not finite.")
 
 
 def _last_wins(words: Sequence[str]) -> list[str]:

@@ -158,8 +158,8 @@ def same(one: Walk, many: Walk, processes: int, tolerance: float = 1e-12) -> Non
         step = int(np.argmax(~(error <= tolerance * scale)))
         raise Violation(
             f"with {processes} processes the models differ from those with one by {error[step]:.2g} after step {step} "
-            f"(models are up to {scale:.2g}, rounding would be {tolerance * scale:.2g}): something is computed of the "
-            "workers of one process that should go through the network, or depends on which process it is in."
+            f"(models are up to {scale:.2g}, rounding is up to {tolerance * scale:.2g}): a computation over one "
+            "process's workers bypasses the network, or depends on the process."
         )
     for what in ("bytes_sent", "messages_sent"):
         ours, theirs = getattr(one, what), getattr(many, what)
@@ -179,8 +179,8 @@ def mean_kept(config: Config) -> None:
             moved = float((still.models - x0).abs().max())
             if not moved <= 1e-12:
                 raise Violation(
-                    f"the mean of the models is not kept: although all workers agree and all gradients are zero, step "
-                    f"{t} moves the models by {moved:.2g} (weights that do not sum to one?)."
+                    "the mean of the models is not preserved: although all workers agree and all gradients are zero, "
+                    f"step {t} moves the models by {moved:.2g} (do the weights sum to one?)."
                 )
         moving = simulated(config, x0.repeat(n, 1), Impulses(torch.eye(n, dtype=torch.float64)))
         for _ in range(_AGREE_STEPS):
@@ -191,18 +191,18 @@ def mean_kept(config: Config) -> None:
         apart = float((moving.models - mean).abs().max())
         if not apart <= 1e-6:
             raise Violation(
-                f"the workers do not come to agree: {_AGREE_STEPS} steps after the last gradient their models still "
+                f"the workers do not reach consensus: {_AGREE_STEPS} steps after the last gradient their models still "
                 f"differ by {apart:.2g}."
             )
         counted = (x0 - mean) * n  # what worker i's update has come to count, times n
     low, high = int(counted.argmin()), int(counted.argmax())
     if not float(counted[high] - counted[low]) <= 1e-6:
         raise Violation(
-            f"the mean of the models is not kept: an update of worker {high} ends up in it {float(counted[high]):.4g} "
-            f"times, one of worker {low} {float(counted[low]):.4g} times, although every worker should count once."
+            f"the mean of the models is not preserved: an update of worker {high} counts {float(counted[high]):.4g} "
+            f"times, one of worker {low} {float(counted[low]):.4g} times, instead of once each."
         )
     if not float(counted.min()) > 1e-6:
-        raise Violation("updates of the workers are lost: they do not end up in the models.")
+        raise Violation("updates of the workers are lost: they do not reach the models.")
 
 
 def plain_sgd(n: int, zeta2: float, number: int, optimizer: object, dimension: int = 6) -> np.ndarray:
@@ -228,5 +228,5 @@ def as_sgd(walk: Walk, reference: np.ndarray, where: str) -> None:
         step = int(np.argmax(~(error <= 1e-12)))
         raise Violation(
             f"{where} the models differ from those of plain SGD on the mean gradient by {error[step]:.2g} after step "
-            f"{step}: say in as_sgd with which settings they are the same (None: with none)."
+            f"{step}: set as_sgd to the settings with which they are equal (None: none)."
         )

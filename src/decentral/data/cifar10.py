@@ -63,8 +63,8 @@ def check_place(path: str) -> None:
     if there and not is_tree(path):
         lacks = "test" if "train" in there else "train"
         raise ConfigError(
-            f"data.path={path} is half a tree of images: it has {there[0]}/ and no {lacks}/, with a folder for each "
-            "class in it. Copy what is missing, or give the folder that holds cifar-10-batches-py."
+            f"data.path={path} has {there[0]}/ but no {lacks}/ with one folder per class: copy the missing folder, or "
+            "give the folder that holds cifar-10-batches-py."
         )
 
 
@@ -80,14 +80,14 @@ def _kind(path: str, _digest: str) -> str:
         one = min(different)
         odd = f"there is no class folder {one}/" if one in CLASSES else f"it has a class folder {one}/"
         raise ConfigError(
-            f"data.path={path} is no CIFAR-10, whose classes are {', '.join(CLASSES)}: {odd} ({len(different)} such "
-            "differences): use data=imagefolder for images of your own."
+            f"data.path={path} is not CIFAR-10, whose classes are {', '.join(CLASSES)}: {odd} ({len(different)} "
+            "differences in all); use data=imagefolder for your own images."
         )
     for split, root in (("train", tree.train), ("test", tree.test)):
         if (found := tree.count(root)) != COUNTS[split]:
             raise ConfigError(
-                f"data.path={path} is no CIFAR-10: {root.name}/ has {found} images, not {COUNTS[split]}: use "
-                "data=imagefolder for images of your own."
+                f"data.path={path} is not CIFAR-10: {root.name}/ has {found} images instead of {COUNTS[split]}; use "
+                "data=imagefolder for your own images."
             )
     kinds = {Path(file).suffix.lower().lstrip(".").replace("jpeg", "jpg") for file in tree.files(tree.test)[0]}
     return "JPEG" if "jpg" in kinds else " and ".join(sorted(kinds)).upper()
@@ -96,13 +96,13 @@ def _kind(path: str, _digest: str) -> str:
 def digest_of_arrays(path: str) -> str:
     """A digest of an .npz file's contents, by the checksums in it. Raises ConfigError if it is none."""
     if not at_home(path).is_file():
-        raise ConfigError(f"data.path={path} is not a regular file: give an .npz file that is there.")
+        raise ConfigError(f"data.path={path} is not a regular file: give an existing .npz file.")
     try:
         with zipfile.ZipFile(at_home(path)) as file:
             members = sorted((one.filename, one.file_size, one.CRC) for one in file.infolist())
     except (OSError, zipfile.BadZipFile) as error:
         raise ConfigError(
-            f"data.path={path} cannot be read as an .npz file ({error}): give one that numpy saved."
+            f"data.path={path} cannot be read as an .npz file ({error}): give one saved by numpy."
         ) from error
     return hashlib.sha256(repr(members).encode()).hexdigest()[:16]
 
@@ -128,13 +128,13 @@ def from_arrays(path: str) -> Path:
                 images = images.transpose(0, 3, 1, 2)
             if images.dtype != np.uint8 or images.shape != (count, 3, _SIZE, _SIZE):
                 raise ConfigError(
-                    f"data.path={path}: {split}_images is {images.dtype} {list(images.shape)}, not bytes of "
+                    f"data.path={path}: {split}_images is {images.dtype} {list(images.shape)}: use uint8 of shape "
                     f"[{count}, 32, 32, 3]."
                 )
             if labels.dtype.kind not in "iu" or len(labels) != count or {*np.unique(labels)} != {*range(len(CLASSES))}:
                 raise ConfigError(
-                    f"data.path={path}: {split}_labels are not {count} numbers of classes from 0 to 9, all of which "
-                    "occur."
+                    f"data.path={path}: {split}_labels are invalid: give {count} class numbers from 0 to 9, with "
+                    "every class present."
                 )
             np.save(folder / f"{split}_images.npy", np.ascontiguousarray(images))
             np.save(folder / f"{split}_labels.npy", labels.astype(np.int64))
@@ -245,13 +245,13 @@ class Cifar10(AugmentedImages):
         path = at_home(self.path)
         if (path / "data_batch_1").is_file():
             raise ConfigError(
-                f"data.path={self.path} is the folder of CIFAR-10's files itself: give the one that it lies in, "
-                f"data.path={path.absolute().parent}, where it has to be called {_FOLDER}."
+                f"data.path={self.path} is the folder of CIFAR-10's files itself: name it {_FOLDER}, and give its "
+                f"parent, data.path={path.absolute().parent}."
             )
         if self.download is False and not (path / _FOLDER).is_dir():
             raise ConfigError(
-                f"data.download=false, and there is no {_FOLDER} in data.path={self.path}: set data.path to a folder "
-                "that holds it, or leave data.download out where there is a network."
+                f"data.download=false, but data.path={self.path} has no {_FOLDER}: set data.path to a folder that "
+                "contains it, or leave data.download out to download it."
             )
 
     def _download(self, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -268,13 +268,13 @@ class Cifar10(AugmentedImages):
             reason = " ".join(str(error).split())
             if is_there and not self.download:
                 raise ConfigError(
-                    f"data.path={self.path} holds a damaged or incomplete {_FOLDER} ({reason}): copy it anew, or set "
-                    "data.download=true where there is a network, which downloads all of it again."
+                    f"data.path={self.path} contains a damaged or incomplete {_FOLDER} ({reason}): copy it again, or "
+                    "set data.download=true to download it again."
                 ) from error
             raise ConfigError(
                 f"CIFAR-10 is not in data.path={self.path} and could not be downloaded ({reason}): run once on a "
-                "machine with a network, set data.path to a folder that holds cifar-10-batches-py, or images in "
-                "train/<class>/ and test/<class>/, or use data=imagefolder for images of your own."
+                "machine with a network, set data.path to a folder that contains cifar-10-batches-py, or images in "
+                "train/<class>/ and test/<class>/, or use data=imagefolder for your own images."
             ) from error
         finally:
             socket.setdefaulttimeout(timeout_s)

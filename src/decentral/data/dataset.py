@@ -91,8 +91,8 @@ PADDING = 0
 class TokenData(DataDescription):
     """Sequences of tokens, whole numbers below `vocabulary`: [size, L] int64, filled up at the end with `PADDING`.
 
-    vocabulary    how many tokens there are, with `PADDING`
-    longest       tokens in a sequence at most
+    vocabulary    number of tokens, with `PADDING`
+    longest       maximum number of tokens in a sequence
     usual         tokens in a sequence, about; infinity where that is not known
     """
 
@@ -194,7 +194,7 @@ class AugmentedImages(DataSet):
     """Images that are changed at random when they are trained on: a field `augment` says how.
 
     augment    none, crop_flip, autoaugment (torchvision's, after crop_flip), or module:transform, such as a class of
-               torchvision.transforms.v2: bytes [C, H, W] -> the same
+               torchvision.transforms.v2, that maps uint8 [C, H, W] to the same
     """
 
     augment: Any
@@ -311,6 +311,6 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
     except OSError as error:
         raise ConfigError(
             f"The prepared data cannot be written to {folder} ({error.strerror or error}): set the environment "
-            "variable DECENTRAL_CACHE to a folder with room for it."
+            "variable DECENTRAL_CACHE to a folder with enough space."
         ) from error
     return folder

@@ -20,7 +20,7 @@ def open_image(file: Path) -> Image:
             if image.mode.startswith("I;16"):  # converting would clip the 16 bits, not scale them
                 return image.point(lambda value: value / 256).convert("L").convert("RGB")
             if image.mode in ("I", "F"):
-                raise ValueError(f"images of mode {image.mode} have no defined range")
+                raise ValueError(f"images of mode {image.mode} have no defined range of values")
             return image.convert("RGB")
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error ... for broken files
         raise ConfigError(f"data.path: the image {file} cannot be decoded ({error}): replace or delete it.") from error

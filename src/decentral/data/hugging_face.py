@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class HuggingFace(PlainData):
     """A data set of the library datasets: images (or vectors) with labels, or texts with labels.
 
-    config      the `name` of one of several configurations of the data set, as glue has them
-    train       the split that is trained on
-    test        the split that is tested on
-    image       the column of the inputs: images, which become [C, H, W] from 0 to 1, or lists of numbers
-    text        the columns of the text instead, as in [sentence]; several are put one after the other
-    label       the column of the class, a whole number from 0
-    image_size  cut images to a square of so many pixels, after resizing the shorter side to it
+    config      `name` of one of the data set's configurations, such as those of glue
+    train       training split
+    test        test split
+    image       column of the inputs: images, converted to [C, H, W] from 0 to 1, or lists of numbers
+    text        columns of the text instead, as in [sentence]; several are concatenated
+    label       column of the class, a whole number >= 0
+    image_size  resize the shorter side of images to this many pixels, and crop them to a square
     tokens, tokenizer, vocabulary, longest    of texts, as for data=textfolder
-    cache_dir   where the library keeps what it has downloaded
+    cache_dir   the library's download folder
     """
 
     config: str | None = None
@@ -64,13 +64,15 @@ class HuggingFace(PlainData):
         for split in (self.train, self.test):
             if not isinstance(found, dict) or split not in found:
                 has = f"the splits {', '.join(map(str, found))}" if isinstance(found, dict) else "no splits"
-                raise ConfigError(f"data={self.name} has {has}, not {split}: choose with data.train= and data.test=.")
+                raise ConfigError(
+                    f"data={self.name} has {has}, not {split}: select splits with data.train= and data.test=."
+                )
             names = list(getattr(found[split], "column_names", None) or ())
             for column in columns:
                 if column not in names:
                     raise ConfigError(
-                        f"data={self.name} has no column {column} in {split}, but {', '.join(names)}: choose with "
-                        "data.image= (or data.text=) and data.label=."
+                        f"data={self.name} has no column {column} in {split}, but {', '.join(names)}: select columns "
+                        "with data.image= (or data.text=) and data.label=."
                     )
         return tuple(found[split] if self.text else Rows(found[split], self) for split in (self.train, self.test))
 

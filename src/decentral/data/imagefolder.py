@@ -89,7 +89,7 @@ def _class(split: Path, name: str) -> _Class:
         for each, files, others in walked(str(folder)):
             found[each] = files
             if odd := next((other for other in others if other.lower().endswith(EXTENSIONS)), None):
-                raise ConfigError(f"data.path: {each}/{odd} is not a regular file: remove it, or give it another name.")
+                raise ConfigError(f"data.path: {each}/{odd} is not a regular file: remove or rename it.")
         folders = {each: _state(each, seen_ns) for each in found}
         files = [f"{each}/{file}"[len(f"{split}/") :] for each in sorted(found) for file in sorted(found[each])]
         images = [file for file in files if file.lower().endswith(EXTENSIONS) and "/." not in f"/{file}"]
@@ -145,7 +145,8 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
         where = train if different[0] in classes else test
         raise ConfigError(
             f"data.path={path}: the class folders of {train.name}/ and {test.name}/ differ, for example "
-            f"'{different[0]}' is only in {where.name}/ ({len(different)} in all): both need the same ones."
+            f"'{different[0]}' is only in {where.name}/ ({len(different)} differences in all): use the same folders "
+            "in both."
         )
     return Tree(train, test, classes)
 
@@ -186,7 +187,7 @@ def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, i
         if exactly and image.size != (image_size, image_size):
             raise ConfigError(
                 f"data.path: the image {root / name} has {image.width} x {image.height} pixels, not {image_size} x "
-                f"{image_size}: replace it, or use data=imagefolder for images of your own."
+                f"{image_size}: replace it, or use data=imagefolder for your own images."
             )
         images.append(np.asarray(resize_and_crop(image, image_size, image_size)))
     with open(array_file, "r+b") as out:  # writing, unlike a memory map, reports a full disk as an error

@@ -71,9 +71,9 @@ class PlainData(Plain, DataSet):
         train, test = (set(look.labels.tolist()) for look in sets.looks)
         if lacking := sorted(test - train):
             labels = ", ".join(map(str, lacking[:_MOST_NAMED])) + ", ..." * (len(lacking) > _MOST_NAMED)
-            found.append(f"data={self.name}: no training example has the label {labels}, which test examples have")
+            found.append(f"data={self.name}: labels {labels} occur in test examples, but not in training examples")
         if first := sets.description.first_class:
-            found.append(f"data={self.name}: the smallest label is {first}, but labels count from 0: subtract {first}")
+            found.append(f"data={self.name}: the smallest label is {first}: labels start from 0; subtract {first}")
         return tuple(found)
 
     def called(self) -> Any:
@@ -96,17 +96,15 @@ class PlainData(Plain, DataSet):
         with blame.named(), _one_at_a_time(), seeded(0, "make data"):
             made = self.called()
         if not isinstance(made, tuple | list) or len(made) != 2:
-            raise ConfigError(
-                f"data={self.name} has to return two data sets, (train, test), not a {type(made).__name__}."
-            )
+            raise ConfigError(f"data={self.name} returns a {type(made).__name__}: return two data sets, (train, test).")
         for split, data in zip(_SPLITS, made, strict=True):
             if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
                 raise ConfigError(
-                    f"data={self.name}: the {split} data have to be a map-style data set, with len() and [index], not "
-                    f"a {type(data).__name__}."
+                    f"data={self.name}: the {split} data are of type {type(data).__name__}: give a map-style data "
+                    "set, with len() and [index]."
                 )
             if not _length(data, f"data={self.name}: the {split} data"):
-                raise ConfigError(f"data={self.name}: there are no {split} data.")
+                raise ConfigError(f"data={self.name}: the {split} data are empty: give at least one example.")
         with blame.named():
             looks = [
                 look_at(data, f"data={self.name} ({split})", self.whole)
@@ -119,7 +117,7 @@ class PlainData(Plain, DataSet):
         shape, largest, known = looks[0].shape, int(max(look.labels.max() for look in looks)), sum(map(len, made))
         if largest > _MOST_CLASSES and largest > known:
             raise ConfigError(
-                f"data={self.name}: a label is {largest:,} in only {known:,} examples: labels count from 0, as 0, 1, 2."
+                f"data={self.name}: a label is {largest:,}, with only {known:,} examples: number labels 0, 1, 2, ..."
             )
         classes = (getattr(made[0], "classes", None) or ()) if looks[0].agrees else ()
         kind: Any = ImageData if len(shape) == 3 else LabelledData

@@ -147,7 +147,7 @@ SPECIAL = {PAD: "<pad>", BEGIN: "<s>", END: "</s>"}
 """Tokens that are no parts of words: number -> how they are called in the tokenizer's file."""
 LEAST = 256 + len(SPECIAL)
 """Tokens of a vocabulary of bytes."""
-_INSTALL = "pip install 'decentral[translation]', or use data=synthetic_translation, which needs nothing"
+_INSTALL = "pip install 'decentral[translation]', or use data=synthetic_translation, which needs no package"
 
 
 def trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -180,12 +180,12 @@ def opened(path: str | Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(at_home(path)))
     except Exception as error:  # the library raises nothing more special
         raise ConfigError(
-            f"data.tokenizer={path} is no tokenizer ({error}): give a file that the tokenizers library has saved, with "
-            "tokenizer.save(...)."
+            f"data.tokenizer={path} is not a tokenizer ({error}): give a file saved by tokenizer.save(...) of the "
+            "tokenizers library."
         ) from None
     if any(tokenizer.token_to_id(token) != number for number, token in SPECIAL.items()):
         raise ConfigError(
-            f"data.tokenizer={path} has to have {', '.join(f'{t} as token {n}' for n, t in SPECIAL.items())}: train it "
+            f"data.tokenizer={path} must have {', '.join(f'{t} as token {n}' for n, t in SPECIAL.items())}: train it "
             f"with special_tokens={[SPECIAL[each] for each in sorted(SPECIAL)]}."
         )
     return tokenizer
@@ -218,14 +218,14 @@ class Parallel(DataSet):
     one vocabulary for both languages (byte-pair encoding, trained on the training sentences once and kept in the
     cache). Training sentences of more than `longest` tokens are left out; test sentences are cut there.
 
-    path         the folder
-    source       what the names of files of the language end with that is translated
-    target       and of that into which it is translated
+    path         folder of the data
+    source       file extension of the source language
+    target       file extension of the target language
     train, test  what they begin with: train.en
-    vocab_size   tokens, the three included that fill up, begin and end
-    tokenizer    a file of the tokenizers library, instead of one that is trained
-    longest      tokens in a sentence
-    skip_empty   leave out pairs of which a line is empty, which are refused otherwise
+    vocab_size   number of tokens, including the three for padding, begin and end
+    tokenizer    a file of the tokenizers library, instead of training a tokenizer
+    longest      maximum number of tokens in a sentence
+    skip_empty   skip pairs with an empty line, instead of refusing them
     """
 
     name: str = "parallel"
@@ -234,14 +234,16 @@ class Parallel(DataSet):
     target: str = "de"
     train: str = "train"
     test: str = "test"
-    vocab_size: int = setting(8000, at_least=LEAST, hint="the bytes and three tokens that are no parts of words")
+    vocab_size: int = setting(8000, at_least=LEAST, hint="bytes plus three special tokens")
     tokenizer: str | None = field(default=None, metadata={"content": True})
     longest: int = setting(100, at_least=1)
     skip_empty: bool = False
 
     def __post_init__(self) -> None:
         if self.source == self.target:
-            raise ConfigError(f"data.source={self.source} and data.target={self.target} are the same language.")
+            raise ConfigError(
+                f"data.source={self.source} and data.target={self.target} are the same: use two languages."
+            )
 
     def files_digest(self) -> str:
         """Of the files that are read, and of no others beside them."""
@@ -298,12 +300,12 @@ class Parallel(DataSet):
         """Of each split, the source's and the target's."""
         if self.path is None:
             raise ConfigError(
-                f"data={self.name} needs data.path=FOLDER, with {self.train}.{self.source}, "
-                f"{self.train}.{self.target}, {self.test}.{self.source} and {self.test}.{self.target} in it (or .gz)."
+                f"data={self.name} needs data.path=FOLDER that contains {self.train}.{self.source}, "
+                f"{self.train}.{self.target}, {self.test}.{self.source} and {self.test}.{self.target} (or .gz)."
             )
         folder = at_home(self.path)
         if not folder.is_dir():
-            raise ConfigError(f"data.path={self.path} is no folder (looked for {folder.absolute()}).")
+            raise ConfigError(f"data.path={self.path} is not a folder (looked for {folder.absolute()}).")
         ends, names = (self.source, self.target), {"train": self.train, "test": self.test}
         found = {split: [find(folder, f"{names[split]}.{end}", "data.path") for end in ends] for split in _SPLITS}
         return {split: (paths[0], paths[1]) for split, paths in found.items()}
@@ -321,10 +323,10 @@ class Parallel(DataSet):
             short = [all(len(side[i]) <= self.longest for side in sides) for i in range(len(sides[0]))]
             if split == "train":
                 sides = [list(compress(side, short)) for side in sides]
-                told = f"{short.count(False):,} training sentences of more than {self.longest} tokens are left out"
+                told = f"{short.count(False):,} training sentences of more than {self.longest} tokens are skipped"
             else:
                 sides = [[one[: self.longest] for one in side] for side in sides]
-                told = f"{short.count(False):,} test sentences are cut after {self.longest} tokens"
+                told = f"{short.count(False):,} test sentences are truncated to {self.longest} tokens"
             notes += [told] if not all(short) else []
             if not sides[0]:
                 raise ConfigError(
@@ -343,11 +345,11 @@ class Parallel(DataSet):
         if sources != targets:
             (longer, more), (shorter, fewer) = sorted(((source, sources), (target, targets)), key=lambda one: -one[1])
             raise ConfigError(
-                f"{self._where}: {longer} has {more:,} lines and {shorter} has {fewer:,}, so that line {fewer + 1:,} "
-                "of the first has no translation: line i of one has to be the translation of line i of the other."
+                f"{self._where}: {longer} has {more:,} lines and {shorter} has {fewer:,}, so line {fewer + 1:,} of "
+                "the first has no translation: align the files line by line."
             )
         if not sources:
-            raise ConfigError(f"{self._where}: {source} is empty: it has to have a sentence in each line.")
+            raise ConfigError(f"{self._where}: {source} is empty: give one sentence per line.")
         return sources
 
     def _read(self, source: Path, target: Path) -> tuple[list[str], list[str]]:
@@ -358,8 +360,8 @@ class Parallel(DataSet):
         if not all(whole) and not self.skip_empty:
             i = whole.index(False)
             raise ConfigError(
-                f"{self._where}: {target if sides[0][i] else source}, line {i + 1} is empty: take this line out of "
-                "both files, or leave such pairs out with data.skip_empty=true."
+                f"{self._where}: {target if sides[0][i] else source}, line {i + 1} is empty: remove this line from "
+                "both files, or skip such pairs with data.skip_empty=true."
             )
         source_lines, target_lines = (list(compress(side, whole)) for side in sides)
         return source_lines, target_lines

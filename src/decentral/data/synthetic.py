@@ -64,8 +64,8 @@ class SyntheticText(DataSet):
     num_train          texts for training
     num_test           texts for testing
     words              words in the vocabulary
-    topic              the share of words that tell the class: the smaller, the harder
-    longest            words in a text at most
+    topic              share of words that depend on the class: smaller is harder
+    longest            maximum number of words in a text
     """
 
     name: str = "synthetic_text"
@@ -132,11 +132,11 @@ class SyntheticTranslation(DataSet):
     as unequal as real ones. Each of its words is one of `words`, all as likely. Which sentences there are does not
     depend on the run's seed.
 
-    rule           reverse: the translation is the sentence backwards; copy: as it is
-    words          of the language: tokens, but for the three that fill up, begin and end
-    median_length  of the lengths, in words
-    length_sigma   standard deviation of their logarithm
-    longest        no sentence has more words
+    rule           reverse: the translation is the reversed sentence; copy: it is the same sentence
+    words          words of the language: tokens without the three for padding, begin and end
+    median_length  median length of sentences, in words
+    length_sigma   standard deviation of the logarithm of the length
+    longest        maximum number of words in a sentence
     """
 
     name: str = "synthetic_translation"
@@ -181,7 +181,7 @@ class SyntheticTranslation(DataSet):
         if unknown:
             raise ConfigError(
                 f"'{unknown[0]}' is not a word of data={self.name}: use {self._text([_FIRST])} to "
-                f"{self._text([_FIRST + self.words - 1])}, with blanks between them."
+                f"{self._text([_FIRST + self.words - 1])}, separated by spaces."
             )
         return [numbers[word] for word in text.split()]
 

@@ -76,7 +76,7 @@ class TextFiles(DataSet):
         """Trains the tokenizer on the training texts, and cuts all of them into tokens."""
         file = None if self.tokenizer is None else at_home(self.tokenizer)
         if file is not None and not file.is_file():
-            raise ConfigError(f"data.tokenizer={self.tokenizer} is no file: give a tokenizer.json, or leave it out.")
+            raise ConfigError(f"data.tokenizer={self.tokenizer} is not a file: give a tokenizer.json, or leave it out.")
         if file is not None or self.tokens is TextTokens.bpe:
             check_library(f"data={self.name} with data.tokens=bpe")
         words = f"texts-3 {self!r} {self.files_digest()} {file_digest(file) if file else ''}"
@@ -100,8 +100,8 @@ class TextFiles(DataSet):
         vocabulary = self.vocabulary if isinstance(encoder, Symbols) else encoder.vocabulary
         if self.tokenizer is None and vocabulary > self.vocabulary:
             raise ConfigError(
-                f"data.vocabulary={self.vocabulary} is too small for these texts, whose characters alone are "
-                f"{vocabulary} tokens with padding and unknown: use that or more."
+                f"data.vocabulary={self.vocabulary} is too small for these texts, whose characters, padding and "
+                f"unknown are {vocabulary} tokens: use at least that."
             )
         encoder.save(folder / FILE)
         facts = {"num_classes": num_classes, "vocabulary": vocabulary if self.tokenizer else self.vocabulary}
@@ -112,12 +112,12 @@ class TextFiles(DataSet):
                 if self.tokenizer is None:
                     raise
                 raise ConfigError(
-                    f"data.tokenizer={self.tokenizer} cannot cut these texts ({error}): give one that has a token for "
-                    "what it does not know."
+                    f"data.tokenizer={self.tokenizer} cannot tokenize these texts ({error}): give one with a token "
+                    "for unknown words."
                 ) from None
             for where, tokens in zip(part.places, encoded, strict=True):
                 if not tokens:
-                    raise ConfigError(f"data.path: {where}: there is no text: remove the line, or write something.")
+                    raise ConfigError(f"data.path: {where}: the text is empty: remove the line, or add text.")
             save_ragged(folder, name, [tokens[: self.longest] for tokens in encoded])
             np.save(folder / f"{name}_labels.npy", np.array(part.labels, dtype=np.int64))
             facts[f"num_{name}"] = len(part.texts)
@@ -139,12 +139,12 @@ class TextFolder(TextFiles):
     """Your own texts with labels: `path`/train.csv and test.csv with a header, or train.jsonl and test.jsonl; UTF-8.
 
     path         the folder
-    text         the columns (keys of JSON objects) of the text; several are put one after the other
-    label        the column of the class: the classes are what occurs there in the training texts, sorted
+    text         columns (keys of JSON objects) of the text; several are concatenated
+    label        column of the class; the classes are the sorted labels of the training texts
     tokens       bpe or words, trained on the training texts
     tokenizer    a tokenizer.json instead, of the library tokenizers
-    vocabulary   tokens at most, with padding and unknown
-    longest      what is longer is cut, in tokens
+    vocabulary   maximum number of tokens, with padding and unknown
+    longest      maximum length in tokens; longer texts are truncated
     """
 
     name: str = "textfolder"
@@ -155,11 +155,11 @@ class TextFolder(TextFiles):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.text:
-            raise ConfigError("data.text=[] names no column: give those of the text, such as data.text=[text].")
+            raise ConfigError("data.text=[] names no column: give the text columns, such as data.text=[text].")
         if len({*self.text, self.label}) <= len(self.text):
             raise ConfigError(
-                f"data.text=[{','.join(self.text)}] and data.label={self.label} name a column twice: the text and the "
-                "class have to be in columns of their own."
+                f"data.text=[{','.join(self.text)}] and data.label={self.label} share a column: use separate columns "
+                "for text and class."
             )
 
     def files(self) -> list[Path]:
@@ -202,9 +202,9 @@ class TextFolder(TextFiles):
     def _rows(self, file: Path) -> list[Row]:
         rows = list(read_rows(file, [*self.text, self.label]))
         if not rows:
-            raise ConfigError(f"data.path: {file} has no texts: it needs a row for each.")
+            raise ConfigError(f"data.path: {file} has no texts: add one row per text.")
         if empty := next((row for row in rows if not row.values[-1].strip()), None):
-            raise ConfigError(f"data.path: {empty.where}: '{self.label}' is empty: name a class, or remove the line.")
+            raise ConfigError(f"data.path: {empty.where}: '{self.label}' is empty: give a class, or remove the line.")
         return rows
 
 
@@ -221,12 +221,12 @@ class AGNews(TextFiles):
     classes are 1 to 4, and there is no header.
 
     path         the folder of the files
-    from_test    so many texts of test.csv are for training and the others for testing, where there is no train.csv:
-                 drawn class by class, once and for all (null: train.csv is for training)
+    from_test    without train.csv: number of texts of test.csv for training, the others being for testing, in a fixed
+                 draw class by class (null: train.csv is for training)
     tokens       bpe or words, trained on the training texts
     tokenizer    a tokenizer.json instead, of the library tokenizers
-    vocabulary   tokens at most, with padding and unknown
-    longest      what is longer is cut, in tokens
+    vocabulary   maximum number of tokens, with padding and unknown
+    longest      maximum length in tokens; longer texts are truncated
     """
 
     name: str = "agnews"
@@ -263,9 +263,7 @@ def _news(file: Path) -> Part:
         raise ConfigError(f"data.path: {file} is empty.")
     for row in rows:
         if row.values[0].strip() not in ("1", "2", "3", "4"):
-            raise ConfigError(
-                f"data.path: {row.where}: '{row.values[0]}' is no class of AG News: they are 1, 2, 3 and 4."
-            )
+            raise ConfigError(f"data.path: {row.where}: '{row.values[0]}' is not a class of AG News: use 1, 2, 3 or 4.")
     texts = [f"{row.values[1]} {row.values[2]}".replace("\\", " ") for row in rows]
     return Part(texts, [int(row.values[0]) - 1 for row in rows], [row.where for row in rows])
 
@@ -275,7 +273,7 @@ def _split(part: Part, num_train: int) -> tuple[Part, Part]:
     labels = np.array(part.labels)
     if num_train >= len(labels):
         raise ConfigError(
-            f"data.from_test={num_train} leaves none of the {len(labels)} texts for testing: use a smaller number."
+            f"data.from_test={num_train} uses all {len(labels)} texts for training: use a smaller number."
         )
     order = np.empty(len(labels))
     for label in range(_CLASSES):  # places between 0 and 1 in each class, so that all are cut at the same share

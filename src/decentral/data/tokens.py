@@ -31,8 +31,8 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 class TextTokens(Enum):
     """What a text to be classified is cut into.
 
-    words   lower-case words and signs, the most frequent ones of the training texts
-    bpe     lower-case parts of words, by byte-pair encoding (Sennrich et al., ACL 2016)
+    words   lower-case words and punctuation, the most frequent ones of the training texts
+    bpe     lower-case subwords, by byte-pair encoding (Sennrich et al., ACL 2016)
     """
 
     words = "words"
@@ -42,8 +42,8 @@ class TextTokens(Enum):
 class RunningTokens(Enum):
     """What running text is cut into.
 
-    characters   every character that occurs in the training text
-    bpe          parts of words, with the white space before them, by byte-pair encoding (Sennrich et al., ACL 2016)
+    characters   all characters of the training text
+    bpe          subwords with their leading white space, by byte-pair encoding (Sennrich et al., ACL 2016)
     """
 
     characters = "characters"
@@ -142,7 +142,9 @@ class BytePairs:
 
 def check_library(setting: str) -> None:
     """Raise ConfigError, with the line that installs it, if the library `tokenizers` is missing."""
-    require("tokenizers", setting, f"{INSTALL}, or use tokens that need none: data.tokens=words for texts with labels")
+    require(
+        "tokenizers", setting, f"{INSTALL}, or use tokens without a tokenizer: data.tokens=words for texts with labels"
+    )
 
 
 def _symbols(text: str, words: bool) -> Sequence[str]:
@@ -158,7 +160,7 @@ def find(folder: str | Path, name: str, key: str) -> Path:
     for path in (Path(folder) / name, Path(folder) / f"{name}.gz"):
         if path.is_file():
             return path
-    raise ConfigError(f"{key}={folder}: there is no file {name} (or {name}.gz) in {Path(folder).absolute()}.")
+    raise ConfigError(f"{key}={folder}: file {name} (or {name}.gz) is missing in {Path(folder).absolute()}: add it.")
 
 
 def read_lines(path: Path, key: str) -> list[str]:
@@ -170,8 +172,8 @@ def read_lines(path: Path, key: str) -> list[str]:
     for number, text in enumerate(found, 1):
         if len(text) > MOST_CHARACTERS:
             raise ConfigError(
-                f"{key}: {path}, line {number} has {len(text):,} characters, and more than {MOST_CHARACTERS:,} are no "
-                "sentence: split the line, or take it out."
+                f"{key}: {path}, line {number} has {len(text):,} characters, more than {MOST_CHARACTERS:,}: split or "
+                "remove the line."
             )
     return found
 
@@ -191,7 +193,7 @@ def _reading(path: Path, key: str) -> Iterator[Iterable[bytes]]:
             yield file
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{key}: {path} cannot be read ({reason}): is it complete?") from error
+        raise ConfigError(f"{key}: {path} cannot be read ({reason}): replace it by a complete file.") from error
 
 
 class Row(NamedTuple):
@@ -233,7 +235,7 @@ def _csv_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequenc
         for column in columns:
             if isinstance(column, str) and header.count(column) != 1:
                 raise ConfigError(
-                    f"data.path: {path}, line 1 has to name a column '{column}', once.{suggest(column, header)}"
+                    f"data.path: {path}, line 1 must name a column '{column}' exactly once.{suggest(column, header)}"
                 )
             places.append(header.index(column) if isinstance(column, str) else column)
         wanted = len(header) or max(places) + 1
@@ -241,15 +243,14 @@ def _csv_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequenc
             where = f"{path}, line {reader.line_num}"
             if row and (len(row) > len(header) > 0 or len(row) <= max(places)):
                 raise ConfigError(
-                    f"data.path: {where}: there are {len(row)} columns, and {wanted} are needed: quote texts with "
-                    "commas in them."
+                    f"data.path: {where}: {len(row)} columns instead of {wanted}: quote texts that contain commas."
                 )
             if row:
                 yield Row(where, [row[place] for place in places])
     except csv.Error as error:
         raise ConfigError(
-            f"data.path: {path}, line {reader.line_num}: this is no CSV that can be read ({error}): quote texts, and "
-            f"keep each below {csv.field_size_limit():,} characters."
+            f"data.path: {path}, line {reader.line_num}: not readable as CSV ({error}): quote texts, and keep each "
+            f"below {csv.field_size_limit():,} characters."
         ) from None
 
 
@@ -261,16 +262,18 @@ def _json_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequen
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"data.path: {where}: this is no JSON that can be read ({error}).") from None
+            raise ConfigError(f"data.path: {where}: not readable as JSON ({error}).") from None
         if not isinstance(found, dict):
-            raise ConfigError(f"data.path: {where}: a line has to be a JSON object with keys, not {line.strip()[:20]}.")
+            raise ConfigError(
+                f"data.path: {where}: {line.strip()[:20]} is not a JSON object: give one object per line."
+            )
         values = []
         for column in map(str, columns):
             value = found.get(column)
             if not isinstance(value, str | int | float) or value != value:
                 raise ConfigError(
-                    f"data.path: {where}: '{column}' is {json.dumps(value)[:40]}, but it has to be a text or a number."
-                    f"{suggest(column, found) if column not in found else ''}"
+                    f"data.path: {where}: '{column}' is {json.dumps(value)[:40]}: give a text or a "
+                    f"number.{suggest(column, found) if column not in found else ''}"
                 )
             values.append(str(value))
         yield Row(where, values)

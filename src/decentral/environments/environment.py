@@ -20,7 +20,7 @@ class EnvironmentDescription(DataDescription):
     """Observations of some shape, and what can be done: what a policy is built from.
 
     shape         of an observation
-    num_actions   how many there are to choose from; of continuous actions, how many numbers one is
+    num_actions   number of discrete actions; for continuous actions, the dimension of one
     continuous    whether an action is a vector
     normalises    whether observations and rewards have scales of their own, so that it pays to normalise them
     num_train, num_test   scenes for training and for testing

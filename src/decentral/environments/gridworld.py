@@ -35,20 +35,20 @@ class Gridworld(Environment):
 
         SPL = success * l / max(l, p)
 
-    size        of a maze, in cells each way
-    view        of the window, in cells each way, an odd number
-    layouts     the kinds of mazes: open, blocks (single blocked cells), rooms (four, with doors), bars (walls with a
-                gap), maze (corridors); they take turns, and are what `partition` deals out to the workers by
-    num_train   mazes for training
-    num_test    others for testing, an episode in each
-    max_steps   of an episode (null: 5 size)
+    size        side of a maze, in cells
+    view        side of the window, in cells; odd
+    layouts     kinds of mazes: open, blocks (single blocked cells), rooms (four, with doors), bars (walls with a gap),
+                maze (corridors); they take turns, and `partition` distributes them over the workers
+    num_train   number of mazes for training
+    num_test    number of other mazes for testing, with one episode each
+    max_steps   maximum length of an episode (null: 5 size)
     progress    see above
     step_cost   see above
-    maze_seed   draws the mazes and the episodes of the tests, whatever the run's seed
+    maze_seed   seed of the mazes and of the test episodes, independent of the run's seed
     """
 
     name: str = "gridworld"
-    size: int = setting(9, at_least=4, at_most=32, hint="since all shortest ways of a maze are kept")
+    size: int = setting(9, at_least=4, at_most=32, hint="all shortest paths of a maze are kept")
     view: int = setting(7, at_least=3)
     layouts: list[str] = setting(list(LAYOUTS), choices=tuple(LAYOUTS))
     num_train: int = setting(1000, at_least=1)
@@ -65,7 +65,7 @@ class Gridworld(Environment):
     def __post_init__(self) -> None:
         if self.view % 2 == 0:
             raise ConfigError(
-                f"env.view={self.view} has no cell in its middle: use an odd number, such as {self.view + 1}."
+                f"env.view={self.view} is even, without a middle cell: use an odd number, such as {self.view + 1}."
             )
         if not self.layouts:
             raise ConfigError(f"env.layouts=[] is empty: list kinds of mazes, such as [{','.join(LAYOUTS)}].")

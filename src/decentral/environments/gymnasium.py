@@ -40,12 +40,12 @@ class Gymnasium(Environment):
     that are numbers, such as gravity: each kind of scene multiplies them by exp(spread z), z standard normal. Scenes
     for testing are of all kinds. An episode without a limit ends after 1000 steps.
 
-    id           as gymnasium.make takes it
+    id           ID for gymnasium.make
     vary         attributes that differ between kinds of scenes, such as [gravity,length]
-    num_kinds    how many kinds there are
+    num_kinds    number of kinds
     spread       see above
-    num_train    scenes for training
-    num_test     others for testing, an episode in each
+    num_train    number of scenes for training
+    num_test     number of other scenes for testing, with one episode each
     """
 
     name: str = "gymnasium"
@@ -70,7 +70,7 @@ class Gymnasium(Environment):
             num_actions, continuous = self.acted(one.action_space)
             for name in self.vary:
                 if not isinstance(getattr(one.unwrapped, name, None), int | float):
-                    raise ConfigError(f"env.vary has '{name}', but {self.id} has no such attribute that is a number.")
+                    raise ConfigError(f"env.vary has '{name}', but {self.id} has no numeric attribute of that name.")
         finally:
             one.close()
         return EnvironmentDescription(
@@ -103,8 +103,8 @@ class Gymnasium(Environment):
             size = math.prod(space.shape)
             return (size,), lambda observed: np.asarray(observed, dtype=np.float32).reshape(-1, size)
         raise ConfigError(
-            f"env={self.id} has observations of the kind {type(space).__name__}, which no policy here takes: "
-            "choose one with vectors, images or one of several (Box or Discrete)."
+            f"env={self.id} has observations of the kind {type(space).__name__}, which no policy here supports: use "
+            "an environment with vectors, images or discrete observations (Box or Discrete)."
         )
 
     def acted(self, space: Any) -> tuple[int, bool]:
@@ -116,8 +116,8 @@ class Gymnasium(Environment):
         if isinstance(space, spaces.Box):
             return math.prod(space.shape), True
         raise ConfigError(
-            f"env={self.id} has actions of the kind {type(space).__name__}, which no policy here chooses: "
-            "choose one with one of several, or a vector (Discrete or Box)."
+            f"env={self.id} has actions of the kind {type(space).__name__}, which no policy here supports: use an "
+            "environment with discrete actions or vectors (Discrete or Box)."
         )
 
     def kinds(self) -> np.ndarray:
@@ -149,10 +149,10 @@ class Gymnasium(Environment):
         try:
             made = gym.make(self.id)
         except gym.error.DependencyNotInstalled as error:
-            raise ConfigError(f"env={self.id} needs what is not installed: {_sentence(error)}.") from None
+            raise ConfigError(f"env={self.id} has missing dependencies: {_sentence(error)}.") from None
         except (gym.error.Error, ImportError, ValueError) as error:
             raise ConfigError(
-                f"env={self.id} is no environment of ours, nor one that gymnasium can make: {_why(gym, self.id, error)}"
+                f"env={self.id} is neither a built-in environment nor one of gymnasium: {_why(gym, self.id, error)}"
             ) from None
         if made.spec is None or made.spec.max_episode_steps is None:
             made = gym.wrappers.TimeLimit(made, _MOST_STEPS)
@@ -185,7 +185,7 @@ def _why(gym: Any, wanted: str, error: Exception) -> str:
     if wanted in gym.registry:
         return f"{_sentence(error)}."
     near = suggest(wanted, [*gym.registry, "gridworld"])
-    return f"there is no '{wanted}'.{near if near.startswith(' Did') else ' Ids end in a version, as CartPole-v1.'}"
+    return f"there is no '{wanted}'.{near if near.startswith(' Did') else ' IDs end in a version, as in CartPole-v1.'}"
 
 
 def _sentence(error: Exception) -> str:

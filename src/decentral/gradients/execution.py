@@ -34,7 +34,7 @@ class Workload(NamedTuple):
     batch_shape   of what one worker's model takes in a step, such as (B, C, H, W) for images
     precision     of the arithmetic
     loss          what is minimised, its mean over the batch
-    ignored       targets of this value count for nothing, in the loss as in its mean: the padding of sequences, say
+    ignored       targets of this value are excluded from the loss and its mean, such as padding
     """
 
     models: WorkerModels
@@ -59,8 +59,8 @@ class Execution(ABC):
     def instead(self, workload: Workload, reason: str) -> Passes:
         """Passes for work that this way cannot compute. Raises ConfigError, unless it was not asked for by name."""
         raise ConfigError(
-            f"execution={self.name} cannot compute the workers of this model side by side, since {reason}: it is for "
-            "plain sequences of layers, such as model=mlp or model=cnn; use execution=auto or loop."
+            f"execution={self.name} cannot batch the workers of this model, since {reason}: it needs a plain sequence "
+            "of layers, such as model=mlp or model=cnn; use execution=auto or loop."
         )
 
     def proven(

@@ -27,7 +27,7 @@ def place() -> Among:
     """What torchrun's variables say. Raises ConfigError where they make no sense."""
     size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if rank >= size:
-        raise ConfigError(f"RANK={rank} makes no sense with WORLD_SIZE={size}: ranks are 0 to {size - 1}.")
+        raise ConfigError(f"RANK={rank} is out of range with WORLD_SIZE={size}: ranks are 0 to {size - 1}.")
     _number("MASTER_PORT", 1, most=65535)
     return Among(
         rank,
@@ -42,7 +42,7 @@ def _number(name: str, least: int, most: int = 2**31 - 1, otherwise: int = 0) ->
     text = os.environ.get(name, str(otherwise))
     if not (text.isdecimal() and least <= int(text) <= most):
         raise ConfigError(
-            f"{name}={text} makes no sense: torchrun, or whatever started this process, has to set it to a whole "
-            f"number from {least} to {most}."
+            f"{name}={text} is invalid: torchrun, or another launcher of this process, must set it to a whole number "
+            f"from {least} to {most}."
         )
     return int(text)

@@ -31,8 +31,8 @@ class PlainSchedule(Plain, LearningRateSchedule):
             value, again = (self.target()(**self.settings(), **taken(self.target(), known)) for _ in range(2))
         if value != again:
             raise ConfigError(
-                f"schedule={self.name} returns {value!r} in step {t}, and {again!r} when it is called again: let it "
-                "depend on what it is told alone, without random numbers."
+                f"schedule={self.name} returns {value!r} in step {t}, and {again!r} when called again: make it a "
+                "deterministic function of its arguments."
             )
         if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
             raise ConfigError(
@@ -45,7 +45,7 @@ class PlainSchedule(Plain, LearningRateSchedule):
 class TorchSchedule(Plain, LearningRateSchedule):
     """A scheduler of torch; its parameters are the settings. Rates in it are factors on `lr`.
 
-    unit   after what its step() is called: step, so that all that it counts are steps; or epoch
+    unit   when to call step(): after each step, so that all its counts are steps; or after each epoch
     """
 
     unit: str = setting("step", choices=("step", "epoch"))

@@ -23,9 +23,10 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
     on after an interruption has the same rates. A class of one's own that declares `warmup_epochs` warms up in its
     `factor`, without the ramp.
 
-    warmup_epochs   in which the rate rises linearly to its full value; the very first step has warmup_from of it
-    warmup_from     the factor of the very first step
-    final_factor    what the factor does not fall below; cosine and linear end there
+    warmup_epochs   epochs over which the learning rate rises linearly to its full value, from warmup_from of it in the
+                    very first step
+    warmup_from     factor of the very first step
+    final_factor    smallest factor; cosine and linear end there
     """
 
     warmup_epochs: float = setting(0.0, at_least=0, older=0.0, in_rates=True)
@@ -47,8 +48,8 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
         if (length := signature(self.factor).parameters.get("total_steps")) is not None:
             if total_steps is None and length.default is length.empty:
                 raise ConfigError(
-                    f"schedule={getattr(self, 'name', type(self).__name__)} needs the length of a run, and this one "
-                    "ends when it has reached its target: use schedule=constant, or another one without a length."
+                    f"schedule={getattr(self, 'name', type(self).__name__)} needs the length of a run, but this one "
+                    "ends at its target: use schedule=constant, or another one without a length."
                 )
             further = {"total_steps": total_steps}
 

@@ -75,13 +75,13 @@ def crossover(first: str, second: str, n: int) -> float:
 class CollectiveFacts(Measurement):
     """Of a scheme the factors of latency and bandwidth, of a crossover the one number, for some numbers of workers.
 
-    scheme        a key of SCHEMES or CROSSOVERS
-    num_workers   from 4 on, below which a tree is a ring
+    scheme        key of SCHEMES or CROSSOVERS
+    num_workers   numbers of workers, from 4: with fewer, a tree is a ring
     """
 
     name: str = "collective_facts"
     scheme: str = ""
-    num_workers: list[int] = setting([], at_least=4, hint="below which a tree is a ring")
+    num_workers: list[int] = setting([], at_least=4, hint="below 4, a tree equals a ring")
 
     folder: ClassVar[str] = "collective_facts"
     row_labels: ClassVar[tuple[str, ...]] = ("method",)
@@ -123,8 +123,8 @@ class CollectiveMap(Measurement):
     """Seconds of an exchange of a gradient by a scheme, at each place of a map; a line has nested lists
     [n][keep][latency][bandwidth].
 
-    scheme          a key of SCHEMES
-    num_parameters  of the model
+    scheme          key of SCHEMES
+    num_parameters  parameters of the model
     num_workers, keep, latency_ms, gbps   the places: every combination; `keep` is the share of the coordinates that
                     the schemes with `topk` send
     """
@@ -147,7 +147,7 @@ class CollectiveMap(Measurement):
             raise ConfigError(f"scheme={self.scheme} is unknown.{suggest(self.scheme, SCHEMES)}")
         empty = [key for key, numbers in self._places().items() if not numbers]
         if empty:
-            raise ConfigError(f"{empty[0]}=[] makes no map: give numbers.")
+            raise ConfigError(f"{empty[0]}=[] is empty: give numbers for the map.")
 
     def _places(self) -> dict[str, list[Any]]:
         return {key: getattr(self, key) for key in ("num_workers", "keep", "latency_ms", "gbps")}

@@ -31,10 +31,10 @@ class Consensus(Measurement):
 
     The error after t rounds is ||x^t - 1 mean||_F / ||1 mean||_F with the mean of x^0.
 
-    seeds       of the vectors
-    rounds      how many
-    at          the rounds whose error is a value
-    dimension   of the vectors
+    seeds       seeds of the vectors
+    rounds      number of rounds
+    at          rounds whose error is a value
+    dimension   dimension of the vectors
     """
 
     name: str = "consensus"
@@ -48,7 +48,7 @@ class Consensus(Measurement):
 
     def __post_init__(self) -> None:
         if not all(0 <= t <= self.rounds for t in self.at) or not self.at:
-            raise ConfigError(f"at={self.at} has to name rounds from 0 to rounds={self.rounds}.")
+            raise ConfigError(f"at={self.at} is out of range: name rounds from 0 to rounds={self.rounds}.")
 
     def check(self) -> None:
         """No message may get lost."""
@@ -118,8 +118,8 @@ _EVERY = 5  # steps between the points of the exact line
 class Estimation(Measurement):
     """One run of a method, whose dimensions are independent repetitions.
 
-    at      the steps whose error is a value
-    exact   instead the error 1 / (n (t + 1)) of the mean of all samples of all workers: nothing to compute
+    at      steps whose error is a value
+    exact   report the error 1 / (n (t + 1)) of the mean of all samples of all workers instead, without running
     """
 
     name: str = "estimation"

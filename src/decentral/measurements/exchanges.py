@@ -25,7 +25,7 @@ _BYTES_PER_NUMBER = 4  # float32
 class InTurn(Measurement):
     """All rows of a column are one job: they take turns in the same processes, one for each worker.
 
-    baseline   the method that each is held against
+    baseline   method with which each is compared
     """
 
     baseline: str = ""
@@ -37,9 +37,11 @@ class InTurn(Measurement):
     def check(self) -> None:
         """Processes on the CPU."""
         if self.config.device.startswith("cuda"):
-            raise ConfigError(f"device={self.config.device} cannot be used: this is timed on the CPU; leave it out.")
+            raise ConfigError(
+                f"device={self.config.device} cannot be used, because this is timed on the CPU: leave it out."
+            )
         if self.n < 2:
-            raise ConfigError(f"num_workers={self.n} has to be at least 2: each has a process of its own.")
+            raise ConfigError(f"num_workers={self.n} is too small: use at least 2, each with its own process.")
         self.config = replace(self.config, processes=str(self.n))
 
     def beside(self, column: Sequence[Self]) -> Self:
@@ -62,11 +64,11 @@ class ExchangeTimes(InTurn):
     when the last of them has what it waits for, and its CPU time is the sum over all of them. A line for each size has
     the times of all rounds, in seconds: {"megabytes": 44, "wall_s": {method: [...]}, "cpu_s": {method: [...]}}.
 
-    verb         what of the network is timed: mix (with the topology's matrices) or mean (an all-reduce)
+    verb         network operation to time: mix (with the topology's matrices) or mean (an all-reduce)
     megabytes    sizes of a worker's row, in 10^6 bytes of float32
-    baseline     the method that the ratios are to, in the same round
-    rounds       how often each is timed: each is a value of its own, with its number as `seed`
-    warm_up      rounds before that
+    baseline     method in the denominator of the ratios, in the same round
+    rounds       number of timings of each: every timing is a separate value, with its number as `seed`
+    warm_up      untimed rounds before that
     """
 
     name: str = "exchanges"
@@ -135,11 +137,11 @@ class SleepingSteps(InTurn):
     {"seed", "measured_s": {method: seconds per step}, "clock_s": {method: what the clock says of these very
     gradients}}. Rows have the size of the cluster's model.
 
-    baseline   the method that each is held against, with the same delays: its speed-up is the ratio of the times per
-               step, how many times as long the row takes
-    seeds      of the delays
-    steps      that are timed, from a pause of all workers to the next one
-    warm_up    steps before that, without sleep
+    baseline   method with which each is compared, with the same delays: its speed-up is the ratio of the times per
+               step, that of the row over its own
+    seeds      seeds of the delays
+    steps      timed steps, from one pause of all workers to the next
+    warm_up    untimed steps before that, without sleep
     """
 
     name: str = "sleeping"

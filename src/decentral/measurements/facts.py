@@ -29,9 +29,9 @@ _MAX_STEPS = 1_000_000
 class GraphFacts(Measurement):
     """A quantity of config.topology for each number of workers.
 
-    quantity      a key of QUANTITIES
-    num_workers   for which it is computed
-    metric        what the numbers are; '': the quantity
+    quantity      key of QUANTITIES
+    num_workers   numbers of workers
+    metric        name of the numbers; '': the quantity
     """
 
     name: str = "facts"
@@ -104,7 +104,7 @@ def measured_correction(config: Config) -> float:
             x = stepper.models
             if stepper.t > net.n + 1 and float(x.max() - x.min()) <= _AGREED * float(x.mean().abs()):
                 return 1 / float(x.mean())
-    raise ArithmeticError(f"the workers do not agree after {_MAX_STEPS} steps of algo={config.algo.name}.")
+    raise ArithmeticError(f"the workers have not converged after {_MAX_STEPS} steps of algo={config.algo.name}.")
 
 
 def _single_workers(rounds: Rounds) -> list[set[int]]:
@@ -152,7 +152,9 @@ class GroupFacts(Measurement):
     def __post_init__(self) -> None:
         for size in self.sizes:
             if len(size) != 2 or min(size) < 2:
-                raise ConfigError(f"sizes: {size} has to be a number of workers and a size of groups, 2 or more each.")
+                raise ConfigError(
+                    f"sizes: {size} is invalid: give a number of workers and a group size, each at least 2."
+                )
             check_groups(size[0], size[1], key="sizes: the size")
 
     def parameters(self) -> dict[str, Any]:

@@ -72,10 +72,10 @@ class FishSchool(Measurement):
 
     BlueFog paper, Listing 2, which averages x where its text (and this) averages w.
 
-    behaviour       what the fish do about the predator: escape or encircle
-    sharing         with whom they average their estimates: neighbours, nobody or everybody
-    school          what is the same for all fish: {predator_speed: 3.0}
-    pictures        the rounds whose places, headings and estimates are kept, of the first seed
+    behaviour       reaction of the fish to the predator: escape or encircle
+    sharing         partners with whom they average their estimates: neighbours, nobody or everybody
+    school          settings shared by all fish: {predator_speed: 3.0}
+    pictures        rounds whose positions, headings and estimates are kept, of the first seed
     """
 
     name: str = "fish_school"

@@ -63,11 +63,11 @@ class MeasuredSteps(Measurement):
 
     A line for each cell: {"period_steps", "link", "predicted_s"}.
 
-    algorithm    in the file; '': none, but the errors of all rows together
-    collective   of its all-reduce
+    algorithm    algorithm in the file; '': none, but the errors of all rows together
+    collective   collective of its all-reduce
     file         a CSV file with columns algorithm, period_steps, link, workers, parameters, steps, steps_used, and
                  step_ms, the mean over the last steps_used of the steps; '': steps.csv, which comes with decentral
-    step_s       of a step that communicates nothing
+    step_s       time of a step without communication
     links        name of a link -> its nominal bandwidth in Gbit/s
     """
 
@@ -93,9 +93,7 @@ class MeasuredSteps(Measurement):
     def check(self) -> None:
         """There have to be machines, and cells."""
         if not isinstance(self.config.cluster, Machines):
-            raise ConfigError(
-                "measured_steps needs machines whose links are to be like the measured ones: use cluster=machines."
-            )
+            raise ConfigError("measured_steps needs configurable links: use cluster=machines.")
         if self.algorithm and not self.measured():
             raise ConfigError(f"algorithm={self.algorithm} has no cell in {self.file or 'steps.csv'}.")
 

@@ -238,8 +238,8 @@ def check_losses(config: Config) -> None:
     drop = config.network.drop_probability
     if drop:
         raise ConfigError(
-            f"network.drop_probability={drop:g} cannot be used: what this study computes side by side would lose the "
-            "same messages, whatever the seeds; leave it out, or use decentral-run for each seed."
+            f"network.drop_probability={drop:g} cannot be used, because runs that this study computes together would "
+            "lose the same messages for all seeds: leave it out, or use decentral-run for each seed."
         )
 
 

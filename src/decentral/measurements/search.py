@@ -39,9 +39,9 @@ class Search(Measurement):
 
     Every trial is a line as soon as it has ended.
 
-    seeds   of the random problems; each is tuned on its own
+    seeds   seeds of the random problems; each is tuned separately
     zeta2   heterogeneity 1/n sum_i ||grad f_i(x*)||^2
-    search  the rule for the learning rate: {rule: fastest, start_lr: 10, target: 1e-6, max_steps: 20000}
+    search  rule for the learning rate: {rule: fastest, start_lr: 10, target: 1e-6, max_steps: 20000}
     """
 
     name: str = "search"
@@ -102,8 +102,8 @@ class Search(Measurement):
         for member, tuning in zip(self.members, self._tunings(self.found()), strict=True):
             if tuning.proposal is not None:
                 raise ConfigError(
-                    f"{self.directory / self.lines} has lost trials: delete the folder {self.directory} and give the "
-                    "command again, which computes it anew."
+                    f"{self.directory / self.lines} has lost trials: delete the folder {self.directory} and rerun the "
+                    "command."
                 )
             if tuning.best is not None:
                 lr = tuning.best.lr
@@ -142,15 +142,15 @@ def check_ensemble(config: Config) -> None:
     """Raises ConfigError, with what would work, for a configuration of which no ensemble can be made."""
     if not isinstance(config.task, Quadratics):
         raise ConfigError(
-            f"task={config.task.name} cannot be used: this study solves many problems side by side, as one run, which "
-            f"only task={Quadratics.name} can."
+            f"task={config.task.name} cannot be used, because this study solves many problems in one run: use "
+            f"task={Quadratics.name}."
         )
     check_losses(config)
     pieces = config.rounds().num_pieces
     if pieces > 1:
         raise ConfigError(
-            f"topology={config.topology.name} cuts each model in {pieces} pieces, which an ensemble of models in one "
-            "row cannot: use a topology of one graph, such as bt or chain."
+            f"topology={config.topology.name} splits each model into {pieces} pieces, which an ensemble does not "
+            "support: use a topology of one graph, such as bt or chain."
         )
 
 
@@ -232,17 +232,18 @@ class Courses(Measurement):
     """Curves of f(mean x) - f(x*) with given or tuned learning rates, for a few zeta2.
 
     zeta2       heterogeneity of each panel
-    seeds       of problem and noise; with task.problem_seed of the noise only, and the first seed's search is for all
-    search      the rule for the rates; without noise unless the base has it
-    steps       of the curves, for each zeta2
-    every       how often to look, for each zeta2
-    at          the steps whose suboptimality is a value; empty: the last one
+    seeds       seeds of problem and noise; with task.problem_seed, of the noise only, and the search of the first seed
+                applies to all
+    search      rule for the learning rates; without noise unless the base has it
+    steps       length of the curves, for each zeta2
+    every       steps between two points, for each zeta2
+    at          steps whose suboptimality is a value; empty: the last one
     tuned_steps the values are the steps that the search found, not the curve's suboptimality
-    vectors     add a label vectors_per_step: how many vectors all workers together send in a step
+    vectors     add a label vectors_per_step: number of vectors that all workers together send in a step
     curve_seeds whose curves are kept: those of the first so many seeds (0: all)
-    lr          the rate; null: what the search finds, times rate_factor, but at most rate_limit
+    lr          learning rate; null: that of the search, times rate_factor, but at most rate_limit
     run         overrides of the curve's run that its search does not have: noise, other weights
-    roots       so many spanning trees, one curve each; the value is their median (topology=spanning_tree)
+    roots       number of spanning trees, with one curve each; the value is their median (topology=spanning_tree)
     """
 
     name: str = "courses"

@@ -36,18 +36,18 @@ class Race(Measurement):
     """Average consensus for `duration_s` by asynchronous push-sum and by synchronous averaging; the last of num_workers
     workers is slower.
 
-    asynchronous   push-sum: a worker waits for nobody. In its turn it works, gives each out-neighbour a share of what
-                   it has, x and p, and takes what has come. When the time is over what is on its way is collected.
-    synchronous    x_i <- sum_j W_ij x_j in rounds in which everybody waits for his neighbours.
+    asynchronous   push-sum without waiting. In its turn, a worker works, gives each out-neighbor a share of its x and
+                   p, and takes what has arrived. At the end, messages in transit are collected.
+    synchronous    x_i <- sum_j W_ij x_j in rounds in which every worker waits for its neighbors.
 
     A line for each seed and slowdown, for first one, then the other, with an entry for each worker (`races.Log`).
 
-    slowdowns    how many times as long the slow worker's turns take
-    seeds        of the vectors
-    pause_s      of work in each turn of the others
-    duration_s   of the whole
-    target       the relative error whose time is a value
-    dimension    of the vectors
+    slowdowns    factor by which the slow worker's turns take longer
+    seeds        seeds of the vectors
+    pause_s      work in each turn of the other workers, in seconds
+    duration_s   total duration in seconds
+    target       relative error whose time is a value
+    dimension    dimension of the vectors
     """
 
     slowdowns: list[float] = setting([], at_least=1)
@@ -67,11 +67,11 @@ class Race(Measurement):
         """Somebody has to wait, on one graph."""
         check_losses(self.config)
         if self.n < 2:
-            raise ConfigError("num_workers=1 cannot be used: one worker waits for nobody, use 2 or more.")
+            raise ConfigError("num_workers=1 is too small: use 2 or more workers.")
         if self.config.rounds().period > 1:
             raise ConfigError(
-                f"topology={self.config.topology.name} changes from round to round, but there are no rounds where "
-                "nobody waits: use a static one, such as chain."
+                f"topology={self.config.topology.name} changes with the round, but asynchronous workers have no "
+                "rounds: use a static topology, such as chain."
             )
 
     def parameters(self) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class SimulatedStraggler(Race):
         """There have to be links."""
         super().check()
         if not isinstance(cluster_of(self.config), Machines):
-            raise ConfigError("this cluster has no links: use cluster=machines, or one that is named, such as even.")
+            raise ConfigError("this cluster has no links: use cluster=machines, or a named one, such as even.")
 
     def line(self, seed: int, slowdown: float, asynchronous: bool) -> dict[str, Any]:
         """All workers in this process."""

@@ -36,11 +36,11 @@ class Throughput(Measurement, InProcesses):
     process holds the clock. `config.processes` says how many there are; the launcher gives the job the machine.
     On GPUs cuDNN chooses its algorithms by their times; without `precision=`, all is computed in float32 (no TF32).
 
-    baseline    overrides of what each is held against
-    warm_up     steps before the clock starts
-    iterations  how often the clock is read: each is a value of its own, with its number as `seed`
-    steps       steps in an iteration
-    compares    which of the two the published numbers are: speed, or ratio
+    baseline    overrides of the baseline
+    warm_up     steps before the timing
+    iterations  number of timings: each is a separate value, with its number as `seed`
+    steps       steps per iteration
+    compares    kind of the published numbers: speed, or ratio
     """
 
     name: str = "throughput"
@@ -66,7 +66,7 @@ class Throughput(Measurement, InProcesses):
         """A number of processes."""
         assert self.held_against is not None
         if "auto" in (self.config.processes, self.held_against.processes):
-            raise ConfigError("processes=auto cannot be used: how fast training is depends on it, give a number.")
+            raise ConfigError("processes=auto cannot be used, because throughput depends on it: give a number.")
 
     @property
     def processes(self) -> int:
@@ -124,7 +124,7 @@ class Throughput(Measurement, InProcesses):
         other = {line.get("device", here) for line in known} - {here}
         if other:
             raise ConfigError(
-                f"{self.directory / self.lines} has times of {' and '.join(sorted(other))}, this is {here}: go on "
+                f"{self.directory / self.lines} has times of {' and '.join(sorted(other))}, this is {here}: continue "
                 f"there, or delete {self.directory} to measure all of them here."
             )
         assert self.held_against is not None

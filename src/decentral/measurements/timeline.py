@@ -33,11 +33,11 @@ class Timeline(Measurement):
     in a step (10^6 bytes), "mean_age" and "stale_share": of the contributions of methods that meet in groups, by how
     many versions they were old, and how many were so at all (null for other methods)}.
 
-    baseline   the method that each is held against in the same column, with the same delays: its speed-up is the
-               ratio of the times per step, how many times as long the row takes
-    seeds      of the delays
-    steps      of every run; the time per step is that of all of them together
-    compares   which metric the published numbers are, and with it the first one: speed-up, or throughput
+    baseline   method with which each is compared in the same column, with the same delays: its speed-up is the ratio of
+               the times per step, that of the row over its own
+    seeds      seeds of the delays
+    steps      steps of every run; the time per step averages over all of them
+    compares   metric of the published numbers, which comes first: speed-up, or throughput
     """
 
     name: str = "timeline"
@@ -136,7 +136,7 @@ def baseline_of(baseline: str, column: Sequence[M]) -> M:
     """The row of a column whose method is the baseline. Raises ConfigError if none is, or if two are called alike."""
     by_method = {one.labels["method"]: one for one in column}
     if baseline not in by_method:
-        raise ConfigError(f"baseline={baseline} is the method of no row.{suggest(baseline, map(str, by_method))}")
+        raise ConfigError(f"baseline={baseline} is not the method of a row.{suggest(baseline, map(str, by_method))}")
     if len(by_method) < len(column):
         raise ConfigError(f"rows: two have the same method, of {', '.join(map(str, by_method))}: give each its own.")
     return by_method[baseline]
@@ -148,10 +148,10 @@ class TimelineMap(Measurement):
 
     A line for each seed: {"seed", "step_s": for each slowdown, the seconds for each bandwidth}.
 
-    slowdowns  from below to above, the label `slowdown`
-    gbps       of all links in Gbit/s: from left to right, the label `gbps`
-    seeds      of the delays
-    steps      of every run; the time per step is that of all of them together
+    slowdowns  values of the label `slowdown`, from bottom to top
+    gbps       bandwidth of all links in Gbit/s, the label `gbps`, from left to right
+    seeds      seeds of the delays
+    steps      steps of every run; the time per step averages over all of them
     """
 
     name: str = "timeline_map"
@@ -166,13 +166,15 @@ class TimelineMap(Measurement):
 
     def __post_init__(self) -> None:
         if not self.slowdowns or not self.gbps:
-            raise ConfigError(f"slowdowns={self.slowdowns} and gbps={self.gbps} make no map: give numbers for both.")
+            raise ConfigError(
+                f"slowdowns={self.slowdowns} and gbps={self.gbps} do not span a map: give numbers for both."
+            )
 
     def check(self) -> None:
         """There have to be machines."""
         check_losses(self.config)
         if not isinstance(cluster_of(self.config, sized=True), Machines):
-            raise ConfigError("this cluster has no bandwidth and no slow workers to be changed: use cluster=machines.")
+            raise ConfigError("this cluster has no bandwidth and no slow workers to vary: use cluster=machines.")
 
     def parameters(self) -> dict[str, Any]:
         """Seeds, steps and places, and the topology where the run's identity leaves it out."""
@@ -343,11 +345,11 @@ def cluster_of(config: Config, sized: bool = False) -> VirtualCluster:
     the model is whose messages take time."""
     if not isinstance(config.cluster, VirtualCluster):
         raise ConfigError(
-            "cluster=none has no simulated time, which this study is about: choose one, such as two_delayed."
+            "cluster=none has no simulated time, which this study needs: choose a cluster, such as two_delayed."
         )
     if sized and config.cluster.num_parameters is None:
         raise ConfigError(
-            "cluster.num_parameters is not given: nothing is trained here, say how large the model is whose messages "
-            "are timed."
+            "cluster.num_parameters is not given: set the size of the model whose messages are timed, as nothing is "
+            "trained here."
         )
     return config.cluster

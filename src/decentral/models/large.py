@@ -218,8 +218,9 @@ class ViTL16(ImageModel):
         _, height, width = data.shape
         if height != width or height % _PATCH:
             raise ConfigError(
-                f"model={self.name} cuts images in squares of {_PATCH} x {_PATCH} pixels, but those of this data= are "
-                f"{height} x {width}: use square ones with a multiple of {_PATCH}, such as data.image_size=224."
+                f"model={self.name} splits images into squares of {_PATCH} x {_PATCH} pixels, but images of this "
+                f"data= have {height} x {width} pixels: use square images whose side is a multiple of {_PATCH}, such "
+                "as data.image_size=224."
             )
 
     def build(self, data: ImageData) -> nn.Module:

@@ -35,7 +35,7 @@ class Model(Settings, ABC, where="model"):
         fitting = [name for name, model in known.items() if isinstance(data, model.takes)]
         other = f"a model for {data.kind} (model={', '.join(fitting)}) or " if fitting else ""
         raise ConfigError(
-            f"model={self.name} is for {self.takes.kind}, but this data= has {data.kind}: choose {other}data= with "
+            f"model={self.name} needs {self.takes.kind}, but this data= has {data.kind}: choose {other}data= with "
             f"{self.takes.kind}."
         )
 

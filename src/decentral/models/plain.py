@@ -35,7 +35,7 @@ class PlainModel(Plain, Model):
         given = (data.num_classes, data.shape[0] if data.shape else 1, prod(data.shape), data.shape)
         known = dict(zip(("num_classes", "in_chans"), given, strict=False)) if self._of_timm() else {}
         known |= self.settings()
-        with blame.named(f"model={self.name} cannot be made"):
+        with blame.named(f"model={self.name} cannot be built"):
             return self.target()(**known, **taken(self.target(), dict(zip(GIVEN, given, strict=True))))
 
     def _of_timm(self) -> bool:

@@ -55,7 +55,7 @@ class PolicyMLP(Policy):
 
     def __post_init__(self) -> None:
         if not self.hidden:
-            raise ConfigError("model.hidden=[] must hold widths of at least 1, like [64, 64].")
+            raise ConfigError("model.hidden=[] is empty: give widths >= 1, such as [64, 64].")
 
     def multiplications(self, data: EnvironmentDescription) -> float:
         """One for each weight."""
@@ -81,8 +81,8 @@ class PolicyCNN(Policy):
     Images of 16 pixels or more are halved before that, as often as it takes, by a 3x3 convolution with ReLU and 2x2
     max pooling.
 
-    channels   of each convolution
-    width      of the fully connected layer
+    channels   output channels of each convolution
+    width      width of the fully connected layer
     """
 
     name: str = "policy_cnn"
@@ -95,7 +95,7 @@ class PolicyCNN(Policy):
         assert isinstance(data, EnvironmentDescription)
         if len(data.shape) != 3:
             raise ConfigError(
-                f"model=policy_cnn is for images, but here {list(data.shape)} is seen: use model=policy_mlp or "
+                f"model=policy_cnn needs images, but observations are {list(data.shape)}: use model=policy_mlp or "
                 "policy_lstm."
             )
 
@@ -141,7 +141,7 @@ class PolicyLSTM(Policy):
     It remembers what it saw since its episode began. It is trained on whole pieces of episodes, as long as a rollout,
     each from the memory that it had where the piece begins.
 
-    width   of the layer, and of the LSTM
+    width   width of the layer, and of the LSTM
     """
 
     name: str = "policy_lstm"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def check_heads(dim: int, heads: int) -> None:
     """Raise ConfigError unless the heads can share the dimensions."""
     if dim % heads:
-        raise ConfigError(f"model.dim={dim} cannot be shared by model.heads={heads}: choose a multiple of {heads}.")
+        raise ConfigError(f"model.dim={dim} is not divisible by model.heads={heads}: use a multiple of {heads}.")
 
 
 def transformer_multiplications(length: float, dim: int, layers: int, hidden: int) -> float:
@@ -36,7 +36,7 @@ class FastText(TextModel):
     Embeddings begin uniform in [-1 / dim, 1 / dim], the linear layer as torch has it. Departure: no features of several
     words, and an ordinary softmax instead of a hierarchical one.
 
-    dim   numbers in an embedding
+    dim   embedding dimension
     """
 
     name: str = "fasttext"
@@ -81,11 +81,11 @@ class TextTransformer(SmallTransformer, TextModel):
     Embeddings of tokens and of their places are added; `layers` times x <- x + attention(norm(x)), x <- x + W2 gelu(W1
     norm(x)); the mean over the tokens of the text, normalised, goes through a linear layer. Padding takes no part.
 
-    dim      numbers for each token
-    layers   how often
-    heads    of the attention; they share dim
-    hidden   numbers between W1 and W2
-    dropout  after attention and W2, in training
+    dim      model dimension
+    layers   number of layers
+    heads    number of attention heads, which divides dim
+    hidden   width of the feed-forward layer, between W1 and W2
+    dropout  dropout after attention and W2, in training
     """
 
     name: str = "text_transformer"
@@ -104,9 +104,9 @@ class CharLSTM(LanguageModel):
 
     With dim=8, hidden=256 and layers=2 it is the network of McMahan et al., AISTATS 2017 (arXiv:1602.05629).
 
-    dim      numbers for each token
-    hidden   numbers in the state of a layer
-    layers   how many are stacked
+    dim      embedding dimension
+    hidden   size of a layer's state
+    layers   number of layers
     """
 
     name: str = "char_lstm"
@@ -132,11 +132,11 @@ class CharTransformer(SmallTransformer, LanguageModel):
 
     As model=text_transformer, but a token looks only at itself and those before it, and every place gets an output.
 
-    dim      numbers for each token
-    layers   how often
-    heads    of the attention; they share dim
-    hidden   numbers between the two products of a layer
-    dropout  after attention and the second product, in training
+    dim      model dimension
+    layers   number of layers
+    heads    number of attention heads, which divides dim
+    hidden   width of the feed-forward layer
+    dropout  dropout after attention and the feed-forward layer, in training
     """
 
     name: str = "char_transformer"
@@ -164,13 +164,13 @@ class DistilBert(TextModel):
     the tokenizer.json that lies beside them, data.tokenizer=FOLDER/tokenizer.json. Nothing is downloaded unless
     model.download=true.
 
-    path      a folder with config.json and weights, as transformers saves them (null: random weights)
-    download  distilbert-base-uncased from the Hugging Face Hub, where `path` is not given
-    dim       numbers for each token; like the next ones for random weights only
-    layers    how many
-    heads     of the attention
-    hidden    numbers between the two products of a layer
-    dropout   in training, also of the attention
+    path      a folder with config.json and weights, as saved by transformers (null: random weights)
+    download  download distilbert-base-uncased from the Hugging Face Hub if `path` is not given
+    dim       model dimension; this and the next ones apply to random weights only
+    layers    number of layers
+    heads     number of attention heads
+    hidden    width of the feed-forward layer
+    dropout   dropout in training, also of the attention
     """
 
     name: str = "distilbert"
@@ -192,7 +192,7 @@ class DistilBert(TextModel):
             "transformers", "model=distilbert", "pip install 'decentral[distilbert]', or use model=text_transformer"
         )
         if self.path is not None and not (at_home(self.path) / "config.json").is_file():
-            raise ConfigError(f"model.path={self.path} has no config.json: give a folder that transformers has saved.")
+            raise ConfigError(f"model.path={self.path} has no config.json: give a folder saved by transformers.")
 
     def multiplications(self, data: LabelledTokens) -> float:
         """Of the products with weights, and of the attention."""
@@ -227,7 +227,7 @@ class DistilBert(TextModel):
         ):
             if ours > theirs:
                 raise ConfigError(
-                    f"model.path={where} is a model for {theirs} tokens, and {key} is {ours}: give its tokenizer.json "
+                    f"model.path={where} is a model for {theirs} tokens, but {key} is {ours}: give its tokenizer.json "
                     f"as data.tokenizer, and data.longest={known.max_position_embeddings} or less."
                 )
         module = DistilBertForSequenceClassification.from_pretrained(
@@ -266,11 +266,11 @@ class TransformerSmall(TranslationModel):
     Pre-norm, one matrix for both embeddings and the logits, see `models/layers/transformer.py`. model.dim=256
     model.layers=3 model.hidden=1024 is the larger end of what two cores train.
 
-    dim      numbers that stand for a token
-    layers   of the encoder, and of the decoder
-    heads    of each attention: they share the numbers
-    hidden   units between the two matrices of a layer
-    dropout  on embeddings, and on what each layer adds
+    dim      model dimension
+    layers   number of layers of the encoder, and of the decoder
+    heads    number of heads of each attention, which divides dim
+    hidden   width of the feed-forward layer
+    dropout  dropout on embeddings, and on the output of each sublayer
     """
 
     name: str = "transformer_small"
@@ -283,7 +283,7 @@ class TransformerSmall(TranslationModel):
     def __post_init__(self) -> None:
         check_heads(self.dim, self.heads)
         if self.dim % 2:
-            raise ConfigError(f"model.dim={self.dim} has to be even: a position is as many sines as cosines.")
+            raise ConfigError(f"model.dim={self.dim} is odd: use an even number, half sines and half cosines.")
 
 
 @dataclass
@@ -293,7 +293,7 @@ class TransformerBase(TranslationModel):
     Vaswani et al., NeurIPS 2017, table 3. With the 33,708 tokens of MLPerf's joint vocabulary (data.vocab_size=33708)
     it has the WAGMA paper's 61,362,176 parameters.
 
-    dropout      on embeddings, and on what each layer adds
+    dropout      dropout on embeddings, and on the output of each sublayer
     """
 
     name: str = "transformer_base"

@@ -70,8 +70,8 @@ class NoAttack(Attack):
 class Attackers(Attack):
     """Some workers are attackers.
 
-    workers  their numbers
-    count    how many there are, drawn by the seed (null: one, or those of attack.workers)
+    workers  numbers of the attackers
+    count    number of attackers, drawn by the seed (null: one, or those of attack.workers)
     """
 
     name: str
@@ -90,12 +90,11 @@ class Attackers(Attack):
         """Refuse attackers that do not exist, and a run without an honest worker."""
         if self.workers and self.count is not None:
             raise ConfigError(
-                f"attack.count={self.count} and attack.workers={self.workers} contradict each other: leave one of them "
-                "out."
+                f"attack.count={self.count} and attack.workers={self.workers} conflict: leave one of them out."
             )
         if len(set(self.workers)) < len(self.workers) or max(self.workers, default=0) >= num_workers:
             raise ConfigError(
-                f"attack.workers={self.workers} must name different workers from 0 to {num_workers - 1} "
+                f"attack.workers={self.workers} is invalid: name different workers from 0 to {num_workers - 1} "
                 f"(num_workers={num_workers})."
             )
         number = len(self.workers) or (1 if self.count is None else self.count)
@@ -148,7 +147,8 @@ class Alie(Attackers):
         m_ai = mu - z sd    mean and standard deviation (over count - 1) of each coordinate, of i and its honest
                             neighbors
 
-    z  how many (null: Phi^-1((n - f - s) / (n - f)), s = floor(n / 2 + 1) - f, for f attackers among n workers)
+    z  number of standard deviations (null: Phi^-1((n - f - s) / (n - f)), s = floor(n / 2 + 1) - f, for f attackers
+       among n workers)
 
     Baruch et al., NeurIPS 2019 (arXiv:1902.06156). Attackers know all models.
     """
@@ -162,8 +162,8 @@ class Alie(Attackers):
         f = len(self.attackers(num_workers, 0))
         if self.z is None and not 0 < _share(num_workers, f) < 1:
             raise ConfigError(
-                f"attack.z=null has no value for {f} attackers among num_workers={num_workers}: give a number, such as "
-                "attack.z=1.5."
+                f"attack.z=null is undefined for {f} attackers among num_workers={num_workers}: give a number, such "
+                "as attack.z=1.5."
             )
 
     def message(self, a: int, seen: Seen) -> Tensor:
@@ -187,7 +187,7 @@ class Dissensus(Attackers):
 
         m_ai = y_i - epsilon sum_{honest j} W_ij (y_j - y_i) / sum_{attackers b} W_ib
 
-    epsilon  1: plain gossip leaves i where it is; more: it moves away from the others
+    epsilon  1: plain gossip leaves i in place; larger: it moves away from the others
 
     He, Karimireddy and Jaggi (arXiv:2202.01545). Attackers know all models.
     """

@@ -31,8 +31,8 @@ class Gone(ConnectionError):
     def __init__(self, ranks: list[int]) -> None:
         which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         super().__init__(
-            f"connection closed by {which}, which ended without leaving the group (killed, out of memory, or by an "
-            "error): see what was said last there, and start all ranks again"
+            f"connection closed by {which}, which ended without leaving the group (killed, out of memory, or an "
+            "error): see its last output, and restart all ranks"
         )
 
 
@@ -196,7 +196,7 @@ def difference(contents: dict[int, str]) -> str:
     own = [[item for item in each if item not in shared] for each in items]
     words = [", ".join(each[:_ITEMS]) + (", ..." if len(each) > _ITEMS else "") for each in own]
     told = "; ".join(f"{_named(who)}: {what}" for what, who in list(zip(words, ranks.values(), strict=True))[:_SHOWN])
-    return f"the ranks do not agree about what to do: {told}."
+    return f"the ranks disagree about the next operation: {told}."
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -139,9 +139,7 @@ class ProcessNetwork(Network):
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         if self._pushes is None:
             if self.settings.limited:
-                raise ConfigError(
-                    f"{self.settings.limited} is for methods whose messages are waited for: leave it out."
-                )
+                raise ConfigError(f"{self.settings.limited} needs a synchronous method: leave it out.")
             self._pushes = Pushes(self.settings, self.rounds, self.layout, x, self.note_pushes)
         self.flushed = False
         return self._pushes.push(x, p, shares)

@@ -58,7 +58,7 @@ class Clip(Robust):
 
         s_ij = min(1, tau / |m_j - y_i|)
 
-    tau  the largest distance that counts in full
+    tau  largest distance that is not clipped
 
     He, Karimireddy and Jaggi (arXiv:2202.01545), with a radius that is given.
     """
@@ -79,7 +79,7 @@ def _clipped(d: np.ndarray, tau: float) -> np.ndarray:
 class Tolerant(Robust):
     """A rule for attackers of a total weight b among the neighbors of a worker.
 
-    tolerate  how many attackers a worker tolerates among its neighbors: b is the sum of its so many largest W_ij
+    tolerate  number of attackers that a worker tolerates among its neighbors: b is the sum of that many largest W_ij
     weight    b itself, for every worker (null: from robust.tolerate)
     """
 
@@ -159,7 +159,7 @@ class NearestNeighbors(Tolerant):
 class Trimmed(Robust):
     """Coordinate-wise trimmed mean: own and heard without the f largest and the f smallest; W gives the graph only.
 
-    tolerate  f; a worker that hears fewer than 2 f others takes the median
+    tolerate  f; a worker with fewer than 2 f messages takes the median
 
     Yin et al., ICML 2018 (arXiv:1803.01498).
     """

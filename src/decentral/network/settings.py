@@ -39,19 +39,19 @@ class NetworkSettings(Settings, where="network"):
 
     drop_probability    each directed message of each round and tree is lost with this probability, seeded by the run's
                         seed
-    timeout_s           how long a process waits for another one before the run fails
-    transport           what carries rows between processes: shared_memory (all on one Linux host, on CPUs), torch
-                        (torch.distributed: gloo or nccl), or auto: shared memory wherever it can be
-    collective          how processes carry out an all-reduce: library is what the transport has for it; ring, tree,
-                        recursive_doubling, rabenseifner or star are made of messages between two; auto takes the one
-                        that a model of the network says is fastest for rows of this size, where there is one
-    latency_ms          how much later than it would every message to another process arrives, in milliseconds
-    bandwidth_gbps      how many Gbit/s a process sends at most, to all others together (null: as many as it can)
-    measure             whether what is decided by what links cost (compress.adapt, compress=flexible, a collective that
-                        is chosen) goes by probes instead of the configuration: a small and a large message from worker
-                        to worker, whose time and bytes count
+    timeout_s           seconds that a process waits for another one before the run fails
+    transport           transport of rows between processes: shared_memory (all on one Linux host, on CPUs), torch
+                        (torch.distributed: gloo or nccl), or auto: shared memory wherever possible
+    collective          all-reduce between processes: library is the transport's own; ring, tree, recursive_doubling,
+                        rabenseifner or star consist of point-to-point messages; auto takes the fastest one for rows of
+                        this size by a model of the network, if there is one
+    latency_ms          additional delay of every message to another process, in milliseconds
+    bandwidth_gbps      maximum rate at which a process sends to all others together, in Gbit/s (null: no limit)
+    measure             whether decisions that depend on the costs of links (compress.adapt, compress=flexible, a chosen
+                        collective) use probes instead of the configuration: a small and a large message from worker to
+                        worker, whose time and bytes count
     measure_every_steps how often, from step 0 on
-    measure_bytes       of the large message
+    measure_bytes       size of the large message in bytes
     """
 
     drop_probability: float = setting(0.0, at_least=0, below=1)
@@ -59,7 +59,7 @@ class NetworkSettings(Settings, where="network"):
     transport: Carrier = field(default=Carrier.auto, metadata={"volatile": True})
     collective: CollectiveChoice = field(default=CollectiveChoice.library, metadata={"volatile": True})
     latency_ms: float = setting(0.0, at_least=0, at_most=1e6, older=0.0)
-    bandwidth_gbps: float | None = setting(None, at_least=1e-9, hint="or null for as many as there are", older=None)
+    bandwidth_gbps: float | None = setting(None, at_least=1e-9, hint="or null for no limit", older=None)
     measure: bool = field(default=False, metadata={"older": False})
     measure_every_steps: int = setting(10, at_least=1, older=10, when="measure")
     measure_bytes: int = setting(
@@ -82,6 +82,6 @@ class NetworkSettings(Settings, where="network"):
         """Raises ConfigError if messages are limited and there is one process, so that there are none."""
         if self.limited and processes == 1:
             raise ConfigError(
-                f"{self.limited} is for messages between processes, and in one process nothing crosses: use several, "
-                "such as processes=4. (In simulated time, cluster.links says what messages cost.)"
+                f"{self.limited} needs messages between processes, and a single process has none: use several, such "
+                "as processes=4. (In simulated time, cluster.links sets the cost of messages.)"
             )

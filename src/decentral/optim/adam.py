@@ -27,8 +27,8 @@ class Adam(Optimizer):
     Quasi-hyperbolic (Ma & Yarats, ICLR 2019, and MT-DAO, arXiv:2510.05361) with s = gradient_share above 0: the
     numerator m / (1 - beta1^k) becomes s g + (1 - s) m / (1 - beta1^k).
 
-    epsilon_hat     epsilon is added to sqrt(v) before the division by sqrt(1 - beta2^k): the paper's efficient form,
-                    the code of TensorFlow, Dion and MuLoCo
+    epsilon_hat     add epsilon to sqrt(v) before the division by sqrt(1 - beta2^k): the paper's efficient form, used by
+                    TensorFlow, Dion and MuLoCo
     gradient_share  s, the weight of the gradient beside the momentum; MT-DAO's w is 1 - s
     """
 
@@ -102,9 +102,7 @@ class ADOPT(AdamW):
 
     def __post_init__(self) -> None:
         if self.epsilon_hat:
-            raise ConfigError(
-                "optim.epsilon_hat=true is for a bias correction, and optim=adopt has none: leave it out."
-            )
+            raise ConfigError("optim.epsilon_hat=true needs a bias correction, and optim=adopt has none: leave it out.")
 
     def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
         """d = m, or s z + (1 - s) m [k, P], in the memory of g."""

@@ -97,20 +97,20 @@ class Muon(_Places, AdamW):
     last matrix (the head) take `u = -adamw_scale lr (d_adamw + weight_decay x)`. Nothing is communicated. O is not
     linear: methods that average updates instead of gradients or models are not exact with it.
 
-    momentum       mu
-    nesterov       as `torch.optim.Muon`; false: heavy ball, as in MuLoCo (arXiv:2505.23725)
+    momentum       momentum mu
+    nesterov       Nesterov momentum, as in `torch.optim.Muon`; false: heavy ball, as in MuLoCo (arXiv:2505.23725)
     scale          s of a matrix [r, c]: original sqrt(max(1, r / c)), whose lr is about 0.02; match_rms_adamw 0.2
                    sqrt(max(r, c)), with which lr and weight_decay are AdamW's (Liu et al., arXiv:2502.16982); spectral
                    sqrt(r / c); none 1
     polynomial     quintic: that of Jordan et al., five times; triples: MuLoCo's; polar_express: Amsel et al.
                    (arXiv:2505.16932), with |d|_F taken 2 % larger
-    norm_epsilon   is added to |d|_F: 1e-8 in MuLoCo's code, 1e-7 in that of Jordan et al.; with 0 |d|_F is at least
-                   1e-7, as in `torch.optim.Muon`
-    compute        of O: own, the type of the model, or bf16
-    adamw          names, or parts of them, of matrices that AdamW takes: embeddings and heads
-    adamw_last     AdamW takes the last matrix, too
-    adamw_scale    the rate of AdamW's parameters, as a multiple of lr
-    fused          names, or parts of them, of matrices [m c, c] that are m matrices: queries, keys and values in one
+    norm_epsilon   added to |d|_F: 1e-8 in MuLoCo's code, 1e-7 in that of Jordan et al.; with 0, |d|_F is at least 1e-7,
+                   as in `torch.optim.Muon`
+    compute        data type of O: own, that of the model, or bf16
+    adamw          names, or parts of names, of matrices that AdamW updates: embeddings and heads
+    adamw_last     AdamW also updates the last matrix
+    adamw_scale    learning rate of AdamW's parameters, as a multiple of lr
+    fused          names, or parts of names, of matrices [m c, c] that are m matrices: queries, keys and values in one
     """
 
     name: str = "muon"

@@ -29,8 +29,7 @@ class Optimizer(Settings, ABC, where="optim"):
     is communicated. Weight decay is L2: g <- g + weight_decay x before anything else, on every parameter, biases
     included (the RelaySGD authors exempt batch-norm weights; their VGG-11 has none).
 
-    clip_norm   the largest norm of each worker's gradient, over all parameters (of the mean where gradients are
-                averaged)
+    clip_norm   maximum norm of each worker's gradient, over all parameters (of the mean where gradients are averaged)
     """
 
     weight_decay: float

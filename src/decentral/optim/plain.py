@@ -41,7 +41,7 @@ class PlainOptimizer(Plain, Settings, where="optim"):
     Each worker has one, with a state by itself, as if it trained alone: u_i = Opt_i(g_i). All parameters of the model
     are one group.
 
-    clip_norm   the largest norm of each worker's gradient, clipped before the optimizer sees it, as by
+    clip_norm   maximum norm of each worker's gradient, clipped before the optimizer's step, as by
                 `torch.nn.utils.clip_grad_norm_`
     """
 
@@ -59,7 +59,9 @@ class PlainOptimizer(Plain, Settings, where="optim"):
         with self.explained():
             made = self.target()(parameters, **self.settings(), **taken(self.target(), {"lr": lr}))
             if "lr" not in made.param_groups[0]:
-                raise ConfigError(f"optim={self.name} has no learning rate in its param_groups, which lr= sets.")
+                raise ConfigError(
+                    f"optim={self.name} has no learning rate in its param_groupsfor lr= to set: use another optimizer."
+                )
         return made
 
     @contextmanager
@@ -103,8 +105,8 @@ class PlainOptimizer(Plain, Settings, where="optim"):
                 rows.adapt(x, g * (t + 1), buffers, t)
         if not torch.equal(x, torch.stack([parameter.data.flatten() for parameter in alone])):
             raise ConfigError(
-                f"optim={self.name} keeps something outside of the state of its parameters, or draws at random, so "
-                f"that workers would not have one each: {_KEPT}"
+                f"optim={self.name} keeps data outside its parameters' state, or draws at random, so workers cannot "
+                f"have separate copies: {_KEPT}"
             )
 
 
@@ -152,8 +154,8 @@ class TorchRows(TorchRule):
         made = self.optimizer.made(parameters, self._rates(self.lr(0), len(x))[0] or _SOME_RATE)
         if len(made.param_groups) != 1:
             raise ConfigError(
-                f"optim={self.optimizer.name} has {len(made.param_groups)} groups of parameters, where all have to be "
-                "in one: use another optimizer, such as torch.optim:RAdam."
+                f"optim={self.optimizer.name} has {len(made.param_groups)} parameter groups instead of one: use "
+                "another optimizer, such as torch.optim:RAdam."
             )
         group = made.param_groups[0]
         before = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
@@ -168,8 +170,8 @@ class TorchRows(TorchRule):
         for key, value in group.items():
             if isinstance(value, torch.Tensor) and not (key in before and torch.equal(value, before[key])):
                 raise ConfigError(
-                    f"optim={self.optimizer.name} changes a tensor ('{key}') in its param_groups, which all workers "
-                    f"would share: {_KEPT}"
+                    f"optim={self.optimizer.name} changes a tensor ('{key}') in its param_groups, which workers would "
+                    f"share: {_KEPT}"
                 )
             if isinstance(value, int | float) and before.get(key) != value:
                 held.append((None, key, value))
@@ -183,8 +185,8 @@ class TorchRows(TorchRule):
         for owner, key, value in held:
             if value is not None and not isinstance(value, int | float | torch.Tensor):
                 raise ConfigError(
-                    f"optim={self.optimizer.name} keeps a {type(value).__name__} ('{key}') in its state, where only "
-                    "tensors and numbers can be stored: use another optimizer, such as torch.optim:RAdam."
+                    f"optim={self.optimizer.name} keeps a {type(value).__name__} ('{key}') in its state, which only "
+                    "holds tensors and numbers: use another optimizer, such as torch.optim:RAdam."
                 )
             tensor = value if isinstance(value, torch.Tensor) else torch.tensor(0.0, dtype=torch.float64)
             kind = (key, tensor.dtype, tensor.device)
@@ -205,8 +207,8 @@ class TorchRows(TorchRule):
             self._proportional = _is_proportional(self.optimizer)
         if not self._proportional:
             raise ConfigError(
-                f"optim={self.optimizer.name} has updates that are not proportional to the learning rate, and this "
-                "algorithm has one in its formula: use another optimizer, or another algorithm, such as dpsgd."
+                f"optim={self.optimizer.name} has updates that are not proportional to the learning rate, as this "
+                "algorithm's formula requires: use another optimizer, or another algorithm, such as dpsgd."
             )
         return super().direction(g, x, buffers, t)
 
@@ -298,8 +300,8 @@ class TorchRows(TorchRule):
         new += [key for key, value in attributes.items() if now.get(key) != value]
         if new:
             raise ConfigError(
-                f"optim={self.optimizer.name} keeps or changes '{new[0]}', which is not in the state of its parameters "
-                "from the first two steps on, so that workers would not have one each: use another optimizer, such as "
+                f"optim={self.optimizer.name} keeps or changes '{new[0]}', which is not in its parameters' state "
+                "after two steps, so workers cannot have separate copies: use another optimizer, such as "
                 "torch.optim:RAdam."
             )
 

@@ -25,7 +25,7 @@ class SGD(Optimizer):
 
     The same as `torch.optim.SGD`. "Local momentum" in the RelaySum paper is momentum=0.9 with nesterov.
 
-    gradient_share  s, the weight of the gradient beside the momentum, which is not damped: 1 is plain SGD
+    gradient_share  s, weight of the gradient relative to the undamped momentum: 1 is plain SGD
     """
 
     name: str = "sgd"
@@ -40,8 +40,8 @@ class SGD(Optimizer):
     def __post_init__(self) -> None:
         if self.gradient_share and (self.nesterov or not self.momentum):
             raise ConfigError(
-                f"optim.gradient_share={self.gradient_share:g} weighs the gradient against heavy-ball momentum: set "
-                "optim.momentum, and leave out optim.nesterov."
+                f"optim.gradient_share={self.gradient_share:g} needs heavy-ball momentum: set optim.momentum, and "
+                "leave out optim.nesterov."
             )
         if self.nesterov and self.momentum == 0:
             raise ConfigError("optim.nesterov=true needs momentum: set optim.momentum, for example to 0.9.")

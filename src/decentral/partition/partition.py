@@ -27,11 +27,11 @@ class Partition(Settings, ABC, where="partition"):
     def check(self, num_train: int, num_workers: int) -> None:
         """Raise ConfigError if `num_train` samples cannot be dealt to `num_workers`; fast, before data is loaded."""
         if num_workers < 1:
-            raise ConfigError(f"num_workers={num_workers} must be at least 1.")
+            raise ConfigError(f"num_workers={num_workers} is out of range; use a number >= 1.")
         if num_workers > num_train:
             raise ConfigError(
-                f"num_workers={num_workers} is more than the {num_train} training samples, and every worker needs at "
-                f"least one: choose num_workers <= {num_train}."
+                f"num_workers={num_workers} exceeds the {num_train} training samples, one per worker: use num_workers "
+                f"<= {num_train}."
             )
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:
@@ -55,8 +55,8 @@ def own_test_set(counts: np.ndarray, labels: np.ndarray, seed: int, worker: int)
     held = np.where(there > 0, counts, 0)
     if not held.any():
         raise ConfigError(
-            f"evaluation.split=local has no test examples for worker {worker}, whose classes are not in the test set: "
-            "use evaluation.split=global, or another partition."
+            f"evaluation.split=local has no test examples for worker {worker}, because the test set lacks its "
+            "classes: use evaluation.split=global, or another partition."
         )
     m = (there[held > 0] / held[held > 0]).min()  # times the counts
     wanted = np.rint(m * held).astype(np.int64)
@@ -76,8 +76,8 @@ def save_table(counts: np.ndarray, path: str | Path, dealt: str = "class") -> No
 class IID(Partition):
     """A random permutation cut into equal parts: all workers have the same distribution.
 
-    groups  the workers in so many consecutive groups, and the classes, too: a group has all samples of its classes,
-            alike among its workers
+    groups  number of consecutive groups of the workers, and of the classes: a group has all samples of its classes,
+            split evenly among its workers
     """
 
     name: str = "iid"
@@ -97,15 +97,14 @@ class IID(Partition):
         super().check(num_train, num_workers)
         if self.groups > num_workers:
             raise ConfigError(
-                f"partition.groups={self.groups} is more than num_workers={num_workers}: use fewer groups, or more "
-                "workers."
+                f"partition.groups={self.groups} exceeds num_workers={num_workers}: use fewer groups, or more workers."
             )
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:
         """Every group has a class."""
         if self.groups > max(1, num_labels):
             raise ConfigError(
-                f"partition.groups={self.groups} is more than the {num_labels} classes of this data=: use fewer groups."
+                f"partition.groups={self.groups} exceeds the {num_labels} classes of this data=: use fewer groups."
             )
 
 
@@ -132,8 +131,8 @@ class Shards(Partition):
         super().check(num_train, num_workers)
         if num_workers * self.shards_per_worker > num_train:
             raise ConfigError(
-                f"num_workers={num_workers} times partition.shards_per_worker={self.shards_per_worker} is more than "
-                f"the {num_train} training samples: choose num_workers <= {num_train // self.shards_per_worker}."
+                f"num_workers={num_workers} times partition.shards_per_worker={self.shards_per_worker} exceeds the "
+                f"{num_train} training samples: use num_workers <= {num_train // self.shards_per_worker}."
             )
 
 
@@ -164,8 +163,8 @@ class Natural(Partition):
         """There is a source for each worker."""
         if num_labels < num_workers:
             raise ConfigError(
-                f"num_workers={num_workers} is more than the {num_labels} sources of this data=, and partition=natural "
-                f"gives every worker its own: choose num_workers <= {num_labels}, or another partition, such as iid."
+                f"num_workers={num_workers} exceeds the {num_labels} sources of this data=, and partition=natural "
+                f"needs one per worker: use num_workers <= {num_labels}, or another partition, such as iid."
             )
 
 
@@ -196,7 +195,7 @@ class Dirichlet(Partition):
         if not self.even and num_workers > num_train // 2:
             raise ConfigError(
                 f"num_workers={num_workers} is too many for partition.even=false with {num_train} training samples, "
-                f"two for each worker: choose num_workers <= {num_train // 2}, or partition.even=true."
+                f"two per worker: use num_workers <= {num_train // 2}, or partition.even=true."
             )
 
 

@@ -32,18 +32,19 @@ class PlainPartition(Plain, Partition):
         what = f"partition={self.name} returns"
         if len(parts) != num_workers or not all(sizes):
             raise ConfigError(
-                f"{what} {len(parts)} parts with {min(sizes, default=0)} samples at least: return one with at least "
-                f"one sample for each of the {num_workers} workers."
+                f"{what} {len(parts)} parts with {min(sizes, default=0)} samples at least: return {num_workers} "
+                "parts, one per worker, with at least one sample each."
             )
         dealt = np.concatenate(parts)
         if not np.array_equal(np.sort(dealt), np.arange(len(labels))):
             raise ConfigError(
-                f"{what} {len(dealt)} indices, not each of 0 ... {len(labels) - 1} once: deal out every sample once."
+                f"{what} {len(dealt)} indices, not each of 0 ... {len(labels) - 1} once: assign every sample exactly "
+                "once."
             )
         if not all(map(np.array_equal, parts, again)):
             raise ConfigError(
-                f"{what} other parts when it is called again: draw from numpy.random, torch or random, which are "
-                "seeded here, or from numpy.random.default_rng(seed)."
+                f"{what} different parts when called again: draw from numpy.random, torch or random, which are seeded "
+                "here, or from numpy.random.default_rng(seed)."
             )
         return [one.astype(np.int64) for one in parts]
 

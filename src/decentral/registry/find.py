@@ -106,7 +106,8 @@ def _components(package: str, folder: Path | None) -> dict[str, type]:
         if name in found and found[name] is not cls:
             there, here = (shown(inspect.getfile(one)) for one in (found[name], cls))
             raise ConfigError(
-                f"{here}: the name '{name}' is taken by {there}: choose another one, as in name: str = 'my_{name}'."
+                f"{here}: the name '{name}' is already used by {there}: choose another one, as in name: str = "
+                f"'my_{name}'."
             )
         sources.source(cls)  # as it is now
         found[name] = cls
@@ -150,9 +151,11 @@ def _in_folder(package: str, folder: Path) -> Iterator[type]:
     for file in sorted((folder / group).glob("*.py")):
         if not file.name.startswith("_"):
             if not file.exists():  # a link to nothing, or to itself
-                raise ConfigError(f"{shown(file)} cannot be read: it is a link to a file that is not there.")
+                raise ConfigError(f"{shown(file)} cannot be read: it links to a missing file; remove the link.")
             if not file.stem.isidentifier():
-                raise ConfigError(f"{shown(file)} cannot be imported: its name has to be a word, as in my_{group}.py.")
+                raise ConfigError(
+                    f"{shown(file)} cannot be imported: rename it to a Python identifier, as in my_{group}.py."
+                )
             yield from _checked(package, load(f"{plugins.package_of(folder)}.{group}.{file.stem}", shown(file)))
 
 
@@ -199,15 +202,19 @@ def _check(package: str, cls: type, file: str) -> None:
     """Raise ConfigError for what would not work as a component."""
     where, contract = f"{shown(file)}: {cls.__name__}", CONTRACTS[package]
     if not issubclass(cls, _contract(package)):
-        raise ConfigError(f"{where} has to be derived from decentral.{contract}, as everything in {package} is.")
+        raise ConfigError(
+            f"{where} is not derived from decentral.{contract}: derive it, as all components in {package} are."
+        )
     if inspect.isabstract(cls):
         missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
-        raise ConfigError(f"{where} lacks what decentral.{contract} asks for: define {missing}.")
+        raise ConfigError(f"{where} is not a complete decentral.{contract}: define {missing}.")
     if "__dataclass_fields__" not in vars(cls):
-        raise ConfigError(f"{where} has to be a dataclass, whose fields are its settings: write @dataclass above it.")
+        raise ConfigError(
+            f"{where} is not a dataclass: decorate it with @dataclass, so that its fields become settings."
+        )
     name = _name(cls)
     if name is None or not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise ConfigError(f"{where} needs a name to be chosen by, a word: name: str = '{cls.__name__.lower()}'.")
+        raise ConfigError(f"{where} has no valid name: add one, such as name: str = '{cls.__name__.lower()}'.")
 
 
 def described(cls: type) -> str:

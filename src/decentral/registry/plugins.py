@@ -95,7 +95,7 @@ def expect(module: str, digest: str, file: str) -> None:
     known = _read()
     before = known["sources"].setdefault(module, digest)
     if before != digest:
-        raise ConfigError(f"{file}, or a file that it imports, was changed after the start: give the command again.")
+        raise ConfigError(f"{file}, or a file that it imports, has changed since the start: rerun the command.")
     _write(known)
 
 

@@ -67,15 +67,16 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
             continue
         if callable(getattr(base, one.name, None)):
             raise ConfigError(
-                f"{where} cannot be used: its parameter '{one.name}' has the name of a method here: call it otherwise, "
-                "or give it a value in a function of your own."
+                f"{where} cannot be used: its parameter '{one.name}' has the name of a method of decentral: rename "
+                "it, or set it in a wrapper function."
             )
         kind = _kind(hints.get(one.name), one.default)
         required = one.default is inspect.Parameter.empty
         if kind is None or one.name == "name" or one.kind is inspect.Parameter.POSITIONAL_ONLY:
             if required:
                 raise ConfigError(
-                    f"{where} cannot be built: its parameter '{one.name}' has no default, and is no setting."
+                    f"{where} cannot be built: its parameter '{one.name}' has no default and is not a setting; give "
+                    "it a default."
                 )
             continue
         fields.append((one.name, kind, _field(one.default)))
@@ -153,7 +154,7 @@ def _imported(module: str, where: str) -> Any:
         plugins.search(here)
         found = load(module, where)
     if not getattr(found, "__file__", None):
-        raise ConfigError(f"{where}: {module} is a folder, and no module with classes.")
+        raise ConfigError(f"{where}: {module} is a folder without __init__.py, not a module.")
     sources.freeze(module)
     return found
 

@@ -77,7 +77,7 @@ class Cells:
         if len(found) > 1:
             both = ({**entry.labels, "metric": entry.metric} for entry in found[:2])
             first, second = (", ".join(f"{name}={value}" for name, value in one.items()) for one in both)
-            raise ConfigError(f"{where} means both {first} and {second}: give it more labels.")
+            raise ConfigError(f"{where} matches both {first} and {second}: give it more labels.")
         return found[0] if found and (found[0].values or found[0].lost) else None
 
 

@@ -26,7 +26,7 @@ class Listing(ABC):
     """A dataclass whose fields are its keys in the YAML; the subclass has a `name`, which is its `kind`.
 
     file     name of its files, <file>.csv and <file>.md (`name` in the YAML)
-    title    what stands above it
+    title    heading above it
     """
 
     file: str = "listing"
@@ -109,8 +109,8 @@ class Entries(Listing):
 class Trials(Listing):
     """What was tried, by each method in each family: the choices of its search, what was reached, and what was chosen.
 
-    end    the metric that says what a trial had at the end
-    time   the metric that says when it was at the target
+    end    metric with a trial's value at the end
+    time   metric with the time at which a trial reached the target
     """
 
     name: str = "trials"
@@ -276,9 +276,9 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 class Comparison(Listing):
     """A comparison of methods over many problems.
 
-    metrics   metric -> what its column is called
-    problem   the label that tells problems apart
-    methods   the labels that tell methods apart
+    metrics   metric -> heading of its column
+    problem   label that distinguishes problems
+    methods   labels that distinguish methods
     """
 
     metrics: dict[str, str] = field(default_factory=dict)
@@ -303,9 +303,9 @@ class Ranks(Comparison):
     """A row for each method, from the best mean rank of the first metric to the worst: its mean rank by each metric, in
     how many problems it gets to the target, and in how many it takes at most `within` times as much as the best.
 
-    metrics   metric -> what its column is called
-    problem   the label that tells problems apart
-    methods   the labels that tell methods apart
+    metrics   metric -> heading of its column
+    problem   label that distinguishes problems
+    methods   labels that distinguish methods
     """
 
     name: str = "ranks"
@@ -354,9 +354,9 @@ class Overview(Comparison):
     """A table of at most a hundred lines for the README of a paper: of each method the mean ranks, and in each family
     of problems how many times as much as the best it takes by the first metric.
 
-    metrics   metric -> what its column is called
-    problem   the label that tells problems apart
-    methods   the labels that tell methods apart
+    metrics   metric -> heading of its column
+    problem   label that distinguishes problems
+    methods   labels that distinguish methods
     """
 
     name: str = "overview"
@@ -394,10 +394,10 @@ class Choices(Comparison):
     """A row for each problem: by each metric the method that is first, with its number, and those that take at most
     `within` times as much.
 
-    metrics   metric -> what its column is called
-    problem   the label that tells problems apart
-    methods   the labels that tell methods apart
-    most      how many methods a place names
+    metrics   metric -> heading of its column
+    problem   label that distinguishes problems
+    methods   labels that distinguish methods
+    most      maximum number of methods per place
     """
 
     name: str = "choices"

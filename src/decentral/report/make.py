@@ -86,7 +86,7 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
             if drawn:
                 captions[figure.file] = caption(figure, results, lines)
             else:
-                remarks.append(f"{figure.file} has no data yet, so it was not drawn.")
+                remarks.append(f"{figure.file} is not drawn: it has no data yet.")
                 for suffix in FORMATS:
                     (directory / f"{figure.file}.{suffix}").unlink(missing_ok=True)
             files += drawn
@@ -98,7 +98,7 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
         remarks += [f"{note}." for note in results.facts.get("run_notes", [])]
     missed = {one.what for one in found if one.kind == "claim" and one.verdict == verdicts.NOT_MET}
     for says in sorted(results.reasons.keys() - missed):
-        remarks.append(f"reasons.yaml says why '{says}' is not met, but there is no such claim, or it is met.")
+        remarks.append(f"reasons.yaml explains why '{says}' is not met, but that claim is met or does not exist.")
     return Made(results, found, [*files, directory / "verdicts.csv"], remarks)
 
 
@@ -114,7 +114,7 @@ def report_all(
     found = [path for path in found if not scale or path.name.partition("-")[0] == scale]
     if not found:
         what = f" of {' or '.join(names)}" * bool(names) + f" at scale={scale}" * bool(scale)
-        raise ConfigError(f"results_dir={results_dir} holds no results{what}: run decentral-study first.")
+        raise ConfigError(f"results_dir={results_dir} has no results{what}: run decentral-study first.")
     several = num_cores() if len(found) >= _MANY else 1
     done: dict[int, _Told | ConfigError] = {}
     with counted(f"Making {len(found)} reports", len(found), show=len(found) >= _MANY) as advance:

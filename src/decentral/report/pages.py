@@ -222,7 +222,7 @@ def gather(results_dir: Path, known: dict[Path, Run]) -> tuple[list[Item], list[
 
 def skip(path: Path, error: Exception) -> str:
     """The remark on a directory of which no report can be made."""
-    return f"{'/'.join(path.parts[-3:])} is left out: {' '.join(str(error).split())}"
+    return f"{'/'.join(path.parts[-3:])} is skipped: {' '.join(str(error).split())}"
 
 
 def uncompared(items: list[Item], paper: str) -> dict[str, int]:

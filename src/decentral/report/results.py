@@ -77,7 +77,7 @@ class Results:
             return {}
         found = read_yaml(path) or {}
         if not isinstance(found, dict) or not all(isinstance(text, str) for pair in found.items() for text in pair):
-            raise ConfigError(f"{path} has to hold lines such as 'what a claim says: a sentence'.")
+            raise ConfigError(f"{path} is invalid: use lines such as 'claim: a sentence'.")
         return found
 
     def meaning(self, metric: str = "") -> dict[str, Any]:
@@ -135,7 +135,9 @@ class Results:
             known = [(json.loads(key), int(number)) for key, number in (self.facts.get("wanted") or {}).items()]
             return [({name: plain(value) for name, value in own.items()}, number) for own, number in known]
         except (ValueError, TypeError, AttributeError):
-            raise ConfigError(f"`wanted` in {self.directory}/study.json is no labels with numbers of runs.") from None
+            raise ConfigError(
+                f"`wanted` in {self.directory}/study.json does not map labels to numbers of runs."
+            ) from None
 
     @cached_property
     def chosen(self) -> pandas.DataFrame:
@@ -177,7 +179,7 @@ class Results:
                 seed = _numbers(table["seed"])
                 if seed.isna().any():
                     raise ConfigError(
-                        f"{path} is damaged (a line has no seed): run decentral-study again, it writes it anew."
+                        f"{path} is damaged (a line has no seed): rerun decentral-study, which rewrites it."
                     )
                 return table.assign(**known, value=_numbers(table["value"]), seed=seed.astype(int))
         return pandas.DataFrame(columns=[*self.labels, *_CURVE_COLUMNS, *AXES])
@@ -188,16 +190,20 @@ def read(directory: Path) -> Results:
     facts = read_json(directory / "study.json")
     if facts is None or not {"study", "scale"} <= facts.keys():
         why = "study.json is damaged" if (directory / "study.json").exists() else "no study.json"
-        raise ConfigError(f"{directory} holds no results of a study ({why}): run decentral-study first.")
+        raise ConfigError(f"{directory} has no results of a study ({why}): run decentral-study first.")
     for key in ("study", "scale", "paper"):
         if facts.get(key, "") != "":
             check_name(facts[key], f"{directory}/study.json: {key}")
     labels = facts.get("labels", [])
     if not isinstance(labels, list):
-        raise ConfigError(f"{directory}/study.json has labels={labels!r}, which is no list of columns of values.csv.")
+        raise ConfigError(
+            f"{directory}/study.json has labels={labels!r}, which is not a list of columns of values.csv."
+        )
     taken = next((label for label in labels if label in (*_COLUMNS, *_CURVE_COLUMNS, *AXES)), None)
     if taken:
-        raise ConfigError(f"study {facts['study']}: a label cannot be called '{taken}', values.csv has such a column.")
+        raise ConfigError(
+            f"study {facts['study']}: a label cannot be named '{taken}', which is a column of values.csv."
+        )
     table = _read(directory / "values.csv", [*labels, *_COLUMNS])
     changes: dict[str, Any] = {column: _numbers(table[column]) for column in _NUMBERS}
     changes |= {column: table[column].str.lower().isin(["true", "1"]) for column in _FLAGS}
@@ -216,17 +222,17 @@ def _read(path: Path, columns: list[str]) -> pandas.DataFrame:
         if path.suffix == ".gz":
             with gzip.open(path) as file:  # a few bytes of it may become any number
                 if file.seek(_MOST_BYTES) == _MOST_BYTES and file.read(1):
-                    raise ConfigError(f"{path} has more than {_MOST_BYTES:,} bytes once it is unpacked: remove it.")
+                    raise ConfigError(f"{path} has more than {_MOST_BYTES:,} bytes after decompression: remove it.")
         table = pandas.read_csv(path, dtype=str, keep_default_na=False)
     except FileNotFoundError:
         raise ConfigError(
-            f"{path} is missing: run decentral-study again, it writes it from the finished runs."
+            f"{path} is missing: rerun decentral-study, which writes it from the finished runs."
         ) from None
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): delete it and run decentral-study again.") from None
+        raise ConfigError(f"{path} cannot be read ({error}): delete it and rerun decentral-study.") from None
     absent = [column for column in columns if column not in table.columns]
     if absent:
-        raise ConfigError(f"{path} has no column '{absent[0]}': run decentral-study again, it writes it anew.")
+        raise ConfigError(f"{path} has no column '{absent[0]}': rerun decentral-study, which rewrites it.")
     return table.assign(**{name: _labels(table[name]) for name in columns if name not in _OTHERS})
 
 

@@ -75,11 +75,11 @@ class Layout:
     """What a table of runs shows; settings are named as on the command line (`algo`, `lr`, `network.drop_probability`).
 
     rows, columns   settings that tell its rows apart, and the setting that has a column for each value ('': none)
-    best            the setting whose best value is taken in every cell, by the mean over `over`; '': none. A value with
-                    which a run diverges does not count, unless all do.
-    over            the setting that repeats a run: the mean, and the standard deviation with n - 1; '': none
-    metric          'accuracy', or with its split 'train loss'; '': what the runs are judged by
-    worker          whose model counts: worst, mean, averaged, or a number
+    best            setting whose best value each cell takes, by the mean over `over`; '': none. A value with which a
+                    run diverges does not count, unless all do.
+    over            setting that repeats a run: mean and standard deviation (n - 1); '': none
+    metric          'accuracy', or with its split 'train loss'; '': the metric that judges the runs
+    worker          worker whose model counts: worst, mean, averaged, or a number
     where           'key=value': only runs with that setting
     """
 
@@ -212,7 +212,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
     if not ended:
         which = f" with {' and '.join(layout.where)}" if layout.where else ""
         if not isinstance(source, Path):
-            raise ConfigError(f"no run of this sweep{which} has finished: the same command goes on.")
+            raise ConfigError(f"no run of this sweep{which} has finished: rerun the same command.")
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
     asked = _metric(layout.metric, [known for *_, known in ended])
     for path, settings, facts, known in ended:
@@ -237,7 +237,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
     if len(metrics) > 1:
         first = next(iter(metrics))
         raise ConfigError(
-            f"these runs are judged by {' and '.join(metrics)}: choose with --metric '{first}' or with --where."
+            f"these runs are judged by {' and '.join(metrics)}: select one with --metric '{first}' or with --where."
         )
     lacking = len(ended) - len(rows)
     notes = [f"{lacking} run{'s' * (lacking > 1)} without {next(iter(metrics))} left out"] if lacking else []
@@ -366,7 +366,7 @@ def _resolved(layout: Layout, frame: pandas.DataFrame) -> Layout:
         if not key or key in ending:
             return key
         if len(ending) != 1:
-            raise ConfigError(f"{option} {key} is no setting of these runs.{suggest(key, frame.columns)}")
+            raise ConfigError(f"{option} {key} is not a setting of these runs.{suggest(key, frame.columns)}")
         return str(ending[0])
 
     rows = [named("--rows", key) for key in layout.rows]
@@ -374,7 +374,7 @@ def _resolved(layout: Layout, frame: pandas.DataFrame) -> Layout:
                     over=named("--over", layout.over))  # fmt: skip
     twice = [key for key in found.labels if [*found.labels, found.best, found.over].count(key) > 1]
     if twice:
-        raise ConfigError(f"{twice[0]} is named twice: a setting is in rows, in columns, or it is best or over.")
+        raise ConfigError(f"{twice[0]} is named twice: use a setting once, in rows, columns, best or over.")
     return found
 
 
@@ -405,7 +405,7 @@ def _refuse_mixed_cells(chosen: pandas.DataFrame, layout: Layout) -> None:
             if text[key].nunique() > 1:
                 values = ", ".join(text[key].unique()[:3])
                 raise ConfigError(
-                    f"runs of one cell differ in {key} ({values}): name it in --rows, or choose with --where {key}=..."
+                    f"runs of one cell differ in {key} ({values}): name it in --rows, or select with --where {key}=..."
                 )
 
 

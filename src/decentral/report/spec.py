@@ -23,8 +23,8 @@ class Table:
     """A row per combination of `rows`, a column per value of `columns` (one column if there is none).
 
     format     percent (the value is in percent already), steps, scientific (1.5e-06) or plain
-    digits     behind the point; null: 1, for plain 3
-    of         which numbers, a table for each: value (what the study is about), worst, mean, averaged
+    digits     digits after the decimal point; null: 1, for plain 3
+    of         numbers with a table each: value (the study's number), worst, mean, averaged
     bold       whether the best entry of each column is bold, where it is ahead by more than the noise
     """
 
@@ -42,7 +42,7 @@ class Tolerance:
 
     relative   share of the published value
     absolute   in its unit
-    factor     ours is at most so many times larger or smaller
+    factor     ours is at most this factor larger or smaller
     """
 
     relative: float | None = None
@@ -60,10 +60,10 @@ class Tolerance:
 class Published:
     """The published numbers to compare with.
 
-    item       of the paper's file in decentral/published
-    keys       of the numbers of the item that this study is about, as its rows and columns name them; [] for all
-    scales     at which our numbers can be compared
-    because    why this tolerance
+    item       item of the paper's file in decentral/published
+    keys       numbers of the item that this study reproduces, as its rows and columns name them; [] for all
+    scales     scales at which our numbers can be compared
+    because    reason for this tolerance
     """
 
     item: str
@@ -77,11 +77,11 @@ class Published:
 class ReportSpec:
     """All of it.
 
-    claimed_by         who says what the claims say: the paper, or we, where it only describes what it does
-    larger_is_better   of the first metric, and of those of which the runs do not say it; null: as the runs say
-    repeats            what the values of a cell are told apart by: seed, or round where times are taken; '': nothing,
-                       they are computed
-    listings           further tables, made from the numbers: see report/listings.py
+    claimed_by         origin of the claims: the paper, or us, where it only describes its method
+    larger_is_better   direction of the first metric, and of those without one in the runs; null: as in the runs
+    repeats            what distinguishes the values of a cell: seed, or round for timings; '': nothing, for computed
+                       values
+    listings           further tables of the numbers: see report/listings.py
     """
 
     caption: str = ""
@@ -99,7 +99,7 @@ def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
     """The section, checked. Raises ConfigError naming the study, the key and what would work."""
     where = f"study {study}: report"
     if not isinstance(section, dict | None):
-        raise ConfigError(f"{where} should be keys with values, not {section!r}.")
+        raise ConfigError(f"{where} is {section!r}: give keys with values.")
     section = dict(section or {})
     try:
         found: dict[str, list[Any]] = {key: _components(section.pop(key, None), key, where) for key in _LISTS}
@@ -112,7 +112,7 @@ def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
         for one in found[key]:
             check_name(one.file, f"{where}.{key}: name")
             if one.file.casefold() in taken:
-                raise ConfigError(f"{where}.{key}: two are called '{one.file}': give each its own name.")
+                raise ConfigError(f"{where}.{key}: two are named '{one.file}': give each its own name.")
             taken.append(one.file.casefold())
     return spec
 
@@ -127,7 +127,7 @@ _LISTS = ("figures", "listings", "claims")
 def _components(values: Any, key: str, where: str) -> list[Any]:
     """What `kind` of each chooses; the `name` of figures and listings in the YAML is that of their files."""
     if not isinstance(values, list | None) or not all(isinstance(value, dict) for value in values or []):
-        raise ConfigError(f"{where}.{key} should be a list, each item keys with values.")
+        raise ConfigError(f"{where}.{key} must be a list, each item keys with values.")
     found = []
     for number, one in enumerate(values or []):
         kinds = components(f"report.{key}")  # listings need pandas: only where there are some

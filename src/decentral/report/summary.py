@@ -249,18 +249,18 @@ def _how(run_dir: Path) -> list[str]:
     number = facts["processes"]
     words = [f"{number} process{'es' if number != 1 else ''}"]
     words += [f"{key}={facts[key]}" for key in ("transport", "execution") if key in facts]
-    usual = "makes no difference to the result but rounding"
+    usual = "results are the same up to rounding"
     matters = "the result depends on their pace" if facts.get("asynchronous") else usual
     lines = [f"How:      {', '.join(words)} ({matters})"]
     if facts.get("asynchronous") and (read_config(run_dir).get("cluster") or {}).get("name", "none") != "none":
-        lines.append("Cluster:  late workers slept (part of what is told as waiting); all else took what it takes here")
+        lines.append("Cluster:  stragglers slept (counted as waiting); all other times are those of this machine")
     return lines
 
 
 def _next(run_dir: Path, facts: dict[str, Any]) -> str:
     """The command that resumes the run if it is not finished, else the one that repeats it with another seed."""
     arguments = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])[1:]
-    why = "goes on from the newest checkpoint"
+    why = "resumes from the newest checkpoint"
     if facts.get("status") in ("done", "diverged"):
         seed = read_config(run_dir).get("seed")
         arguments = [word for word in arguments if not word.startswith(("seed=", "run_dir=", "progress="))]

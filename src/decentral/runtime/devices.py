@@ -18,9 +18,7 @@ def device_kind(config: Config) -> str:
     kind = kind_of(config.device, num_gpus())
     for key, precision in _precisions(config).items():
         if kind == "cpu" and precision is Precision.tf32:
-            raise ConfigError(
-                f"{key}=tf32 is arithmetic of GPUs, and this run is on the CPU: use {key}=fp32, or bf16 for speed."
-            )
+            raise ConfigError(f"{key}=tf32 needs a GPU, and this run is on the CPU: use {key}=fp32, or bf16 for speed.")
     return kind
 
 
@@ -31,8 +29,8 @@ def slow_precision(config: Config) -> str:
     if not slow or not on_cpu or computes_bf16() is not False:
         return ""
     return (
-        f"{slow[0]}=bf16 is slow here: this processor has no instructions for bfloat16, and a pass takes many times as "
-        f"long as with {slow[0]}=fp32."
+        f"{slow[0]}=bf16 is slow here: this CPU lacks bfloat16 instructions, and a pass takes many times longer than "
+        f"with {slow[0]}=fp32."
     )
 
 
@@ -50,10 +48,13 @@ def kind_of(device: str, gpus: int) -> str:
         return "cuda" if gpus else "cpu"
     kind, _, number = device.partition(":")
     if kind == "cuda" and not gpus:
-        raise ConfigError(f"device={device} needs a GPU, and this machine shows none: use device=cpu or device=auto.")
+        raise ConfigError(f"device={device} needs a GPU, and none is visible here: use device=cpu or device=auto.")
     if number and int(number) >= gpus:
         known = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
-        raise ConfigError(f"device={device} is not there: this machine shows {known}; device=cuda takes what is free.")
+        raise ConfigError(
+            f"device={device} does not exist: this machine has {known}; use one of these, or device=cuda for any free "
+            "GPU."
+        )
     return kind
 
 
@@ -71,13 +72,11 @@ def num_processes(config: Config) -> int:
         count = int(config.processes)
         if count > 1 and ":" in config.device:
             raise ConfigError(
-                f"processes={count} with device={config.device}: every process needs a GPU of its own. Use "
-                "device=cuda, with CUDA_VISIBLE_DEVICES to choose the GPUs, or leave processes= out."
+                f"processes={count} with device={config.device}: every process needs its own GPU. Use device=cuda, "
+                "with CUDA_VISIBLE_DEVICES to choose the GPUs, or leave processes= out."
             )
         if kind == "cuda" and count > max(1, num_gpus()):
-            raise ConfigError(
-                f"processes={count} is more than the {num_gpus()} GPUs here: every process needs one of its own."
-            )
+            raise ConfigError(f"processes={count} exceeds the {num_gpus()} GPUs here: use at most one process per GPU.")
         return count
     slots = num_gpus() if kind == "cuda" else num_cores()
     return max(1, int(min(slots, config.num_workers, config.task.useful_processes(config))))

@@ -97,7 +97,7 @@ def _here(config: Config, directory: Path, threads: int, part: Part | None) -> S
         torch.cuda.set_device(index)
     device = torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
     config = _begun_again(config, directory)
-    ended = RunFailed("something in it, such as a model of one's own, called os._exit(0)", Failure.error)
+    ended = RunFailed("its code, such as your own model, called os._exit(0)", Failure.error)
     with no_silent_end(ended):
         return (part or run)(config, World(0, 1, device), directory)
 
@@ -108,12 +108,12 @@ def _join(config: Config, directory: Path) -> Outcome:
     assert config.num_workers is not None
     if size > config.num_workers:
         raise ConfigError(
-            f"torchrun started {size} processes for num_workers={config.num_workers}: every process hosts at "
-            "least one worker."
+            f"torchrun started {size} processes for num_workers={config.num_workers}: start at most one process per "
+            "worker."
         )
     if device_kind(config) == "cuda" and here > num_gpus():
         raise ConfigError(
-            f"torchrun started {here} processes for {num_gpus()} GPUs: every process needs one of its own."
+            f"torchrun started {here} processes for {num_gpus()} GPUs: start at most one process per GPU."
         )
     config.task.prepare(config)
     set_threads(here, config.task.useful_processes(config) > 1)

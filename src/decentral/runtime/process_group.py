@@ -57,8 +57,8 @@ def store_of_torchrun(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
             return serve_store(size, timeout_s, address, port)
         except OSError as error:
             raise ConfigError(
-                f"MASTER_ADDR={address} MASTER_PORT={port} is no place to listen at ({error.strerror}): give an "
-                "address of the machine of rank 0, and a port that is free there."
+                f"MASTER_ADDR={address} MASTER_PORT={port} cannot be bound ({error.strerror}): give an address of the "
+                "machine of rank 0, and a free port on it."
             ) from None
     timeout = timedelta(seconds=timeout_s)
     return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
@@ -102,8 +102,8 @@ def joined(
         world = World(rank, size, device, distributed=True)
         if world.any(world.agree(int(run, 16)) != int(run, 16))[0]:
             raise ConfigError(
-                "the processes of this run have different configurations, or data that differ from process to process: "
-                "start all with the same command, and seed what data=module:function draws."
+                "the processes of this run differ in configuration or data: start all with the same command, and "
+                "seed the random draws of data=module:function."
             )
         world.barrier()
         yield world

@@ -157,7 +157,7 @@ def start(process: BaseProcess) -> None:
             return
         except (EOFError, ConnectionError):
             continue
-    raise RunFailed("the server that starts processes was killed, or did not answer, again and again.", Failure.killed)
+    raise RunFailed("the fork server was repeatedly killed, or did not answer.", Failure.killed)
 
 
 @contextmanager
@@ -324,7 +324,7 @@ def _reason(workers: Sequence[Worker], first: Worker, said: tuple[Any, ...] | No
     cause = min(causes, key=_weight)
     if silent and isinstance(cause, RunFailed) and cause.failure is Failure.lost:
         names = ", ".join(str(worker) for worker in silent.values())
-        return RunFailed(f"{names} did not answer any more: {cause}", Failure.lost)
+        return RunFailed(f"{names} stopped responding: {cause}", Failure.lost)
     return cause
 
 
@@ -343,7 +343,7 @@ def _cause(worker: Worker, said: tuple[Any, ...] | None) -> Exception:
         if killer := signal_of(code):
             return RunFailed(f"{worker} was killed by {killer}", Failure.killed)
         if code == NO_STATUS:
-            return RunFailed(f"{worker} died together with the process that had started it", Failure.killed)
+            return RunFailed(f"{worker} died with its parent process", Failure.killed)
         return RunFailed(f"{worker} ended with status {code}", Failure.error)
     if said[0] == "refused":
         return said[1]

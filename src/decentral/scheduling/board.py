@@ -88,7 +88,7 @@ class Board:
         """Nothing is running here: another launcher is at all that is left."""
         if not self._waited:
             self._waited = True
-            self.say(f"waiting   for {count} runs that another launcher is carrying out")
+            self.say(f"waiting   for {count} runs of another launcher")
 
     def say(self, text: str) -> None:
         """A line that stays; without a table it says how many jobs are finished, done or diverged, of those that are
@@ -155,7 +155,7 @@ def failure_line(ended: Ended) -> str:
     log = job.directory / LOG
     words = [f"failed    {job.title} (run {job.id}): {kind}: {ended.reason.rstrip('.')}. {ADVICE[kind]}."]
     words += [f"Log: {log}"] if log.exists() else []
-    words += [f"Again: {job.command}"] if job.command else []
+    words += [f"Retry: {job.command}"] if job.command else []
     return "  ".join(words)
 
 

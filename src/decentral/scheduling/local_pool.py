@@ -130,8 +130,8 @@ class Slots:
         needed = demand.processes or 1
         if needed > len(allowed):
             raise ConfigError(
-                f"processes={needed} with device={demand.device} needs {needed} GPUs, here is {len(allowed)}: every "
-                "process needs one of its own; use fewer processes, or device=cpu."
+                f"processes={needed} with device={demand.device} needs {needed} GPUs, one per process, but "
+                f"{len(allowed)} can be used here: use fewer processes, or device=cpu."
             )
         return allowed
 

@@ -108,13 +108,13 @@ class _Work:
         while True:
             if interrupt.requested and not self.interrupted:
                 self.interrupted = True
-                self._stop(pool, "stopping: the runs write checkpoints (again to kill them)")
+                self._stop(pool, "stopping: runs are writing checkpoints (interrupt again to kill them)")
             if not self.stopping:
                 try:
                     self.ask()
                 except Exception as error:
                     self.broken = error
-                    self._stop(pool, f"stopping, since it cannot be said what is left to do: {describe(error)}")
+                    self._stop(pool, f"stopping: the remaining jobs cannot be determined: {describe(error)}")
                 else:
                     self._fill(pool)
             self.board.show(pool.look(), self.wanted)
@@ -150,7 +150,7 @@ class _Work:
             return
         if not pool.has_room(job):
             if not self.running:
-                raise ConfigError("there is no room for it, although nothing else is running.")
+                raise ConfigError("it does not fit, although no other run is active.")
             full.add(device)
             return
         self._theirs.pop(job.id, None)
@@ -178,17 +178,19 @@ class _Work:
             self._theirs[job.id] = time.monotonic() + _POLL_S
             return
         if ended.status is Status.interrupted and not self.stopping:  # by a signal from somewhere else
-            ended = Ended(job, Status.failed, Failure.killed, "its process was told to stop")
+            ended = Ended(job, Status.failed, Failure.killed, "its process received a stop signal")
         again = not self.stopping and ended.status is Status.failed and self._try_again(ended, pool.shares_devices)
         if not again:
             self.over[job.id] = ended
         self.board.ended(ended, again)
         if ended.failure == Failure.disk_full and not self.stopping:
-            self._stop(pool, "the disk is full: no more runs are started. Free some space; the same command goes on")
+            self._stop(pool, "the disk is full: no further runs are started. Free some space; the same command resumes")
         kinds = {(one.failure, one.reason) for one in self.over.values()}
         alike = len(self.over) >= _ALIKE and len(kinds) == 1 and ended.failure == Failure.refused  # data missing, say
         if alike and not self.stopping:
-            self._stop(pool, f"the first {_ALIKE} were refused for the same reason: the others are not started")
+            self._stop(
+                pool, f"the first {_ALIKE} runs were refused for the same reason: the remaining ones are not started"
+            )
 
     def _try_again(self, ended: Ended, shares_devices: bool) -> bool:
         job = ended.job

@@ -125,8 +125,8 @@ class LocalCluster(SlurmCluster):
         """Start a controller that does not hear the terminal's Ctrl-C."""
         if job.demand.alone:
             raise ConfigError(
-                f"launcher.cluster=local runs jobs side by side, but {job.title} takes times and needs the machine to "
-                "itself: use launcher=local, or launcher.cluster=slurm."
+                f"launcher.cluster=local runs jobs concurrently, but {job.title} measures times and needs an idle "
+                "machine: use launcher=local, or launcher.cluster=slurm."
             )
         self._executor.update_parameters(
             timeout_min=self._settings.time_minutes,

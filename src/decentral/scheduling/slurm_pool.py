@@ -20,7 +20,7 @@ from decentral.store.files import read_json, write_json
 _LOOK_S = 0.2  # how often to look for reports
 _STOPPING_EVERY_S = 1.0  # how often to ask for the state of jobs that were told to stop
 _CAUSES = {
-    "OUT_OF_MEMORY": "it needed more memory: raise launcher.memory_gb",
+    "OUT_OF_MEMORY": "it ran out of memory: raise launcher.memory_gb",
     "NODE_FAIL": "its node failed",
     "BOOT_FAIL": "its node failed",
     "TIMEOUT": "it reached its time limit before it had written a checkpoint: raise launcher.grace_s",
@@ -40,7 +40,7 @@ def private_folder(folder: Path) -> None:
     facts = folder.stat()
     if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
-            f"{folder} belongs to another user, or cannot be closed to others, who could then run code as you: choose "
+            f"{folder} belongs to another user, or is writable by others, who could then run code as you: choose "
             "another results_dir."
         )
 
@@ -108,8 +108,8 @@ class SlurmPool(Pool):
                 raise
             self._max_jobs = len(self._active)
             raise NoRoom(
-                f"the cluster took {self._max_jobs} jobs and refused the next one ({describe(error)}): the others wait "
-                "until one of these ends"
+                f"the cluster accepted {self._max_jobs} jobs and rejected the next one ({describe(error)}): the "
+                "remaining jobs wait"
             ) from error
 
     def wait(self, timeout_s: float) -> list[Ended]:

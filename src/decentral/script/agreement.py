@@ -67,8 +67,8 @@ def agree(world: World, proposal: Proposal) -> Agreement:
         wrong += [f"rank {j} sends to rank {i}, which does not receive from it" for i, j in lost]
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise ConfigError(
-            f"{proposal.verb}: {'; '.join(wrong[:_SHOWN])}{more}. Rank j has to name i as a destination exactly where "
-            "i names j as a source; or give one of the two, and the other is found out."
+            f"{proposal.verb}: {'; '.join(wrong[:_SHOWN])}{more}. Rank j must name i as a destination exactly where i "
+            "names j as a source; or give only one of the two, and the other is derived."
         )
     edges = receives | sends
     sources, destinations = np.flatnonzero(edges[world.rank]), np.flatnonzero(edges[:, world.rank])

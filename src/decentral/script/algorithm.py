@@ -35,7 +35,7 @@ class ScriptRule(TorchRule):
             told = " and ".join(f"{rate:g}" for rate in sorted(rates))
             raise ConfigError(
                 f"this algorithm has one learning rate in its formula, but the parameter groups have {told}: give all "
-                "groups the same lr, or use an algorithm that takes any, such as algo='dpsgd'."
+                "groups the same lr, or use an algorithm without this restriction, such as algo='dpsgd'."
             )
         return rates.pop()
 
@@ -50,8 +50,8 @@ class ScriptRule(TorchRule):
         """
         if any(group.get("maximize") for group in self._optimizer.param_groups):
             raise ConfigError(
-                "maximize=True cannot be used with an algorithm that has a momentum of its own, which descends: "
-                "minimise the negative of what is to be maximised."
+                "maximize=True cannot be used with an algorithm with its own momentum: minimize the negative "
+                "objective instead."
             )
         sizes = [parameter.numel() for parameter in self._parameters.parameters]
         decays = {p: l2(self._optimizer, group) for group in self._optimizer.param_groups for p in group["params"]}
@@ -155,13 +155,14 @@ class AlgorithmStep:
         more = sum(value.numel() for value in own.values()) > self._parameters.row.numel()  # than the models
         if more and state.get("rank", self.guard.rank) != self.guard.rank:
             raise ValueError(
-                f"this state_dict is of rank {state['rank']}, not of rank {self.guard.rank}: every rank loads its own"
+                f"this state_dict is of rank {state['rank']}, not of rank {self.guard.rank}: let every rank load its "
+                "own"
             )
         for key in own.keys() | saved.keys():
             mine, other = (_shape(each.get(key)) for each in (own, saved))
             if mine != other:
                 raise ValueError(
-                    f"this state_dict is of {name} for another model or topology: its {key} is {other}, here {mine}"
+                    f"this state_dict is of {name} for another model or topology: its {key} is {other}, not {mine}"
                 )
         for name, value in own.items():
             if value.numel():

@@ -38,7 +38,7 @@ class Bundle:
         wrong = next((type(item).__name__ for item in tensors if not isinstance(item, Tensor)), "")
         if wrong or not tensors:
             found = f"{wrong} in a {type(x).__name__}" if wrong else f"an empty {type(x).__name__}"
-            raise ConfigError(f"x has to be a tensor, tensors or a module with parameters, not {found}.")
+            raise ConfigError(f"x is {found}: give a tensor, tensors or a module with parameters.")
         self.tensors = [tensor.detach() for tensor in tensors]
         groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for place, tensor in enumerate(self.tensors):
@@ -151,9 +151,9 @@ def _named(key: str, ranks: Named | None, rank: int, size: int, kind: str) -> di
     weights: dict[int, float] = {}
     for j, weight in pairs:
         if isinstance(j, bool) or not hasattr(j, "__index__") or not 0 <= int(j) < size:
-            raise ConfigError(f"{key} names {kind} {j!r}, but {kind}s are numbered 0 to {size - 1}.")
+            raise ConfigError(f"{key} names {kind} {j!r}: use 0 to {size - 1}.")
         if int(j) == rank:
-            raise ConfigError(f"{key} names {kind} {j}, which is the caller's own: its weight is self_weight.")
+            raise ConfigError(f"{key} names {kind} {j}, the caller itself: use self_weight.")
         if int(j) in weights:
             raise ConfigError(f"{key} names {kind} {j} twice.")
         weights[int(j)] = _number(f"{key}[{j}]", weight)
@@ -164,7 +164,7 @@ def _number(key: str, weight: float) -> float:
     try:
         number = float(weight)
     except (TypeError, ValueError):
-        raise ConfigError(f"{key}={weight!r} is no number.") from None
+        raise ConfigError(f"{key}={weight!r} is not a number.") from None
     if not math.isfinite(number):
         raise ConfigError(f"{key}={number} is not finite.")
     return number
@@ -173,9 +173,7 @@ def _number(key: str, weight: float) -> float:
 def check_machines(workers_per_machine: int, size: int) -> None:
     """Refuse machines that the ranks cannot be dealt to."""
     if workers_per_machine < 1 or size % workers_per_machine:
-        raise ConfigError(
-            f"workers_per_machine={workers_per_machine} does not divide the {size} ranks: all machines have as many."
-        )
+        raise ConfigError(f"workers_per_machine={workers_per_machine} does not divide the {size} ranks: use a divisor.")
 
 
 def of_machines(workers_per_machine: int) -> str:
@@ -186,7 +184,7 @@ def of_machines(workers_per_machine: int) -> str:
 def rank_of(key: str, named: int, size: int) -> int:
     """A rank; ConfigError, naming the argument, if it is none."""
     if not hasattr(named, "__index__") or not 0 <= int(named) < size:
-        raise ConfigError(f"{key}={named!r} is no rank: ranks are numbered 0 to {size - 1}.")
+        raise ConfigError(f"{key}={named!r} is not a rank: use 0 to {size - 1}.")
     return int(named)
 
 
@@ -232,7 +230,7 @@ def begin_total(
     verb, L = "allreduce", workers_per_machine
     with heard_by_all(world, checked):
         if op not in ("mean", "sum"):
-            raise ConfigError(f"op='{op}' does not exist: it is mean or sum.")
+            raise ConfigError(f"op='{op}' does not exist: use mean or sum.")
         if L is not None:
             check_machines(L, world.size)
         bundle = bundle_of(x, verb, weighted=op == "mean", inplace=inplace)
@@ -308,7 +306,7 @@ def begin_allgather(world: World, x: Tensor) -> Handle:
 def _joinable(x: Tensor, verb: str) -> Tensor:
     """The tensor as it can be sent; ConfigError for what has no dimension 0."""
     if not isinstance(x, Tensor) or x.dim() == 0:
-        raise ConfigError(f"{verb} joins tensors along dimension 0, so x has to be a tensor with one.")
+        raise ConfigError(f"{verb} concatenates along dimension 0: give x at least one dimension.")
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
 

@@ -19,10 +19,7 @@ from decentral.registry import component, components
 from decentral.topology.matrices import Matrices
 from decentral.topology.topology import Topology
 
-_KINDS = (
-    "topology has to be the name of a topology, a Topology, a matrix W [n, n], or a list of such matrices, one for "
-    "each round"
-)
+_KINDS = "topology must be the name of a topology, a Topology, a matrix W [n, n], or a list of matrices, one per round"
 
 
 def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
@@ -36,7 +33,7 @@ def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
         return cast(Topology, _by_name("topology", topology, settings, others))
     if settings:
         raise ConfigError(
-            f"'{next(iter(settings))}' is neither an argument of join nor a setting of the topology, which comes "
+            f"'{next(iter(settings))}' is neither an argument of join nor a setting of the topology, which is given "
             "as an object."
         )
     return topology if isinstance(topology, Topology) else Matrices(_numbers(topology))
@@ -58,13 +55,13 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
     algorithm = cast(Algorithm, chosen("algorithms", algo, Algorithm, _as_dict("algo", settings), ()))
     if algorithm.needs_samples:
         raise ConfigError(
-            f"algo='{algorithm.name}' averages samples and trains nothing, so that there is no optimizer to wrap: "
-            "average tensors with decentral.join(...).neighbor_allreduce."
+            f"algo='{algorithm.name}' estimates a mean and has no optimizer to wrap: average tensors with "
+            "decentral.join(...).neighbor_allreduce."
         )
     if not algorithm.in_rounds():
         raise ConfigError(
-            f"algo='{algorithm.name}' has no steps that all workers take together: it runs in a virtual cluster, as "
-            f"decentral-run algo={algorithm.name} cluster=even does."
+            f"algo='{algorithm.name}' is asynchronous, without common steps: run it in a virtual cluster, as in "
+            f"decentral-run algo={algorithm.name} cluster=even."
         )
     return algorithm
 
@@ -89,17 +86,17 @@ def compression_from(compress: object, settings: dict[str, Any] | None) -> Compr
     """
     own = _as_dict("compress", settings)
     if compress is None and own:
-        raise ConfigError("compress_settings are those of a compressor: give compress= too, such as compress='topk'.")
+        raise ConfigError("compress_settings need a compressor: also give compress=, such as compress='topk'.")
     seed = convert(int, own.pop("seed", 0), "compress.seed")
     steps_per_epoch = convert(float, own.pop("steps_per_epoch", math.nan), "compress.steps_per_epoch")
     if steps_per_epoch <= 0:
-        raise ConfigError(f"compress.steps_per_epoch={steps_per_epoch:g} has to be a number of steps above 0.")
+        raise ConfigError(f"compress.steps_per_epoch={steps_per_epoch:g} is out of range; use a number of steps > 0.")
     given = NoCompression() if compress is None else compress
     compressor = cast(Compressor, chosen("compression", given, Compressor, own, ("seed", "steps_per_epoch")))
     if getattr(compressor, "warmup_epochs", 0.0) and math.isnan(steps_per_epoch):
         raise ConfigError(
-            "warmup_epochs counts epochs, of which an optimizer in a script knows nothing: say how many steps one has, "
-            "as in compress_settings={'warmup_epochs': 5, 'steps_per_epoch': 391}."
+            "warmup_epochs needs the number of steps per epoch in a script: give it, as in "
+            "compress_settings={'warmup_epochs': 5, 'steps_per_epoch': 391}."
         )
     return Compression(compressor, seed, 1.0 if math.isnan(steps_per_epoch) else steps_per_epoch)
 
@@ -109,7 +106,7 @@ _KEYS = {"topology": "topology", "algorithms": "algo", "compression": "compress"
 
 def _as_dict(key: str, settings: object) -> dict[str, Any]:
     if settings is not None and not isinstance(settings, dict):
-        raise ConfigError(f"{key}_settings has to be a dict, such as {{'setting': 1}}, not {settings!r}.")
+        raise ConfigError(f"{key}_settings is {settings!r}: give a dict, such as {{'setting': 1}}.")
     return dict(settings or {})
 
 
@@ -120,11 +117,11 @@ def chosen(package: str, given: object, base: type, settings: dict[str, Any], ot
         return _by_name(package, given, settings, others)
     if not isinstance(given, base):
         raise ConfigError(
-            f"{key} has to be a name (decentral-run --help {key}) or a {base.__module__}.{base.__name__}, not "
-            f"{type(given).__name__}."
+            f"{key} is a {type(given).__name__}: give a name (decentral-run --help {key}) or a "
+            f"{base.__module__}.{base.__name__}."
         )
     if settings:
-        raise ConfigError(f"{key}_settings belong to a name; here {key} is an object, with its own.")
+        raise ConfigError(f"{key}_settings need {key} as a name; it is an object with its own settings.")
     return given
 
 

@@ -35,9 +35,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _HINT = (
-    "every rank has to call the same verbs in the same order, and step() equally often, which "
-    "`for batch in peers.equally(batches):` sees to; "
-    "decentral.join(..., check=True) compares what all ranks are about to do before anything is sent"
+    "all ranks must call the same operations in the same order, and step() equally often, as with `for batch in "
+    "peers.equally(batches):`; decentral.join(..., check=True) compares the next operation of all ranks before "
+    "anything is sent"
 )
 
 
@@ -73,10 +73,10 @@ class Turn:
         if self._by_thread and self._by_thread is not here:
             raise RuntimeError(
                 f"{verb} in thread '{here.name}', but {self._what} belongs to thread '{self._by_thread.name}': join "
-                "and call all verbs in one thread, as ranks pair calls by their order"
+                "and call all operations in one thread, because ranks match calls by their order"
             )
         if not self._lock.acquire(blocking=False):
-            raise RuntimeError(f"{verb} while another thread uses {self._what}: call its verbs in one thread")
+            raise RuntimeError(f"{verb} while another thread uses {self._what}: call its operations in one thread")
         if self._by_thread and self._under_way:
             self._lock.release()
             raise RuntimeError(f"{verb} inside {self._under_way}: call it when {self._under_way} has returned")
@@ -92,8 +92,8 @@ def refuse_a_fork(process: int, what: str) -> None:
     """RuntimeError if this process is not the one that has the connections, but a copy of it."""
     if os.getpid() != process:
         raise RuntimeError(
-            f"{what} in process {os.getpid()}, which was forked from process {process} after decentral.join: "
-            "the connections belong to that process alone, so call it there"
+            f"{what} in process {os.getpid()}, which was forked from process {process} after decentral.join: only "
+            "that process owns the connections; call it there"
         )
 
 
@@ -203,8 +203,8 @@ class Handle:
             return True
         if self._works is None:
             raise ConfigError(
-                f"done() cannot be asked of {self.verb} by a round of the schedule, only of calls with weights: use "
-                "wait(), which returns at once if the messages are there."
+                f"done() is only available for calls with weights, not for {self.verb} by a round of the schedule: "
+                "use wait(), which returns at once if the messages have arrived."
             )
         if self._arrival is None:
             pending = [work for work in self._works if not work.is_completed()]

@@ -76,13 +76,13 @@ def iterates(
     optimizer = cast(Optimizer, chosen("optim", optim, Optimizer, dict(optim_settings or {}), ()))
     start = torch.as_tensor(np.asarray(x0, dtype=np.float64))
     if start.dim() not in (1, 2) or not start.isfinite().all():
-        raise ConfigError(f"x0 has to be finite numbers [P] or [n, P], not of shape {list(start.shape)}.")
+        raise ConfigError(f"x0 of shape {list(start.shape)} is invalid: give finite numbers [P] or [n, P].")
     n = len(start) if start.dim() == 2 else num_workers or topology.implied_num_workers()
     if n is None or num_workers not in (None, n):
-        raise ConfigError(f"num_workers={num_workers} does not say how many there are: give x0 [n, P], or n.")
+        raise ConfigError(f"num_workers={num_workers} does not set the number of workers: give x0 [n, P], or n.")
     x = start.expand(n, -1).clone()
     if not algorithm.own_starts and not (x == x[:1]).all():
-        raise ConfigError(f"algo='{algorithm.name}' begins at one model that all share: give x0 [P].")
+        raise ConfigError(f"algo='{algorithm.name}' starts from one shared model: give x0 [P].")
     compress = compress or algorithm.usual_compress or None
     compressor, of_messages, per_epoch = compression_from(compress, compress_settings)
     try:
@@ -103,10 +103,13 @@ def iterates(
 
     def gradients(x: Tensor, workers: Any = None) -> Tensor:
         if workers is not None:
-            raise ConfigError(f"algo='{algorithm.name}' asks for the gradients of some workers: use decentral-run.")
+            raise ConfigError(f"algo='{algorithm.name}' needs gradients of single workers: use decentral-run.")
         g = torch.as_tensor(oracle(x.numpy().copy(), stepper.t), dtype=torch.float64).clone()
         if g.shape != x.shape:
-            raise ConfigError(f"oracle(x, t) gave numbers of shape {list(g.shape)} for x {list(x.shape)}.")
+            raise ConfigError(
+                f"oracle(x, t) returned shape {list(g.shape)} for x {list(x.shape)}: return gradients of the same "
+                "shape."
+            )
         return g
 
     rate = lr if callable(lr) else lambda t: lr

@@ -170,7 +170,7 @@ def _plan(
     members = n // communication.workers_per_machine
     if implied is not None and implied != members:
         raise ConfigError(
-            f"topology={found.name} is made for {implied}, but there are {members} "
+            f"topology={found.name} needs {implied} workers, but there are {members} "
             f"{'ranks' if members == n else 'machines'}: start torchrun with another --nproc-per-node, or use another "
             "topology."
         )
@@ -192,7 +192,7 @@ def _patience(timeout_s: float | None) -> float:
     if timeout_s is not None:
         number: float = convert(float, timeout_s, "timeout_s")
         if not 0 < number <= 1e6:
-            raise ConfigError(f"timeout_s={number:g} has to be a number of seconds, up to 1e6.")
+            raise ConfigError(f"timeout_s={number:g} is out of range; use a number of seconds > 0 and <= 1e6.")
         return number
     if not dist.is_initialized():
         return _USUAL_PATIENCE_S
@@ -209,8 +209,8 @@ def _wants_cuda(device: str) -> bool:
         raise ConfigError(f"device='{device}' does not exist.{suggest(str(device), ('auto', 'cpu', 'cuda'))}")
     if device == "cuda" and gpus < here:
         raise ConfigError(
-            f"device=cuda needs a GPU for each of the {here} processes of this host, which shows {gpus}: use "
-            "device=auto, or start fewer."
+            f"device=cuda needs a GPU for each of the {here} processes of this host, which has {gpus}: use "
+            "device=auto, or start fewer processes."
         )
     return device != "cpu" and gpus >= here
 

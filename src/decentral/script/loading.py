@@ -111,7 +111,7 @@ class Trained:
 
         module, task = self.averaged if model is None else model, self.settings.get("task")
         if not issubclass(component("tasks", str(task)) or object, Translation):
-            raise ConfigError(f"{self.directory} is a run of task={task}: translate is for runs of task=translation.")
+            raise ConfigError(f"{self.directory} is a run of task={task}: translate needs a run of task=translation.")
         if module is None:
             raise ConfigError(
                 f"{self.directory} has no models: it is {self.status}, with save={self.settings.get('save')}; use a "
@@ -214,8 +214,7 @@ def _called(model: Callable[..., nn.Module]) -> nn.Module:
         inspect.signature(model).bind()
     except TypeError as error:
         raise ConfigError(
-            f"model={name} is called without arguments here, but: {error}. Give the module itself, or "
-            f"lambda: {name}(...)."
+            f"model={name} cannot be called without arguments: {error}. Give the module itself, or lambda: {name}(...)."
         ) from None
     except ValueError:  # nothing is known of its arguments
         pass
@@ -244,7 +243,7 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
     """
     rows = []
     if not os.path.isdir(at_home(results_dir)):
-        raise ConfigError(f"results_dir={results_dir} is not a folder: give one in which there are runs.")
+        raise ConfigError(f"results_dir={results_dir} is not a folder: give one with runs.")
     for found in find_runs(at_home(results_dir)):
         row: dict[str, Any] = {"id": found.run_id, "status": str(found.status), "directory": str(found.path)}
         settings = run_settings(found.path)
@@ -269,13 +268,13 @@ def _applicable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _directory(run: str | Path, results_dir: str | Path) -> Path:
     if not isinstance(run, str | Path):
-        raise ConfigError(f"run={run!r} is no run: give its id, as decentral.runs() has them, or its directory.")
+        raise ConfigError(f"run={run!r} is not a run: give its ID, as listed by decentral.runs(), or its directory.")
     results = at_home(results_dir)
     folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands, and of studies
     for path in (at_home(run), *folders):
         if os.path.isfile(path / "config.yaml"):
             return path
-    raise ConfigError(f"{run} is no run: there is no config.yaml in it, and none in {' or '.join(map(str, folders))}.")
+    raise ConfigError(f"{run} is not a run: config.yaml is missing in it and in {' or '.join(map(str, folders))}.")
 
 
 def _last(directory: Path) -> dict[str, Any]:

@@ -192,8 +192,8 @@ class ModeStep:
                 return
             if number < len(self._mixings) or parameter not in self._missing[number]:
                 raise RuntimeError(
-                    "a second backward() before step(), while parameters are updated during the backward pass: put "
-                    "all but the last one into `with optimizer.accumulate():`, or wrap with overlap=False"
+                    "a second backward() before step() conflicts with updates during the backward pass: put all but "
+                    "the last one into `with optimizer.accumulate():`, or wrap with overlap=False"
                 )
             self._missing[number].remove(parameter)  # type: ignore[arg-type]
             while len(self._mixings) < len(self._missing) and not self._missing[len(self._mixings)]:
@@ -213,6 +213,6 @@ class ModeStep:
             self.inner.param_groups = groups
         if before != parts:
             raise RuntimeError(
-                f"{type(self.inner).__name__} changes its param_groups in a step, which cannot be done bucket by "
-                "bucket: wrap with overlap=False"
+                f"{type(self.inner).__name__} changes its param_groups in a step, which overlap does not support: "
+                "wrap with overlap=False"
             )

@@ -68,7 +68,7 @@ class DecentralizedOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """One step of this rank; waits for those it averages with. Raises what the network raises."""
         if closure is not None:
-            raise TypeError("a decentralized step takes no closure: call backward() before it")
+            raise TypeError("a decentralized step does not support a closure: call backward() before step()")
         refuse_a_fork(self.peers.turn.process, "step()")
         if self._closed:
             raise RuntimeError("step() after close(): the wrapped optimizer's own step() still works")
@@ -85,7 +85,9 @@ class DecentralizedOptimizer(Optimizer):
         if (found := getattr(self, "found_inf", None)) is None:
             return False
         if self._how.under_way:
-            self._how.guard.require("a GradScaler may skip a step, which has begun already: wrap with overlap=False.")
+            self._how.guard.require(
+                "a GradScaler may skip a step after its communication has started: wrap with overlap=False."
+            )
         if (scale := self.grad_scale) is not None:  # type: ignore[attr-defined]
             for group in self.param_groups:
                 for parameter in group["params"]:
@@ -222,12 +224,12 @@ class DecentralizedOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """Not possible any more."""
-        raise RuntimeError("add parameter groups before decentral.wrap: what travels has been laid out already")
+        raise RuntimeError("add parameter groups before decentral.wrap, not after it")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Not possible: it holds connections."""
         raise TypeError(
-            "a DecentralizedOptimizer cannot be copied or saved, as it is connected to other ranks: use its "
+            "a DecentralizedOptimizer is connected to other ranks and cannot be copied or saved: use its "
             "state_dict(), or its .inner, the optimizer that was wrapped"
         )
 

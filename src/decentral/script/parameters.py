@@ -25,8 +25,8 @@ from decentral.script.handle import hinted, quiet
 from decentral.terminal.console import warn
 
 _AGAIN = (
-    "what travels was laid out at decentral.wrap: wrap again, on every rank, with optimizer = decentral.wrap(model, "
-    "optimizer.close(), peers=optimizer.peers, broadcast_from=None)."
+    "wrap again, on every rank, with optimizer = decentral.wrap(model, optimizer.close(), peers=optimizer.peers, "
+    "broadcast_from=None)."
 )
 _wrapped = count()
 
@@ -84,17 +84,17 @@ def start(
     if first < len(named):
         rank = int((lines[:, 0] == first).argmax())
         done = (
-            "each rank keeps its own, which came with an optimizer state of its own; broadcast_from=0 gives all those "
-            "of rank 0"
+            "each rank keeps its own, which came with its own optimizer state; broadcast_from=0 gives all ranks "
+            "those of rank 0"
             if own
-            else "all start with those of rank 0; broadcast_from=None keeps each rank's own"
+            else "all ranks start with those of rank 0; broadcast_from=None keeps each rank's own"
         )
         where = f"{list(named)[first]} of rank {rank} by {lines[rank, 1]:.2g} from rank 0"
         warn(f"weights differ between ranks at decentral.wrap ({where}): {done}")
     if states_differ and (synchronous or not with_state):
         warn(
-            "optimizer states differ between ranks at decentral.wrap and stay as they are; "
-            "peers.broadcast_optimizer_state(optimizer) before wrap gives all that of rank 0"
+            "optimizer states differ between ranks at decentral.wrap and stay unchanged; "
+            "peers.broadcast_optimizer_state(optimizer) before wrap copies that of rank 0"
         )
 
 
@@ -143,7 +143,7 @@ def broadcast_optimizer(optimizer: Optimizer, world: World, root: int) -> None:
     except (pickle.UnpicklingError, EOFError) as error:
         raise ConfigError(
             f"the state of {type(optimizer).__name__} cannot be sent, because it holds more than tensors, numbers and "
-            "text: let every rank load a checkpoint of it instead."
+            "text: load a checkpoint of it on every rank instead."
         ) from error
     if world.rank != root:
         optimizer.load_state_dict(state)
@@ -210,8 +210,8 @@ class ParameterRow:
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
         if len(dtypes) > 1:
             raise ConfigError(
-                f"algo= trains parameters of one dtype, but the model has {' and '.join(dtypes)}: convert it with "
-                "model.to(dtype), or use mode=, which takes any."
+                f"algo= needs parameters of one dtype, but the model has {' and '.join(dtypes)}: convert it with "
+                "model.to(dtype), or use mode=, which supports several."
             )
         self.parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
@@ -260,7 +260,7 @@ class ParameterRow:
 def _check_devices(parameters: Sequence[nn.Parameter]) -> None:
     devices = {parameter.device for parameter in parameters}
     if not devices:
-        raise ConfigError("the optimizer has no parameters that require a gradient: there is nothing to train.")
+        raise ConfigError("the optimizer has no parameters that require a gradient: add some to train.")
     if len(devices) != 1:
         raise ConfigError(
             f"the parameters are on {len(devices)} devices ({', '.join(sorted(map(str, devices)))}): put the model "
@@ -323,8 +323,8 @@ class Guard:
         """What is not as it was; "" if all is. `in_place`: whether the parameters lie where they were put."""
         if not in_place:
             return (
-                "the parameters are not where decentral.wrap has put them: call model.to(...), .half() and the like "
-                "before wrap, not after it, and write new values with p.data.copy_(...)."
+                "the parameters have moved since decentral.wrap: call model.to(...), .half() and the like before "
+                "wrap, not after it, and write new values with p.data.copy_(...)."
             )
         trained = self._in_groups()
         if len(trained) != len(self._trained) or not all(map(is_, trained, self._trained)):
@@ -342,7 +342,7 @@ class Guard:
     def _largest(self) -> str:
         numbers = (one for group in self._optimizer.param_groups for one in group.items() if type(one[1]) is float)
         key, value = max(numbers, key=lambda one: abs(one[1]))
-        return f"{key}={value:g} takes parameters beyond what their dtype holds, so that training diverges: lower it."
+        return f"{key}={value:g} makes parameters overflow their dtype, so training diverges: lower it."
 
     def _in_groups(self) -> list[nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]

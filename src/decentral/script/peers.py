@@ -218,7 +218,7 @@ class Peers(Group):
         checked = self._checks(check, False)
         with heard_by_all(self.world, checked):
             if not hasattr(round, "__index__") or round < 0:
-                raise ConfigError(f"round={round!r} has to be a whole number from 0.")
+                raise ConfigError(f"round={round!r} is invalid: use a whole number >= 0.")
             calls.check_machines(workers_per_machine, self.size)
             bundle = calls.bundle_of(x, name, weighted=True, inplace=inplace)
         if checked:

@@ -110,13 +110,13 @@ def train(
         raise KeyboardInterrupt(f"the run has a checkpoint in {outcome.directory}: the same call resumes it")
     if outcome.status is Status.diverged:
         suspects = (RunStore.peek(outcome.directory) or {}).get("suspects")
-        way = "; ".join(suspects) if suspects else f"try a smaller rate than lr={config.lr:g}"
+        way = "; ".join(suspects) if suspects else f"use a smaller learning rate than lr={config.lr:g}"
         warnings.warn(
-            f"the run diverged, so that it has metrics but no models: {way}",
+            f"the run diverged, so it has metrics but no models: {way}",
             stacklevel=4,  # above the decorators
         )
     if outcome.done_before and is_leader():
-        say(f"Run {run_id(config)} is done already: reused from {outcome.directory}; rerun=True computes it again.")
+        say(f"Run {run_id(config)} is already finished: reused from {outcome.directory}; use rerun=True to repeat it.")
     made_again = partial(config.model.build, config.task.describe(config))
     found = found_in(outcome.directory, lambda settings: made_again)
     if config.progress and not outcome.done_before and is_leader():
@@ -136,8 +136,8 @@ def _composed(
         key, _, value = word.replace('"', "").partition("=")
         if value != {"processes": "1", "launcher": "local"}.get(key, value):
             raise ConfigError(
-                f"{word} is not for decentral.train, which works in this process: "
-                "decentral-run has them, for a model and data that are in a file (docs/own_components.md)."
+                f"{word} cannot be used with decentral.train, which works in this process: use decentral-run, with "
+                "the model and data in a file (docs/own_components.md)."
             )
         if key in _ARGUMENTS:
             raise ConfigError(f"{word} is {_ARGUMENTS[key]} of decentral.train: give {value!r} there.")
@@ -156,10 +156,10 @@ def _composed(
             )
     elif isinstance(train_data, str):
         if test_data is not None:
-            raise ConfigError(f"train_data={train_data} has test data of its own: leave test_data out.")
+            raise ConfigError(f"train_data={train_data} includes test data: leave test_data out.")
         chosen.append(f"data={literal(train_data)}")
     elif test_data is None:
-        raise ConfigError("test_data= is missing: give a map-style data set, too.")
+        raise ConfigError("test_data= is missing: also give a map-style test set.")
     else:
         made["data"] = GivenData.of(train_data, test_data)
     config = compose([*chosen, *words, "processes=1", f"results_dir={literal(results_dir)}"], config_dir, made)
@@ -255,7 +255,7 @@ class GivenData(PlainData):
         for name, data, look in zip(("train_data", "test_data"), (train, test), found._found.looks, strict=True):
             code, unknown = fingerprint(_code(data), name)
             if not look.digest:
-                code, unknown = os.urandom(8).hex(), f"{name}[0] is another example when it is read again"
+                code, unknown = os.urandom(8).hex(), f"{name}[0] differs when read again"
             _say(unknown)
             digest.update(f"{look.digest} {code}\n".encode())
         found.content = digest.hexdigest()[:16]

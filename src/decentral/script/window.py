@@ -26,9 +26,9 @@ def _check(t: object, transport: object) -> None:
     """ConfigError for what no window can be made of."""
     if not isinstance(t, Tensor) or t.layout is not torch.strided:
         found = f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else f"{type(t).__name__}"
-        raise ConfigError(f"a window takes a dense tensor, not {found}.")
+        raise ConfigError(f"a window needs a dense tensor, not {found}.")
     if not torch.is_floating_point(t):
-        raise ConfigError(f"a window takes a floating-point tensor, not one of {t.dtype}: convert it first.")
+        raise ConfigError(f"a window needs a floating-point tensor, not {t.dtype}: convert it first.")
     if transport not in list(Carrier.__members__):
         raise ConfigError(f"transport={transport!r} does not exist: use auto, shared_memory or torch.")
 
@@ -38,12 +38,12 @@ def _pairs(edges: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]
     try:
         named = sorted({(int(j), int(i)) for j, i in edges})
     except (TypeError, ValueError, OverflowError):
-        raise ConfigError("edges has to be pairs (source, destination) of ranks, such as [(0, 1), (1, 0)].") from None
+        raise ConfigError(
+            "edges are invalid: give pairs (source, destination) of ranks, such as [(0, 1), (1, 0)]."
+        ) from None
     wrong = [(j, i) for j, i in named if i == j or not (0 <= i < size and 0 <= j < size)]
     if wrong:
-        raise ConfigError(
-            f"edges has {wrong[0]}, but an edge leads from one of the ranks 0 to {size - 1} to another one."
-        )
+        raise ConfigError(f"edges has {wrong[0]}: use pairs of two different ranks from 0 to {size - 1}.")
     return named
 
 
@@ -290,7 +290,7 @@ class Window:
 
     def _close(self) -> None:
         if not (self.turn.over or self.turn.forked):
-            self.turn.over = "after the window was freed: make another decentral.Window"
+            self.turn.over = "after the window was freed: create a new decentral.Window"
             self._opened.close()
 
     def _outgoing(self, weights: Named | None, self_weight: float) -> tuple[Mapping[int, float], float]:

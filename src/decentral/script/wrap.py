@@ -134,7 +134,7 @@ def _laid_out(model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group
         except ConfigError as error:
             step.close()
             step.net.close()
-            raise ConfigError(f"{error}; optimizer.state.pop('{KEY}') before wrap begins anew.") from None
+            raise ConfigError(f"{error}; optimizer.state.pop('{KEY}') before wrap starts over.") from None
     return DecentralizedOptimizer(group, net, model, step)
 
 
@@ -161,8 +161,8 @@ def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Pee
     given += [] if topology is _USUAL or isinstance(topology, Peers) else ["topology"]
     if given:
         raise ConfigError(
-            f"{given[0]} is given with peers=, but topology and its settings belong to decentral.join: give wrap "
-            f"either those or peers=.{_misspelled(joined.topology.name, settings)}"
+            f"{given[0]} conflicts with peers=, whose topology and settings come from decentral.join: give either of "
+            f"them.{_misspelled(joined.topology.name, settings)}"
         )
 
 
@@ -201,25 +201,25 @@ def _how(
     if algo is not None:
         if mode is not None:
             raise ConfigError(
-                f"mode='{mode}' and algo= are two ways to say what a step is: give one. (An algorithm's own mode is "
-                "algo_settings={'mode': 'awc'}.)"
+                f"mode='{mode}' and algo= conflict: give one of them. (An algorithm's own mode is "
+                f"algo_settings={{'mode': 'awc'}}.)"
             )
         of_modes = {"overlap": overlap, "bucket_mb": bucket_mb}
         return _checked_steps(algo, algo_settings, compress, compress_settings, of_modes, peers)
     if compress is not None or compress_settings:
         raise ConfigError(
-            "compress= is for algo=, such as algo='allreduce' or algo='choco': a mode sends its rows as they are."
+            "compress= needs algo=, such as algo='allreduce' or algo='choco': a mode sends uncompressed rows."
         )
     if algo_settings:
-        raise ConfigError("algo_settings are those of an algorithm: give algo= too.")
+        raise ConfigError("algo_settings need an algorithm: also give algo=.")
     mode = "atc" if mode is None else mode
     if mode not in Mode.__members__:
         raise ConfigError(f"mode='{mode}' does not exist.{suggest(str(mode), Mode.__members__)}")
     if bucket_mb is not None and not bucket_mb > 0:
-        raise ConfigError(f"bucket_mb={bucket_mb:g} has to be a number of megabytes above 0.")
+        raise ConfigError(f"bucket_mb={bucket_mb:g} is out of range; use a number of megabytes > 0.")
     chosen = Mode[mode]
     if overlap and chosen not in (Mode.atc, Mode.awc):
-        raise ConfigError(f"overlap=True is for mode='atc' and 'awc', not for '{mode}': leave it out.")
+        raise ConfigError(f"overlap=True needs mode='atc' or 'awc', not '{mode}': leave it out.")
     if not _METHODS[chosen].uses_topology and not peers.communication.plain:
         raise ConfigError(
             f"mode='{mode}' averages gradients in every step: leave out every, global_every and workers_per_machine."
@@ -247,8 +247,8 @@ def _checked_steps(
         for key, value in refused.items():
             if value is not None:
                 raise ConfigError(
-                    f"{key}={value} is for mode='atc' and 'awc': algo={algorithm.name} sends whole rows when its "
-                    "formula does, so leave it out."
+                    f"{key}={value} needs mode='atc' or 'awc', because algo={algorithm.name} sends whole rows: leave "
+                    "it out."
                 )
         check_communication(algorithm, peers.communication)
         check_needs(peers.schedule, algorithm.needs, algorithm.name, peers.topology.name)
@@ -258,8 +258,8 @@ def _checked_steps(
             check_compressor(algorithm, compressor)
             if compressor.chooses or compressor.adapts:
                 raise ConfigError(
-                    f"compress={compressor.name!r} with these settings decides by what links cost, which a "
-                    "script does not say: use decentral-run with a cluster, or another compressor, such as 'topk'."
+                    f"compress={compressor.name!r} with these settings needs the costs of links, which a script does "
+                    "not know: use decentral-run with a cluster, or another compressor, such as 'topk'."
                 )
             schedule, name = lambda: peers.schedule, peers.topology.name
             check_compressed_rounds(algorithm, compressor, peers.communication, schedule, name)
@@ -272,17 +272,17 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
     """Raise ConfigError for what is wrong on this rank."""
     if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
         found = f"{type(model).__name__} and {type(optimizer).__name__}"
-        raise ConfigError(f"wrap takes a torch.nn.Module and a torch.optim.Optimizer, not {found}.")
+        raise ConfigError(f"wrap needs a torch.nn.Module and a torch.optim.Optimizer, not {found}.")
     if isinstance(optimizer, DecentralizedOptimizer):
-        raise ConfigError("the optimizer is decentralized already: wrap the torch optimizer, once.")
+        raise ConfigError("the optimizer is already decentralized: wrap the torch optimizer once.")
     if isinstance(optimizer, LBFGS):
         raise ConfigError(
-            "LBFGS computes several gradients in a step, which cannot be shared out: use an optimizer that takes one, "
-            "such as torch.optim.SGD or AdamW."
+            "LBFGS computes several gradients per step, which is not supported: use an optimizer with one, such as "
+            "torch.optim.SGD or AdamW."
         )
     for name, each in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(each) or each.is_meta:
-            raise ConfigError(f"{name} has no values yet: initialize it, by a forward pass or to_empty, before wrap.")
+            raise ConfigError(f"{name} has no values: initialize it before wrap, by a forward pass or to_empty.")
         expanded = each.layout is torch.strided and any(
             size > 1 and stride == 0 for size, stride in zip(each.shape, each.stride(), strict=True)
         )
@@ -291,18 +291,18 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
     for name, part in model.named_modules():
         if isinstance(part, nn.SyncBatchNorm) and any(each.is_cpu for each in part.parameters()):
             raise ConfigError(
-                f"{name or 'the model'} is a SyncBatchNorm on the CPU, for which torch has none: use a BatchNorm of "
-                "torch.nn, or move the model to a GPU before wrap."
+                f"{name or 'the model'} is a SyncBatchNorm on the CPU, which torch does not support: use a BatchNorm "
+                "of torch.nn, or move the model to a GPU before wrap."
             )
     own = set(model.parameters())
     strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
     if strangers:
         raise ConfigError(
-            f"the optimizer has {len(strangers)} parameters that the model does not have: build it from "
+            f"the optimizer has {len(strangers)} parameters that are not in the model: build it from "
             "model.parameters()."
         )
     if broadcast_from not in (None, "auto", *range(peers.size)):
-        raise ConfigError(f"broadcast_from={broadcast_from} is no rank: use 0 to {peers.size - 1}, None or 'auto'.")
+        raise ConfigError(f"broadcast_from={broadcast_from} is not a rank: use 0 to {peers.size - 1}, None or 'auto'.")
 
 
 def _described(model: nn.Module, optimizer: Optimizer) -> str:

@@ -203,7 +203,7 @@ def validate(root: Path, step: int, run_id: str | None, metrics: LineFile | None
     described = isinstance(parts, dict) and parts and all(isinstance(part, dict) for part in parts.values())
     whole = written == _digest(manifest) and described and isinstance(manifest.get("meta"), dict)
     if not whole:
-        return f"The checkpoint of step {step} is damaged ({_MANIFEST} is not what was written)."
+        return f"The checkpoint of step {step} is damaged ({_MANIFEST} does not match its checksum)."
     if foreign := _foreign(manifest, step, run_id, metrics):
         return f"The checkpoint of step {step} is not used ({foreign})."
     for part, expected in manifest["parts"].items():
@@ -213,21 +213,21 @@ def validate(root: Path, step: int, run_id: str | None, metrics: LineFile | None
                 continue
         except OSError:
             pass
-        return f"The checkpoint of step {step} is damaged ({file.name} is not what was written)."
+        return f"The checkpoint of step {step} is damaged ({file.name} does not match its checksum)."
     return Checkpoint(step, directory, tuple(manifest["parts"]), manifest["meta"])
 
 
 def _foreign(manifest: dict[str, Any], step: int, run_id: str | None, metrics: LineFile | None) -> str | None:
     """Why a checkpoint is not this one of this run. One that an older version has written does not say everything."""
     if manifest.get("step") != step:
-        return f"it is that of step {manifest.get('step')}, in a folder with another name"
+        return f"it belongs to step {manifest.get('step')}, not to its folder"
     if manifest.get("run_id", run_id) != run_id:
-        return f"it is of run {manifest['run_id']}, this is run {run_id}"
+        return f"it belongs to run {manifest['run_id']}, not to run {run_id}"
     if metrics is None or "metrics" not in manifest:
         return None
     then = Extent(**manifest["metrics"])
     if metrics.extent_of(then.num_lines) != then:
-        return f"{metrics.path.name} has lost some of the {then.num_lines} rows that it had then"
+        return f"{metrics.path.name} has lost some of its {then.num_lines} rows"
     return None
 
 
@@ -253,7 +253,5 @@ def at(root: Path, step: int) -> Checkpoint:
     directory = root / str(step)
     manifest = read_json(directory / _MANIFEST)
     if manifest is None:
-        raise OSError(
-            errno.ENOENT, "no checkpoint: the processes of a run need a file system that they share", str(directory)
-        )
+        raise OSError(errno.ENOENT, "no checkpoint: the processes of a run need a shared file system", str(directory))
     return Checkpoint(step, directory, tuple(manifest["parts"]), manifest["meta"])

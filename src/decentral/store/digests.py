@@ -92,7 +92,7 @@ def file_digests(root: Path, names: Sequence[str]) -> list[str]:
     facts = {name: _facts(os.path.join(folder, name)) for name in names}
     stale = [name for name, each in facts.items() if known.get(name, ([], ""))[0] != each]
     fresh, size = dict[str, str](), sum(facts[name][0] for name in stale)
-    with unless_quick(f"Reading {len(stale):,} files of {root} to see what is in them", size) as advance:
+    with unless_quick(f"Hashing {len(stale):,} files of {root}", size) as advance:
         for name in stale:
             settled = max(facts[name][1:3]) < time.time_ns() - _SETTLED_NS
             fresh[name] = _digest(os.path.join(folder, name), advance)

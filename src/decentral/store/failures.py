@@ -29,16 +29,16 @@ RESTARTED = OUTSIDE - {Failure.out_of_memory}
 """Failures after which a run on one machine starts its processes again by itself."""
 
 ADVICE = {
-    Failure.killed: "If the machine ran out of memory, use fewer processes; the same command goes on from the last "
+    Failure.killed: "If the machine ran out of memory, use fewer processes; the same command resumes from the last "
     "checkpoint",
-    Failure.lost: "If a process was only slow, raise network.timeout_s; the same command goes on from the last "
+    Failure.lost: "If a process was only slow, raise network.timeout_s; the same command resumes from the last "
     "checkpoint",
-    Failure.out_of_memory: "More processes on more GPUs share the memory, and the same command then goes on from the "
-    "last checkpoint; a smaller batch_size, a smaller model or fewer workers make another run",
-    Failure.disk_full: "Free some space and give the same command again: it goes on from the last checkpoint, which is "
-    "whole",
-    Failure.refused: "Mend that and give the same command again",
-    Failure.error: "The same command goes on from the last checkpoint (DECENTRAL_TRACEBACK=1 shows where it failed)",
+    Failure.out_of_memory: "Use more processes on more GPUs, which share the memory; the same command resumes from "
+    "the last checkpoint. A smaller batch_size, a smaller model or fewer workers also help, but make another run",
+    Failure.disk_full: "Free some space and rerun the same command: it resumes from the last checkpoint, which is "
+    "intact",
+    Failure.refused: "Fix that and rerun the same command",
+    Failure.error: "The same command resumes from the last checkpoint (DECENTRAL_TRACEBACK=1 shows the traceback)",
 }
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

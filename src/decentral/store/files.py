@@ -86,7 +86,7 @@ def check_name(name: Any, what: str) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"\w(?:[\w .+=,-]{0,98}[\w+=,-])?", name):
         shown = name if len(str(name)) < 60 else f"{str(name)[:60]}..."
         raise ConfigError(
-            f"{what}={shown!r} is no plain name of a file: use at most 100 letters, digits and ._+=,- without a folder."
+            f"{what}={shown!r} is not a plain file name: use at most 100 letters, digits and ._+=,- without a folder."
         )
 
 
@@ -94,7 +94,7 @@ def refuse_links(directory: Path, above: int = 0) -> None:
     """Raise ConfigError if a folder to write into, or one of so many above it, is a link to another place."""
     link = next((path for path in [directory, *directory.parents[:above]] if path.is_symlink()), None)
     if link is not None:
-        raise ConfigError(f"{link} is a link, and results are written into their own folder only: remove the link.")
+        raise ConfigError(f"{link} is a link, and results are only written into their own folder: remove the link.")
 
 
 def is_leftover(name: str) -> bool:

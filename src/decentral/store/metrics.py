@@ -97,7 +97,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is not a regular file: remove it, or the folder that it came in.")
+            raise ConfigError(f"{path} is not a regular file: remove it, or its folder.")
         content = path.read_bytes()
     except FileNotFoundError:
         copy = path.with_name(f"{path.name}.gz")
@@ -119,10 +119,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def damaged(path: Path, number: int) -> ConfigError:
     """What to raise for a line that is not what was written."""
-    return ConfigError(
-        f"line {number} of {path} is damaged: delete the folder {path.parent} and give the command again, which "
-        "computes it anew."
-    )
+    return ConfigError(f"line {number} of {path} is damaged: delete the folder {path.parent} and rerun the command.")
 
 
 _ENCODER = json.JSONEncoder(allow_nan=False)

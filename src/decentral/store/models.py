@@ -167,7 +167,7 @@ def load_models(directory: Path, run_id: str | None = None) -> dict[str, dict[st
             raise ConfigError(f"{path} belongs to {theirs}, not to run {run_id or directory.name}: {_HINT}.")
         written = header.pop("sha256", None)  # those that are older have none
         if written is not None and written != _digest(tensors, header):
-            raise ValueError("its content is not what was written")
+            raise ValueError("its content does not match its checksum")
         return _models(tensors, header)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: the run is not finished, or was made with save=none.") from None
@@ -193,7 +193,7 @@ def _models(tensors: dict[str, Tensor], header: dict[str, str]) -> dict[str, dic
     for key, value in every.items():
         model, _, name = key.partition(".")
         if model != AVERAGED and not re.fullmatch(r"worker\d{1,9}", model):
-            raise ValueError(f"{key[:40]!r} is of no worker")
+            raise ValueError(f"{key[:40]!r} belongs to no worker")
         models.setdefault(model, {})[name] = value
     if AVERAGED not in models:
         raise ValueError("there is no averaged model")

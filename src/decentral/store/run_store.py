@@ -39,7 +39,9 @@ def take(lock: int, path: Path) -> None:
     try:
         free = try_lock(lock)
     except OSError as error:
-        raise ConfigError(f"run_dir={path} is on a file system without locks: {error.strerror}.") from error
+        raise ConfigError(
+            f"run_dir={path} is on a file system without locks ({error.strerror}): choose another folder."
+        ) from error
     if not free:
         writer = os.pread(lock, 1000, 0).decode(errors="replace").strip() or "another process"
         raise DirectoryTaken(f"run_dir={path} is being written by {writer}: wait for it, or choose another run_dir.")
@@ -77,14 +79,14 @@ def refuse_foreign(path: Path, run_id: str) -> None:
         raise ConfigError(f"run_dir={path} is a file: choose a folder that is new or empty.")
     recorded = recorded_id(path)
     if recorded not in (None, run_id):
-        raise ConfigError(f"run_dir={path} holds run {recorded}, this is run {run_id}: choose another run_dir.")
+        raise ConfigError(f"run_dir={path} holds run {recorded}, not run {run_id}: choose another run_dir.")
     entries = list(path.iterdir())
     link = next((one for one in [*entries, *path.glob("checkpoints/*")] if one.is_symlink()), None)
     if link is not None:
-        raise ConfigError(f"{link} is a link, and a run writes into its own folder only: remove the link.")
+        raise ConfigError(f"{link} is a link, and a run only writes into its own folder: remove the link.")
     ours = [one for one in entries if one.name in (LOCK, LOG) or is_leftover(one.name)]
     if recorded is None and len(ours) < len(entries):  # more than a start that was killed leaves behind
-        raise ConfigError(f"run_dir={path} has files in it but is no run directory: choose one that is new or empty.")
+        raise ConfigError(f"run_dir={path} contains files but is not a run directory: choose one that is new or empty.")
 
 
 _RESULTS = (
@@ -152,7 +154,10 @@ class RunStore:
             path.mkdir(parents=True, exist_ok=True)
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise ConfigError(f"run_dir={path} cannot be written: {error.strerror}.") from error
+            raise ConfigError(
+                f"run_dir={path} cannot be written ({error.strerror}): choose another folder, or change its "
+                "permissions."
+            ) from error
         try:
             take(lock, path)
             refuse_foreign(path, run_id)  # again: now nobody else can change it
@@ -270,8 +275,8 @@ class RunStore:
         if lost is not None:
             what = f"{lost} in it was" if self.path.exists() else "it was"
             raise DirectoryLost(
-                f"run_dir={self.path} cannot be written any more, because {what} deleted or replaced while the run was "
-                "on: give the same command again, which computes what is lost, and leave the folder alone meanwhile."
+                f"run_dir={self.path} cannot be written, because {what} deleted or replaced during the run: rerun the "
+                "same command, which repeats what is lost, and leave the folder alone meanwhile."
             )
 
     def write_provenance(self, facts: dict[str, Any]) -> None:

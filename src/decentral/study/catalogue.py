@@ -63,7 +63,7 @@ def _value(key: str, text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f"study.{key}={text} cannot be read: write it as in YAML, for example [1,2].") from None
+        raise ConfigError(f"study.{key}={text} is not valid YAML: write it as in [1,2].") from None
 
 
 def study_from(what: str, values: dict[str, Any]) -> Study:
@@ -121,7 +121,7 @@ def write_study(
     check_name(name, "--save-study")
     metrics = next((known for _, path in runs if (known := read_metadata(path))), None)
     if metrics is None:
-        raise ConfigError(f"--save-study={name} needs a run that has been evaluated, to know what counts.")
+        raise ConfigError(f"--save-study={name} needs an evaluated run to select the metric.")
     metric = next(iter(metrics.values()))
     settings = [dict(_setting(word) for word in words) for words, _ in runs]
     values = {key: list(dict.fromkeys(one[key] for one in settings)) for key in settings[0]}

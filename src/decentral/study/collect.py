@@ -63,7 +63,7 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     refuse_links(directory, above=2)
     directory.mkdir(parents=True, exist_ok=True)
     values: list[Value] = []
-    with unless_quick("Collecting what the runs have left", len(cells)) as advance:
+    with unless_quick("Collecting results", len(cells)) as advance:
         for cell in cells:
             values += cell.values()
             advance(1)

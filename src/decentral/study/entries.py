@@ -18,12 +18,12 @@ from decentral.study.measure import Measure
 class Method(Settings):
     """A line of methods.yaml: an algorithm, the settings that are not its defaults, and those that are searched.
 
-    title   as tables and figures show it
-    base    overrides of its runs, behind those of the scenario
+    title   name in tables and figures
+    base    overrides of its runs, after those of the scenario
     search  key -> its choices as a list, the authors' own first, or {low: ..., high: ...} for a number on a logarithmic
-            scale; a choice may set more: compress: [int8, topk compress.keep=0.01]. optim.* counts only where the
-            scenario's local rule is plain SGD. {}: fixed, only the learning rate is tuned
-    times   its learning rates are those of the scenario times this: 0.1 where momentum makes ten steps of one
+            scale; a choice may set several keys: compress: [int8, topk compress.keep=0.01]. optim.* applies only where
+            the scenario's local rule is plain SGD. {}: only the learning rate is tuned
+    times   factor of the scenario's learning rates: 0.1 where momentum accumulates ten steps
     """
 
     name: str
@@ -37,9 +37,9 @@ class Method(Settings):
             where = f"method {self.name}: search.{key}={space}"
             if isinstance(space, dict):
                 if set(space) != {"low", "high"} or not 0 < space["low"] < space["high"]:
-                    raise ConfigError(f"{where} has to be a list, or {{low: ..., high: ...}} with 0 < low < high.")
+                    raise ConfigError(f"{where} must be a list, or {{low: ..., high: ...}} with 0 < low < high.")
             elif not isinstance(space, list) or not space:
-                raise ConfigError(f"{where} has to be a list of choices, or {{low: ..., high: ...}}.")
+                raise ConfigError(f"{where} must be a list of choices, or {{low: ..., high: ...}}.")
 
     @property
     def searched(self) -> str:
@@ -54,20 +54,20 @@ class Method(Settings):
 class Scenario(Settings):
     """A file of scenario/: a task, the clusters that time it, what has to be reached, and what may be spent for it.
 
-    title         what it is, in one line
+    title         description in one line
     base          overrides of its runs: task, data, model, number of workers
-    clocks        clusters (`cluster=`), each of which makes it a problem; all of them together weigh as one
-    messages      how many parameters the model has whose messages are timed (cluster.num_parameters)
-    steps         the budget: gradients that a worker takes (on average, where nobody waits for anybody)
-    target        what has to be reached: {metric: ..., worker: ...}, with to_reach where exactness is the target
-    margin        how far the target is from what the tuned baseline has at the end, in the unit of the metric
-    because       why this target
-    rates         [low, high]: the learning rates that are searched, for SGD without momentum or the scenario's own rule
-    variants      name -> overrides: what is held out, run once with what was chosen
-    tune_seed     the seed of the trials, which counts for nothing else
-    seeds         the seeds that count, with the best trial
-    needs         what it takes that is not bundled; '' if nothing
-    smoke         what is different at scale=smoke
+    clocks        clusters (`cluster=`); each makes a separate problem, and together they weigh as one
+    messages      number of parameters of the model whose messages are timed (cluster.num_parameters)
+    steps         budget: gradients per worker (on average for asynchronous methods)
+    target        target: {metric: ..., worker: ...}, with to_reach where exactness is the target
+    margin        distance of the target from the tuned baseline's value at the end, in the unit of the metric
+    because       reason for this target
+    rates         [low, high]: range of learning rates to search, for SGD without momentum or the scenario's own rule
+    variants      name -> overrides: held-out variants, run once with the chosen settings
+    tune_seed     seed of the trials, used for nothing else
+    seeds         seeds of the final runs with the best trial
+    needs         requirements that are not bundled; '' if none
+    smoke         overrides at scale=smoke
     """
 
     name: str
@@ -89,13 +89,13 @@ class Scenario(Settings):
     def __post_init__(self) -> None:
         where = f"scenario {self.name}"
         if (self.target.to_reach is None) == (self.margin == 0):
-            raise ConfigError(f"{where}: it needs margin above 0, or target.to_reach, and not both.")
+            raise ConfigError(f"{where}: give either margin > 0 or target.to_reach.")
         if len(self.rates) != 2 or not 0 < self.rates[0] <= self.rates[1]:
-            raise ConfigError(f"{where}: rates={self.rates} has to be [low, high] with 0 < low <= high.")
+            raise ConfigError(f"{where}: rates={self.rates} must be [low, high] with 0 < low <= high.")
         if self.steps < 1 or not self.seeds or not self.clocks:
-            raise ConfigError(f"{where}: it takes at least one step, one of seeds and one of clocks.")
+            raise ConfigError(f"{where}: give at least one step, one seed and one clock.")
         if self.tune_seed in self.seeds:
-            raise ConfigError(f"{where}: tune_seed={self.tune_seed} is one of seeds={self.seeds}: take another one.")
+            raise ConfigError(f"{where}: tune_seed={self.tune_seed} is one of seeds={self.seeds}: use another seed.")
 
     @property
     def reduced(self) -> Scenario:
@@ -166,7 +166,7 @@ def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
         file = folder / "methods.yaml"
         theirs = list(read_mapping(file)) if file.exists() else []
         if twice := known.keys() & set(theirs):
-            raise ConfigError(f"{file}: {min(twice)} is the name of one of ours: give it another one.")
+            raise ConfigError(f"{file}: {min(twice)} is the name of a built-in entry: rename it.")
         known |= read_mapping(file) if theirs else {}
     if plugins.folder() is None or not mine:
         theirs = []

@@ -45,16 +45,17 @@ class Measure:
     """Which of a run's numbers counts, for example the worst worker's test accuracy, mean of the last five epochs.
 
     split, metric    of metrics.jsonl
-    worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts; of some of the workers
-                     'present mean', 'returned mean', 'honest worst' and so on, where the run says who they are
-    last_epochs      mean over the evaluations in the last so many epochs, for each worker, before the worst of them is
-                     taken (RelaySum paper; with an evaluation every 4 epochs, 5 are epochs 196 and 200); 0: the last
-    to_reach         the number is where on `axis` the metric first is as good as this, in the unit that is shown (95
-                     for an accuracy of 95 %); nan where it never is
-    axis             for to_reach
-    percent          whether to multiply by 100; null: as the run says of its metric
+    worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts; of a group of workers
+                     'present mean', 'returned mean', 'honest worst' and so on, where the run defines it
+    last_epochs      average each worker's evaluations over the last epochs, this many, before taking the worst worker
+                     (RelaySum paper; with an evaluation every 4 epochs, 5 means epochs 196 and 200); 0: the last
+                     evaluation
+    to_reach         report where on `axis` the metric first reaches this value, in the displayed unit (95 for an
+                     accuracy of 95 %); nan if never
+    axis             axis of to_reach
+    percent          whether to multiply by 100; null: as the run's metric defines
     larger_is_better which end is the worst; null: as the run says of its metric
-    when_diverged    the value of a run that diverged; null: it has none, and is counted as diverged
+    when_diverged    value of a diverged run; null: none, and the run counts as diverged
     """
 
     split: str = "test"
@@ -71,19 +72,19 @@ class Measure:
         group, _, whose = self.worker.rpartition(" ")
         if not self.worker.isdigit() and (whose not in _AGGREGATES or group not in ("", *_GROUPS)):
             raise ConfigError(
-                f"measure.worker={self.worker} is unknown: use worst, mean, averaged, 'present worst' and so on (of "
-                f"{', '.join(_GROUPS)}), or a number."
+                f"measure.worker={self.worker} is unknown: use worst, mean or averaged, also of a group "
+                f"({', '.join(_GROUPS)}) as in 'present worst', or a worker's number."
             )
         for key, number in (("last_epochs", self.last_epochs), ("to_reach", self.to_reach)):
             if number is not None and not math.isfinite(number):
-                raise ConfigError(f"measure.{key}={number} must be a finite number.")
+                raise ConfigError(f"measure.{key}={number} is not finite; use a finite number.")
         if self.last_epochs < 0:
-            raise ConfigError(f"measure.last_epochs={self.last_epochs:g} must be 0 or more.")
+            raise ConfigError(f"measure.last_epochs={self.last_epochs:g} is negative; use a number >= 0.")
         if self.axis not in AXES:
-            raise ConfigError(f"measure.axis={self.axis} is no axis.{suggest(self.axis, AXES)}")
+            raise ConfigError(f"measure.axis={self.axis} is not an axis.{suggest(self.axis, AXES)}")
         if self.to_reach is not None and self.last_epochs:
             raise ConfigError(
-                f"measure.to_reach={self.to_reach:g} looks at all evaluations: leave out measure.last_epochs."
+                f"measure.to_reach={self.to_reach:g} considers all evaluations: leave out measure.last_epochs."
             )
 
     def of(self, directory: Path) -> Measured:
@@ -159,9 +160,9 @@ class Measure:
         missing = {each for each in missing if isinstance(each, int) or each in _AGGREGATES}  # a group may be empty
         if missing or (steps is not None and last is not None and last < steps):
             raise ConfigError(
-                f"{directory / 'metrics.jsonl'} has lost its end: it goes to step {last} of {steps}"
+                f"{directory / 'metrics.jsonl'} is incomplete: it ends at step {last} of {steps}"
                 + (f", without worker {next(iter(missing))} there" if missing else "")
-                + f". Delete the folder {directory} and give the command again, which computes it anew."
+                + f". Delete the folder {directory} and rerun the command."
             )
         return rows
 
@@ -169,7 +170,7 @@ class Measure:
         """What counts, worst, mean, averaged. Raises ConfigError if the run does not have them."""
         what = f"{directory} has no {self.split} {self.metric}"
         if not rows:
-            raise ConfigError(f"{what}, which the study is about: use a task that measures it.")
+            raise ConfigError(f"{what}, which the study needs: use a task that measures it.")
         if self.to_reach is not None and any(self.axis not in row for row in rows):
             raise ConfigError(f"{what} over {self.axis}: use another measure.axis.")
         found = self._reached(rows) if self.to_reach is not None else self._last(rows)

@@ -21,12 +21,13 @@ from decentral.study.study import Cell, Study, overrides_of, points
 class MeasuredStudy(Study):
     """A measurement of each of `rows` at each combination of `columns`; further keys are the measurement's settings.
 
-    rows          what tells them apart (method, topology), `base`: overrides, `published`: 'algorithm|topology' of its
-                  numbers in the published table, `only`: columns that it is measured at, if not all, and any setting
+    rows          labels that distinguish the rows (method, topology), `base`: overrides, `published`:
+                  'algorithm|topology' of its numbers in the published table, `only`: columns that it is measured at, if
+                  not all, and any setting
     columns       label -> values, for example {num_workers: [4, 8]}; every combination is a column
     keys          label -> key of decentral-run, where the label is not the key itself: {waits for: cluster.waits_for}
-    setting       how the published table writes a value: with {num_workers} and other labels
-    published_at  label -> values of the columns that the paper gives numbers for; {}: all
+    setting       format of a value in the published table: with {num_workers} and other labels
+    published_at  label -> values of the columns with numbers in the paper; {}: all
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -40,7 +41,7 @@ class MeasuredStudy(Study):
     def __post_init__(self) -> None:
         unknown = next((label for label in self.published_at if label not in self.columns), None)
         if unknown is not None:
-            raise ConfigError(f"published_at: {unknown} is no column.{suggest(unknown, self.columns)}")
+            raise ConfigError(f"published_at: {unknown} is not a column.{suggest(unknown, self.columns)}")
         for row in self.rows or [None]:
             self.measurement(**self._settings(row))  # which checks them
 

@@ -111,14 +111,14 @@ def plan(name: str, scale: str, cells: Sequence[Cell]) -> str:
         totals = [total + count for total, count in zip(totals, counts, strict=True)]
     rows.append(["total", *[""] * (len(labels) - 1), *map(str, totals)])
     lines = [] if len(cells) > _LISTED else [aligned(rows, left=len(labels)), ""]
-    more = f", and {totals[2]} to come when searches for learning rates are over; these may ask for more as they go"
+    more = f", plus {totals[2]} after the learning-rate searches, which may add more"
     lines.append(
-        f"{name} at scale={scale}: {len(cells)} cells, {totals[0]} jobs known today ({totals[1]} done, {len(pending)} "
-        f"to do){more if totals[2] else ''}."
+        f"{name} at scale={scale}: {len(cells)} cells, {totals[0]} jobs known so far ({totals[1]} done, "
+        f"{len(pending)} to do){more if totals[2] else ''}."
     )
     if left := len(pending) + totals[2]:
         took = [float((RunStore.peek(source.jobs[id].directory) or {}).get("wall_s", 0.0)) for id in source.finished]
-        told = f"about {duration(fmean(took) * left)} one after the other" if took else "not known before a job is done"
+        told = f"about {duration(fmean(took) * left)} sequentially" if took else "unknown until a job is finished"
         lines.append(f"Time:     {told}.")
     return "\n".join(lines)
 
@@ -136,7 +136,7 @@ class Row(Settings):
 
     method, topology    as tables and figures show them
     base                overrides of its runs
-    published           'algorithm|topology' of its numbers in the published table; '' if there are none
+    published           'algorithm|topology' of its numbers in the published table; '' if none
     """
 
     method: str = ""

@@ -72,8 +72,8 @@ def write(
     size = sum(path.stat().st_size for path in files)
     if size > _MOST_BYTES:
         raise ConfigError(
-            f"{own} has {size:,} bytes of *.py and *.yaml, and all of it would be submitted: put what the method needs "
-            f"into a folder with at most {_MOST_BYTES:,}."
+            f"{own} has {size:,} bytes of *.py and *.yaml, all of which would be submitted: put the method's files "
+            f"into a folder with at most {_MOST_BYTES:,} bytes."
         )
     collect(study, cells, folder, facts)
     for path in files:
@@ -115,7 +115,7 @@ def read(folder: Path) -> dict[str, Any]:
     facts = read_json(folder / FACTS)
     keys = {"scale", "rules", "version", "methods", "cells", "files", "hash"}
     if facts is None or not keys <= facts.keys() or not isinstance(facts["files"], dict):
-        raise ConfigError(f"{folder} is no submission: {FACTS} is missing or damaged there.")
+        raise ConfigError(f"{folder} is not a submission: its {FACTS} is missing or damaged.")
     return facts
 
 
@@ -123,7 +123,7 @@ def damage(folder: Path, facts: dict[str, Any]) -> list[str]:
     """A sentence for each file that is not as it was submitted."""
     wrong = []
     if hash_of(facts) != facts["hash"]:
-        wrong.append(f"{FACTS} was changed: its hash is not the one that it says.")
+        wrong.append(f"{FACTS} was changed: its hash does not match.")
     there = {path.relative_to(folder).as_posix(): _sha256(path.read_bytes()) for path in _files(folder)}
     for name in sorted({*there, *facts["files"]}):
         if name not in there or name not in facts["files"]:
@@ -273,14 +273,14 @@ def checks(cells: Sequence[BenchmarkCell], submitted: Sequence[StoredCell]) -> t
         whole = all(by.keys() == (metrics if counts else {*metrics, END}) for (*_, counts), by in own.items())
         name = f"{cell.labels['scenario']}, {cell.labels['method']}"
         if not own or not whole or expected.keys() != own.keys():
-            wrong.append(f"{name}: the rows are not of the runs that its configuration makes here.")
+            wrong.append(f"{name}: the rows do not belong to the runs of its configuration.")
             continue
         tried = [by for (*_, counts), by in own.items() if not counts]
         scores = {
             (by[END].setting, by[END].lr): cell.score(by[METRICS["simulated_s"]].value, by[END].value) for by in tried
         }
         if scores and scores[next(iter(counting))] < max(scores.values()) - _ALIKE:
-            wrong.append(f"{name}: another trial is better than the one that counts.")
+            wrong.append(f"{name}: another trial is better than the submitted one.")
         found += [Check(cell, run, own[key]) for key, run in expected.items()]
     return found, wrong
 

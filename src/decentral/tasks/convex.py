@@ -27,15 +27,15 @@ class Quadratics(Task):
         f(x) = 1/n sum_i ||A_i x - b_i||^2
         g_i(x) = A_i^T (A_i x - b_i)                         half of the gradient, as the authors use it
 
-    problem            .npz with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]`, or `x0 [n, d]` with a start for each
-                       worker (else zeros); the keys of the generator are then not used, but for the noise
-    dimension          d
-    singular_min       mu, the smallest singular value of the A_i (null: no rescaling but by the largest)
+    problem            .npz file with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]`, or `x0 [n, d]` with a start for
+                       each worker (else zeros); the generator's keys other than the noise are then ignored
+    dimension          dimension d
+    singular_min       mu, the smallest singular value of the A_i (null: rescale only by the largest)
     singular_max       L, the largest
     zeta2              heterogeneity 1/n sum_i ||grad f_i(x*)||^2
     initial_distance   ||x^0 - x*||
     noise              sigma: the gradient noise is normal with variance noise^2 / d per coordinate, from the run's seed
-    problem_seed       draws the problem (null: the run's seed)
+    problem_seed       seed of the problem (null: the run's seed)
     """
 
     eval_every_epochs: ClassVar[float | None] = None
@@ -53,8 +53,8 @@ class Quadratics(Task):
     def __post_init__(self) -> None:
         if self.singular_min is not None and not 0 <= self.singular_min <= self.singular_max:
             raise ConfigError(
-                f"task.singular_min={self.singular_min:g} has to be from 0 to task.singular_max={self.singular_max:g}, "
-                "or null."
+                f"task.singular_min={self.singular_min:g} is out of range; use a number from 0 to "
+                f"task.singular_max={self.singular_max:g}, or null."
             )
 
     @property
@@ -104,7 +104,7 @@ class Quadratics(Task):
 
 def read_problem(path: str) -> dict[str, np.ndarray]:
     """A [n, d, d], b [n, d] and x0 [d] or [n, d], float64, from an .npz file. Raises ConfigError for anything else."""
-    wanted = "it has to be an .npz with finite real numbers A [n, d, d], b [n, d] and, if any, x0 [d] or [n, d]"
+    wanted = "give an .npz file with finite real numbers A [n, d, d], b [n, d] and, if any, x0 [d] or [n, d]"
     return _read_arrays(f"task.problem={path}", path, wanted, square=True)
 
 
@@ -112,7 +112,9 @@ def _workers_of(said: str, arrays: dict[str, np.ndarray], config: TaskConfig) ->
     """The file's n. Raises ConfigError for another one."""
     n = len(arrays["A"])
     if config.num_workers not in (None, n):
-        raise ConfigError(f"num_workers={config.num_workers} does not fit {said}, which has {n} workers: leave it out.")
+        raise ConfigError(
+            f"num_workers={config.num_workers} conflicts with {said}, which has {n} workers: leave it out."
+        )
     return n
 
 
@@ -133,7 +135,7 @@ def _read_arrays(said: str, path: str, wanted: str, square: bool) -> dict[str, n
     finite = all(np.isfinite(array).all() for array in arrays.values())
     fits = len(arrays) == 3 and arrays["b"].shape == (n, m) and x0.shape in ((d,), (n, d)) and (m == d or not square)
     if not (finite and A.size and fits):
-        kind = "" if finite else " with numbers that are not finite"
+        kind = "" if finite else " with non-finite numbers"
         has = ", ".join(f"{key} {list(array.shape)}" for key, array in arrays.items())
         raise ConfigError(f"{said} holds {has}{kind}: {wanted}.")
     return arrays
@@ -162,15 +164,15 @@ class Regression(Task):
     (linear), or is found by Newton's method to machine precision (logistic). The metrics are f(x) - f(x*),
     ||x - x*|| and ||x - x*||^2 / ||x*||^2. All of it is drawn from the run's seed, or read from a file.
 
-    samples              .npz with the samples `A [n, m, d]`, their labels `b [n, m]` (logistic: -1 or 1), and maybe the
-                         start `x0 [d]`, or `x0 [n, d]` with one for each worker (else zeros); all keys below but l2 and
-                         loss are then not used
+    samples              .npz file with samples `A [n, m, d]`, labels `b [n, m]` (logistic: -1 or 1), and optionally the
+                         start `x0 [d]`, or `x0 [n, d]` with one for each worker (else zeros); all keys below other than
+                         l2 and loss are then ignored
     loss                 linear or logistic
-    samples_per_worker   m
-    dimension            d
-    l2                   weight of the regularisation; logistic regression needs some, or might have no optimum
-    noise                scale of the disturbance of the labels
-    heterogeneity        how far the workers' true models are apart
+    samples_per_worker   samples per worker m
+    dimension            dimension d
+    l2                   weight of the L2 regularization; logistic regression needs some, or may have no optimum
+    noise                scale of the label noise
+    heterogeneity        distance between the workers' true models
     """
 
     eval_every_epochs: ClassVar[float | None] = None
@@ -187,8 +189,8 @@ class Regression(Task):
     def __post_init__(self) -> None:
         if self.loss is Loss.logistic and self.l2 == 0:
             raise ConfigError(
-                "task.l2=0 cannot be used with task.loss=logistic, which has no optimum where a plane separates the "
-                "labels: use task.l2=0.01, say."
+                "task.l2=0 cannot be used with task.loss=logistic, which has no optimum for linearly separable "
+                "labels: use a positive number, such as task.l2=0.01."
             )
 
     def check(self, config: TaskConfig) -> None:
@@ -201,8 +203,8 @@ class Regression(Task):
             refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * n * m * d)
         if self.l2 == 0 and n * m < d:
             raise ConfigError(
-                f"task.l2=0 needs at least task.dimension={d} samples, but {n} workers "
-                f"with task.samples_per_worker={m} have {n * m}: use task.l2=0.01, say."
+                f"task.l2=0 needs at least task.dimension={d} samples, but {n} workers with "
+                f"task.samples_per_worker={m} have {n * m}: use a positive number, such as task.l2=0.01."
             )
 
     @property
@@ -222,12 +224,12 @@ class Regression(Task):
 
     def _arrays(self) -> dict[str, np.ndarray]:
         """What is in the file. Raises ConfigError where it is not as it has to be."""
-        wanted = "it has to be an .npz with finite real numbers A [n, m, d], b [n, m] and, if any, x0 [d] or [n, d]"
+        wanted = "give an .npz file with finite real numbers A [n, m, d], b [n, m] and, if any, x0 [d] or [n, d]"
         assert self.samples is not None
         found = _read_arrays(f"task.samples={self.samples}", self.samples, wanted, square=False)
         if self.loss is Loss.logistic and not (np.abs(found["b"]) == 1).all():
             raise ConfigError(
-                f"task.samples={self.samples} has labels b that are not -1 or 1: give these, or task.loss=linear."
+                f"task.samples={self.samples} has labels b other than -1 and 1: give these, or task.loss=linear."
             )
         return found
 
@@ -248,8 +250,8 @@ class Regression(Task):
             return RegressionProblem(data, loss, self.l2, workers, device, x0)
         except torch.linalg.LinAlgError:
             raise ConfigError(
-                f"task.l2={self.l2:g} leaves more than one optimum for the samples of task.samples={self.samples}: use "
-                "task.l2=0.01, say."
+                f"task.l2={self.l2:g} leaves more than one optimum for the samples of task.samples={self.samples}: "
+                "use a larger number, such as task.l2=0.01."
             ) from None
 
 

@@ -47,20 +47,19 @@ class RL(Task):
     way. There actions are drawn as in training, with the same numbers for all models (or with `greedy` the likeliest is
     taken).
 
-    num_envs              E, of each worker
-    rollout_steps         T
-    passes                over a rollout
-    gamma                 discount
-    gae_lambda            of the advantages
-    clip                  of the ratio, and of the change of the value
-    clip_value            whether the change of the value is clipped
+    num_envs              environments per worker E
+    rollout_steps         steps per rollout T
+    passes                passes over a rollout
+    gamma                 discount factor
+    gae_lambda            lambda of generalized advantage estimation
+    clip                  clipping range of the ratio, and of the change of the value
+    clip_value            whether to clip the change of the value
     value_weight          c_v of the loss
     entropy_weight        c_e of the loss
     greedy                see above
-    normalise             divide rewards by a running estimate of the standard deviation of the discounted return, each
-                          worker its own, and standardise observations by means and standard deviations that the
-                          random policy finds at first, the same for all workers; both are cut off at 10. null: where
-                          actions are continuous
+    normalise             divide rewards by each worker's running estimate of the standard deviation of the discounted
+                          return, and standardize observations by means and standard deviations of an initial random
+                          policy, shared by all workers; both are clipped at 10. null: only for continuous actions
     """
 
     name: str = "rl"
@@ -112,19 +111,19 @@ class RL(Task):
             near = min(fitting, key=lambda size: abs(size - config.batch_size))
             raise ConfigError(
                 f"batch_size={config.batch_size} does not divide the {self.frames} frames of a rollout "
-                f"(task.num_envs={self.num_envs} times task.rollout_steps={self.rollout_steps}): use "
-                f"batch_size={near}, say."
+                f"(task.num_envs={self.num_envs} times task.rollout_steps={self.rollout_steps}): use a divisor, such "
+                f"as batch_size={near}."
             )
         if getattr(config.model, "remembers", False) and config.batch_size % self.rollout_steps:
             raise ConfigError(
-                f"batch_size={config.batch_size} cuts pieces of episodes, on which model={config.model.name} learns: "
+                f"batch_size={config.batch_size} splits episode segments, on which model={config.model.name} learns: "
                 f"use a multiple of task.rollout_steps={self.rollout_steps}."
             )
         compute: Any = getattr(config.cluster, "compute", None) if isinstance(config.cluster, VirtualCluster) else None
         every, R = getattr(compute, "rollout_every", None), self.draws_per_rollout(config.batch_size)
         if every is not None and every != R:
             raise ConfigError(
-                f"cluster.compute.rollout_every={every} does not fit: with task.passes={self.passes} and "
+                f"cluster.compute.rollout_every={every} is inconsistent: with task.passes={self.passes} and "
                 f"batch_size={config.batch_size} a rollout is collected before every {R}. gradient; use "
                 f"cluster.compute.rollout_every={R}."
             )

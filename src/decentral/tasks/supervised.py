@@ -55,8 +55,8 @@ class SupervisedTask(Task):
             fits = [name for name, task in components("tasks").items() if isinstance(info, getattr(task, "takes", ()))]
             other = f", or task={fits[0]}" if fits else ""
             raise ConfigError(
-                f"task={self.name} is for {self.wants}, but data={config.data.name} has {info.kind}: choose such data, "
-                f"as data={self.example_data} has{other}."
+                f"task={self.name} needs {self.wants}, but data={config.data.name} has {info.kind}: use other data, "
+                f"such as data={self.example_data}{other}."
             )
         for part in (self, config.data):
             for named in functions(type(part), vars(part)):
@@ -76,8 +76,8 @@ class SupervisedTask(Task):
             key = "batch_size" if own is None else "batch_size_per_worker"
             given = largest if own is None else f"[{','.join(map(str, own))}] has {largest}, which"
             raise ConfigError(
-                f"{key}={given} is more than the {share} training {info.kind} that each of "
-                f"num_workers={config.num_workers} workers gets of data={config.data.name}: use "
+                f"{key}={given} exceeds the {share} training {info.kind} of each of num_workers={config.num_workers} "
+                f"workers with data={config.data.name}: use "
                 + (
                     (f"{key}={share} or less." if own is None else f"at most {share}.")
                     if share > 1
@@ -97,31 +97,33 @@ class SupervisedTask(Task):
                     + "".join(f" Did you mean '{one}'?" for one in near)
                 )
             if known.count(name.rpartition(":")[2]) > 1:
-                raise ConfigError(f"metrics={names} has {name.rpartition(':')[2]} more than once: name each once.")
+                raise ConfigError(
+                    f"metrics={names} has {name.rpartition(':')[2]} more than once: list each metric once."
+                )
         classes = self.num_classes(info)
         if "per_class_accuracy" in names and classes > _MOST_CLASSES:
             raise ConfigError(
-                f"metrics=per_class_accuracy would record {classes} metrics, and {_MOST_CLASSES} are the most: use f1."
+                f"metrics=per_class_accuracy would record {classes} metrics, more than {_MOST_CLASSES}: use f1."
             )
         if not own:
             return
         if not hasattr(info, "num_classes"):
             raise ConfigError(
-                f"metrics={own[0]} is for examples with a class each, and task={self.name} has {info.kind}: use "
+                f"metrics={own[0]} needs one class per example, but task={self.name} has {info.kind}: use "
                 f"{', '.join(COUNTED)}."
             )
         if config.num_workers * info.num_test * classes > _MOST_OUTPUTS:
             raise ConfigError(
                 f"metrics={own[0]} keeps the outputs of all workers, {config.num_workers} x {info.num_test} x "
-                f"{classes} numbers, and {_MOST_OUTPUTS:g} are the most: use {', '.join(COUNTED)}."
+                f"{classes} numbers, more than {_MOST_OUTPUTS:g}: use {', '.join(COUNTED)}."
             )
         from decentral.tasks.problems.scores import OwnMetric
 
         directions = {name: OwnMetric(name, classes).metric.larger_is_better for name in own}
         if directions.get(names[0], True) is None:
             raise ConfigError(
-                f"metrics={names[0]} does not say whether larger is better, and the first one judges the run: write "
-                f"+{names[0]} or -{names[0]}, or name another one first."
+                f"metrics={names[0]} has no direction, and the first metric judges the run: write +{names[0]} or "
+                f"-{names[0]}, or list another metric first."
             )
 
     @staticmethod
@@ -166,8 +168,8 @@ class ClassificationTask(SupervisedTask):
     """Which of several classes an example is of.
 
     loss             cross_entropy, mse (of the outputs to 1 for the class and 0 for all others), or module:function
-    label_smoothing  s: cross-entropy to (1 - s) + s / C for the class and s / C for the others, of C classes; the test
-                     loss is without
+    label_smoothing  s: cross-entropy to (1 - s) + s / C for the class and s / C for the other classes, of C classes;
+                     the test loss is not smoothed
     """
 
     loss: str = field(default="cross_entropy", metadata={"older": "cross_entropy", "code": "task.loss"})
@@ -178,7 +180,7 @@ class ClassificationTask(SupervisedTask):
             raise ConfigError(f"task.loss={self.loss} does not exist: use {', '.join(LOSSES)}, or module:function.")
         if self.label_smoothing and self.loss != "cross_entropy":
             raise ConfigError(
-                f"task.label_smoothing={self.label_smoothing:g} is for task.loss=cross_entropy, not for "
+                f"task.label_smoothing={self.label_smoothing:g} needs task.loss=cross_entropy, not "
                 f"task.loss={self.loss}: leave one of them out."
             )
 
@@ -199,7 +201,7 @@ class Images(ClassificationTask):
     `evaluation.examples`); batch-norm statistics are each worker's own, and for the average they are recomputed on
     training images of all workers.
 
-    statistics_images      on how many training images batch-norm statistics are recomputed, in batches of at most 64
+    statistics_images      number of training images for recomputing batch-norm statistics, in batches of at most 64
     """
 
     name: str = "images"
@@ -219,8 +221,8 @@ class Text(ClassificationTask):
     Batches are drawn as with task=images. Texts of a batch are filled up to the longest of the step; padding has no
     part in any model. Unless told otherwise: data=synthetic_text model=fasttext optim=adam lr=0.01 epochs=20.
 
-    reshuffle    a worker's texts in another order in every epoch
-    drop_last    leave out the texts that fill no batch at the end of an epoch
+    reshuffle    shuffle a worker's texts again in every epoch
+    drop_last    drop the texts that do not fill a batch at the end of an epoch
     """
 
     name: str = "text"
@@ -248,8 +250,8 @@ class Language(SupervisedTask):
     tokens. Unless told otherwise: data=textfile partition=natural model=char_transformer optim=adam lr=0.003
     batch_size=8 epochs=6.
 
-    reshuffle    a worker's windows in another order in every epoch
-    drop_last    leave out the windows that fill no batch at the end of an epoch
+    reshuffle    shuffle a worker's windows again in every epoch
+    drop_last    drop the windows that do not fill a batch at the end of an epoch
     """
 
     name: str = "language"
@@ -295,13 +297,13 @@ class Translation(SupervisedTask):
     other metric is the loss in nats per token, without smoothing and given the right tokens so far. The schedule of the
     Transformer is schedule=inverse_sqrt, its optimizer optim=adam optim.beta2=0.98 (Vaswani et al., NeurIPS 2017).
 
-    max_tokens       in a batch at most, on the longer side, with what fills it up (8192 in the WAGMA paper)
-    label_smoothing  s
-    beam             how many beginnings of a translation are followed side by side; 1: the most likely token at a time
-    length_penalty   of beams: log P / ((5 + length) / 6)^length_penalty decides
-    extra_length     tokens that a translation may have more than its source
-    translations     how many test sentences, always the same ones, stand in translations.csv with what the averaged
-                     model writes for them in the end; 0: there is no such file
+    max_tokens       maximum number of tokens in a batch, on the longer side, with padding (8192 in the WAGMA paper)
+    label_smoothing  label smoothing s
+    beam             beam size; 1: greedy decoding
+    length_penalty   length penalty of beam search: log P / ((5 + length) / 6)^length_penalty ranks translations
+    extra_length     maximum number of tokens by which a translation may exceed its source
+    translations     number of test sentences, always the same, whose final translations by the averaged model go to
+                     translations.csv; 0: no such file
     """
 
     name: str = "translation"
@@ -335,8 +337,8 @@ class Translation(SupervisedTask):
         longest = config.data.inspect().longest
         if self.max_tokens <= longest:
             raise ConfigError(
-                f"task.max_tokens={self.max_tokens} is too few for a sentence of data.longest={longest} tokens and the "
-                f"one that ends it: use task.max_tokens={longest + 1} or more."
+                f"task.max_tokens={self.max_tokens} is too small for a sentence of data.longest={longest} tokens and "
+                f"its end token: use task.max_tokens={longest + 1} or more."
             )
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:

@@ -38,25 +38,26 @@ _FEW_EXAMPLES = 1000  # of which all are looked at: that takes seconds
 class EvaluationSettings(Settings, where="evaluation"):
     """When and on how much the models are tested on the way. The last evaluation is on all test examples of `part`.
 
-    every_epochs  how often, in passes over the data (null: as the task suggests; where a pass is one step, about 100
-                times in a run)
-    every_simulated_s  how often in a virtual cluster, instead: after the step in which another so many seconds are over
-    examples    on how many test examples, always the same ones, drawn by the seed: a number, all, or auto: so many
-                that all evaluations, the last one too, take a tenth of the time of the training passes, but no fewer
-                than 200, and all where there are no more than 1000. The iterates and the last evaluation do not depend
-                on it, so that auto and all are one run, with one id
-    part        all test examples, or the validation or the test half of them: half of a random order that depends on
-                nothing but their number. Settings are chosen on one half, and results are reported on the other
-    split       which test examples each worker's model meets: global, all of them; local, those of its own test set,
-                which has the worker's own class distribution (personalized accuracy); or both
-    initial     evaluate before the first step, too
+    every_epochs  evaluation interval, in passes over the data (null: the task's default; where a pass is one step,
+                about 100 evaluations per run)
+    every_simulated_s  evaluation interval in simulated seconds of a virtual cluster, instead: evaluate after the step
+                       that completes it
+    examples    number of test examples, always the same ones, drawn by the seed: a number, all, or auto: as many as
+                keep the time of all evaluations, including the last one, at a tenth of that of the training passes, but
+                at least 200, and all if there are at most 1000. The iterates and the last evaluation do not depend on
+                it, so auto and all share one run ID
+    part        all test examples, or the validation or the test half: half of a random order that depends only on their
+                number. Choose settings on one half, and report results on the other
+    split       test examples of each worker's model: global, all of them; local, the worker's own test set, with its
+                own class distribution (personalized accuracy); or both
+    initial     also evaluate before the first step
     batch_size  test examples per forward pass
-    precision   of the forward passes: fp32, or tf32 (on GPUs) or bf16, which are faster; what they give is added up in
-                float32. With bf16 a few of 1000 answers are others. A run of precision=fp64 is evaluated in float64
+    precision   precision of the forward passes: fp32, or the faster tf32 (on GPUs) or bf16; outputs are accumulated in
+                float32. bf16 changes a few of 1000 predictions. A run of precision=fp64 is evaluated in float64
     """
 
-    every_epochs: float | None = setting(None, above=0, hint="a number of epochs")
-    every_simulated_s: float | None = setting(None, above=0, hint="a number of seconds", older=None)
+    every_epochs: float | None = setting(None, above=0, hint="epochs")
+    every_simulated_s: float | None = setting(None, above=0, hint="seconds", older=None)
     examples: str = field(default="auto", metadata={"older": "all", "the_same": ("auto",)})
     part: str = setting("all", choices=("all", "validation", "test"), older="all")
     split: str = setting("global", choices=("global", "local", "both"), older="global")
@@ -67,11 +68,11 @@ class EvaluationSettings(Settings, where="evaluation"):
     def __post_init__(self) -> None:
         if self.examples not in ("auto", "all") and not (self.examples.isdigit() and int(self.examples) >= 1):
             raise ConfigError(
-                f"evaluation.examples={self.examples} makes no sense: give a number of test examples, all, or auto."
+                f"evaluation.examples={self.examples} is not valid: use a number of test examples, all, or auto."
             )
         if self.precision is Precision.fp64:
             raise ConfigError(
-                "evaluation.precision=fp64 is more than the models have: leave it out; a run of precision=fp64 is "
+                "evaluation.precision=fp64 exceeds the models' precision: leave it out; a run of precision=fp64 is "
                 "evaluated in float64."
             )
 
@@ -388,7 +389,7 @@ class Problem(ABC):
 
         Raises ConfigError if they are those of another model, or there are no modules here.
         """
-        raise ConfigError("init= is for tasks that train networks, such as task=images: leave it out.")
+        raise ConfigError("init= needs a task that trains networks, such as task=images: leave it out.")
 
     def close(self) -> None:
         """Release what the problem holds."""

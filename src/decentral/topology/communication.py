@@ -32,8 +32,8 @@ def on_machines(topology: Topology, num_workers: int, workers_per_machine: int) 
     L = workers_per_machine
     if num_workers % L:
         raise ConfigError(
-            f"communication.workers_per_machine={L} does not divide num_workers={num_workers}: all machines have "
-            "as many workers."
+            f"communication.workers_per_machine={L} does not divide num_workers={num_workers}: use a divisor of "
+            "num_workers."
         )
     machines = topology.schedule(num_workers // L)
     if machines.num_pieces > 1:
@@ -105,7 +105,7 @@ def now_and_then(base: Rounds, every: int, global_every: int | None, topology: s
     if period > MAX_PERIOD:
         raise ConfigError(
             f"communication.every={every} and communication.global_every={global_every} with topology={topology} "
-            f"repeat after {period} steps only, more than {MAX_PERIOD}: use smaller numbers."
+            f"repeat only after {period} steps, more than {MAX_PERIOD}: use smaller numbers."
         )
 
     def everybody(round: int) -> bool:
@@ -149,8 +149,9 @@ class LocalSteps(NamedTuple):
 class Communication(Settings, where="communication"):
     """What is done with the rounds of a topology, for every algorithm alike (Ying et al. 2021, sections III and V).
 
-    every                 local steps: communicate in rounds every, 2 every, ... only
-    global_every          periodic global averaging: every so many communications, the mean of all workers (null: never)
+    every                 local steps: communicate only in rounds every, 2 every, ...
+    global_every          periodic global averaging: number of communications between two means over all workers (null:
+                          never)
     workers_per_machine   L > 1: workers i L to i L + L - 1 are on machine i, and the topology connects machines, not
                           workers: x_i <- sum_J W_IJ (mean of machine J)
     """

@@ -54,9 +54,9 @@ class Epidemic(GraphTopology):
     Binomial(n - 1, s / (n - 1)) for s = `sends`, and may be 0. EL-Oracle is topology=random_regular
     topology.changing=true.
 
-    sends         s; null: ceil(log2 n)
-    seed          with the round, the only thing that draws depend on: all workers know them, none is sent
-    drawn_rounds  after so many rounds the same draws come again, in the same order
+    sends         number of receivers s; null: ceil(log2 n)
+    seed          seed of the draws, with the round: all workers know them, and none is sent
+    drawn_rounds  number of rounds after which the same draws repeat, in the same order
 
     de Vos, Farhadkhani, Guerraoui, Kermarrec, Pires & Sharma, NeurIPS 2023 (paper's text not checked; from the
     authors' code, whose default sharing class weighs by the degrees of the full graph, 1/n each: not copied).
@@ -73,8 +73,7 @@ class Epidemic(GraphTopology):
         n, sends = num_workers, usual_degree(num_workers) if self.sends is None else self.sends
         if not min(1, n - 1) <= sends <= n - 1:
             raise ConfigError(
-                f"topology.sends={sends} is to how many of the {n - 1} others of num_workers={n} a worker sends: use 1 "
-                f"to {max(1, n - 1)}."
+                f"topology.sends={sends} is out of range for num_workers={n}: use 1 to {max(1, n - 1)} other workers."
             )
 
         def graph(round: int) -> tuple[Graph, ...]:
@@ -94,11 +93,11 @@ class RandomRegular(GraphTopology):
     Metropolis weights are 1 / (degree + 1) on every edge and on the diagonal. changing=true is Epidemic Learning's
     oracle (EL-Oracle); topology=epidemic is EL-Local.
 
-    degree        s; null: ceil(log2 n), and one more where n times that is odd, for which there is no such graph
-    changing      whether every round has a graph of its own. A graph for all rounds is drawn until it is connected;
-                  those of single rounds need not be
-    seed          with the round, the only thing that draws depend on: all workers know them, none is sent
-    drawn_rounds  with changing=true: after so many rounds the same graphs come again, in the same order
+    degree        degree s; null: ceil(log2 n), plus one if n times that is odd, for which no such graph exists
+    changing      whether every round has a new graph. A graph for all rounds is redrawn until it is connected; graphs
+                  of single rounds need not be
+    seed          seed of the draws, with the round: all workers know them, and none is sent
+    drawn_rounds  with changing=true: number of rounds after which the same graphs repeat, in the same order
 
     Drawn by pairing the s ends of each worker at random, and exchanging the ends of loops and of edges that are there
     twice with those of edges drawn at random until there are none: about, not exactly, uniform. de Vos et al., NeurIPS
@@ -119,8 +118,8 @@ class RandomRegular(GraphTopology):
             return self.repeating(n, self.drawn_rounds, lambda round: (self._drawn(n, degree, round, 0),))
         if n > 2 and degree < 2:
             raise ConfigError(
-                f"topology.degree={degree} leaves num_workers={n} in pairs that never hear of each other: use 2 or "
-                "more, or topology.changing=true."
+                f"topology.degree={degree} leaves num_workers={n} in disconnected pairs: use a degree >= 2, or "
+                "topology.changing=true."
             )
         found = (self._drawn(n, degree, 0, attempt) for attempt in range(_ATTEMPTS))
         connected = next((graph for graph in found if n == 1 or is_connected(graph)), None)
@@ -137,12 +136,12 @@ class RandomRegular(GraphTopology):
             return usual + n * usual % 2
         if not min(1, n - 1) <= self.degree <= n - 1:
             raise ConfigError(
-                f"topology.degree={self.degree} is how many of the {n - 1} others of num_workers={n} a worker talks "
-                f"to: use 1 to {max(1, n - 1)}."
+                f"topology.degree={self.degree} is out of range for num_workers={n}: use 1 to {max(1, n - 1)} other "
+                "workers."
             )
         if n * self.degree % 2:
             raise ConfigError(
-                f"topology.degree={self.degree} and num_workers={n} are both odd, and there is no such graph: use "
+                f"topology.degree={self.degree} and num_workers={n} are both odd, and no such graph exists: use "
                 f"topology.degree={self.degree + 1}, or an even num_workers."
             )
         return self.degree

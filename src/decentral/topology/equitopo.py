@@ -27,8 +27,8 @@ class EquiStatic(MatrixTopology):
     ||W - 1 1^T / n|| < e with probability 1 - p; every u once is the exact average. Departure: hops that leave workers
     apart, all with a common divisor with n, are drawn again.
 
-    num_hops  M; null: ceil(log2 n), as many as the exponential graph has
-    seed      what draws depend on: all workers know them
+    num_hops  number of hops M; null: ceil(log2 n), as in the exponential graph
+    seed      seed of the draws: all workers know them
     """
 
     name: str = "equistatic"
@@ -84,8 +84,8 @@ class EquiDyn(MatrixTopology):
     Song et al., NeurIPS 2022 (OD- and OU-EquiDyn). eta = 1/2 is the paper's, from memory, its text was not checked; the
     authors' scripts have 0.53, their code 1, with which the directed one is nearly a permutation.
 
-    seed          with the round, what draws depend on: all workers know them
-    drawn_rounds  after so many rounds the same draws come again, in the same order
+    seed          seed of the draws, with the round: all workers know them
+    drawn_rounds  number of rounds after which the same draws repeat, in the same order
     """
 
     name: str = "equidyn"

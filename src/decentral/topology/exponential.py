@@ -30,7 +30,7 @@ class Exponential(GraphTopology):
     """
 
     name: str = "exponential"
-    base: int = setting(2, at_least=2, hint="since hops are its powers", older=2)
+    base: int = setting(2, at_least=2, hint="hops are its powers", older=2)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -> i + b^k modulo n, for all b^k < n; ConfigError unless b >= 2."""
@@ -47,7 +47,7 @@ class SymmetricExponential(GraphTopology):
     """
 
     name: str = "symmetric_exponential"
-    base: int = setting(4, at_least=2, hint="since hops are its powers")
+    base: int = setting(4, at_least=2, hint="hops are its powers")
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -- i + b^k modulo n, for all b^k <= n/2; ConfigError unless b >= 2."""
@@ -62,9 +62,9 @@ class OnePeerExponential(GraphTopology):
     Worker i keeps one half and takes one half from i - 2^(k mod D). D rounds in a row, starting anywhere, give the
     exact average if and only if n is a power of two. Assran et al., ICML 2019; Ying et al., NeurIPS 2021.
 
-    neighbors    to how many a worker sends in a round: with m of them over the hops 2^(k mod D), 2^(k+1 mod D), ...,
-                 2^(k+m-1 mod D), where all weights are 1/(m + 1). The average of D rounds is exact for m = 1 only.
-                 SGP with two and four neighbours in the WAGMA paper (Li et al. 2021)
+    neighbors    number of workers to which a worker sends in a round: with m of them over the hops 2^(k mod D), 2^(k+1
+                 mod D), ..., 2^(k+m-1 mod D), all weights are 1/(m + 1). The average of D rounds is exact for m = 1
+                 only. Two and four neighbors are used for SGP in the WAGMA paper (Li et al. 2021)
     """
 
     name: str = "one_peer_exponential"
@@ -78,8 +78,8 @@ class OnePeerExponential(GraphTopology):
         hops = (num_workers - 1).bit_length()
         if self.neighbors > max(1, hops):
             raise ConfigError(
-                f"topology.neighbors={self.neighbors} is more than the {hops} hops that num_workers={num_workers} has: "
-                f"use at most {max(1, hops)}."
+                f"topology.neighbors={self.neighbors} exceeds the {hops} hops of num_workers={num_workers}: use at "
+                f"most {max(1, hops)}."
             )
         i, period = np.arange(num_workers)[:, None], max(1, hops)
         rounds = (2 ** (np.arange(k, k + self.neighbors) % period) for k in range(period))

@@ -61,8 +61,8 @@ class EdgeList:
         for t, source, target, place in zip(round, self.source.tolist(), self.target.tolist(), self.place, strict=True):
             if min(source, target) < 0 or max(source, target) >= num_workers:
                 raise ConfigError(
-                    f"{place} of topology.path={self.path} has the edge {source},{target}, but with "
-                    f"num_workers={num_workers} workers are numbered 0 to {num_workers - 1}."
+                    f"{place} of topology.path={self.path} has the edge {source},{target}: with "
+                    f"num_workers={num_workers}, use workers 0 to {num_workers - 1}."
                 )
             if source == target and self.weight is None:
                 raise ConfigError(
@@ -71,18 +71,18 @@ class EdgeList:
                 )
             edge = (t, source, target) if directed else (t, min(source, target), max(source, target))
             if edge in seen:
-                why = "" if directed else " (an edge goes both ways unless topology.directed=true)"
+                why = "" if directed else " (edges are undirected unless topology.directed=true)"
                 raise ConfigError(
                     f"{place} of topology.path={self.path} repeats the edge {source},{target} of {seen[edge]}{why}: "
-                    "list every edge once."
+                    "list each edge once."
                 )
             seen[edge] = place
 
 
 def _no_edges(path: Path) -> ConfigError:
     return ConfigError(
-        f"topology.path={path} holds no edges: give a .csv file with lines source,target[,weight], separated by "
-        "commas, or an .npz file with the integers 'edges' [E, 2], or 'matrices' [T, n, n]."
+        f"topology.path={path} has no edges: give a .csv file with lines source,target[,weight], separated by commas, "
+        "or an .npz file with the integers 'edges' [E, 2], or 'matrices' [T, n, n]."
     )
 
 
@@ -189,7 +189,7 @@ def _number(cell: str, kind: Any, what: str, place: str, path: Path) -> Any:
     except (ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
-        raise ConfigError(f"{place} of topology.path={path} has '{cell}' where {what} should be.")
+        raise ConfigError(f"{place} of topology.path={path} has '{cell}' instead of {what}.")
     return value
 
 
@@ -257,7 +257,7 @@ class File(GraphTopology):
             return super().matrix(A)
         if self.weights is not Weights.auto:
             raise ConfigError(
-                f"topology.weights={self.weights.name} contradicts topology.path={self.path}, which has weights: "
+                f"topology.weights={self.weights.name} conflicts with topology.path={self.path}, which has weights: "
                 "leave topology.weights out, or remove the weights from the file."
             )
         loops = edges.source == edges.target
@@ -273,7 +273,7 @@ class File(GraphTopology):
         if len(over):
             raise ConfigError(
                 f"topology.path={self.path}: the weights of what worker {over[0]} takes from others sum to "
-                f"{1 - own[over[0]]:g}, more than 1: make them smaller, or give its own weight as a loop "
+                f"{1 - own[over[0]]:g}, more than 1: reduce them, or give its own weight as a loop "
                 f"{over[0]},{over[0]},weight."
             )
         return MixingMatrix.on(A, weight, own)
@@ -286,7 +286,7 @@ class File(GraphTopology):
             raise ConfigError(f"topology.path={self.path} is not a file (looked for {path.absolute()}).")
         edges = _read_unchanged(path, file_digest(path))
         if edges.period > MAX_ROUNDS:
-            raise ConfigError(f"topology.path={self.path} has {edges.period} rounds: {MAX_ROUNDS} are the most.")
+            raise ConfigError(f"topology.path={self.path} has {edges.period} rounds: use at most {MAX_ROUNDS}.")
         if num_workers is not None:
             edges.check(num_workers, self._one_way())
             if edges.matrices is not None and edges.matrices[1] != num_workers:

@@ -44,12 +44,14 @@ def check_groups(num_workers: int, group_size: int, key: str = "algo.group_size"
     if not is_power_of_two(num_workers):
         below = 1 << (max(1, num_workers).bit_length() - 1)
         raise ConfigError(
-            f"num_workers={num_workers} cannot be divided into groups that change by a butterfly: use a power of two, "
-            f"for example {below} or {2 * below}."
+            f"num_workers={num_workers} does not allow butterfly groups: use a power of two, for example {below} or "
+            f"{2 * below}."
         )
     if not is_power_of_two(group_size) or group_size > num_workers:
         sizes = ", ".join(str(1 << k) for k in range(num_workers.bit_length()))
-        raise ConfigError(f"{key}={group_size} is no size for groups of num_workers={num_workers}: use one of {sizes}.")
+        raise ConfigError(
+            f"{key}={group_size} is not a valid group size for num_workers={num_workers}: use one of {sizes}."
+        )
 
 
 def is_power_of_two(number: int) -> bool:
@@ -108,7 +110,7 @@ def versions_to_reach_all(num_workers: int, group_size: int) -> int:
     """
     n, k = _bits(num_workers), _bits(group_size)
     if n and not k:
-        raise ConfigError(f"groups of 1 of num_workers={num_workers} never hear of each other: use 2 at least.")
+        raise ConfigError(f"groups of 1 of num_workers={num_workers} never communicate: use groups of at least 2.")
     return -(-n // k) if n else 0
 
 

@@ -42,9 +42,9 @@ def num_machines(topology: str, num_workers: int, workers_per_machine: int) -> i
     """
     if workers_per_machine < 3:
         raise ConfigError(
-            f"topology.workers_per_machine={workers_per_machine} must be at least 3 for topology={topology}: while one "
-            "worker of a machine talks to another machine, the others talk among themselves; "
-            "use topology=one_peer_exponential for smaller machines."
+            f"topology.workers_per_machine={workers_per_machine} is too small for topology={topology}, where one "
+            "worker of a machine talks to another machine and the others among themselves: use at least 3, or "
+            "topology=one_peer_exponential for smaller machines."
         )
     if num_workers % workers_per_machine:
         above = -(-num_workers // workers_per_machine) * workers_per_machine

@@ -85,8 +85,8 @@ def from_gossip(rounds: Rounds, attackers: Sequence[Collection[int]], piece: int
         phases = rounds.phases(t)
         if phases and (len(phases) > 1 or not phases[0].matrices):
             raise ConfigError(
-                f"round {t} of {n} workers is not one exchange with neighbors, and what it gives away is not known: "
-                "leave out communication.global_every and communication.workers_per_machine."
+                f"round {t} of {n} workers is not one exchange with neighbors, so its privacy is unknown: leave out "
+                "communication.global_every and communication.workers_per_machine."
             )
         W, key = rounds.mixing(t)[piece], t % rounds.period
         for place, one in enumerate(found):
@@ -110,7 +110,9 @@ def from_relaying(rounds: Rounds, attackers: Sequence[Collection[int]], piece: i
         ConfigError: the graph is not a tree.
     """
     if not is_tree(rounds):
-        raise ConfigError("what relaying gives away is known for trees, and this graph is none: use topology=bt.")
+        raise ConfigError(
+            "the privacy of relaying is known for trees only, and this graph is not a tree: use topology=bt."
+        )
     n, tree, found = rounds.num_workers, rounds.graphs()[piece], []
     for each in attackers:
         known = Knowledge(frozenset(each), np.eye(n, dtype=np.uint64)[sorted(each)], 0, frozenset())
@@ -141,7 +143,7 @@ def given_away(rounds: Rounds) -> str:
     """What a graph gives away to single attackers, and what that takes for granted, as `--help` says it."""
     n = rounds.num_workers
     if not 1 < n <= _TOLD_UP_TO:
-        return f"told for 2 to {_TOLD_UP_TO} workers."
+        return f"computed for 2 to {_TOLD_UP_TO} workers."
     singles = [{worker} for worker in range(n)]
     known = from_gossip(rounds, singles)
     relayed = f" Relaying sums instead: {in_words(from_relaying(rounds, singles))}." if is_tree(rounds) else ""

@@ -30,26 +30,25 @@ class Matrices(Topology):
     def schedule(self, num_workers: int) -> Rounds:
         """The matrices, checked."""
         if not self.rounds:
-            raise ConfigError("topology is a list without matrices: give at least one, W [n, n].")
+            raise ConfigError("topology is an empty list: give at least one matrix W [n, n].")
         for round, W in enumerate(self.rounds):
             where = "W" if len(self.rounds) == 1 else f"W of round {round}"
             if W.shape != (num_workers, num_workers):
                 raise ConfigError(
-                    f"{where} has the shape {list(W.shape)}, but there are {num_workers} workers: it has to be "
-                    f"[{num_workers}, {num_workers}]."
+                    f"{where} has the shape {list(W.shape)}, but there are {num_workers} workers: use [{num_workers}, "
+                    f"{num_workers}]."
                 )
             for wrong, words in ((~np.isfinite(W), "not a finite number"), (W < 0, "negative")):
                 for i, j in np.argwhere(wrong)[:1]:
                     raise ConfigError(
-                        f"{where} has {W[i, j]:g} at [{i}, {j}], which is {words}: weights are finite and at least 0."
+                        f"{where} has {W[i, j]:g} at [{i}, {j}], which is {words}: use finite weights >= 0."
                     )
         off = [max(abs(W.sum(axis) - 1).max() for W in self.rounds) for axis in (1, 0)]
         if min(off) > _TOLERANCE:  # rows that sum to one keep agreement, columns that do keep the sum
             sums = (self.rounds[0].sum(axis) for axis in (1, 0))
             rows, columns = (f"[{', '.join(f'{value:.4g}' for value in each)}]" for each in sums)
             raise ConfigError(
-                "the matrices have to be row-stochastic (pull) or column-stochastic (push) in all rounds, but neither "
-                f"holds: in round 0 rows sum to {rows} and columns to {columns}. W[i, j] is the weight of what i takes "
-                "from j."
+                "the matrices are neither row-stochastic (pull) nor column-stochastic (push) in all rounds: in round "
+                f"0 rows sum to {rows} and columns to {columns}. W[i, j] is the weight with which i takes from j."
             )
         return Rounds(num_workers, lambda round: (self.rounds[round],), period=len(self.rounds))

@@ -45,8 +45,8 @@ class PlainTopology(Plain, GraphTopology):
             return super().schedule(num_workers)
         if self.weights is not Weights.auto:
             raise ConfigError(
-                f"topology.weights={self.weights.name} contradicts topology={self.name}, which returns weights: leave "
-                "topology.weights out, or return a graph."
+                f"topology.weights={self.weights.name} conflicts with topology={self.name}, which returns weights: "
+                "leave topology.weights out, or return a graph."
             )
         return Matrices(made).schedule(num_workers)
 
@@ -56,8 +56,8 @@ class PlainTopology(Plain, GraphTopology):
         found, again = (self._called(num_workers) for _ in range(2))
         if len(found) != len(again) or not all(map(partial(np.array_equal, equal_nan=True), found, again)):
             raise ConfigError(
-                f"topology={self.name} returns something else when it is called again: draw from numpy.random, torch "
-                "or random, which are seeded here, or with a seed of your own."
+                f"topology={self.name} is not reproducible: draw from numpy.random, torch or random, which are seeded "
+                "here, or use your own seed."
             )
         return found
 

@@ -125,7 +125,7 @@ _NOT_SYMMETRIC = (
 _CHECKS: dict[Need, tuple[Callable[[Rounds], bool], str | Callable[[Rounds, str], str]]] = {
     Need.whole: (
         lambda rounds: rounds.num_pieces == 1,
-        "sends whole models, but {where} cuts them in pieces: use a single graph, such as ring",
+        "sends whole models, but {where} splits them into pieces: use a single graph, such as ring",
     ),
     Need.static: (
         lambda rounds: rounds.are_equal,
@@ -133,16 +133,16 @@ _CHECKS: dict[Need, tuple[Callable[[Rounds], bool], str | Callable[[Rounds, str]
     ),
     Need.undirected: (
         lambda rounds: all(is_undirected(W.graph) for W in _matrices(rounds)),
-        "needs links that go both ways, but {where} is directed: use an undirected topology, such as grid, or "
+        f"needs links that go both ways, but {{where}} is directed: use an undirected topology, such as grid, or "
         f"{_PUSH_SUM}",
     ),
     Need.connected: (
         _is_connected,
-        "needs all workers to hear of each other, but {where} is not connected: use another topology",
+        "needs a connected graph, but {where} is not connected: use another topology",
     ),
     Need.tree: (
         is_tree,
-        "relays over trees, but {where} is none: use topology=chain, bt, dbt, star or spanning_tree",
+        "relays over trees, but {where} is not a tree: use topology=chain, bt, dbt, star or spanning_tree",
     ),
     Need.row_stochastic: (
         _rows_sum_to_one,
@@ -154,15 +154,15 @@ _CHECKS: dict[Need, tuple[Callable[[Rounds], bool], str | Callable[[Rounds, str]
     ),
     Need.doubly_stochastic: (
         lambda rounds: _rows_sum_to_one(rounds) and _columns_sum_to_one(rounds),
-        "needs a doubly stochastic mixing matrix, but rows or columns of {where} do not sum to 1, so that the workers "
-        "would agree on a wrong mean: use topology.weights=metropolis on an undirected topology, or "
+        f"needs a doubly stochastic mixing matrix, but rows or columns of {{where}} do not sum to 1, so the workers "
+        "would converge to a wrong mean: use topology.weights=metropolis on an undirected topology, or "
         f"topology.weights=uniform with {_PUSH_SUM}",
     ),
     Need.symmetric: (_is_symmetric, _NOT_SYMMETRIC),
     Need.bipartite: (
         lambda rounds: two_sides(all_edges(rounds)) is not None,
-        "needs a graph of two halves with edges only from one to the other, but {where} has a cycle of odd length: use "
-        "topology=ring with an even number of workers, hypercube, or a tree such as chain",
+        "needs a bipartite graph, but {where} has a cycle of odd length: use topology=ring with an even number of "
+        "workers, hypercube, or a tree such as chain",
     ),
     Need.d2_spectrum: (
         lambda rounds: _is_symmetric(rounds) and _smallest_eigenvalue(rounds) >= _D2_BOUND,

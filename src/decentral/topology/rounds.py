@@ -208,7 +208,7 @@ def mean_delay(rounds: Rounds, overlap: bool = False) -> float:
     """
     n, total = rounds.num_workers, 0
     for one in rounds.graphs():
-        assert graph.is_connected(one), "some workers never hear of each other"
+        assert graph.is_connected(one), "some workers never communicate, even indirectly"
         is_tree = len(one) == 2 * (n - 1) and graph.is_undirected(one)
         total += graph.sum_of_tree_hops(one) if is_tree else int(graph.hops(one).sum())
     if not overlap:

@@ -57,7 +57,7 @@ class Complete(GraphTopology):
 class Cliques(GraphTopology):
     """Complete graphs of consecutive workers, whose first workers make a ring: of two cliques, one bridge.
 
-    count  how many cliques, of sizes that differ by one at most; no more than there are workers
+    count  number of cliques, whose sizes differ by at most one; at most the number of workers
     """
 
     name: str = "cliques"
@@ -158,8 +158,8 @@ class Social(GraphTopology):
         """The 89 edges of the network; ConfigError unless n = 32."""
         if num_workers != _NUM_WORKERS:
             raise ConfigError(
-                f"topology=social is a network of {_NUM_WORKERS} people and events, not {num_workers}: "
-                f"use num_workers={_NUM_WORKERS}."
+                f"topology=social is a fixed network of {_NUM_WORKERS} workers, not {num_workers}: use "
+                f"num_workers={_NUM_WORKERS}."
             )
         import networkx as nx  # type: ignore[import-untyped]
 

@@ -59,14 +59,14 @@ def mixing_matrix(A: Graph, weights: Weights, edge_weight: float | None, topolog
         degree = int(A.indegree.max())
         if edge_weight * degree > 1 + 1e-12:
             raise ConfigError(
-                f"topology.edge_weight={edge_weight:g} leaves a worker of topology={topology} with {degree} neighbours "
-                f"a negative weight of its own: the largest possible edge weight is 1/{degree} = {1 / degree:.6g}."
+                f"topology.edge_weight={edge_weight:g} gives a worker of topology={topology} with {degree} neighbors "
+                f"a negative self-weight: use at most 1/{degree} = {1 / degree:.6g}."
             )
         return _with_the_rest(A, np.full(len(A), edge_weight))
     if not is_undirected(A):
         raise ConfigError(
-            f"topology.weights=metropolis needs edges that go both ways, but topology={topology} is directed: "
-            "use topology.weights=uniform."
+            f"topology.weights=metropolis needs an undirected graph, but topology={topology} is directed: use "
+            "topology.weights=uniform."
         )
     return _with_the_rest(A, 1 / (1.0 + np.maximum(A.outdegree[A.src], A.outdegree[A.dst])))
 
@@ -105,9 +105,7 @@ MAX_ROUNDS = 10_000
 def check_num_workers(num_workers: int) -> None:
     """Raises ConfigError unless a run is made for so many workers."""
     if not 1 <= num_workers <= MAX_WORKERS:
-        raise ConfigError(
-            f"num_workers={num_workers} must be from 1 to {MAX_WORKERS}, the most that a run is made for."
-        )
+        raise ConfigError(f"num_workers={num_workers} is out of range; use a number from 1 to {MAX_WORKERS}.")
 
 
 @dataclass
@@ -147,9 +145,9 @@ class GraphTopology(Topology):
     A concrete topology gives `name` its default and implements `graphs`.
 
     weights      metropolis: 1 / (1 + the larger degree), symmetric; uniform: a worker splits equally among itself and
-                 those it sends to; pull: it takes equally from itself and those it hears; constant: `edge_weight` on
-                 every edge; auto: metropolis where every edge goes both ways, uniform otherwise
-    edge_weight  of every edge, with weights=constant only
+                 its receivers; pull: it takes equally from itself and its senders; constant: `edge_weight` on every
+                 edge; auto: metropolis for undirected graphs, uniform otherwise
+    edge_weight  weight of every edge, with weights=constant only
     """
 
     name: str
@@ -163,8 +161,8 @@ class GraphTopology(Topology):
             return
         if self.weights is not Weights.constant:
             raise ConfigError(
-                f"topology.edge_weight={self.edge_weight:g} is used with topology.weights=constant only, "
-                f"not with topology.weights={self.weights.name}."
+                f"topology.edge_weight={self.edge_weight:g} needs topology.weights=constant, not "
+                f"topology.weights={self.weights.name}: set one of them accordingly."
             )
 
     @abstractmethod
@@ -229,7 +227,7 @@ def check_choice(topology: str, graph: str, settings: Mapping[str, Any]) -> None
         own = {f.name for f in dataclasses.fields(topologies[graph])}
         if value is not None and key not in own:
             told = value.name if isinstance(value, Enum) else value
-            raise ConfigError(f"topology.{key}={told} is no setting of topology.graph={graph}: leave it out.")
+            raise ConfigError(f"topology.{key}={told} is not a setting of topology.graph={graph}: leave it out.")
 
 
 def graphs_of(graph: str, settings: Mapping[str, Any], num_workers: int) -> list[tuple[Graph, ...]] | Repeating:

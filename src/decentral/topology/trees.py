@@ -86,8 +86,7 @@ class DoubleBinaryTrees(GraphTopology):
         """bt and its mirror image; ConfigError for n = 1."""
         if num_workers < 2:
             raise ConfigError(
-                f"topology=dbt with num_workers={num_workers} has no trees to double: use num_workers=2 or more, "
-                "or topology=bt."
+                f"topology=dbt with num_workers={num_workers} is too small: use num_workers=2 or more, or topology=bt."
             )
         tree = binary_tree(num_workers)
         mirrored = undirected(num_workers, num_workers - 1 - tree.src, num_workers - 1 - tree.dst)

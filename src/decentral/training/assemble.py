@@ -330,12 +330,12 @@ def _attendance(config: Config, algorithm: Algorithm, net: Network, oracle: Any,
                 rule.schedule(m), algorithm.needs, algorithm.name, config.topology.name, config.topology.weights_given()
             )
         except ConfigError as error:
-            or_else = "availability.absent=induced, which leaves the edges between them"
+            or_else = "availability.absent=induced, which keeps the edges among them"
             if config.communication.workers_per_machine > 1:
-                or_else = "availability=exactly, with whole machines of workers that are present"
+                or_else = "availability=exactly, with whole machines of present workers"
             raise ConfigError(
-                f"availability={availability.name} has {m} workers present {when}, and with "
-                f"availability.absent=rerouted they form a topology of so many: {error} (Or use {or_else}.)"
+                f"availability={availability.name} has {m} workers present {when}, and availability.absent=rerouted "
+                f"needs a topology of that size: {error} (Or use {or_else}.)"
             ) from None
     return attendance
 

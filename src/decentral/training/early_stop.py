@@ -22,7 +22,7 @@ class Patience:
         found = [metric for metric in known if wanted in ("", metric.words, metric.name.replace("_", " "))]
         if not found:
             raise ConfigError(
-                f"early_stop.metric={settings.metric} is none of those that are evaluated and have a direction: use "
+                f"early_stop.metric={settings.metric} is not an evaluated metric with a direction: use "
                 f"{', '.join(metric.words for metric in known)}."
             )
         self._metric, self._place = found[0], list(metrics).index(found[0])

@@ -70,7 +70,7 @@ def injector(rank: int, directory: Path) -> Injector | None:
         faults = []
     if not faults or any(fault.kind not in KINDS for fault in faults):
         raise ConfigError(
-            f'{VARIABLE}={text} is no list of faults: write [{{"rank": 1, "step": 40, "kind": "kill"}}], '
+            f'{VARIABLE}={text} is not a list of faults: write [{{"rank": 1, "step": 40, "kind": "kill"}}], '
             f"with one of the kinds {', '.join(KINDS)}."
         )
     own = [fault for fault in faults if fault.rank == rank and not fault.mark.exists()]

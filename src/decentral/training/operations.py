@@ -97,8 +97,8 @@ def go_on_after(num_bytes: int | None, directory: Path) -> None:
         return
     if there < num_bytes:
         raise ConfigError(
-            f"{file} has lost lines from before the checkpoint of its run: delete the folder {directory} and give the "
-            "command again, which computes it anew."
+            f"{file} has lost lines from before the run's checkpoint: delete the folder {directory} and rerun the "
+            "command."
         )
     os.truncate(file, num_bytes)
 

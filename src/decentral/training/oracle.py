@@ -110,8 +110,8 @@ class GradientOracle:
             self._each = self.problem.keep_seconds()
             if self._each is None:
                 raise ConfigError(
-                    "record_operations=true with several workers in a process is for networks whose gradients are "
-                    f"computed one after the other: add execution=loop, or processes={len(self.workers)}."
+                    "record_operations=true with several workers in a process needs gradients computed one worker at "
+                    f"a time: add execution=loop, or processes={len(self.workers)}."
                 )
 
     def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:

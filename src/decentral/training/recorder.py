@@ -198,7 +198,7 @@ class Recorder:
             facts |= late_facts(r.stepper.lateness())
         notes = list(r.notes)
         if self.without_number:
-            notes.append(f"metrics={self.config.metrics[0]} judges the run and gave no finite number")
+            notes.append(f"metrics={self.config.metrics[0]} judges the run but is not finite")
         if status is Status.done and stop_s is not None and step < r.total_steps and not r.ended_early:
             notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
         if r.ended_early and r.patience is not None:

@@ -53,8 +53,8 @@ class Transform:
         found = [self([image.clone() for image in some], 0, 0) for _ in range(2)]
         if not torch.equal(*found):
             raise ConfigError(
-                f"data.augment={self.name} gives something else when a draw is repeated: let it draw from the global "
-                "generators of torch, numpy or random, which are seeded for every worker and draw."
+                f"data.augment={self.name} is not reproducible: draw only from the global generators of torch, numpy "
+                "or random, which are seeded for every worker and draw."
             )
 
     def _make(self) -> Callable[[Tensor], Any]:

@@ -139,8 +139,8 @@ class MapStyle(Loaded):
         if not 0 <= min(labels) <= max(labels) < self.num_classes:
             odd = next(label for label in labels if not 0 <= label < self.num_classes)
             raise ConfigError(
-                f"{look.where}: example {numbers[labels.index(odd)]} has the label {odd} at this reading, but when the "
-                f"data were looked at, labels were 0 to {self.num_classes - 1}: give `classes` to the data set."
+                f"{look.where}: example {numbers[labels.index(odd)]} has the label {odd}, but labels were 0 to "
+                f"{self.num_classes - 1} at first reading: give the data set an attribute `classes`."
             )
         for number, (one, _) in zip(numbers, pairs, strict=True):
             if one.shape != look.shape:
@@ -161,8 +161,8 @@ def example(value: Any, number: int, where: str) -> Tensor:
     if isinstance(value, Tensor):
         kind = f"a {value.layout} tensor of {value.dtype}".replace("torch.", "")
     raise ConfigError(
-        f"{where}: an example has to be a tensor of real numbers and a label, but example {number} is {kind} and a "
-        "label: torchvision's data sets take transform=ToTensor()."
+        f"{where}: example {number} is {kind} and a label, instead of a tensor of real numbers and a label: with "
+        "torchvision's data sets, use transform=ToTensor()."
     )
 
 
@@ -233,12 +233,12 @@ def _first_odd(examples: Sequence[Tensor] | Tensor) -> int:
 def _check_digits(examples: Tensor, what: str) -> None:
     """Whole numbers become float32, which has 24 bits for them."""
     if examples.dtype in (torch.int32, torch.int64) and (examples.abs() > _MOST_EXACT).any():
-        raise ConfigError(f"{what} has whole numbers above {_MOST_EXACT:,}, which float32 rounds: give floats.")
+        raise ConfigError(f"{what} has integers above {_MOST_EXACT:,}, which float32 rounds: give floats.")
 
 
 def _of_another_shape(where: str, number: int, shape: Sequence[int], usual: Sequence[int]) -> ConfigError:
     return ConfigError(
-        f"{where}: example {number} is {list(shape)}, but example 0 is {list(usual)}: give all examples one shape."
+        f"{where}: example {number} is {list(shape)}, but example 0 is {list(usual)}: give all examples the same shape."
     )
 
 
@@ -253,13 +253,10 @@ def _class(label: Any, number: int, where: str) -> int:
         return found
     shape = list(getattr(label, "shape", ()))
     said = f"a label of shape {shape}" if shape else f"the label {label!r:.40}"
-    way = ": of a one-hot label give label.argmax()" if shape else ""
+    way = "; for a one-hot label, give label.argmax()" if shape else ""
     if isinstance(label, float):
-        way = ": give int(label), or labels.long() of a tensor" if label >= 0 and label.is_integer() else ""
-    raise ConfigError(
-        f"{where}: example {number} has {said}, but labels have to be whole numbers (integers) from 0 upwards, one for "
-        f"each example{way}."
-    )
+        way = "; use int(label), or labels.long() for a tensor" if label >= 0 and label.is_integer() else ""
+    raise ConfigError(f"{where}: example {number} has {said}: give one whole number (integer) >= 0 per example{way}.")
 
 
 def _known_labels(data: Any) -> np.ndarray | None:
@@ -280,7 +277,7 @@ def _check_subset(data: Any, where: str) -> None:
     while type(data) is Subset:
         chosen, number = np.asarray(data.indices, dtype=np.int64), len(data.dataset)  # type: ignore[arg-type]
         if (outside := chosen[(chosen < -number) | (chosen >= number)]).size:
-            raise ConfigError(f"{where}: a Subset has example {outside[0]} of a data set that has {number}.")
+            raise ConfigError(f"{where}: a Subset refers to example {outside[0]} of a data set with {number} examples.")
         data = data.dataset
 
 
@@ -295,7 +292,7 @@ def _pair(data: Any, number: int, where: str) -> tuple[Any, Any]:
         ) from error
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         kind = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
-        raise ConfigError(f"{where}: an example has to be a pair (tensor, label), but example {number} is a {kind}.")
+        raise ConfigError(f"{where}: example {number} is a {kind}: return pairs (tensor, label).")
     return pair[0], pair[1]
 
 

@@ -143,7 +143,7 @@ def refusal(module: nn.Module, way: Way) -> str | None:
     """Why workers with this model cannot be computed side by side in this way, or None."""
     layers = sequence(module, way)
     if layers is None:
-        return "it is no plain sequence of layers"
+        return "it is not a plain sequence of layers"
     if len(set(map(id, layers))) < len(layers):
         return "a layer occurs in it more than once"
     if sum(len(list(layer.parameters())) for layer in layers) > len(list(module.parameters())):
@@ -156,7 +156,7 @@ def refusal(module: nn.Module, way: Way) -> str | None:
 def _oddity(layer: nn.Module, way: Way) -> str | None:
     """Why workers cannot share a call of this layer, or None."""
     if type(layer) is nn.Dropout and layer.p > 0 and way.layers[nn.Dropout] is _nothing:
-        return "its dropout draws for one worker at a time (without, model.dropout=0, it can)"
+        return "its dropout draws for one worker at a time (model.dropout=0 avoids this)"
     if type(layer) in way.blocks and not (layer._parameters or layer._buffers):
         return next(filter(None, (_oddity(child, way) for child in layer.children())), None)
     if hasattr(type(layer), "side_by_side") or (type(layer) in way.layers and _is_usual(layer)):

@@ -190,8 +190,9 @@ class OneByOne(Passes):
                 found.append(copy(self.memory_format(its)))
         if all(isinstance(one, Tensor) for one in found) and not agree(found[0], found[1], self.precision):
             raise ConfigError(
-                "The model computes something else when a step is repeated: let it draw from the global generators of "
-                "torch, numpy or random, which are seeded for every worker and step, and keep all state in the module."
+                "The model is not reproducible when a step is repeated: let it draw from the global generators of "
+                "torch, numpy or random, which are seeded for every worker and step, and keep all state in the "
+                "module."
             )
 
 

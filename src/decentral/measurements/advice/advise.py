@@ -20,7 +20,7 @@ Tell = Callable[[str], None]
 CLOSE = 1.1
 """All-reduce is advised if nothing is faster by more than this."""
 CAUTION = (
-    "Time per step is not time to accuracy: methods that average less, later, or less exactly can need more steps, "
+    "Time per step is not time to accuracy: methods that average less, later, or less exactly may need more steps, "
     "which only training shows."
 )
 _ASSUMED_BACKWARD = 2 / 3
@@ -50,7 +50,7 @@ def advise(
     n, virtual = config.num_workers, config.cluster
     assert isinstance(virtual, VirtualCluster) and n is not None
     if n < 2:
-        raise ConfigError(f"num_workers={n} has nobody to talk to: use at least 2.")
+        raise ConfigError(f"num_workers={n} leaves a worker without neighbors: use at least 2.")
     layout, backward = layout_of(config), machine.backward if machine else _ASSUMED_BACKWARD
     num_steps = max(_LEAST_STEPS, min(_STEPS, _GRADIENTS // n)) // 8 * 8
     rows, impossible = list[tuple[Method, Prediction]](), dict[str, str]()
@@ -63,7 +63,7 @@ def advise(
             if isinstance(each, ConfigError):
                 raise each
             if method.needs_shapes and len(layout.shapes) == 1:
-                raise ConfigError("it needs the shapes of the parameters, of which only the number is known.")
+                raise ConfigError("it needs the shapes of the parameters, and only their number is known.")
             rows.append((method, method.predict(Case(each, layout, backward, num_steps, measures))))
         except ConfigError as error:
             impossible[method.title] = str(error)
@@ -99,9 +99,7 @@ def has_cluster(words: Sequence[str]) -> bool:
     chosen = any(word.startswith("cluster=") and word != "cluster=none" for word in words)
     about = [word for word in words if word.startswith("cluster.")]
     if about and not chosen:
-        raise ConfigError(
-            f"{about[0]} is about a cluster, and none is chosen: give cluster=machines, too, or leave it out."
-        )
+        raise ConfigError(f"{about[0]} needs a cluster: also give cluster=machines, or leave it out.")
     return chosen
 
 
@@ -128,14 +126,14 @@ def text(facts: dict[str, Any]) -> str:
     )
     lines = [f"{facts['model']}: {facts['num_parameters']:,} parameters, {facts['num_workers']} workers"]
     if links is None:
-        lines.append(f"{gradient} (as cluster={facts['cluster']} says; the share is assumed).")
+        lines.append(f"{gradient} (from cluster={facts['cluster']}; the share is assumed).")
         how = {"measured": "measured on this machine", "table": "those of one CPU core; --measure times this machine"}
-        lines.append(f"Links as the cluster says; encoding and decoding {how[facts['coding']]}.")
+        lines.append(f"Links from the cluster; encoding and decoding {how[facts['coding']]}.")
     else:
         lines.append(f"{gradient} (measured, {links['processes']} processes).")
         lines.append(
             f"Links measured between {links['processes']} processes: latency {_seconds(links['latency_s'])}, "
-            f"{links['bandwidth_gbps']:.3g} Gbit/s; their all-reduce is most like '{links['collective']}'."
+            f"{links['bandwidth_gbps']:.3g} Gbit/s; their all-reduce is closest to '{links['collective']}'."
         )
     table = [["", "method", "time per step", "encoding in it", "sent per worker and step"]]
     for place, one in enumerate(facts["methods"], start=1):

@@ -98,17 +98,16 @@ def check_passes(config: Config) -> None:
     """Raise ConfigError if there is no model whose passes can be measured."""
     if "model" not in config.task.uses:
         raise ConfigError(
-            f"task={config.task.name} has no model whose passes could be measured: choose a cluster that says how long "
-            "they take, such as cluster=even."
+            f"task={config.task.name} has no model to time: choose a cluster with compute times, such as cluster=even."
         )
     if not isinstance(described(config), LabelledData | LabelledTokens):
         raise ConfigError(
-            f"data={config.data.name} has no labels, and a pass is measured with cross-entropy: choose a cluster that "
-            "says how long it takes, such as cluster=even."
+            f"data={config.data.name} has no labels, which timing a pass needs: choose a cluster with compute times, "
+            "such as cluster=even."
         )
     if device_kind(config) != "cpu":
         raise ConfigError(
-            "without cluster= what is measured is processes of this machine's CPUs: set device=cpu, or describe your "
+            "without cluster=, only processes on this machine's CPUs are measured: set device=cpu, or describe your "
             "GPUs with cluster=machines, cluster.compute.mean_s= and cluster.links.bandwidth_gbps=."
         )
 

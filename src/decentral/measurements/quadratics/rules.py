@@ -70,10 +70,10 @@ Searching = Generator[Proposal, Trial, "Trial | None"]
 class Rule(ABC):
     """What is looked for.
 
-    start_lr      the first rate (fastest: twice this one)
-    target        the suboptimality to be reached, or of the plateau
-    max_steps     of a trial
-    test_points   so many steps, evenly spaced on a logarithmic scale, are looked at (rounded, each once)
+    start_lr      first learning rate (fastest: twice this one)
+    target        suboptimality to reach, or of the plateau
+    max_steps     maximum number of steps of a trial
+    test_points   number of steps to check, evenly spaced on a logarithmic scale (rounded, each once)
     """
 
     start_lr: float = 10.0

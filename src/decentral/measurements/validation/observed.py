@@ -239,9 +239,9 @@ def _line(parts: list[dict[str, Any]], ages: dict[int, int], n: int, steps: int)
 class Target(Settings, where="target"):
     """When models are good enough.
 
-    accuracy       what the test accuracy of the workers has to be on average, a fraction of 1
-    every_steps    after how many steps that is looked at: then all real workers wait for each other
-    at_most_steps  who has not reached it by then never does
+    accuracy       mean test accuracy of the workers to reach, a fraction of 1
+    every_steps    steps between two checks, at which all real workers wait for each other
+    at_most_steps  maximum number of steps to reach it
     """
 
     accuracy: float = setting(0.9, above=0, at_most=1)
@@ -269,7 +269,10 @@ class Target(Settings, where="target"):
                 losses = run.oracle.take_losses()
                 found = evaluate(run.problem, stepper.models, run.net, losses, world.rank, world.size)
                 if found.metrics[0].name != "accuracy":
-                    raise ConfigError(f"a target for the accuracy is given, but task={run.config.task.name} has none.")
+                    raise ConfigError(
+                        f"target.accuracy needs a task with an accuracy, unlike task={run.config.task.name}: leave it "
+                        "out."
+                    )
                 if found.workers[:, 0].mean() >= self.accuracy:
                     return 1e-9 * spent_ns if stepper.simulated_s is None else stepper.simulated_s
             return None

@@ -36,7 +36,9 @@ def tried(model: PlainModel, original: Any, data: LabelledData) -> nn.Module:
     if names != [name for name, _ in trial.named_parameters()] or _uninitialized(module):
         _try(model, module.float(), data, original)  # a forward pass makes its parameters
     if (name := _uninitialized(module)) is not None:
-        raise ConfigError(f"model={model.name}: {name} is not initialized by a forward pass: use it, or leave it out.")
+        raise ConfigError(
+            f"model={model.name}: {name} is not initialized by a forward pass: use it in forward, or remove it."
+        )
     return module
 
 
@@ -56,13 +58,13 @@ def _try(model: PlainModel, module: nn.Module, data: LabelledData, original: nn.
         found = list(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
         if not isinstance(found, list) or len(found) != 2 or found[0] != 2 or found[1] < data.num_classes:
             way = (
-                f"labels count from 0, and the smallest here is {data.first_class}"
+                f"labels start from 0, but the smallest here is {data.first_class}"
                 if data.first_class
-                else "let it take num_classes as a parameter, which is then the number of classes of the data"
+                else "let it take a parameter num_classes, which receives the number of classes of the data"
             )
             raise ConfigError(
-                f"model={model.name} has to give a number for each of the {data.num_classes} classes, "
-                f"[2, {data.num_classes}] for two examples, but it gives {found}: {way}."
+                f"model={model.name} must return [2, {data.num_classes}] for two examples, one number for each of the "
+                f"{data.num_classes} classes, but it returns {found}: {way}."
             )
         if found[1] > data.num_classes:
             vars(model)["notes"] = (
@@ -72,22 +74,24 @@ def _try(model: PlainModel, module: nn.Module, data: LabelledData, original: nn.
             leaves = _leaves(module(torch.zeros(2, *data.shape, dtype=torch.float32)))
     if leaves & set(original.parameters()):
         raise ConfigError(
-            f"model={model.name} computes with parameters of the module that was given, also in a copy of it, but "
-            "every worker trains a copy: let hooks and a replaced forward use the module that they are called with."
+            f"model={model.name} uses parameters of the original module even in a copy, but every worker trains a "
+            "copy: let hooks and a replaced forward use the module that they are called with."
         )
 
 
 def check(module: Any, name: str) -> None:
     """Raise a ConfigError if copies of the module, one for each worker, cannot be trained as rows."""
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"model={name} has to be a torch.nn.Module, or return one, not a {type(module).__name__}.")
+        raise ConfigError(
+            f"model={name} is a {type(module).__name__}: give a torch.nn.Module, or a function that returns one."
+        )
     reason = _refused_part(module) or _refused_attribute(module) or _refused_tensor(module) or _shared_memory(module)
     if reason is not None:
         raise ConfigError(f"model={name}: {reason}.")
     if any(parameter._post_accumulate_grad_hooks for parameter in module.parameters()):
         raise ConfigError(
-            f"model={name} has a hook for gradients that are added up (register_post_accumulate_grad_hook), "
-            "but they are not added up here: use register_hook."
+            f"model={name} has a hook for accumulated gradients (register_post_accumulate_grad_hook), but gradients "
+            "are not accumulated here: use register_hook."
         )
     if not any(parameter.requires_grad for parameter in module.parameters()):
         frozen = ": all of them have requires_grad=False" if any(True for _ in module.parameters()) else ""
@@ -103,9 +107,9 @@ def _refused_part(module: nn.Module) -> str | None:
         where, kind = f"its part {name}" if name else "it", type(part).__name__
         if hasattr(part, "_orig_mod") or isinstance(part, torch.jit.ScriptModule):
             how = "torch.compile" if hasattr(part, "_orig_mod") else "torch.jit"
-            return f"{where} is a {kind}, which is not copied for each worker: give the module as it is before {how}"
+            return f"{where} is a {kind}, which cannot be copied for each worker: give the module before {how}"
         if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            return f"{where} is a {kind}, which is not copied for each worker: give the module inside of it (.module)"
+            return f"{where} is a {kind}, which cannot be copied for each worker: give the module inside it (.module)"
         if type(part).get_extra_state is not nn.Module.get_extra_state:
             try:
                 packed(part.get_extra_state())
@@ -123,13 +127,13 @@ def _refused_attribute(module: nn.Module) -> str | None:
     for _, key, value in items_of(module):
         if isinstance(value, nn.Module) and value not in parts:
             return (
-                f"its {key} is a {type(value).__name__} in a list or dict, where torch neither trains nor stores it: "
-                "use nn.ModuleList or nn.ModuleDict"
+                f"its {key} is a {type(value).__name__} in a list or dict, which torch neither trains nor stores: use "
+                "nn.ModuleList or nn.ModuleDict"
             )
         if isinstance(value, kinds):
             return (
-                f"its {key} is a generator ({type(value).__name__}), which would be the same for every worker and is "
-                "in no checkpoint: draw from the global generators of torch, numpy or random"
+                f"its {key} is a generator ({type(value).__name__}), which workers would share and checkpoints would "
+                "omit: draw from the global generators of torch, numpy or random"
             )
     return None
 
@@ -137,7 +141,7 @@ def _refused_attribute(module: nn.Module) -> str | None:
 def _refused_tensor(module: nn.Module) -> str | None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if tensor.is_meta:
-            return f"its {name} is on the device meta, without numbers: make the module on the CPU"
+            return f"its {name} is on the device meta, without values: create the module on the CPU"
     for name, parameter in module.named_parameters():
         strided = parameter.layout == torch.strided
         if parameter.requires_grad and not (parameter.is_floating_point() and strided):
@@ -149,7 +153,7 @@ def _refused_tensor(module: nn.Module) -> str | None:
     for name, tensor in module.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and (tensor.layout != torch.strided or tensor.is_quantized):
             kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
-            return f"its {name} is {kind}, which models.safetensors does not hold: register it with persistent=False"
+            return f"its {name} is {kind}, which models.safetensors cannot store: register it with persistent=False"
     return None
 
 
@@ -165,8 +169,8 @@ def _shared_memory(module: nn.Module) -> str | None:
     for (_, end, one, trained), (start, _, other, too) in pairwise(found):
         if start < end and (trained or too):
             return (
-                f"its {one} and {other} are two tensors in the same memory: let them be one parameter, as in "
-                "self.b.weight = self.a.weight"
+                f"its {one} and {other} are two tensors in the same memory: share one parameter, as in self.b.weight "
+                "= self.a.weight"
             )
     return None
 

@@ -23,8 +23,7 @@ def open_transport(settings: NetworkSettings, layout: Sequence[range], device: t
     settings.check_several(len(layout))
     if settings.limited and device.type != "cpu":
         raise ConfigError(
-            f"{settings.limited} delays what CPUs send, and messages between GPUs go their own way: use device=cpu, or "
-            "leave it out."
+            f"{settings.limited} delays messages of CPUs only, not of GPUs: use device=cpu, or leave it out."
         )
     limits = Limits(settings.latency_ms * 1e-3, settings.seconds_per_byte) if settings.limited else None
     if shares_memory(settings, layout, device):
@@ -43,7 +42,7 @@ def shares_memory(settings: NetworkSettings, layout: Sequence[range], device: to
         return True
     if settings.transport is Carrier.shared_memory:
         raise ConfigError(
-            "network.transport=shared_memory needs all processes of the run on one Linux host, in one container, and "
-            "on CPUs: use network.transport=auto."
+            "network.transport=shared_memory needs all processes on one Linux host, in one container, and on CPUs: "
+            "use network.transport=auto."
         )
     return False

@@ -209,8 +209,8 @@ class SharedMemory(Transport):
         if lane is None:
             if len(self._lanes) + 1 >= _MOST_LANES:
                 raise RuntimeError(
-                    f"more than {_MOST_LANES} rows are on their way through shared memory at once: wait for some "
-                    "before others are begun"
+                    f"more than {_MOST_LANES} rows are in transit through shared memory at once: wait for some before "
+                    "sending others"
                 )
             lane = _Lane(self, len(self._lanes) + 1, halves=1)
             self._lanes.append(lane)

@@ -81,7 +81,8 @@ class Signals:
             self.waited_s += time.perf_counter() - began
         if self._come[peer, kind] < count or (note and self._notes.pop((peer, kind, count), 0) != note):
             raise RuntimeError(
-                f"process {peer} of this run is at something else than process {self.rank}, which expects {what} here"
+                f"process {peer} of this run runs a different operation from process {self.rank}, which expects "
+                f"{what} here"
             )
 
     def tell_of_something_new(self) -> None:

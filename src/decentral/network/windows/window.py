@@ -65,7 +65,7 @@ class Edges:
         if owner != sender:
             return self.number(owner, sender)
         if not 0 <= owner < self.num_workers:
-            raise ConfigError(f"worker {owner} does not exist: the workers are numbered 0 to {self.num_workers - 1}.")
+            raise ConfigError(f"worker {owner} does not exist: use 0 to {self.num_workers - 1}.")
         return len(self) + owner
 
     def locked(self, owner: int, sender: int) -> str:
@@ -332,8 +332,8 @@ class Window:
         total = float(self._total(self.p.sum()))
         if not abs(total - self._mass) <= _TOLERANCE * self._mass:
             raise LostMass(
-                f"the push-sum weights of all workers (ranks) add up to {total:.12g} instead of {self._mass:g}: what "
-                "was on its way has been lost, or was weighted so that it does not add up"
+                f"the push-sum weights of all workers (ranks) add up to {total:.12g} instead of {self._mass:g}: a "
+                "message has been lost, or weights do not sum to one"
             )
 
     def barrier(self) -> None:
@@ -388,7 +388,8 @@ class Window:
             self._alarmed = True
             warnings.warn(
                 f"the push-sum weight of worker (rank) {owner} has fallen to {p:.3g}, below {LEAST_P:g}: its estimate "
-                "x / p means little; it gives away more than it hears, because others are slower or have stopped",
+                "x / p is unreliable; the worker sends more than it receives, because others are slower or have "
+                "stopped",
                 SmallWeight,
                 stacklevel=2,
             )

@@ -32,9 +32,9 @@ _SPREADS = {
 class Output:
     """What `figures.title`, `figures.width` and `figures.format` of decentral-report say.
 
-    title      whether a figure has a title, and a line on where it belongs: in a paper, the caption says that
-    width      inches; None: as many as its panels want, on a screen
-    formats    of the files, see FORMATS
+    title      whether a figure has a title and a line on its origin: in a paper, the caption has them
+    width      inches; None: as wide as its panels need, on a screen
+    formats    file formats, see FORMATS
     """
 
     title: bool = True
@@ -60,7 +60,7 @@ def output(settings: Mapping[str, str]) -> Output:
     title, text = settings.get("figures.title", "true"), settings.get("figures.width", "screen")
     formats = settings.get("figures.format", "[png,svg]")
     if title not in ("true", "false"):
-        raise ConfigError(f"figures.title={title} is neither true nor false.")
+        raise ConfigError(f"figures.title={title} is not a boolean: use true or false.")
     width = None
     if text != "screen":
         try:
@@ -68,14 +68,14 @@ def output(settings: Mapping[str, str]) -> Output:
         except ValueError:
             width = 0.0
         if not 2 <= width <= 20:
-            named = " or ".join(f"{name} ({number:g} inches)" for name, number in WIDTHS.items())
+            named = ", ".join(f"{name} ({number:g} inches)" for name, number in WIDTHS.items())
             raise ConfigError(
-                f"figures.width={text} is no width: it should be screen, {named}, or inches from 2 to 20."
+                f"figures.width={text} is not a valid width: use screen, {named}, or inches from 2 to 20."
             )
     names = [name.strip(" '\"") for name in formats.strip("[]").split(",")]
     for name in names:
         if name not in FORMATS:
-            raise ConfigError(f"figures.format={formats} has '{name}', which is no format.{suggest(name, FORMATS)}")
+            raise ConfigError(f"figures.format={formats} has '{name}', which is not a format.{suggest(name, FORMATS)}")
     return Output(title == "true", width, tuple(name for name in FORMATS if name in names))
 
 
@@ -108,15 +108,15 @@ class StudyFigure(ABC):
 
     file      name of the figure (`name` in the YAML)
     metric    which of the study's metrics; '': the first
-    panels    a label: one panel per value of it; '': one panel
-    lines     labels that tell lines apart
-    center    of what is not told apart (seeds): mean or median; of numbers of runs the median where some of them have
-              none, as they diverged or never got to the target: there these are the worst (as in the tables' verdicts)
-    spread    band around it: none, std (standard deviation), range, or confidence: where the mean lies with 90 %
+    panels    label with one panel per value; '': one panel
+    lines     labels that distinguish lines
+    center    center of repeated values (seeds): mean or median; the median where some runs have no value because they
+              diverged or never reached the target, which ranks these as worst (as in the tables' verdicts)
+    spread    band around it: none, std (standard deviation), range, or confidence: 90 % confidence interval of the mean
               (Student's t, as if the series were independent and normal)
-    among     what these are called in the legend, one of them; '': seed (the report's `repeats`), or the label that
-              tells them apart
-    only      labels and the values that are drawn, for example {alpha: [0.01]}
+    among     name of one repeated value in the legend; '': seed (the report's `repeats`), or the label that
+              distinguishes them
+    only      labels and their values to draw, for example {alpha: [0.01]}
     title     '': the study's
     """
 
@@ -146,7 +146,7 @@ class StudyFigure(ABC):
         for key in ("xlim", "ylim"):
             if len(getattr(self, key)) not in (0, 2):
                 raise ConfigError(
-                    f"the figure '{self.file}' has a {key} that is not two numbers (null for one of them)."
+                    f"the figure '{self.file}' has a {key} other than two numbers: give two (null for no limit)."
                 )
 
     @abstractmethod
@@ -198,7 +198,7 @@ class StudyFigure(ABC):
         found = pandas.to_numeric(column, errors="coerce")
         if found.isna().any():
             where = f"study {results.study}: the figure '{self.file}' is drawn over {column.name}"
-            raise ConfigError(f"{where}, but {column[found.isna()].iloc[0]} is no number.")
+            raise ConfigError(f"{where}, but {column[found.isna()].iloc[0]} is not a number.")
         return found
 
     def parts(self, table: pandas.DataFrame) -> Iterator[tuple[str, tuple[str, ...], pandas.DataFrame]]:

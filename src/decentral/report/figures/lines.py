@@ -31,11 +31,11 @@ _VECTORS = "vectors_per_step"
 class Curves(LineFigure):
     """curves.csv: the mean over seeds (and over labels that are neither panels nor lines), or every worker.
 
-    worker   'worst', 'mean', 'averaged', a number, '' (where there is no such thing), or 'each': a thin line for every
-             single worker of the first seed
+    worker   'worst', 'mean', 'averaged', a number, '' (for metrics without workers), or 'each': a thin line for every
+             worker of the first seed
     x        step, epoch, wall_s (seconds of training), bytes_sent (by all workers), or vectors: steps times the label
              `vectors_per_step`
-    floor    smaller values are drawn here: a logarithmic axis cannot show 0; null: none
+    floor    smallest value to draw, to which smaller ones are raised: a logarithmic axis cannot show 0; null: none
     """
 
     name: str = "curves"
@@ -64,8 +64,8 @@ class Curves(LineFigure):
         if x.isna().all():
             known = [axis for axis in AXES if results.curves[axis].notna().any()]
             raise ConfigError(
-                f"study {results.study}: the figure '{self.file}' has x={self.x}, but its curves only have a place on "
-                f"{', '.join(known)}: use one of these, or run decentral-study again."
+                f"study {results.study}: the figure '{self.file}' has x={self.x}, but its curves only have values for "
+                f"{', '.join(known)}: use one of these, or rerun decentral-study."
             )
         drawn = table["value"].where(table["value"].abs() < style.LARGEST_DRAWN).clip(lower=self.floor)
         table = table.assign(x=x, value=drawn)
@@ -141,10 +141,10 @@ class Scaling(LineFigure):
 class ThreeAxes(LineFigure):
     """curves.csv, as `curves` draws it, with a panel for each axis: what a method costs is another question on each.
 
-    worker   'worst', 'mean', 'averaged', a number, or '' (where there is no such thing)
-    axes     of the panels, from left to right; those that no curve has a place on are left out
-    target   a value of the metric: each panel says where the line of each method gets there first (interpolated
-             between evaluations), or never; null: none
+    worker   'worst', 'mean', 'averaged', a number, or '' (for metrics without workers)
+    axes     axes of the panels, from left to right; axes without curves are omitted
+    target   value of the metric: each panel shows where the line of each method first reaches it (interpolated between
+             evaluations), or that it never does; null: none
     """
 
     name: str = "three_axes"
@@ -157,7 +157,7 @@ class ThreeAxes(LineFigure):
         if self.panels:
             raise ConfigError(
                 f"the figure '{self.file}' has panels={self.panels}, but its panels are its axes: leave it out, or "
-                "choose what is drawn by `only`."
+                "select data with `only`."
             )
         for axis in self.axes:
             if axis not in AXES:
@@ -256,8 +256,8 @@ def _shown(place: float | None) -> str:
 class Agreement(StudyFigure):
     """values.csv: `metric` of each cell against its metric `x`, in the same unit, with the diagonal.
 
-    x     the metric on the x axis
-    band  a band around the diagonal: this share of x, for example 0.1
+    x     metric on the x axis
+    band  band around the diagonal: this share of x, for example 0.1
     """
 
     name: str = "agreement"

@@ -50,7 +50,7 @@ class Map(StudyFigure):
     Places at which the second is nearly as good are pale. Contours: how many times as good the best is as another line.
 
     x, y      labels that are numbers
-    close     a place is pale where the second is at most this share behind
+    close     a place is pale if the second-best is at most this share behind
     against   a line, the values of `lines` separated by commas; '': no lines of equal gain
     """
 
@@ -64,7 +64,7 @@ class Map(StudyFigure):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.close < 1:
-            raise ConfigError(f"the figure '{self.file}' has close={self.close:g}, which is no share from 0 to 1.")
+            raise ConfigError(f"the figure '{self.file}' has close={self.close:g}: use a share from 0 to 1.")
 
     def data(self, results: Results) -> list[Line]:
         """For each combination of panel and lines and each y the values over x; y is the last word of the key."""
@@ -86,8 +86,8 @@ class Map(StudyFigure):
         larger = results.larger_is_better(metric)
         if larger is None:
             raise ConfigError(
-                f"study {results.study}: the figure '{self.file}' asks where {metric} is best, but neither larger nor "
-                "smaller is better: choose another metric."
+                f"study {results.study}: the figure '{self.file}' ranks {metric}, which has no better direction: "
+                "choose another metric."
             )
         panels = dict.fromkeys(line.panel for line in lines)
         return {panel: self._region([line for line in lines if line.panel == panel], larger) for panel in panels}

@@ -34,10 +34,10 @@ class Strip(StudyFigure):
     (radians; they are drawn as arrows) and what they believe ('estimate x', 'estimate y').
 
     xlim, ylim  what is shown, the same everywhere; a panel's heading says how many estimates lie outside
-    unit        of both axes
-    leader      a worker that is drawn apart from the others: the one whose place they estimate
+    unit        unit of both axes
+    leader      worker drawn differently from the others: the one whose position they estimate
     radius      workers nearer than this are linked by a line; 0: no lines
-    words       what workers, estimates, the leader and links are called in the legend
+    words       names of workers, estimates, the leader and links in the legend
     """
 
     name: str = "strip"

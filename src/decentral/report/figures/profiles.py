@@ -32,8 +32,8 @@ class Profile(StudyFigure):
     gets to the target at all (Dolan & More, 2002). Those of the highest mean rank have colours, and all have their
     name where they end.
 
-    problem    the label that tells problems apart
-    coloured   how many lines have a colour of their own; the others are grey
+    problem    label that distinguishes problems
+    coloured   number of colored lines; the others are gray
     """
 
     name: str = "profile"
@@ -118,7 +118,7 @@ class Factors(StudyFigure):
     The best of a column is 1; who never gets to the target has a cross. Rows are sorted by mean rank. This is a map of
     who is best under which condition, with how much the others lose.
 
-    problem   the label that tells problems apart
+    problem   label that distinguishes problems
     """
 
     name: str = "factors"

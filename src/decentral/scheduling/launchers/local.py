@@ -19,9 +19,9 @@ class Local(Launcher):
     CPU takes a slot for each of its processes; with processes=auto it gets one, or more when there are fewer runs than
     slots. A run on a GPU shares it with others while there is memory; processes=2 takes two GPUs.
 
-    slots              processes at the same time (auto: one for each core)
-    runs_per_gpu       runs that share a GPU (auto: as many as its memory holds, seen from the runs so far)
-    retries            how often a run is started again that was killed, or lost a process
+    slots              processes at the same time (auto: one per core)
+    runs_per_gpu       runs that share a GPU (auto: as many as fit its memory, estimated from earlier runs)
+    retries            maximum number of restarts of a run that was killed or lost a process
     """
 
     name: str = "local"
@@ -33,7 +33,7 @@ class Local(Launcher):
         for key in ("slots", "runs_per_gpu"):
             value = getattr(self, key)
             if value != "auto" and not (value.isdigit() and int(value) >= 1):
-                raise ConfigError(f"launcher.{key}={value} makes no sense: give a number from 1 upwards, or auto.")
+                raise ConfigError(f"launcher.{key}={value} is not valid: use a whole number >= 1, or auto.")
 
     def open(self, results_dir: Path) -> Pool:
         """Nothing is started before the first job; see `LocalPool`."""

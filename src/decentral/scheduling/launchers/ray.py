@@ -34,12 +34,11 @@ class Ray(Launcher):
     Ray decides where and when a run starts. The runs end with this launcher: after a restart they go on from their last
     checkpoints. See docs/clusters.md.
 
-    address    local: start Ray on this machine; auto: the cluster that this machine belongs to; or HOST:PORT, or
-               ray://HOST:10001
-    cpus       of each run, and at least as many as it has processes
-    gpus       of each run; 0.25 puts four runs on a GPU (null: one for each process if the cluster has GPUs)
-    max_jobs   that Ray has at the same time
-    retries    how often a run that was killed is started again
+    address    local: start Ray on this machine; auto: join this machine's cluster; or HOST:PORT, or ray://HOST:10001
+    cpus       CPUs per run; at least one per process
+    gpus       GPUs per run; 0.25 puts four runs on a GPU (null: one per process if the cluster has GPUs)
+    max_jobs   maximum number of jobs submitted to Ray at the same time
+    retries    maximum number of restarts of a killed run
     """
 
     name: str = "ray"
@@ -52,7 +51,7 @@ class Ray(Launcher):
     def __post_init__(self) -> None:
         if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
             raise ConfigError(
-                f"launcher.gpus={self.gpus:g} makes no sense: give a whole number, or a part of a GPU such as 0.25."
+                f"launcher.gpus={self.gpus:g} is not valid: use a whole number, or a fraction of a GPU such as 0.25."
             )
         if not self.address:
             raise ConfigError("launcher.address= is empty: use local, auto, HOST:PORT or ray://HOST:10001.")
@@ -101,7 +100,7 @@ class RayPool(Pool):
         demand = job.demand
         if demand.alone:
             raise ConfigError(
-                f"launcher=ray runs jobs side by side, but {job.title} takes times and needs a machine to itself: use "
+                f"launcher=ray runs jobs concurrently, but {job.title} measures times and needs an idle machine: use "
                 "launcher=local or launcher=slurm."
             )
         there = self._ray.cluster_resources()

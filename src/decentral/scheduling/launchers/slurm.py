@@ -30,18 +30,18 @@ class Slurm(Launcher):
     there. The jobs do not need this launcher: they run on when it is killed, and the next start finds them. Ctrl-C
     cancels them, after they had the time to write a checkpoint. See docs/clusters.md.
 
-    cluster            slurm, or local to try things out: processes on this machine instead of SLURM jobs
-    partition          of the cluster (null: its default)
-    time_minutes       time limit of a job; what is not done by then goes on in the next one
-    requeues           how often a job may reach its time limit
-    grace_s            how long before the limit SLURM tells a job to write its checkpoint
-    gpus               of each job
-    cpus               of each job, and at least as many as the run has processes
-    memory_gb          of each job (null: the cluster's default)
-    max_jobs           that are in the queue or running at the same time
-    setup              shell commands before each job, for example '["module load cuda"]'
-    sbatch             further options of sbatch, for example '["account=abc", "exclusive"]'
-    retries            how often a job that was killed is submitted again
+    cluster            slurm; or local, for tests: processes on this machine instead of Slurm jobs
+    partition          Slurm partition (null: the cluster's default)
+    time_minutes       time limit of a job in minutes; an unfinished run continues in the next job
+    requeues           maximum number of times that a job may reach its time limit
+    grace_s            seconds before the limit at which Slurm tells a job to write its checkpoint
+    gpus               GPUs per job
+    cpus               CPUs per job; at least one per process of the run
+    memory_gb          memory per job in GB (null: the cluster's default)
+    max_jobs           maximum number of jobs queued or running at the same time
+    setup              shell commands to run before each job, for example '["module load cuda"]'
+    sbatch             additional sbatch options, for example '["account=abc", "exclusive"]'
+    retries            maximum number of resubmissions of a killed job
     """
 
     name: str = "slurm"
@@ -61,8 +61,8 @@ class Slurm(Launcher):
     def __post_init__(self) -> None:
         if self.grace_s >= 60 * self.time_minutes:
             raise ConfigError(
-                f"launcher.grace_s={self.grace_s} is as long as launcher.time_minutes={self.time_minutes}: leave the "
-                "jobs some time to compute."
+                f"launcher.grace_s={self.grace_s} uses all of launcher.time_minutes={self.time_minutes}: lower it, or "
+                "raise the time limit."
             )
 
     def check(self) -> None:
@@ -71,8 +71,8 @@ class Slurm(Launcher):
         missing = [command for command in ("sbatch", "srun", "squeue", "scancel") if shutil.which(command) is None]
         if self.cluster is Where.slurm and missing:
             raise ConfigError(
-                f"launcher=slurm finds no {missing[0]} here: start it where jobs of the cluster are submitted, or try "
-                "it out with launcher.cluster=local."
+                f"launcher=slurm needs {missing[0]}, which is missing here: start it on a login node of the cluster, "
+                "or try it with launcher.cluster=local."
             )
 
     def open(self, results_dir: Path) -> Pool:

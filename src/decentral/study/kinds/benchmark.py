@@ -398,11 +398,11 @@ class BenchmarkCell(Cell):
 class Benchmark(Study):
     """Every method in every scenario with the same budget: `trials` runs on one seed, then several seeds with the best.
 
-    methods      names in conf/benchmark/methods.yaml, or of algorithms; null: all that have a line there
-    scenarios    names in conf/benchmark/scenario/; those in one's own folder are added
-    trials       how many choices of what a method searches are tried, its first choices among them
-    baseline     the method whose value at the end sets the target
-    reduced      whether scenarios are cut to what they say under `smoke`
+    methods      names in conf/benchmark/methods.yaml, or of algorithms; null: all entries of that file
+    scenarios    names in conf/benchmark/scenario/; your own folder's are added
+    trials       number of trials per method, beginning with the first choices of what it searches
+    baseline     method whose final value sets the target
+    reduced      whether to reduce scenarios to their `smoke` settings
 
     The definition of a study holds the lines and files themselves, so that it is another one when they change.
     """
@@ -421,7 +421,7 @@ class Benchmark(Study):
         found = scenarios(self.scenarios)
         self.scenarios = [one.reduced for one in found] if self.reduced else found
         if self.version != VERSION:
-            raise ConfigError(f"version={self.version} is of other rules: this program has those of {VERSION}.")
+            raise ConfigError(f"version={self.version} uses other rules: this program implements version {VERSION}.")
 
     def decided_keys(self) -> set[str]:
         """Also the budget, the learning rate, which is tuned, and the clock."""

@@ -182,10 +182,10 @@ class TunedCell(Cell):
 class ComparisonRow(Row):
     """A method of the comparison.
 
-    lr                  where its search for a learning rate begins (or its rate, where nothing is tuned)
-    lrs                 the same for single values of the first column, if they differ
-    only                columns that it is compared at, if not all: {alpha: [0.01]}; {keep: ['']}: at none of them
-    worker              whose model counts in this row, if not `measure.worker`: another look at the same runs
+    lr                  learning rate at which its search begins (or its rate, without tuning)
+    lrs                 the same for each value of the first column, if they differ
+    only                columns of this row, if not all: {alpha: [0.01]}; {keep: ['']}: none of them
+    worker              worker whose model counts in this row, if not `measure.worker`: another view of the same runs
     """
 
     lr: float | None = None
@@ -201,19 +201,19 @@ _CURVES = ("worst", "mean", "averaged", "each", "counted")
 class Comparison(Study):
     """A row for every method, a column for every setting; the learning rate of each cell is tuned; several seeds.
 
-    rows        the methods
+    rows        methods
     columns     label -> values, for example {alpha: [1, 0.1, 0.01]}; every combination is a column
     keys        label -> key of decentral-run, where the label is not the key itself: {drop: network.drop_probability}
-    tune        how a cell's learning rate is found: {rule: <name in tuning/>, and its settings}
-    tune_base   overrides of the runs that are made for tuning only, such as [epochs=50]
-    tune_seeds  seeds of those runs
-    retreat     whether a rate with which a seed diverges does not count, so that the search goes on
-    seeds       seeds of the runs that count
-    measure     what a run is judged by
-    also        what else the runs that count are looked at for, each like `measure`: a metric of its own
-    setting     how the published table writes a column: 'alpha={alpha:g}'
-    curves      whose metric over time is kept for figures, and other metrics of `also`: worst, mean, averaged, each, a
-                worker's number, or counted: whoever counts in that row
+    tune        rule that finds a cell's learning rate: {rule: <name in tuning/>, and its settings}
+    tune_base   overrides of the tuning runs only, such as [epochs=50]
+    tune_seeds  seeds of the tuning runs
+    retreat     whether to discard a learning rate with which a seed diverges, and continue the search
+    seeds       seeds of the final runs
+    measure     the number that judges a run
+    also        further numbers of the final runs, each like `measure`: one metric each
+    setting     format of a column in the published table: 'alpha={alpha:g}'
+    curves      workers whose metrics over time are kept for figures, with the other metrics of `also`: worst, mean,
+                averaged, each, a worker's number, or counted: the worker that counts in that row
     """
 
     name: str = "comparison"
@@ -246,7 +246,9 @@ class Comparison(Study):
         rule: Any = build(rules[name], values, f"tune.rule={name}")
         wrong = next((one for one in self.curves if one not in _CURVES and not str(one).isdigit()), None)
         if wrong is not None:
-            raise ConfigError(f"curves={self.curves} has {wrong}.{suggest(str(wrong), _CURVES)} Or a worker's number.")
+            raise ConfigError(
+                f"curves={self.curves} has {wrong}.{suggest(str(wrong), _CURVES)} A worker's number also works."
+            )
         settings = [(row, point) for row in self.rows for point in points(self.columns, row.only)]
         commands = []
         for row, point in settings:
@@ -275,7 +277,7 @@ class Comparison(Study):
             return row.lr
         first = next(iter(self.columns), "")
         if len(row.lrs) != len(self.columns.get(first, [])):
-            raise ConfigError(f"rows: {row.method} needs as many lrs as {first or 'the first column'} has values.")
+            raise ConfigError(f"rows: {row.method} needs one of lrs per value of {first or 'the first column'}.")
         return row.lrs[self.columns[first].index(point[first])]
 
 

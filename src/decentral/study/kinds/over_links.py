@@ -33,7 +33,7 @@ BANDWIDTH, LATENCY = "gbps", "latency_ms"
 class LinkRow(ComparisonRow):
     """A method of the comparison.
 
-    overlap     share of a gradient's time during which an exchange goes on beside it, from 0 to 1
+    overlap     share of a gradient's time that overlaps with an exchange, from 0 to 1
     """
 
     overlap: float = setting(0.0, at_least=0, at_most=1)
@@ -105,7 +105,7 @@ class LinkCell(TunedCell):
 class OverLinks(Comparison):
     """A comparison of all-reduce SGD with compressors, whose runs are timed on many links.
 
-    measure     has to_reach; its axis is step
+    measure     needs to_reach; its axis is step
     gbps, latency_ms    of all links: the labels of the map
     """
 
@@ -117,11 +117,13 @@ class OverLinks(Comparison):
 
     def __post_init__(self) -> None:
         if not self.gbps or not self.latency_ms:
-            raise ConfigError(f"gbps={self.gbps} and latency_ms={self.latency_ms} make no map: give numbers for both.")
+            raise ConfigError(
+                f"gbps={self.gbps} and latency_ms={self.latency_ms} do not span a map: give numbers for both."
+            )
         if self.measure.to_reach is None or self.measure.axis != "step":
-            raise ConfigError("measure has to be steps to a target here: give to_reach, and axis: step.")
+            raise ConfigError("measure must count steps to a target here: give to_reach, and axis: step.")
         if self.columns:
-            raise ConfigError(f"columns={list(self.columns)} cannot be used here: the columns are gbps and latency_ms.")
+            raise ConfigError(f"columns={list(self.columns)} cannot be set here: the columns are gbps and latency_ms.")
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row."""
@@ -140,15 +142,15 @@ def _check(config: Config) -> None:
     """Raises ConfigError where the time on other links does not follow from that on some."""
     cluster = config.cluster
     if not isinstance(config.algo, AllReduce):
-        raise ConfigError("algo has to be allreduce here: who waits for whom depends on the links for other methods.")
+        raise ConfigError("algo must be allreduce here, because waiting depends on the links for other methods.")
     even = isinstance(cluster, Machines) and cluster.compute.distribution is Distribution.constant
     if not (even and isinstance(cluster, Machines) and cluster.stragglers.mode is Mode.none):
-        raise ConfigError("the cluster needs gradients that all take the same time here: use cluster=even.")
+        raise ConfigError("all gradients must take the same time here: use cluster=even.")
     if cluster.links.workers_per_machine not in (None, 1) or cluster.network.mode is not Changes.constant:
-        raise ConfigError("all links have to be alike here, all the time: leave out cluster.network and machines.")
+        raise ConfigError("all links must be alike and constant here: leave out cluster.network and machines.")
     chosen = cluster.links.collective in (CollectiveName.auto, CollectiveName.ring_or_tree)
     if chosen or config.compress.chooses or config.compress.adapts:
-        raise ConfigError("what is sent, and how, must not depend on the links here: name a collective and a share.")
+        raise ConfigError("messages and collectives must not depend on the links here: name a collective and a share.")
 
 
 _STEPS = 4

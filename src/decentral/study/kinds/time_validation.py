@@ -55,11 +55,11 @@ _MEANINGS = {
 class Setting:
     """Machines on which all methods are observed.
 
-    stragglers  as tables call them
-    compute     what a gradient is: 'sleep', of rows of zeros, or a name for real passes
+    stragglers  name in tables
+    compute     kind of gradient: 'sleep', with rows of zeros, or a name for real passes
     base        overrides
-    processes   if they are not the study's
-    methods     if not all rows: as they are called, such as "D-PSGD, ring"
+    processes   numbers of processes, if not the study's
+    methods     rows to run, if not all, by name, such as "D-PSGD, ring"
     """
 
     stragglers: str = ""
@@ -88,15 +88,15 @@ class TimeValidation(Study):
     """`rows` on every setting, with 4 and 8 processes, say; each is observed, replayed and predicted.
 
     rows            the methods
-    processes       numbers of them, with a worker each
-    settings        the machines
-    calibrated      the stragglers and the number of processes that costs come from, for each compute; every other
-                    place is held out
-    num_parameters  of the rows of those who sleep
+    processes       numbers of processes, with one worker each
+    settings        machines
+    calibrated      stragglers and number of processes that provide the costs, for each compute; all other places are
+                    held out
+    num_parameters  parameters of the rows of sleeping workers
     steps, warm_up, rounds  of each observed run, see `ObservedTimes`
-    seed            of round 0
-    calibrated_by   methods as the rows are called, such as "D-PSGD, ring": the means of their costs predict the others
-    target          what is trained for where gradients are computed and costs do not come from
+    seed            seed of round 0
+    calibrated_by   rows, such as "D-PSGD, ring", whose mean costs predict the other rows
+    target          training target, where gradients are computed and costs do not come from
     """
 
     name: str = "time_validation"
@@ -117,18 +117,18 @@ class TimeValidation(Study):
     def __post_init__(self) -> None:
         if len(self.calibrated.processes) != 1:
             raise ConfigError(
-                f"calibrated.processes={self.calibrated.processes} has to be one number: costs come from one size, "
-                "such as [4]."
+                f"calibrated.processes={self.calibrated.processes} must have one number, because costs come from one "
+                "size, such as [4]."
             )
         named = [*self.calibrated_by, *(name for one in self.settings for name in one.methods)]
         if unknown := sorted({*named} - {*self.methods}):
-            raise ConfigError(f"{unknown[0]} is the name of no row.{suggest(unknown[0], self.methods)}")
+            raise ConfigError(f"{unknown[0]} is not the name of a row.{suggest(unknown[0], self.methods)}")
         places = self.places()
         for compute in dict.fromkeys(place.compute for place in places):
             if self.calibration_of(compute) not in places:
                 raise ConfigError(
                     f"settings: compute={compute} has no setting with stragglers={self.calibrated.stragglers} and "
-                    f"processes={self.calibrated.processes}, from which its costs would come: add one."
+                    f"processes={self.calibrated.processes}, which provides its costs: add one."
                 )
 
     @property

@@ -67,7 +67,7 @@ class Grid(Rule):
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ConfigError(f"tune.values={self.values} has to be a list of learning rates above 0.")
+            raise ConfigError(f"tune.values={self.values} must be a list of learning rates > 0.")
 
     def wanted(self, tried: Scores, start: float) -> list[float]:
         """Those not tried yet."""
@@ -85,7 +85,7 @@ class PowersOfTwo(Rule):
 
     name: str = "powers_of_two"
     factor: float = setting(2.0, above=1)
-    at_most: int = setting(10, at_least=3, hint="to sandwich one")
+    at_most: int = setting(10, at_least=3, hint="to bracket the best one")
     times: float = setting(1.0, above=0)
 
     def wanted(self, tried: Scores, start: float) -> list[float]:

@@ -123,7 +123,7 @@ class AveragedModel:
         for name in sorted(here.keys() | there.keys()):
             if here.get(name) != there.get(name):
                 raise ConfigError(
-                    f"its {name} is {there.get(name, 'missing')}, here it is {here.get(name, 'missing')}."
+                    f"its {name} is {there.get(name, 'missing')}, and this model's is {here.get(name, 'missing')}."
                 )
         module.load_state_dict(with_versions(module, tensors))
         (state,) = self.models.state()

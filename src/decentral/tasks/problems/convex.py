@@ -225,7 +225,7 @@ def optimum(data: Samples, loss: Loss, l2: float) -> Tensor:
         while size > _ROUNDING and f(x - step * p) > f(x) - 1e-4 * step * (g @ p):
             step /= 2
         x = x - step * p
-    raise ArithmeticError(f"Newton's method has not ended after {_MOST_NEWTON_STEPS} steps.")
+    raise ArithmeticError(f"Newton's method has not converged after {_MOST_NEWTON_STEPS} steps.")
 
 
 class RegressionProblem(Problem):

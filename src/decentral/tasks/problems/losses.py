@@ -41,7 +41,7 @@ class OwnLoss:
             once, twice = self(outputs, targets), self(outputs.repeat(2, 1), targets.repeat(2))
         if once.item() and abs(twice.item() / once.item() - 2) < 1e-3:
             raise ConfigError(
-                f"task.loss={name} returns the sum over the examples: return their mean, or a number for each."
+                f"task.loss={name} returns the sum over the examples: return their mean, or one number per example."
             )
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
@@ -52,7 +52,7 @@ class OwnLoss:
             kind = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise ConfigError(
                 f"task.loss={self.name} returns {kind} for {len(targets)} examples: return a tensor with one number "
-                "for each example, or their mean."
+                "per example, or their mean."
             )
         if outputs.requires_grad and torch.is_grad_enabled() and not found.requires_grad:
             raise ConfigError(

@@ -166,8 +166,8 @@ class PolicyOptimisation(Problem):
         shapes = dict(zip(self.models.names, map(tuple, self.models.shapes), strict=True))
         if shapes != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
             raise ConfigError(
-                f"init={self.config.init} is a run of another model than model={self.config.model.name} on "
-                f"env={self.env.name}: its tensors have other names or shapes; give one of the same model."
+                f"init={self.config.init} is a run of a model other than model={self.config.model.name} on "
+                f"env={self.env.name}, with other names or shapes of tensors: give a run of the same model."
             )
         return torch.cat([tensors[name].reshape(-1) for name in self.models.names]).to(self.device, self.dtype)
 

@@ -31,7 +31,7 @@ class OwnMetric:
         """Raises ConfigError unless it gives a number for random outputs."""
         self.name, path, given = name, name.lstrip("+-"), {"num_classes": num_classes, "task": "multiclass"}
         if path.partition(":")[2] in ("nan", "inf"):  # in files, these are numbers
-            raise ConfigError(f"metrics={name} has the name of a number: give the function another name.")
+            raise ConfigError(f"metrics={name} looks like a number: rename the function.")
         self._target: Any = function("metrics", path)
         with blame.calling(f"metrics={name}"):
             self._given = taken(self._target, given)
@@ -101,7 +101,7 @@ class Scores:
         C = self.num_classes
         if self.own and outputs.shape != (len(targets), C):
             raise ConfigError(
-                f"metrics={next(iter(self.own))} takes outputs [N, {C}], a number for each class, and the model gives "
+                f"metrics={next(iter(self.own))} takes outputs [N, {C}], one number per class, but the model gives "
                 f"{list(outputs.shape)} for {len(targets)} examples: use accuracy, f1 or per_class_accuracy."
             )
         if self.num_counts:

@@ -110,8 +110,8 @@ class Supervised(Problem):
             return config.execution
         if config.execution == "batched":
             raise ConfigError(
-                "execution=batched is for batches of equal size on a GPU, and those of batch_size_per_worker are not: "
-                "use execution=loop, or auto."
+                "execution=batched needs batches of equal size on a GPU, unlike those of batch_size_per_worker: use "
+                "execution=loop, or auto."
             )
         return "loop"
 
@@ -361,7 +361,7 @@ class Supervised(Problem):
             x0, state = self.average.begun_with(tensors, self.models.num_parameters)
         except ConfigError as error:
             raise ConfigError(
-                f"init={self.config.init} is a run of another model than model={self.config.model.name}: {error}"
+                f"init={self.config.init} is a run of a model other than model={self.config.model.name}: {error}"
             ) from None
         self.models.load_state([state] * len(self.workers))
         return x0

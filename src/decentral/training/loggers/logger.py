@@ -33,7 +33,7 @@ class Sink:
 class Logger(Settings, ABC, where="logger"):
     """A choice of `logger=...`. Its components are dataclasses; what they open may be slow and may fail.
 
-    every_worker   also the metrics of every worker, as in test/accuracy/worker3: a field of those that offer it
+    every_worker   also log the metrics of every worker, as in test/accuracy/worker3: a field of loggers that support it
     """
 
     every_worker = False
@@ -131,7 +131,7 @@ class Guarded(Sink):
     def _give_up(self, reason: str) -> None:
         with self._giving_up:
             if not self.failed:
-                warn(self._name, f"stopped: {reason}. The run goes on, and its results are in its directory.")
+                warn(self._name, f"stopped: {reason}. The run continues, and its results are in its directory.")
             self.failed = True
 
 

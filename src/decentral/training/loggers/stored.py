@@ -46,7 +46,7 @@ def log_stored(config: Config, directory: Path) -> str:
     if name == "none":
         return ""
     if _settings(config) in _logged(directory):
-        return f"logger={name} had its metrics before."
+        return f"logger={name} already has its metrics."
     sink = Guarded(config.logger, run_id(config), plain(config), directory)
     rows = sorted(read_metrics(directory), key=itemgetter("step"))
     last = rows[-1] if rows else {}
@@ -57,7 +57,7 @@ def log_stored(config: Config, directory: Path) -> str:
     if sink.failed:
         return ""
     remember(config, directory, sink.place)
-    return f"Its stored metrics went to logger={name}."
+    return f"Sent the stored metrics to logger={name}."
 
 
 def remember(config: Config, directory: Path, place: str, whole: bool = True) -> None:

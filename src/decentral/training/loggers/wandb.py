@@ -47,11 +47,12 @@ class WeightsAndBiases(Logger):
     def __post_init__(self) -> None:
         if not 1 <= len(self.project) <= 128 or set(self.project) & set("/\\#?%:"):
             raise ConfigError(
-                f"logger.project='{self.project}' is no project name: 1 to 128 characters, without any of / \\ # ? % :."
+                f"logger.project='{self.project}' is not a valid project name: use 1 to 128 characters other than / "
+                "\\ # ? % :."
             )
         for tag in self.tags:
             if not 1 <= len(tag) <= 64:
-                raise ConfigError(f"logger.tags has the tag '{tag}': a tag has 1 to 64 characters.")
+                raise ConfigError(f"logger.tags has the tag '{tag}': use 1 to 64 characters.")
 
     def check(self) -> None:
         """Raise ConfigError if wandb is needed and not installed."""
@@ -66,7 +67,7 @@ class WeightsAndBiases(Logger):
         if self.mode is Mode.online:
             try:
                 if not importlib.import_module("wandb").login(prompt=False):
-                    raise PermissionError("there is no key, neither in WANDB_API_KEY nor from `wandb login`")
+                    raise PermissionError("no API key: set WANDB_API_KEY, or run `wandb login`")
                 return self._start("online", run_id, run_id, config, directory)
             except Exception as error:
                 later = f"Send the run later with `wandb sync {directory}/wandb/offline-run-*`."
