@@ -44,6 +44,7 @@ from decentral.registry import components
 from decentral.report.listings import Costs, costs
 from decentral.report.results import read
 from decentral.store import read_metrics
+from decentral.store.files import write_table
 from decentral.study import catalogue, submission
 from decentral.study.collect import StoredCell, provenance, stored
 from decentral.study.entries import Method, Scenario, methods, trials
@@ -519,7 +520,14 @@ def test_cells_are_shown_as_published_from_a_wheel_if_their_own_runs_are_the_sam
     assert "1 of 2 cells are shown as published" in capsys.readouterr().out
     assert isinstance(known[0], StoredCell) and known[0].curves() and known[1] is cells[1]
     text = (published / "values.csv").read_text()
-    (published / "values.csv").write_text(text.replace(cells[0].sources()[0].id, "0123456789ab"))
+    with monkeypatch.context() as patched:  # as long ones are
+        patched.setattr("decentral.store.files.PACKED_FROM_BYTES", 0)
+        for name in ("values.csv", "curves.csv"):
+            write_table(published / name, (published / name).read_text())
+    assert {path.name for path in published.glob("*.csv*")} == {"values.csv.gz", "curves.csv.gz"}
+    packed = benchmark_command._with_known(chosen, [*cells], cells[1:])[0]
+    assert packed.values() == known[0].values() and packed.curves() == known[0].curves()
+    write_table(published / "values.csv", text.replace(cells[0].sources()[0].id, "0123456789ab"))
     assert benchmark_command._with_known(chosen, [*cells], cells[1:])[0] is cells[0]
 
 

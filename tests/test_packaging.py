@@ -63,7 +63,11 @@ def test_the_wheel_holds_every_file_of_conf(installed: Path) -> None:
     published = (CHECKOUT / "src" / "decentral" / "published").glob("*.csv")
     assert {f"decentral/published/{file.name}" for file in published} <= names
     kept = (file for file in (CHECKOUT / "results" / "benchmark" / "benchmark_methods").glob("*/*"))
-    kept = (file for file in kept if file.name in ("values.csv", "study.json", "curves.csv", "curves.csv.gz"))
+    kept = (
+        file
+        for file in kept
+        if file.name in ("study.json", "values.csv", "values.csv.gz", "curves.csv", "curves.csv.gz")
+    )
     results = {f"decentral/{file.relative_to(CHECKOUT).as_posix()}" for file in kept}
     assert results == {name for name in names if name.startswith("decentral/results/")}
 

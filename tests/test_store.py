@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 
@@ -23,7 +24,7 @@ import decentral
 from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, find_runs, read_metrics
 from decentral.store.checkpoints import load_part
-from decentral.store.files import write_text
+from decentral.store.files import read_table, remove_table, stored_table, write_table, write_text
 from decentral.store.run_store import DirectoryLost
 from punisher import files_limited_to
 
@@ -425,3 +426,35 @@ def test_an_unrestricted_unpickler_is_used_nowhere() -> None:
     sources = Path(decentral.__file__).parent.rglob("*.py")
     forbidden = re.compile(r"weights_only\s*=\s*False|\bpickle\.loads?\b")
     assert [source.name for source in sources if forbidden.search(source.read_text())] == []
+
+
+# Tables
+
+
+SHORT, LONG = "name,value\na,1\n", "name,value\n" + 'é,"two\nlines"\n' * 2000
+
+
+def test_a_long_table_is_packed_and_read_as_it_was(tmp_path: Path) -> None:
+    table, packed = tmp_path / "values.csv", tmp_path / "values.csv.gz"
+    for text, there in ((SHORT, table), (LONG, packed), (LONG, packed), (SHORT, table)):
+        write_table(table, text)
+        assert list(tmp_path.iterdir()) == [there] and stored_table(table) == there
+        assert read_table(table) == text
+        assert pandas.read_csv(there).columns.tolist() == ["name", "value"]
+    write_table(table, LONG)
+    before = packed.read_bytes()
+    write_table(table, LONG)
+    assert packed.read_bytes() == before
+    table.write_text(SHORT)
+    for read in (read_table, stored_table):
+        with pytest.raises(ConfigError, match=r"values\.csv and values\.csv\.gz are both there"):
+            read(table)
+    remove_table(table)
+    assert stored_table(table) is None and list(tmp_path.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        read_table(table)
+
+
+def test_a_long_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "values.csv").write_text(LONG)
+    assert read_table(tmp_path / "values.csv") == LONG and stored_table(tmp_path / "values.csv").name == "values.csv"

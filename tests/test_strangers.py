@@ -210,7 +210,7 @@ def test_arrays_and_checkpoints_are_not_unpickled(tmp_path: Path, canary: Path) 
 
 @pytest.mark.parametrize("content", ["a bomb", "cut", "noise", "another kind of block"])
 def test_packed_curves_do_not_become_enormous(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decentral.report.results._MOST_BYTES", 1 << 16)
+    monkeypatch.setattr("decentral.store.files._MOST_BYTES", 1 << 16)
     packed = gzip.compress(b"x" * (1 << 20))
     kinds = {
         "a bomb": packed,

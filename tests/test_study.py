@@ -24,7 +24,7 @@ from decentral.published import key as published_key
 from decentral.report.published import numbers
 from decentral.report.spec import parse
 from decentral.store import Metric, RunStore, Status
-from decentral.store.files import write_json
+from decentral.store.files import read_table, write_json
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import TunedCell
 from decentral.study.measure import Measure
@@ -71,11 +71,9 @@ def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys:
     directory = results / study.paper / name / "smoke"
     facts = json.loads((directory / "study.json").read_text())
     assert facts["study"] == name and facts["failed"] == 0 and facts["jobs"] > 0
-    with open(directory / "values.csv") as file:
-        assert list(csv.DictReader(file)), "the study found nothing"
+    assert list(csv.DictReader(read_table(directory / "values.csv").splitlines())), "the study found nothing"
     for figure in study.report.get("figures", []):
         assert (directory / f"{figure.get('name', 'figure')}.png").stat().st_size > 5000
-        assert (directory / f"{figure.get('name', 'figure')}.svg").exists()
     if "table" in study.report:
         assert all((directory / f"table.{suffix}").exists() for suffix in ("csv", "md", "tex"))
     assert (results / "README.md").exists() and (results / study.paper / "README.md").exists()

@@ -11,7 +11,7 @@ from decentral.cli.study import OWN_RESULTS, PUBLISHED_RESULTS
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import KEYS as FIGURES
 from decentral.report.figures.figure import output
-from decentral.store.files import at_home, check_name
+from decentral.store.files import at_home, check_name, stored_table
 from decentral.study import SCALES, catalogue
 from decentral.terminal.console import say
 
@@ -111,7 +111,7 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     source = at_home(settings.get("results_dir", "results"))
     check_name(options.name or layout.name, "--name")
     runs = runs_of(source)
-    results = Path("results") if (source / "values.csv").is_file() else source
+    results = Path("results") if stored_table(source / "values.csv") else source
     tables = results / "tables" if isinstance(runs, Path) else source.parent
     directory = tables / options.name if options.name else folder_of(tables, layout, runs)
     check_writable("results_dir", str(directory), directory)

@@ -24,7 +24,7 @@ from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
 from decentral.scheduling.board import board
 from decentral.scheduling.scheduler import schedule
-from decentral.store.files import at_home
+from decentral.store.files import at_home, stored_table
 from decentral.store.run_store import RunStore
 from decentral.study import SCALES, catalogue, collect
 from decentral.study.collect import StoredCell
@@ -72,7 +72,7 @@ class ChosenStudy(NamedTuple):
         """A line on results in the folder of the published ones, where its own has none yet; else ''."""
         folder = Path(PUBLISHED_RESULTS)
         there = folder / self.directory.relative_to(self.results_dir)
-        if self.results_dir != Path(OWN_RESULTS) or self.directory.exists() or not (there / "values.csv").exists():
+        if self.results_dir != Path(OWN_RESULTS) or self.directory.exists() or not stored_table(there / "values.csv"):
             return ""
         if not (folder / "runs").is_dir():
             return f"{there} has the published results of this study; this run repeats it in {self.results_dir}."
@@ -278,7 +278,7 @@ def _report_again(chosen: ChosenStudy) -> int:
         source = Unfinished(cells)
         complete = not source.pending()
     except ConfigError:  # the data are not on this machine, say
-        if not (chosen.directory / "values.csv").exists():
+        if not stored_table(chosen.directory / "values.csv"):
             raise
     else:
         if complete:
@@ -363,7 +363,7 @@ def reported(chosen: ChosenStudy) -> Made:
     """Make the report and the pages from what was collected. Raises ConfigError if nothing was."""
     from decentral.report.make import make, report_pages
 
-    if not (chosen.directory / "values.csv").exists():
+    if not stored_table(chosen.directory / "values.csv"):
         raise ConfigError(f"{chosen.directory} has no results yet: run {chosen.command} first.")
     at_this_scale = catalogue.settings(chosen.name, chosen.scale, chosen.config_dir)
     if not collect.refresh(chosen.study, chosen.directory, at_this_scale, chosen.definition):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import json
 import math
 import statistics
-import zlib
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +18,10 @@ from decentral.errors import ConfigError
 from decentral.report import spec
 from decentral.report.entries import Entry, Search, Wanted, group, plain, searches, where
 from decentral.store import AXES
-from decentral.store.files import check_name, read_json
+from decentral.store.files import check_name, read_json, read_table, stored_table
 
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
 _LISTED = 6  # cells whose search goes on
-_MOST_BYTES = 1 << 28  # of a packed file
 _FLAGS = ("chosen", "at_edge")
 _TEXTS = ("metric", "status", "published", "run")
 _COLUMNS = (*_NUMBERS, *_FLAGS, *_TEXTS, "seed")
@@ -34,7 +32,7 @@ _CURVE_COLUMNS = ("metric", "worker", "seed", "value")
 
 @dataclass(frozen=True)
 class Results:
-    """A study at one scale: study.json, values.csv and, where there is one, curves.csv."""
+    """A study at one scale: study.json, values.csv and, where there is one, curves.csv; .gz where these are long."""
 
     directory: Path
     facts: dict[str, Any]
@@ -170,19 +168,16 @@ class Results:
 
     @cached_property
     def curves(self) -> pandas.DataFrame:
-        """curves.csv or curves.csv.gz: labels and worker as text, axes without a place nan; empty if there is none."""
-        for name in ("curves.csv", "curves.csv.gz"):
-            path = self.directory / name
-            if path.is_file():
-                table = _read(path, [*self.labels, *_CURVE_COLUMNS])
-                known = {axis: _numbers(table[axis]) if axis in table.columns else math.nan for axis in AXES}
-                seed = _numbers(table["seed"])
-                if seed.isna().any():
-                    raise ConfigError(
-                        f"{path} is damaged (a line has no seed): rerun decentral-study, which rewrites it."
-                    )
-                return table.assign(**known, value=_numbers(table["value"]), seed=seed.astype(int))
-        return pandas.DataFrame(columns=[*self.labels, *_CURVE_COLUMNS, *AXES])
+        """curves.csv: labels and worker as text, axes without a place nan; empty if there is none."""
+        path = stored_table(self.directory / "curves.csv")
+        if path is None:
+            return pandas.DataFrame(columns=[*self.labels, *_CURVE_COLUMNS, *AXES])
+        table = _read(self.directory / "curves.csv", [*self.labels, *_CURVE_COLUMNS])
+        known = {axis: _numbers(table[axis]) if axis in table.columns else math.nan for axis in AXES}
+        seed = _numbers(table["seed"])
+        if seed.isna().any():
+            raise ConfigError(f"{path} is damaged (a line has no seed): rerun decentral-study, which rewrites it.")
+        return table.assign(**known, value=_numbers(table["value"]), seed=seed.astype(int))
 
 
 def read(directory: Path) -> Results:
@@ -219,17 +214,16 @@ def find(results_dir: Path) -> list[Path]:
 
 def _read(path: Path, columns: list[str]) -> pandas.DataFrame:
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:  # a few bytes of it may become any number
-                if file.seek(_MOST_BYTES) == _MOST_BYTES and file.read(1):
-                    raise ConfigError(f"{path} has more than {_MOST_BYTES:,} bytes after decompression: remove it.")
-        table = pandas.read_csv(path, dtype=str, keep_default_na=False)
+        table = pandas.read_csv(io.StringIO(read_table(path)), dtype=str, keep_default_na=False)
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is missing: rerun decentral-study, which writes it from the finished runs."
         ) from None
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): delete it and rerun decentral-study.") from None
+    except ConfigError:
+        raise
+    except (OSError, ValueError) as error:
+        file = stored_table(path)
+        raise ConfigError(f"{file} cannot be read ({error}): delete it and rerun decentral-study.") from None
     absent = [column for column in columns if column not in table.columns]
     if absent:
         raise ConfigError(f"{path} has no column '{absent[0]}': rerun decentral-study, which rewrites it.")

@@ -27,7 +27,7 @@ from decentral.report.entries import plain
 from decentral.report.results import read
 from decentral.report.tables import as_csv
 from decentral.store import AXES, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
-from decentral.store.files import at_home, read_json, write_json, write_text
+from decentral.store.files import at_home, read_json, stored_table, write_json, write_table
 from decentral.study.measure import DAMAGED, Measure
 
 FREE = frozenset(
@@ -143,7 +143,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     Raises ConfigError if there are no runs, if they have no such setting or metric, or if runs that differ in something
     else would share a cell.
     """
-    if isinstance(source, Path) and (source / "values.csv").is_file():
+    if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
         frame, metrics, notes = _runs_frame(source, layout)
@@ -189,7 +189,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         },
     }
     directory.mkdir(parents=True, exist_ok=True)
-    write_text(directory / "values.csv", values.to_csv(index=False))
+    write_table(directory / "values.csv", values.to_csv(index=False))
     if "directory" in frame:
         lines = []
         for run in frame[frame["chosen"]].to_dict("records"):
@@ -197,7 +197,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
             lines += run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"])
         columns = [*layout.labels, "metric", "worker", "seed", *AXES, "value"]
         curves = pandas.DataFrame(lines, columns=columns).assign(metric=metric)
-        write_text(directory / "curves.csv", curves.to_csv(index=False))
+        write_table(directory / "curves.csv", curves.to_csv(index=False))
     write_json(directory / "study.json", facts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
+import gzip
 import io
 import json
 import math
@@ -12,6 +13,7 @@ import os
 import re
 import secrets
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +21,8 @@ from typing import Any, BinaryIO
 from decentral.errors import ConfigError
 
 _MOST_BYTES = 1 << 28
+PACKED_FROM_BYTES = 20_000
+"""From which size on a table of runs is packed."""
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -137,6 +141,53 @@ def csv_text(header: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
     writer.writerow(header)
     writer.writerows(rows)
     return file.getvalue()
+
+
+def write_table(path: Path, text: str) -> None:
+    """Replace the table NAME.csv atomically: as NAME.csv.gz if it is long, which pandas reads as it is."""
+    content, packed = text.encode(), _packed(path)
+    if len(content) < PACKED_FROM_BYTES:
+        write_bytes(path, content)
+        packed.unlink(missing_ok=True)
+    else:
+        write_bytes(packed, gzip.compress(content, mtime=0))
+        path.unlink(missing_ok=True)
+
+
+def remove_table(path: Path) -> None:
+    """Remove the table NAME.csv, packed or not."""
+    for file in (path, _packed(path)):
+        file.unlink(missing_ok=True)
+
+
+def stored_table(path: Path) -> Path | None:
+    """The file of the table NAME.csv, packed or not; None if there is none. Raises ConfigError if there are both."""
+    found = [file for file in (path, _packed(path)) if file.is_file()]
+    if len(found) > 1:
+        raise ConfigError(f"{path} and {found[1].name} are both there, and either may be the newer: remove the other.")
+    return found[0] if found else None
+
+
+def read_table(path: Path) -> str:
+    """The text of the table NAME.csv, packed or not. Raises OSError or ValueError if there is none or it is damaged,
+    ConfigError if it is enormous once it is unpacked."""
+    file = stored_table(path)
+    if file is None:
+        raise FileNotFoundError(f"neither {path} nor {path.name}.gz is there")
+    if file == path:
+        return file.read_bytes().decode()
+    try:
+        with gzip.open(file) as packed:  # a few bytes of it may become any number
+            content = packed.read(_MOST_BYTES + 1)
+    except (EOFError, zlib.error) as error:
+        raise ValueError(str(error)) from None
+    if len(content) > _MOST_BYTES:
+        raise ConfigError(f"{file} has more than {_MOST_BYTES:,} bytes once it is unpacked: remove it.")
+    return content.decode()
+
+
+def _packed(path: Path) -> Path:
+    return path.with_name(f"{path.name}.gz")
 
 
 def sync_directory(path: Path) -> None:

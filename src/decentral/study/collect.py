@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
+import io
 import json
 import math
 from collections import Counter
@@ -16,7 +16,16 @@ from typing import Any
 from decentral.measurements.values import Labels, Meaning, Row, Value
 from decentral.scheduling.job import Job
 from decentral.store import AXES
-from decentral.store.files import csv_text, read_json, refuse_links, write_bytes, write_json, write_text
+from decentral.store.files import (
+    csv_text,
+    read_json,
+    read_table,
+    refuse_links,
+    remove_table,
+    stored_table,
+    write_json,
+    write_table,
+)
 from decentral.study.study import Cell, Study
 from decentral.terminal.display import unless_quick
 
@@ -35,7 +44,6 @@ _VALUE_COLUMNS = (
     "run",
     "wall_s",
 )
-_COMPRESS_FROM_BYTES = 500_000
 _WORDS = ("title", "paper", "item", "departures", "needs", "report")
 """Keys of a study that change no run and no value."""
 _PROVENANCE = (
@@ -50,7 +58,7 @@ _PROVENANCE = (
     "started",
     "ended",
 )
-_FILES = ("values.csv", "curves.csv", "curves.csv.gz")
+_FILES = ("values.csv", "values.csv.gz", "curves.csv", "curves.csv.gz")
 _REPORT = ("verdicts.csv", "captions.json")  # with the tables; with the figures, where there are some
 
 
@@ -118,8 +126,7 @@ def _without(value: Any, gone: str) -> Any:
 def runs_of_values(directory: Path) -> set[str]:
     """Ids of the runs of the collected values; none where there are no values."""
     try:
-        with (directory / "values.csv").open(encoding="utf-8", newline="") as file:
-            return {row.get("run") or "" for row in csv.DictReader(file)}
+        return {row.get("run") or "" for row in _rows(directory / "values.csv")}
     except FileNotFoundError:
         return set()
 
@@ -188,8 +195,12 @@ def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[s
     """Whether the collected files, which are as they were written, and their report are made from just this."""
     facts = read_facts(directory)
     drawn = bool((facts.get("report") or {}).get("figures"))
-    whole = all((directory / name).exists() for name in ("values.csv", *_REPORT[: 1 + drawn]))
-    if not whole or facts.get("digest") != digest(definition, finished):
+    whole = all((directory / name).exists() for name in _REPORT[: 1 + drawn])
+    if (
+        not whole
+        or stored_table(directory / "values.csv") is None
+        or facts.get("digest") != digest(definition, finished)
+    ):
         return False
     written = facts.get("files") or {}
     return bool(written == _digests(directory, written))
@@ -213,7 +224,7 @@ def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> Non
     for value in known:
         fields = {**value._asdict(), "rate": value.lr}
         rows.append([*(value.labels.get(label, "") for label in labels), *(_cell(fields[key]) for key in columns)])
-    write_text(path, csv_text([*labels, *columns], rows))
+    write_table(path, csv_text([*labels, *columns], rows))
 
 
 def _write_curves(directory: Path, labels: list[str], cells: Iterable[Cell]) -> None:
@@ -222,19 +233,10 @@ def _write_curves(directory: Path, labels: list[str], cells: Iterable[Cell]) -> 
     axes = [axis for axis in AXES if any(axis in line for line in lines)]
     heads, places = [*labels, "metric", "worker", "seed"], [*axes, "value"]
     rows = ([*(line.get(key, "") for key in heads), *(_cell(line.get(key)) for key in places)] for line in lines)
-    plain, packed = directory / "curves.csv", directory / "curves.csv.gz"
-    text = csv_text([*heads, *places], rows)
-    if not lines:
-        written = None
-    elif len(text) >= _COMPRESS_FROM_BYTES:
-        write_bytes(packed, gzip.compress(text.encode(), mtime=0))
-        written = packed
+    if lines:
+        write_table(directory / "curves.csv", csv_text([*heads, *places], rows))
     else:
-        write_text(plain, text)
-        written = plain
-    for path in (plain, packed):
-        if path != written:
-            path.unlink(missing_ok=True)
+        remove_table(directory / "curves.csv")
 
 
 def _cell(value: Any) -> Any:
@@ -290,22 +292,23 @@ def stored(
         return {}, []
     names = list(cells[0].labels)
     found: dict[tuple[str, ...], StoredCell] = {}
-    facts = read_facts(directory)
+    facts, curves = read_facts(directory), stored_table(directory / "curves.csv")
+    if stored_table(directory / "values.csv") is None:
+        return {}, []
     try:
         meanings = {name: Meaning(**known) for name, known in (facts.get("metrics") or {}).items()}
-        with open(directory / "values.csv", newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                labels: Labels = {name: row[name] for name in names}
-                cell = found.setdefault(tuple(map(str, labels.values())), StoredCell(labels, [], meanings))
-                cell._values.append(_value(labels, row))
+        for row in _rows(directory / "values.csv"):
+            labels: Labels = {name: row[name] for name in names}
+            cell = found.setdefault(tuple(map(str, labels.values())), StoredCell(labels, [], meanings))
+            cell._values.append(_value(labels, row))
         for key, number in (facts.get("wanted") or {}).items():
             own = json.loads(key)
             if (place := tuple(str(own.get(name)) for name in names)) in found:
                 found[place]._wanted = number
-        for line in _curves(directory):
+        for line in _rows(directory / "curves.csv") if curves else ():
             if (place := tuple(line[name] for name in names)) in found:
                 found[place]._curves.append({key: text for key, text in line.items() if text != ""})
-    except (OSError, KeyError, TypeError, ValueError, EOFError):
+    except (OSError, KeyError, TypeError, ValueError):
         return {}, []
     found = {key: cell for key, cell in found.items() if belongs(cell.labels)}
     same, runs = {}, {value.run for there in found.values() for value in there.values()}
@@ -316,11 +319,8 @@ def stored(
     return same, list(found.values())
 
 
-def _curves(directory: Path) -> list[dict[str, str]]:
-    plain, packed = directory / "curves.csv", directory / "curves.csv.gz"
-    if packed.exists():
-        return list(csv.DictReader(gzip.decompress(packed.read_bytes()).decode().splitlines()))
-    return list(csv.DictReader(plain.read_text(encoding="utf-8").splitlines())) if plain.exists() else []
+def _rows(path: Path) -> Iterable[dict[str, str]]:
+    return csv.DictReader(io.StringIO(read_table(path), newline=""))
 
 
 def _value(labels: Labels, row: dict[str, str]) -> Value:

@@ -48,9 +48,9 @@ whether they agree (`repeat=20` repeats more). It carries out the code in `{own}
 | file | |
 |---|---|
 | `submission.json` | methods and what they search, and the SHA-256 of every other file |
-| `values.csv` | each trial and each run that counts: settings, ids, and where they reach the target |
+| `values.csv` (or `.csv.gz`) | each trial and each run that counts: settings, ids, and where they reach the target |
 | `study.json` | scenarios, versions, processors |
-| `curves.csv` or `curves.csv.gz` | the metric over time of a run in each cell |
+| `curves.csv` (or `.csv.gz`) | the metric over time of a run in each cell |
 | `{own}/` | code and configuration of one's own |
 """
 
