@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from decentral.cli import report as command
 from decentral.config.composition import compose
@@ -118,7 +119,7 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
         "### Table 1 at scale=paper\n\n```\ndecentral-study relaysum_table1 scale=paper\n```",
         "| D-PSGD | ring | **87.4 ± 0.0 (2 of 3 runs)** [87.4] |",
         "![Accuracy over steps](relaysum_table1/paper/course.png)\n\n*Accuracy over steps.* Line: mean of 2 seeds; "
-        "band: lowest to highest of 2 seeds. [SVG](relaysum_table1/paper/course.svg)",
+        "band: lowest to highest of 2 seeds.\n\n",
         "**Published numbers** (table1): 2 met, 2 not met, 26 not run. Tolerance: 0.5 percentage points, because seeds",
         "| dpsgd\\|ring\\|alpha=0.01 | 51 ± 1.4 | 53.9 |",
         "| D-PSGD is steady. | **not met** | within 1 |",
@@ -261,7 +262,7 @@ def test_a_name_with_dollars_is_no_formula(tmp_path: Path, name: str) -> None:
     lines = [line for method in (name, "D-PSGD") for line in courses(method, "ring", 1, 90)]
     values = [value(method, "ring", alpha, 90) for method in (name, "D-PSGD") for alpha in (0.01, 1)]
     directory = write(tmp_path / "theirs" / "mine" / "paper", values, report, lines)
-    made = make(directory)
+    made = make(directory, Output(formats=("svg",)))
     texts = [re.findall(r"<text[^>]*>([^<]*)<", path.read_text()) for path in made.files if path.suffix == ".svg"]
     assert len(texts) == 2
     for found in texts:
@@ -271,7 +272,7 @@ def test_a_name_with_dollars_is_no_formula(tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 def test_the_same_results_give_the_same_bytes_and_text_that_is_text(results: Results) -> None:
     def contents() -> dict[str, bytes]:
-        make(results.directory)
+        make(results.directory, Output(formats=("png", "svg")))
         return {path.name: path.read_bytes() for path in results.directory.iterdir()}
 
     first = contents()
@@ -281,6 +282,22 @@ def test_the_same_results_give_the_same_bytes_and_text_that_is_text(results: Res
     svg = first["course.svg"].decode()
     for text in ("Heterogeneous data", "RelaySGD, double binary trees", "D-PSGD, ring", "test accuracy (%)", "steps"):
         assert re.search(rf">[^<]*{re.escape(text)}[^<]*</", svg), text
+
+
+def test_what_is_drawn_unless_asked_is_one_small_png_and_what_is_older_is_named(tmp_path: Path) -> None:
+    directory = write(tmp_path / "relaysum" / "mine" / "small", table1(), {"figures": [CURVES]}, lines_of_curves())
+    made = make(directory, Output(formats=("svg", "pdf")))
+    assert made.remarks == [] and not (directory / "course.png").exists()
+    made = make(directory)
+    assert [path.name for path in made.figures] == ["course.png"]
+    assert made.remarks == [
+        "course.svg, course.pdf: as an earlier report drew them; figures.format=[png,svg,pdf] draws every format."
+    ]
+    with Image.open(directory / "course.png") as picture:
+        assert picture.mode == "P" and picture.info["dpi"] == pytest.approx((150, 150), abs=0.1)
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(256)}
+    for colour in ("#FFFFFF", style.VERMILLION, style.BLUE):
+        assert tuple(bytes.fromhex(colour[1:])) in colours, colour
 
 
 @pytest.mark.slow

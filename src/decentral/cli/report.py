@@ -30,7 +30,7 @@ Figures for a paper: decentral-report relaysum_fig2 figures.title=false figures.
 figures.title=true|false     add a title and a line on what is drawn; false: the legend explains lines and bands
 figures.width=screen|column|page|INCHES
                              column is 3.25 inches, page 6.75, with fonts of print size; screen: as wide as needed
-figures.format=[png,svg,pdf] one or several (default: [png,svg]); PDF embeds fonts (Type 42)
+figures.format=[png,svg,pdf] one or several (default: png); PDF embeds fonts (Type 42)
 
 --html also writes report.html beside each table: one file, without a server, with a sortable table, the curves over any
 axis, and the topologies.

@@ -62,9 +62,9 @@ class Made(Run):
 
 
 def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
-    """Write table.csv, .md and .tex, <listing>.csv and .md, verdicts.csv, the figures as `output` says (<figure>.png
-    and .svg) and, last of all, what their captions say into `directory`; each replaced whole. What takes long says how
-    far it is where the report is `alone`.
+    """Write table.csv, .md and .tex, <listing>.csv and .md, verdicts.csv, the figures as `output` says
+    (<figure>.png) and, last of all, what their captions say into `directory`; each replaced whole. What takes long says
+    how far it is where the report is `alone`.
 
     Reads study.json, values.csv and curves.csv there and nothing else. The same results give the same bytes. Raises
     ConfigError if they are not there or their `report` section is wrong.
@@ -91,6 +91,12 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
                     (directory / f"{figure.file}.{suffix}").unlink(missing_ok=True)
             files += drawn
             advance(1)
+    earlier = [directory / f"{name}.{suffix}" for name in captions for suffix in FORMATS[1:]]
+    if kept := [path.name for path in earlier if path not in files and path.exists()]:
+        remarks.append(
+            f"{', '.join(kept)}: as an earlier report drew {'it' if len(kept) == 1 else 'them'}; "
+            f"figures.format=[{','.join(FORMATS)}] draws every format."
+        )
     if figures:
         write_json(directory / CAPTIONS, captions)
     remarks += results.tried()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import StudyFigure
 from decentral.report.pages import MOST_TELLING_FIRST
 from decentral.report.results import Results, read
-from decentral.report.style import plain, settings
+from decentral.report.style import plain, png, settings
 from decentral.report.tables import as_markdown, harmless, markdown_table
 from decentral.report.verdicts import count, judge, told
 
@@ -80,15 +79,7 @@ class Studies:
         if not lines:
             return Text(f"**{study}** has no data for `{wanted.file}` at scale={results.scale}.")
         with settings(f"{study}/{wanted.file}"):
-            data = BytesIO()
-            plain(wanted.draw(results, lines)).savefig(data, format="png", dpi=110)
-        from PIL import Image
-
-        smaller = BytesIO()  # at most 256 colours: a third of the size, in notebooks that are kept with their outputs
-        with Image.open(data) as picture:
-            few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-        few.save(smaller, format="png", optimize=True)
-        return Picture(smaller.getvalue())
+            return Picture(png(plain(wanted.draw(results, lines)), dpi=110))
 
     def table(self, study: str) -> Text:
         """A study's table, with the published numbers in brackets where they can be compared."""

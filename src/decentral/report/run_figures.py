@@ -19,7 +19,7 @@ from decentral.registry import components
 from decentral.report import style
 from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves
 from decentral.store import RunStore
-from decentral.store.files import replacing
+from decentral.store.files import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -203,8 +203,7 @@ def _sheet(width: float, height: float, title: str) -> Figure:
 
 
 def _store(figure: Figure, path: Path) -> None:
-    with replacing(path) as file:
-        style.plain(figure).savefig(file, format=path.suffix[1:], dpi=150)
+    write_bytes(path, style.png(style.plain(figure), dpi=150))
 
 
 # -- learning curves ---------------------------------------------------------------------------------------------------
@@ -228,11 +227,10 @@ def save_learning_curves(run_dir: Path, curves: Curves) -> Path:
     from matplotlib.figure import Figure
 
     figure = Figure()
-    canvas = FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)
     draw_learning_curves(figure, run_dir, curves)
     path = run_dir / "learning_curves.png"
-    with replacing(path) as file:
-        canvas.print_png(file)
+    write_bytes(path, style.png(figure, figure.dpi))
     return path
 
 

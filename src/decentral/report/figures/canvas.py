@@ -59,7 +59,6 @@ _IN_PRINT = Sizes(line=1.1, marker=3.6, ring=7.5, title=8.5, ticks=6.5, letter=0
 _NARROWEST = 1.9
 """Inches of a panel in print."""
 _METADATA: dict[str, dict[str, None]] = {
-    "png": {"Software": None},
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
@@ -84,7 +83,10 @@ def save(figure: StudyFigure, results: Results, lines: list[Line], output: Outpu
         drawn.set_layout_engine("none")  # what is laid out a second time moves a little
         for suffix in output.formats:
             data = io.BytesIO()
-            drawn.savefig(data, format=suffix, dpi=drawn.dpi, metadata=_METADATA[suffix])
+            if suffix == "png":
+                data.write(style.png(drawn, drawn.dpi))
+            else:
+                drawn.savefig(data, format=suffix, dpi=drawn.dpi, metadata=_METADATA[suffix])
             paths.append(results.directory / f"{figure.file}.{suffix}")
             write_bytes(paths[-1], data.getvalue())
     return paths

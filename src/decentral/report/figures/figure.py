@@ -39,7 +39,7 @@ class Output:
 
     title: bool = True
     width: float | None = None
-    formats: tuple[str, ...] = ("png", "svg")
+    formats: tuple[str, ...] = ("png",)
 
     @property
     def small(self) -> bool:
@@ -58,7 +58,7 @@ def output(settings: Mapping[str, str]) -> Output:
     Output(title=True, width=3.25, formats=('pdf',))
     """
     title, text = settings.get("figures.title", "true"), settings.get("figures.width", "screen")
-    formats = settings.get("figures.format", "[png,svg]")
+    formats = settings.get("figures.format", "png")
     if title not in ("true", "false"):
         raise ConfigError(f"figures.title={title} is not a boolean: use true or false.")
     width = None
