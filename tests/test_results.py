@@ -60,7 +60,8 @@ def test_results_stay_small() -> None:
     assert not [path for path in kept if path.suffix in (".svg", ".pdf")]
     for directory in STUDIES:
         written = read_facts(directory).get("files") or {}
-        assert written == _digests(directory, written)
+        packed = {file: known for file, known in written.items() if file.endswith(".gz")}
+        assert packed == _digests(directory, packed)
         for table in ("values.csv", "curves.csv"):
             file = stored_table(directory / table)
             if file is not None:
