@@ -182,7 +182,7 @@ def read_table(path: Path) -> str:
     except (EOFError, zlib.error) as error:
         raise ValueError(str(error)) from None
     if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{file} has more than {_MOST_BYTES:,} bytes once it is unpacked: remove it.")
+        raise ConfigError(f"{file} has more than {_MOST_BYTES:,} bytes after decompression: remove it.")
     return content.decode()
 
 
