@@ -337,3 +337,39 @@ def test_what_is_no_trace_is_refused_and_nothing_in_it_is_carried_out(tmp_path, 
     done = convert(tmp_path, content)
     assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "written").exists() and not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("mode", ["half", "sessions", "failures", "diurnal", "late"])
+def test_from_until_on_everyone_is_present(mode: str) -> None:
+    words = ["task=quadratics", "algo=dpsgd", "topology=ring", f"availability={mode}", "num_workers=6"]
+    cluster = ["cluster=even"] if mode in ("sessions", "failures") else []
+    usual = compose([*words, *cluster]).availability.open(6, 0, 400)
+    ends = compose([*words, *cluster, "availability.until=60"]).availability.open(6, 0, 400)
+    at = (
+        (lambda schedule, when: schedule.at(when))
+        if ends.in_seconds
+        else (lambda schedule, when: schedule.at_step(when))
+    )
+    for when in range(60):
+        assert (at(ends, when) == at(usual, when)).all()
+    assert all(at(ends, when).all() for when in range(60, 90))
+    lines = ends.record(90).splitlines()[1:]
+    assert sum(line.endswith(",") for line in lines) == 6, "all are there at the end"
+    if ends.in_seconds:
+        assert ends.next_change(60) == math.inf and ends.complete(59.0, 5.0) <= 60
+
+
+def test_until_leaves_the_ids_of_earlier_runs() -> None:
+    words = ["task=quadratics", "algo=dpsgd", "topology=ring", "availability=half"]
+    assert "until" not in identity(compose(words))["availability"]
+    assert run_id(compose(words)) != run_id(compose([*words, "availability.until=60"]))
+
+
+def test_workers_that_a_trace_does_not_name_are_noted(tmp_path: Path) -> None:
+    file = tmp_path / "some.csv"
+    file.write_text("worker,from_step,to_step\n0,0,\n2,5,\n")
+    trace = components("availability")["trace"](path=str(file))
+    (note,) = trace.notes(5)
+    assert "no line for 3 of 5 workers (1, 3, 4)" in note
+    file.write_text("worker,from_step,to_step\n0,0,\n1,5,\n")
+    assert trace.notes(2) == []

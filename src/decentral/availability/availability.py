@@ -49,14 +49,16 @@ class Schedule:
         seed: int,
         least: int,
         changes: Callable[[float], np.ndarray] | None = None,
+        until: float | None = None,
     ) -> None:
-        """present(when) says who would be there; at least `least` are.
+        """present(when) says who would be there; at least `least` are, and from `until` on everyone is.
 
-        changes(until), for a schedule in seconds: when somebody comes or leaves, sorted, all up to then and those of at
+        changes(until), for a schedule in seconds: when workers come or leave, sorted, all up to then and those of at
         least one more arrival, if there is one.
         """
         self.num_workers, self.in_seconds = num_workers, changes is not None
         self._present, self._seed, self._least, self._changes = present, seed, least, changes
+        self._until = math.inf if until is None else until
         self._recorded, self._before = -1.0, np.zeros(num_workers, dtype=bool)
         self._since, self._sessions = dict[int, float](), list[tuple[int, float, str]]()
 
@@ -81,8 +83,7 @@ class Schedule:
 
     def next_change(self, second: float) -> float:
         """When, after this time, somebody may come or leave; inf for never."""
-        assert self._changes is not None, "a schedule in steps"
-        times = self._changes(second)
+        times = self._times(second)
         place = np.searchsorted(times, second, side="right")
         return float(times[place]) if place < len(times) else math.inf
 
@@ -125,13 +126,21 @@ class Schedule:
         up to one more arrival at least)."""
         if self._changes is None:
             return range(max(int(after), 0), int(until))
-        times = self._changes(until if until < math.inf else after)
+        times = self._times(until if until < math.inf else after)
         first, last = np.searchsorted(times, [after, until], side="right")
         found: list[float] = np.unique(times[first:last]).tolist()
         return found if after >= 0 or 0.0 in found[:1] else [0.0, *found]
 
+    def _times(self, until: float) -> np.ndarray:
+        """When workers come or leave, as `changes` of the constructor; the last time is that when all are there."""
+        assert self._changes is not None, "a schedule in steps"
+        times = self._changes(until)
+        return times if self._until == math.inf else np.append(times[times < self._until], self._until)
+
     def _filled(self, when: float, step: int) -> np.ndarray:
         """With the smallest draws of the absent, where too few are there."""
+        if when >= self._until:
+            return np.ones(self.num_workers, dtype=bool)
         present = self._present(when).copy()
         if (missing := self._least - np.count_nonzero(present)) > 0:
             draws = uniform(self._seed, "availability: least", step, np.arange(self.num_workers))
@@ -151,6 +160,10 @@ class Availability(Settings, ABC, where="availability"):
     def detection_s(self) -> float | None:
         """How long it takes until others notice that a worker has crashed; None: whoever leaves says so."""
         return None
+
+    def notes(self, num_workers: int) -> list[str]:
+        """What a reader of the results has to know, a clause each."""
+        return []
 
     @abstractmethod
     def check(self, num_workers: int) -> None:
@@ -192,6 +205,7 @@ class Absences(Availability):
                it is frozen, and all converge to the optimum of all workers; handover: its neighbors take it over;
                restart: all corrections become zero at each change, which gives the optimum of the present workers
     least      minimum number of present workers: missing ones are drawn
+    until      step, or simulated second for absences in seconds, from which on all workers are present
     """
 
     absent: Absent = Absent.rerouted
@@ -199,6 +213,13 @@ class Absences(Availability):
     on_return: OnReturn = OnReturn.average
     on_leave: OnLeave = OnLeave.keep
     least: int = setting(1, at_least=1)
+    until: float | None = setting(None, above=0, older=None, hint="a number of steps, or of simulated seconds")
+
+    def schedule(
+        self, present: Present, num_workers: int, seed: int, changes: Callable[[float], np.ndarray] | None = None
+    ) -> Schedule:
+        """A schedule with `least` and `until`."""
+        return Schedule(present, num_workers, seed, self.least, changes, self.until)
 
     def check(self, num_workers: int) -> None:
         """See `Availability.check`."""

@@ -38,7 +38,7 @@ class _AsStragglers(Absences):
         own: dict[str, Any] = {key: getattr(self, key) for key in mode.value}
         away = Delays(Stragglers(mode=mode, **own), num_workers, "availability")
         rows = _by_blocks(lambda first, steps: away.slowness(seed, first, steps) == 0)
-        return Schedule(rows, num_workers, seed, self.least)
+        return self.schedule(rows, num_workers, seed)
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Diurnal(Absences):
 
         present = _by_blocks(rows)
         if self.period_s is None:
-            return Schedule(present, num_workers, seed, self.least)
+            return self.schedule(present, num_workers, seed)
         tick = self.period_s / _PER_PERIOD
 
         def at(second: float) -> np.ndarray:
@@ -143,6 +143,4 @@ class Diurnal(Absences):
             number = int(second / tick)
             return present(number + int((number + 1) * tick <= second) - int(number * tick > second))
 
-        return Schedule(
-            at, num_workers, seed, self.least, lambda until: np.arange(int(until / tick) + _PER_PERIOD) * tick
-        )
+        return self.schedule(at, num_workers, seed, lambda until: np.arange(int(until / tick) + _PER_PERIOD) * tick)

@@ -136,7 +136,7 @@ class Fixed(Absences):
             raise ConfigError(
                 f"{late.said} begins after the last of {total_steps} steps: use more steps, or an earlier absence."
             )
-        return Schedule(self._present(num_workers, absences).present, num_workers, seed, self.least)
+        return self.schedule(self._present(num_workers, absences).present, num_workers, seed)
 
     def _present(self, num_workers: int, absences: Sequence[Interval]) -> Changes:
         """All are there from step 0 on, but for these intervals."""
@@ -213,7 +213,16 @@ class Trace(MayCrash):
         """See `Availability.open`."""
         unit, intervals = self._read(num_workers)
         changes = _changes(num_workers, intervals, self.cycle)
-        return Schedule(changes.present, num_workers, seed, self.least, changes.times if unit == "s" else None)
+        return self.schedule(changes.present, num_workers, seed, changes.times if unit == "s" else None)
+
+    def notes(self, num_workers: int) -> list[str]:
+        """Workers that the file does not name."""
+        unnamed = sorted({*range(num_workers)} - {one.worker for one in self._read(num_workers)[1]})
+        numbers = ", ".join(map(str, unnamed[:8])) + (", ..." if len(unnamed) > 8 else "")
+        absent = (
+            f"availability.path has no line for {len(unnamed)} of {num_workers} workers ({numbers}): they are absent"
+        )
+        return [absent] if unnamed else []
 
     def _read(self, num_workers: float = math.inf) -> tuple[str, list[Interval]]:
         """The unit, and the intervals of so many workers. Raises ConfigError for what is no such file."""

@@ -107,7 +107,7 @@ class Sessions(Absences):
         changes = _renewals(
             num_workers, seed, self.present_s, self.away_s, self.distribution, more.get(self.distribution, 1.0)
         )
-        return Schedule(changes.present, num_workers, seed, self.least, changes.times)
+        return self.schedule(changes.present, num_workers, seed, changes.times)
 
 
 @dataclass
@@ -133,4 +133,4 @@ class Failures(MayCrash):
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
         """See `Availability.open`."""
         changes = _renewals(num_workers, seed, 3600 / self.per_worker_hour, self.repair_s, Distribution.exponential)
-        return Schedule(changes.present, num_workers, seed, self.least, changes.times)
+        return self.schedule(changes.present, num_workers, seed, changes.times)

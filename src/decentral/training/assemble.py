@@ -135,6 +135,7 @@ class Run:
         warmup = getattr(self.config.schedule, "warmup_epochs", 0)
         if warmup > self.total_steps / self.problem.steps_per_epoch:
             notes.append(f"the warm-up of {warmup:g} epochs (schedule.warmup_epochs) is longer than the run")
+        notes += self.config.availability.notes(self.config.num_workers)
         attendance = self.stepper.attendance
         if attendance is not None and Need.tree in self.algorithm.needs:
             notes.append("trees that messages are relayed over are not rerouted: edges with an absent end rest")
