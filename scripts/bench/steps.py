@@ -264,6 +264,41 @@ def timeline_row(method: str, num_workers: int, repeats: int) -> dict[str, Any]:
     }
 
 
+@benchmark("a step with half of the workers absent / a step with all of them present")
+def absences(effort: Effort) -> Findings:
+    """Other workers are absent in every step, rerouted; models, and quadratics of 1,024 workers, which cost nothing."""
+    images = (
+        Model(CNN, ("model=cnn", "num_workers=16"), 5),
+        Model("vgg11, batch 32", VGG11, 1, 0.55),
+    )
+    nothing = Model("quadratics, d = 10", ("task=quadratics", "task.dimension=10", "num_workers=1024"), 20)
+    rows = []
+    for model in effort.of((*images, nothing)):
+        for algo in ("dpsgd", "gradient_tracking"):
+            usual = (f"algo={algo}", "topology=ring", *model.settings)
+            runs = {"all": Steps(*usual)}
+            half = ("availability=exactly", f"availability.count={runs['all'].run.net.n // 2}")
+            runs["half"] = Steps(*usual, *half)
+            times = in_turn(runs, effort.rounds, effort.repeats(model.repeats))
+            row: dict[str, Any] = {"model": model.name, "algorithm": algo, "num_workers": runs["all"].run.net.n}
+            row |= {f"{name}_ms": 1e3 * times.median(name) for name in runs}
+            rows.append(row | {"ratio": times.ratio("half", "all"), "wanted": model.wanted})
+    columns = {
+        "model": "model",
+        "algorithm": "algorithm",
+        "num_workers": "n",
+        "all_ms": "all present (ms CPU)",
+        "half_ms": "half present (ms CPU)",
+        "ratio": "half / all",
+    }
+    targets = [
+        Target(f"half present / all present, {row['model']}, {row['algorithm']}", row["ratio"].median, row["wanted"])
+        for row in rows
+        if row["wanted"]
+    ]
+    return Findings([Table("CPU time of a step with absences", columns, rows)], targets)
+
+
 # -- outer optimizers, and gradients that cost nothing -----------------------------------------------------------------
 
 

@@ -58,8 +58,8 @@ class TrainingRun(Job):
         """What makes the run different from the others beside it."""
         return self.name or self.id
 
-    @property
-    def demand(self) -> Demand:
+    @cached_property
+    def demand(self) -> Demand:  # type: ignore[override]
         """The configured number of processes, on the configured device; one where time is simulated, or steps are too
         short for more."""
         config = self.config

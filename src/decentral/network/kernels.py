@@ -73,29 +73,36 @@ class Terms(NamedTuple):
     """What the rows of some workers take."""
 
     first: int  # of the workers, which are consecutive
-    rows: list[list[tuple[int, float]]]  # for each: (j, W_ij) of its entries, its own first, then j ascending
-    apart: bool  # whether they take nothing from each other
+    rows: dict[int, list[tuple[int, float]]]  # i -> its (j, W_ij), its own first, then j ascending; no identity rows
+    used: list[int]  # which local rows occur, if those of different workers do: their values before are needed
 
     @classmethod
     def of(cls, W: MixingMatrix, workers: range) -> Terms:
         """From a matrix."""
-        rows = [sorted(W.row(i), key=lambda term: term[0] != i) for i in workers]
-        apart = all(j == i or j not in workers for i, row in zip(workers, rows, strict=True) for j, _ in row)
-        return cls(workers.start, rows, apart)
+        found = {i: sorted(W.row(i), key=lambda term: term[0] != i) for i in workers}
+        rows = {i: row for i, row in found.items() if row != [(i, 1.0)]}
+        local = {(i, j) for i, row in rows.items() for j, _ in row if j in workers}
+        apart = all(i == j for i, j in local)
+        return cls(workers.start, rows, [] if apart else sorted({j for _, j in local}))
 
 
 def mix(x: Tensor, terms: Terms, remote: dict[int, Tensor], scratch: Scratch) -> None:
     """x_i <- sum_j W_ij x_j in place, for the local rows x [k, ..., P'] and copies of remote rows [..., P'].
 
-    With d terms a row takes 3 d - 1 passes, and 2 more if local rows are mixed with each other.
+    With d terms a row takes 3 d - 1 passes, and 2 more if local rows are mixed with each other; an identity row, none.
     """
     here = range(terms.first, terms.first + len(x))
     for columns in blocks(x.shape[-1], 2 * x[..., :1].numel(), x):
-        block = x[..., columns]
-        before = dict(zip(here, (block if terms.apart else scratch.copy(block)).unbind(0), strict=True))
-        before |= {j: row[..., columns] for j, row in remote.items()}
-        for out, weights in zip(block.unbind(0), terms.rows, strict=True):
-            weighted_sum([(before[j], weight) for j, weight in weights], out)
+        whole = x[..., columns]
+        block = dict(zip(here, whole.unbind(0), strict=True))
+        before = block | {j: row[..., columns] for j, row in remote.items()}
+        if len(terms.used) == len(x):
+            before |= zip(here, scratch.copy(whole).unbind(0), strict=True)
+        elif terms.used:
+            kept = scratch.rows(x, len(terms.used), *whole.shape[1:]).unbind(0)
+            before |= {j: row.copy_(block[j]) for j, row in zip(terms.used, kept, strict=True)}
+        for i, weights in terms.rows.items():
+            weighted_sum([(before[j], weight) for j, weight in weights], block[i])
 
 
 @cache

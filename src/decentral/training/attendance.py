@@ -180,45 +180,55 @@ class Attendance:
             newest = int(np.where(self.present, self.attended, -2).argmax())
             late = np.flatnonzero(self.present & (self.attended < self.attended[newest]))
             taken = [rows for name, value in _row_fields(s) for rows in _each(value) if name in self.algorithm.replicas]
-            self._move(taken, late, [[newest]] * len(late))
+            self._move(taken, np.full_like(late, newest), late)
             if "opt" in self.algorithm.replicas:
                 self.updates[late] = self.updates[newest]
         elif self.availability.on_return is not OnReturn.stale:
-            donors = [self._donors(int(i), before, t) for i in back]
-            if self.availability.on_return is OnReturn.neighbor:
-                donors = [each[:1] for each in donors]
-            self._move(self.algorithm.taken_over(s), back, donors)
+            self._move(self.algorithm.taken_over(s), *self._donors(back, before, t))
         self._correct(s, heirs)
         s = self.algorithm.regroup(s, net, t)
         self.join_bytes += net.traffic.bytes_begun - sent
         return s
 
-    def _donors(self, i: int, before: np.ndarray, t: int) -> list[int]:
-        """D_i: neighbors that were present in the step before, ascending, or else the first worker that was."""
-        neighbors = self.net.delivery.neighbors(self._round(t))
-        heard = neighbors.src[(neighbors.dst == i) & self.algorithm.uses_topology]
-        kept = heard[before[heard]] if len(heard) else np.flatnonzero(before & self.present)[:1]
-        found: list[int] = (kept if len(kept) else np.flatnonzero(before & self.present)[:1]).tolist()
-        return found
+    def _donors(self, back: np.ndarray, before: np.ndarray, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """Edges (src, dst) from the donors of each worker i in `back`: D_i, or the first of the workers in S_{t-1} and
+        S_t; of D_i the lowest-numbered one where on_return is `neighbor`. No edges where there is no donor."""
+        staying = np.flatnonzero(before & self.present)[:1]
+        if not len(staying):
+            return staying, staying
+        src, dst = staying[:0], staying[:0]
+        if self.algorithm.uses_topology:
+            neighbors = self.net.delivery.neighbors(self._round(t))
+            returning = np.zeros_like(before)
+            returning[back] = True
+            kept = returning[neighbors.dst] & before[neighbors.src]
+            src, dst = neighbors.src[kept], neighbors.dst[kept]
+            order = np.lexsort((src, dst))
+            src, dst = src[order], dst[order]
+            if self.availability.on_return is OnReturn.neighbor:
+                dst, first = np.unique(dst, return_index=True)
+                src = src[first]
+        alone = np.setdiff1d(back, dst)
+        return np.append(src, np.repeat(staying, len(alone))), np.append(dst, alone)
 
     def _round(self, t: int) -> int:
         """The round of the topology whose neighbors are those of step t: the one to come where it is silent."""
         every = self.net.rounds.every
         return t // getattr(self.algorithm, "period_steps", 1) if every == 1 else t - t % every + every - 1
 
-    def _move(self, taken: Sequence[Tensor], into: np.ndarray, donors: Sequence[list[int]]) -> None:
-        """Workers `into` take over the mean of their donors' rows, where they have any."""
-        of = {int(i): each for i, each in zip(into, donors, strict=True) if each}
-        if not of:
+    def _move(self, taken: Sequence[Tensor], src: np.ndarray, dst: np.ndarray) -> None:
+        """Each worker in dst takes over the mean of the rows of its donors, the workers in src beside it."""
+        if not len(dst):
             return
         n = self.net.n
-        others = np.setdiff1d(np.arange(n), list(of))
-        src = np.concatenate([others, *of.values()])
-        dst = np.concatenate([others, *([i] * len(each) for i, each in of.items())])
-        weight = np.concatenate([np.ones(len(others)), *(np.full(len(each), 1 / len(each)) for each in of.values())])
-        self._hand_over(taken, MixingMatrix.of_entries(n, src, dst, weight))
+        others = np.setdiff1d(np.arange(n), dst)
+        weight = np.append(np.ones(len(others)), 1 / np.bincount(dst)[dst])
+        self._hand_over(taken, MixingMatrix.of_entries(n, np.append(others, src), np.append(others, dst), weight))
         if self.oracle.problem is not None:
-            self.net.traffic.bytes_begun += self.oracle.problem.take_over_states(of, self.net)
+            donors: dict[int, list[int]] = {}
+            for i, j in zip(dst.tolist(), src.tolist(), strict=True):
+                donors.setdefault(i, []).append(j)
+            self.net.traffic.bytes_begun += self.oracle.problem.take_over_states(donors, self.net)
 
     def _hand_over(self, taken: Sequence[Tensor], A: MixingMatrix) -> None:
         for rows in taken:

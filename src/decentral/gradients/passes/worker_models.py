@@ -325,6 +325,12 @@ class WorkerModels:
                     "(None will do for a buffer), and say there what requires_grad."
                 )
 
+    @property
+    def are_stateless(self) -> bool:
+        """Whether no module keeps anything beside its trained parameters, which all modules of torch's own classes have
+        in common."""
+        return not (self.foreign or self._states[0].found())
+
     def state(self) -> list[dict[str, Any]]:
         """What each module keeps beside its trained parameters, see `ModuleState`. Raises as `check` does."""
         self.check()

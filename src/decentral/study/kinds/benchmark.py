@@ -83,6 +83,8 @@ class Entry:
     _jobs: dict[tuple[Any, ...], list[Job]] = field(default_factory=dict)
     _rows: dict[str, list[Line]] = field(default_factory=dict)
     """Of each run: what it has recorded, which its clocks share."""
+    _clocked: dict[str, dict[tuple[str, str], dict[str, Any]]] = field(default_factory=dict)
+    """Of each StepTimes: its lines, by run and clock."""
 
     @property
     def sign(self) -> int:
@@ -162,8 +164,9 @@ class Entry:
         have been carried out: its times are enough."""
         run, times = jobs
         assert isinstance(times, StepTimes)
-        own = {"of": run.id, "clock": clock}
-        line, number = next(each for each in times.found() if own.items() <= each.items()), self.configs[0].num_workers
+        if times.id not in self._clocked:
+            self._clocked[times.id] = {(line["of"], line["clock"]): line for line in times.found()}
+        line, number = self._clocked[times.id][run.id, clock], self.configs[0].num_workers
         sent = [1e-6 * line["bytes_sent"][step] / (number or 1) for step in steps]
         return {"simulated_s": [line["simulated_s"][step] for step in steps], "bytes_sent": sent}
 

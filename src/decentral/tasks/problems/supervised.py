@@ -333,10 +333,10 @@ class Supervised(Problem):
 
     def take_over_states(self, donors: Mapping[int, Sequence[int]], net: Network) -> int:
         """See `Problem.take_over_states`."""
-        states = self.models.state()
-        if not (self.models.foreign or any(states)):
+        if self.models.are_stateless:
             return 0
-        found = dict(zip(donors, self.average.means(list(donors.values()), states, net), strict=True))
+        means = self.average.means(list(donors.values()), self.models.state(), net)
+        found = dict(zip(donors, means, strict=True))
         self.models.load_state([found.get(i) for i in self.workers])
         sizes = {i: sum(t.nbytes for t in each["tensors"].values() if t is not None) for i, each in found.items()}
         return sum(size * len(donors[i]) for i, size in sizes.items())
