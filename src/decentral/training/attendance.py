@@ -94,6 +94,7 @@ class Attendance:
         self.timekeeper: Attendance | None = None
         """That of the steps that tell the time of a model of another size, which have been taken."""
         self._pieces: dict[object, bool] = {}
+        self._memory: dict[int, Tensor] = {}
 
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
         """The state after step t, which is donated; with nobody present it is what it was."""
@@ -122,14 +123,21 @@ class Attendance:
         self.in_pieces += self._is_in_pieces()
         self.attended[self.present] = t
         self.steps += self.present
-        away = np.flatnonzero(~here)
-        resting = [[rows[away] for rows in _each(value)] for _, value in _row_fields(s)]
+        away = torch.from_numpy(np.flatnonzero(~here))
+        resting = [self._kept(number, rows, away) for number, rows in enumerate(_rows(s))]
         s = self.algorithm.step(s, oracle, net, t)
-        for (_, value), kept in zip(_row_fields(s), resting, strict=True):
-            for rows, own in zip(_each(value), kept, strict=True):
-                rows[away] = own
+        for rows, own in zip(_rows(s), resting, strict=True):
+            rows.index_copy_(0, away.to(rows.device), own)
         self.updates += self.present
         return s
+
+    def _kept(self, number: int, rows: Tensor, away: Tensor) -> Tensor:
+        """A copy of these rows, in memory that is used again for the rows of this number: new memory costs more than
+        the copy."""
+        memory = self._memory.get(number)
+        if memory is None or memory.shape != rows.shape or memory.dtype != rows.dtype:
+            memory = self._memory[number] = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        return torch.index_select(rows, 0, away.to(rows.device), out=memory[: len(away)])
 
     def _wait_for_all(self, clock: Clock) -> None:
         """Until all are there, and stay until their gradients are done where they might crash."""
@@ -233,7 +241,9 @@ class Attendance:
     def _hand_over(self, taken: Sequence[Tensor], A: MixingMatrix) -> None:
         for rows in taken:
             if rows.numel():
-                rows.copy_(self.net.move(rows.clone(), A))
+                moved = self.net.move(rows if rows.is_contiguous() else rows.clone(), A)
+                if moved.data_ptr() != rows.data_ptr():
+                    rows.copy_(moved)
 
     def _heirs(self, left: np.ndarray, t: int) -> dict[int, list[int]]:
         """Of workers that leave: their neighbors of the step before that stay, or else the first worker that does."""
@@ -309,6 +319,10 @@ class Attendance:
 def _row_fields(s: Any) -> list[tuple[str, Any]]:
     """Fields of a state with a row for each local worker."""
     return [(name, value) for name, kind, value in state_fields(s) if kind in ("Rows", "Buffers")]
+
+
+def _rows(s: Any) -> list[Tensor]:
+    return [rows for _, value in _row_fields(s) for rows in _each(value)]
 
 
 def _each(value: Any) -> tuple[Tensor, ...]:

@@ -96,6 +96,7 @@ class GradientOracle:
         self.recorded: Operations | None = None
         """Where gradients are kept, those of all workers of this process together, or each: see `record`."""
         self._each: list[float] | None = None
+        self._memory: Tensor | None = None  # of gradients, and of the models that have one: where not all do
         self.slept_s = 0.0
         """How long they slept before that."""
 
@@ -190,11 +191,16 @@ class GradientOracle:
             losses, g = self._computed(x, places)
             self.losses += losses
             return g
-        found = torch.zeros_like(x)
+        if self._memory is None or self._memory.shape != (2, *x.shape) or self._memory.dtype != x.dtype:
+            self._memory = x.new_empty(2, *x.shape)
+        found, chosen = self._memory
         if places:
-            losses, found[places] = self._computed(x[places], places)
+            index = torch.tensor(places, device=x.device)
+            losses, g = self._computed(torch.index_select(x, 0, index, out=chosen[: len(places)]), places)
+            found.index_copy_(0, index, g)
             self.losses[places] += losses
-        return found
+        idle = torch.tensor(sorted({*range(len(x))}.difference(places)), device=x.device)
+        return found.index_fill_(0, idle, 0)
 
     def _computed(self, x: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
         """Losses [r] and gradients [r, P]."""
