@@ -213,7 +213,7 @@ class Absences(Availability):
     on_return: OnReturn = OnReturn.average
     on_leave: OnLeave = OnLeave.keep
     least: int = setting(1, at_least=1)
-    until: float | None = setting(None, above=0, older=None, hint="a number of steps, or of simulated seconds")
+    until: float | None = setting(None, above=0, older=None, hint="steps, or simulated seconds")
 
     def schedule(
         self, present: Present, num_workers: int, seed: int, changes: Callable[[float], np.ndarray] | None = None
