@@ -209,7 +209,7 @@ def test_a_file_that_changes_while_a_run_starts_is_noticed(mine: str) -> None:
     write(Path(mine), LAZY + "\n")
     words = "import pickle, sys; pickle.load(sys.stdin.buffer).carry_out()"
     done = subprocess.run([sys.executable, "-c", words], input=job, capture_output=True, env=os.environ, timeout=240)
-    assert done.returncode and b"was changed after the start" in done.stderr
+    assert done.returncode and b"has changed since the start" in done.stderr
 
 
 # processes, sweeps, studies

@@ -243,7 +243,7 @@ def test_files_become_tokens_and_the_same_text_again(cache):
 
 LATIN = "Ein Hund läuft .\nZwei\n".encode("latin-1")
 WRONG = {
-    "unequal lengths": ({"train_de": GERMAN + "Noch einer .\n"}, r"train\.de has 5 lines and .*en has 4, so .* line 5"),
+    "unequal lengths": ({"train_de": GERMAN + "Noch einer .\n"}, r"train\.de has 5 lines and .*en has 4, so line 5"),
     "not UTF-8": ({"test_de": LATIN}, r"test\.de, line 1: byte 11 is not UTF-8"),
     "an empty line": ({"train_en": ENGLISH.replace("A child plays .", " ")}, r"train\.en, line 3 is empty"),
     "a very long line": ({"train_en": ENGLISH.replace("A cat", "A cat " * 2000)}, r"train\.en, line 4 has 12,0"),
