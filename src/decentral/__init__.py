@@ -1,14 +1,13 @@
 """decentral: reproduce the studies of decentralized deep learning from one command line, or with your own loop.
 
-For your own training loop under torchrun: `decentral.join(...)` gives `Peers`, whose methods average with neighbours;
-`decentral.wrap` does so around the steps of an optimizer, `decentral.Window` is one-sided. See `decentral.script`.
+In your own training loop under torchrun, `decentral.join(...)` returns `Peers`, whose methods average with neighbors.
+`decentral.wrap` averages around each optimizer step; `decentral.Window` is one-sided. See `decentral.script`.
 
-For notebooks: `decentral.train(net, train_data, test_data, algo="relaysgd")` trains a model, `decentral.runs()`
-has all runs in a DataFrame, and `decentral.load(run)` the models of one.
-`decentral.iterates(algo, topology, oracle, x0, steps)` takes the steps of an algorithm with gradients of your own.
+In notebooks, `decentral.train(net, train_data, test_data, algo="relaysgd")` trains a model, `decentral.runs()` returns
+all runs as a DataFrame, and `decentral.load(run)` returns the models of one run.
+`decentral.iterates(algo, topology, oracle, x0, steps)` runs an algorithm on your own gradients.
 
-Importing this package is cheap on purpose: torch is imported only once a configuration has been accepted, or one of
-these names is used.
+Importing this package is cheap: it imports torch only after a configuration is accepted or one of these names is used.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _HOMES = {
     "train": "decentral.script.training",
     "wrap": "decentral.script.wrap",
 }
-"""Public name -> the module that has it, which is imported when the name is used."""
+"""Public name -> its module, imported on first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""`python -m decentral` is `decentral-run`."""
+"""Run `decentral-run` as `python -m decentral`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The one error that users see, and the nearest right name for a misspelt one."""
+"""`ConfigError`, the one error that users see, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class ConfigError(ValueError):
-    """Something the user asked for cannot be done.
+    """The program cannot do what the user asked for.
 
     The message is one sentence that names the key, the value and what would work. It is printed without a traceback and
     the program exits with status 2.
@@ -15,7 +15,7 @@ class ConfigError(ValueError):
 
 
 def suggest(wrong: str, known: Iterable[str]) -> str:
-    """' Did you mean 'ring'?' for the nearest of the known names, else the list of all of them.
+    """Suggest the closest known name, or list all of them if none is close.
 
     >>> suggest("rnig", ["ring", "chain"])
     " Did you mean 'ring'?"
@@ -28,6 +28,6 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
 
 
 def check_at_least(key: str, value: float | None, least: int = 1) -> None:
-    """Refuse a number below `least`; null is no number."""
+    """Raise ConfigError for a number below `least`; None passes."""
     if value is not None and value < least:
         raise ConfigError(f"{key}={value} is out of range; use a number >= {least}.")

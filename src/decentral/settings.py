@@ -1,10 +1,10 @@
-"""What a dataclass of settings is: each field declares which values it can have, and one check refuses all others.
+"""Dataclasses of settings: each field declares its valid values, and one check rejects all others.
 
     @dataclass
     class Momentum(Optimizer):
         beta: float = setting(0.9, at_least=0, below=1)
 
-It is checked whenever an instance is made, whether from a command line, a stored file or in Python; `--help` shows it.
+The check runs for every new instance, from the command line, a stored file or Python; `--help` shows the limits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def setting(
     hint: str = "",
     **metadata: Any,
 ) -> Any:
-    """A field of a dataclass that derives from `Settings`, with the values that it can have; None (null) is not looked
-    at, and in a list each entry is.
+    """Declare a field of a `Settings` dataclass with its valid values.
+
+    None (null) is not checked; in a list, each entry is.
 
     above, at_least, below, at_most   the range of a number, or of the numbers in a list
     finite     whether a number with a range has to be finite
@@ -53,9 +54,9 @@ def setting(
 
 
 class Settings:
-    """Base of dataclasses with settings: `check` is called before a class's own `__post_init__`, if it has one.
+    """Base of dataclasses with settings. `check` runs before the `__post_init__` of the class, if it defines one.
 
-    `class Optimizer(Settings, where="optim")` says where they are in a configuration.
+    `class Optimizer(Settings, where="optim")` sets the path of the settings in a configuration.
     """
 
     _settings_at = ""
@@ -81,7 +82,7 @@ def _checked(own: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def check(cls: type, values: Mapping[str, Any], where: str) -> None:
-    """Raise ConfigError, naming the key below `where`, if a field of the dataclass cannot have its value."""
+    """Raise ConfigError, naming the key below `where`, if a field of the dataclass has an invalid value."""
     for name, metadata in limited(cls).items():
         value = values.get(name)
         if value is not None:
@@ -90,13 +91,13 @@ def check(cls: type, values: Mapping[str, Any], where: str) -> None:
 
 @cache
 def limited(cls: type) -> dict[str, Mapping[str, Any]]:
-    """Field -> metadata of those whose values are limited, in this class or one above, whose default it may change."""
+    """Return field -> metadata of the fields with limits, including inherited ones; a subclass may change a default."""
     fields = [vars(base).get("__dataclass_fields__", {}) for base in reversed(cls.__mro__)]
     return {name: f.metadata for own in fields for name, f in own.items() if "limits" in f.metadata}
 
 
 def documented(cls: type) -> dict[str, str]:
-    """What the docstring of a dataclass, or of a class above, says of each setting, in one line."""
+    """Return the one-line description of each setting, from the docstrings of a dataclass and its base classes."""
     return {
         name: " ".join(text.split())
         for base in reversed(cls.__mro__)
@@ -105,7 +106,7 @@ def documented(cls: type) -> dict[str, str]:
 
 
 def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless the metadata of a field allow the value."""
+    """Raise ConfigError unless the field's metadata allow the value."""
     wanted = limits_in_words(metadata)
     for entry in value if isinstance(value, list | tuple) else [value]:
         choices = _choices(metadata)

@@ -1,6 +1,6 @@
-"""Algorithms for decentralized optimization, one file each, written once for any number of processes.
+"""Algorithms for decentralized optimization: one file each, the same code for any number of processes.
 
-Symbols, the same in every file (where a paper uses another letter, the docstring translates):
+Symbols, the same in every file (if a paper uses another letter, the docstring translates):
 
     n   workers (net.n)                 x   models            [k, P]
     k   workers in this process         g   gradients         [k, P]
@@ -10,14 +10,14 @@ Symbols, the same in every file (where a paper uses another letter, the docstrin
         k local workers                 c   counts of models in a message, or corrections (each file says which)
     t   step                            w   push-sum weights  [n, d];  z = x / w
     W   mixing matrix: W[i, j] is what i takes from j
-    q   tracked updates [k, P]: over all n workers they add up to what the u add up to
+    q   tracked updates [k, P]: their sum over all n workers equals the sum of the u
 
-Two rules make this fast without making it unreadable:
+Two rules keep the code fast and readable:
 
-* **Donation.** `step` owns the state it is given, and the gradient that the oracle returns. What it does with them
-  takes their memory and allocates nothing: the verbs of the network and the local optimizer return their result in the
-  memory of the rows they are given, and so do the sums of `optim/rows.py` (`out=` where it is another argument's). So
-  a page reads as if every line made a new value, as long as it goes on with what a call returns.
-* **What everyone can compute is not sent.** Counters and push-sum weights follow from the topology and the seeded
-  losses, so every process computes those of all n workers (`Shared` state, `net.*_known`).
+* **Donation.** `step` owns the state it receives and the gradient that the oracle returns. It reuses their memory and
+  allocates nothing: the network's operations, the local optimizer and the sums of `optim/rows.py` return their result
+  in the memory of their input rows (`out=` selects another argument). The code reads as if every line created a new
+  value, as long as it uses the returned value.
+* **Values that every worker can compute are not sent.** Counters and push-sum weights follow from the topology and the
+  seeded losses, so every process computes those of all n workers (`Shared` state, `net.*_known`).
 """

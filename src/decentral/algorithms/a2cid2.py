@@ -34,7 +34,7 @@ class Constants(NamedTuple):
 
 @dataclass
 class A2CiD2(AsynchronousAlgorithm):
-    """A2CiD2: asynchronous gossip in pairs, accelerated by a second model xt that each worker mixes with its own.
+    """A2CiD2: asynchronous pairwise gossip, accelerated by a second model xt that each worker mixes with its model.
 
         mix(i, s):    D = s - tau_i, a = (1 + exp(-2 eta D)) / 2;  tau_i <- s;
                       (x_i, xt_i) <- (a x_i + (1 - a) xt_i, (1 - a) x_i + a xt_i)
@@ -47,11 +47,11 @@ class A2CiD2(AsynchronousAlgorithm):
     From the rates l_ij of meetings, Lam = sum l_ij (e_i - e_j)(e_i - e_j)^T, chi1 = 1 / lambda_2(Lam),
     chi2 = max over edges of (e_i - e_j)^T Lam^+ (e_i - e_j) / 2:  eta = 1 / (2 sqrt(chi1 chi2)),
     alpha_t = sqrt(chi1 / chi2) / 2. Departures: m is the difference of the mixed models, as in the paper's differential
-    equation (in the authors' code, one side is not mixed, so that the mean drifts); who meets whom is that of `adpsgd`.
+    equation (the authors' code does not mix one side, so the mean drifts); workers are paired as in `adpsgd`.
     Only gradients change the sum of x and xt over workers. On a complete graph the constants give alpha_t = 1/2 and
-    xt = x, which is AD-PSGD; it is refused here as all graphs that are not bipartite: use `algo=adpsgd`.
-    Between processes time is the number of gradients that all workers have begun, divided by n, as far as a process
-    knows it: the paper's unit, whatever the machine.
+    xt = x, which is AD-PSGD; such graphs are refused here, like all non-bipartite graphs: use `algo=adpsgd`.
+    Between processes, time is the number of gradients that all workers have begun, divided by n, as far as the process
+    knows it. This is the paper's unit on any machine.
 
     gossips_per_step       averagings that an active worker starts per gradient
     eta, alpha_t           the constants, instead of those above (null), eta for a unit of time of a gradient
@@ -72,7 +72,7 @@ class A2CiD2(AsynchronousAlgorithm):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.undirected, Need.connected, Need.bipartite})
 
     class State(NamedTuple):
-        """Both models, when they were mixed last, and the local optimizer."""
+        """Both models, the time of their last mixing, and the local optimizer."""
 
         x: Rows  # [n, P]
         xt: Rows  # [n, P]
@@ -80,7 +80,7 @@ class A2CiD2(AsynchronousAlgorithm):
         opt: Buffers
 
     def revision(self, of: RevisionOf) -> int:
-        """2 between processes, where the unit of time was a second in revision 1."""
+        """Return 2 between processes: revision 1 measured time in seconds."""
         return 2 if of.between_processes else 1
 
     def init(self, x: Tensor, net: Network) -> State:
@@ -88,16 +88,16 @@ class A2CiD2(AsynchronousAlgorithm):
         return self.State(x, x.clone(), x.new_zeros(len(x)).double(), self.local.init(x))
 
     def rule(self, team: Team) -> _Rule:
-        """What happens to rows."""
+        """Return the row updates of this method."""
         return _Rule(self, team.rounds, team.gradient_s)
 
     def place(self, team: Team) -> Pairs:
-        """Pairs of neighbours."""
+        """Return the pairs of neighbors."""
         rule = self.rule(team)
         return team.meeting_place(lambda: Pairs(rule.meet, rule.exchange, rule.mix))
 
     def program(self, i: int, team: Team) -> Iterator[Operation]:
-        """Gradients without end; after each, a worker of the asking side meets another one."""
+        """Yield gradients forever; after each, an active worker meets a neighbor."""
         rounds, n = team.rounds, team.num_workers
         rule, pairs = self.rule(team), self.place(team)
         mix, gradient, update = Local(rule.mix_one, timed=True), Gradient(copied=True), Local(rule.update, timed=True)
@@ -114,7 +114,7 @@ class A2CiD2(AsynchronousAlgorithm):
 
 @dataclass(frozen=True, eq=False)
 class _Rule:
-    """What happens to rows. Its constants are worked out when there are rows: eigenvalues of many workers take long."""
+    """Row updates. The constants are computed on first use: eigenvalues for many workers take long."""
 
     algorithm: A2CiD2
     rounds: Rounds
@@ -122,7 +122,7 @@ class _Rule:
 
     @cached_property
     def constants(self) -> Constants:
-        """With eta per second."""
+        """Return the constants with eta per second."""
         if self.rounds.num_workers < 2:
             return Constants(0.0, 0.5)
         eta, alpha_t = self.algorithm.eta, self.algorithm.alpha_t
@@ -132,7 +132,7 @@ class _Rule:
         return Constants(eta / self.gradient_s, alpha_t)
 
     def mix(self, s: A2CiD2.State, i: int, now: float) -> None:
-        """mix(i, now)."""
+        """Apply mix(i, now)."""
         tau, x, xt = s.tau[i], s.x[i], s.xt[i]
         b = -math.expm1(-2 * self.constants.eta * (now - tau.item())) / 2
         tau.fill_(now)
@@ -141,18 +141,18 @@ class _Rule:
         xt.sub_(difference)
 
     def mix_one(self, s: A2CiD2.State, i: int, g: Tensor | None, t: int, now: float) -> None:
-        """mix(i, now), alone."""
+        """Apply mix(i, now) alone."""
         self.mix(s, i, now)
 
     def update(self, s: A2CiD2.State, i: int, g: Tensor, t: int, now: float) -> None:
-        """The worker's update, on both models."""
+        """Apply the worker's update to both models."""
         self.mix(s, i, now)
         before = s.x[i].clone()
         self.algorithm.update(s, i, g, t)
         s.xt[i].add_(s.x[i] - before)
 
     def meet(self, s: A2CiD2.State, i: int, j: int, now: float) -> None:
-        """A meeting of i and j."""
+        """Apply a meeting of i and j."""
         self.mix(s, i, now)
         self.mix(s, j, now)
         m = s.x[i] - s.x[j]
@@ -162,7 +162,7 @@ class _Rule:
         s.xt[j].add_(m, alpha=self.constants.alpha_t)
 
     def exchange(self, s: A2CiD2.State, i: int, sent: Tensor, received: Tensor, now: float) -> None:
-        """What a meeting does to i, whose mixed model was `sent`, and that of the other one `received`."""
+        """Apply a meeting to i: its mixed model was `sent`, the partner's is `received`."""
         m = sent - received
         s.x[i].sub_(m, alpha=0.5)
         s.xt[i].sub_(m, alpha=self.constants.alpha_t)
@@ -170,7 +170,7 @@ class _Rule:
 
 @lru_cache(maxsize=8)
 def constants(rounds: Rounds, gossips_per_step: int) -> Constants:
-    """eta and alpha_t for the meetings of `adpsgd`: a worker of the asking side meets each neighbour equally often."""
+    """Return eta and alpha_t for the pairing of `adpsgd`: an active worker meets each neighbor equally often."""
     n, side = rounds.num_workers, sides(rounds)
     Lam = np.zeros((n, n))
     edges = []

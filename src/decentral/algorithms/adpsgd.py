@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class ADPSGD(AsynchronousAlgorithm):
-    """Asynchronous decentralized parallel SGD: every worker averages with one neighbour at a time, and waits for none.
+    """Asynchronous decentralized parallel SGD: every worker averages with one neighbor at a time, without waiting.
 
         g_i = grad F_i(x_i; xi_i)                       computed at a copy, while others may average with x_i
-        x_i <- x_i + u_i(g_i)                           at x_i as it is by then
-        x_i, x_j <- (x_i + x_j) / 2                     at once, at any time, with a neighbour j that is drawn
+        x_i <- x_i + u_i(g_i)                           applied to the current x_i
+        x_i, x_j <- (x_i + x_j) / 2                     atomic, at any time, with a random neighbor j
 
-    Lian et al., ICML 2018 (arXiv:1710.06952), Algorithm 1. So that nobody waits in a circle, the graph is bipartite:
-    the workers of one side (that of worker 0) ask, those of the other answer, one after the other. A worker that asks
-    goes on computing meanwhile, but asks again only once the averaging before is over. The mean of all models is
-    changed by gradients only. Whoever is fast takes more gradients: the run ends when all together have taken n times
+    Lian et al., ICML 2018 (arXiv:1710.06952), Algorithm 1. To avoid deadlock the graph is bipartite: the workers of one
+    side (that of worker 0) are active and send requests; the others are passive and answer one request after the other.
+    An active worker keeps computing, but requests again only once the previous averaging is over. Only gradients
+    change the mean of all models. Fast workers take more gradients: the run ends when all together have taken n times
     `steps`.
 
     gossips_per_step    averagings that an active worker starts per gradient
@@ -56,15 +56,15 @@ class ADPSGD(AsynchronousAlgorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [n, P]."""
+        """Return the models x [n, P]."""
         return self.State(x, self.local.init(x))
 
     def place(self, team: Team) -> Pairs:
-        """Pairs of neighbours."""
+        """Return the pairs of neighbors."""
         return team.meeting_place(lambda: Pairs(self.average, self.exchange))
 
     def program(self, i: int, team: Team) -> Iterator[Operation]:
-        """Gradients without end; after each, a worker of the asking side asks."""
+        """Yield gradients forever; after each, an active worker requests an average."""
         gradient, update = Gradient(copied=True), Local(self.update)
         pairs, rounds, gossip = self.place(team), team.rounds, enumerate(addresses(team.seed, "gossip", i))
         asks, period = sides(rounds)[i] == 0, rounds.period
@@ -83,5 +83,5 @@ class ADPSGD(AsynchronousAlgorithm):
         s.x[j].copy_(s.x[i])
 
     def exchange(self, s: State, i: int, sent: Tensor, received: Tensor, now: float) -> None:
-        """x_i <- x_i + (received - sent) / 2: a gradient that came meanwhile is kept."""
+        """x_i <- x_i + (received - sent) / 2, which keeps an update applied in between."""
         s.x[i].add_(received - sent, alpha=0.5)

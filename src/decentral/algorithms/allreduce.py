@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class AllReduce(Algorithm):
-    """All-reduce SGD: the gradients of all workers are averaged in every step (the centralized baseline).
+    """All-reduce SGD: average the gradients of all workers in every step (the centralized baseline).
 
         x_i <- x_i + Opt(1/n sum_j g_j)
 
-    All workers keep the same model. The RelaySGD and Bagua authors average models instead: `algo=model_averaging`, the
-    same for SGD with momentum (everything is linear), another method for Adam. The topology is not used.
+    All workers keep the same model. The RelaySGD and Bagua authors average models instead (`algo=model_averaging`):
+    equivalent for SGD with momentum, which is linear, but not for Adam. The topology is not used.
 
-    With `compress=` what travels is C(e_j), e_j = g_j + r_j, where the residual r_j is what was left out before (error
-    feedback; Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, with the local optimizer after the mean):
+    With `compress=` workers send C(e_j), e_j = g_j + r_j, where the residual r_j is the previous compression error
+    (error feedback; Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, with the local optimizer after the
+    mean):
 
         x_i <- x_i + Opt(1/n sum_j C(e_j)),   r_j <- e_j - C(e_j)
 
@@ -47,7 +48,7 @@ class AllReduce(Algorithm):
     takes = AcceptedCompression.means
 
     class State(NamedTuple):
-        """Models, residuals, what else the compressor remembers and measures, and the local optimizer."""
+        """Models, residuals, the compressor's memory and statistics, and the local optimizer."""
 
         x: Rows  # [k, P]
         r: Rows  # [k, P]; [k, 0] without error feedback
@@ -56,12 +57,12 @@ class AllReduce(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], r^0 = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], r^0 = 0, and the local optimizer before step 0."""
         C = self.compressor
         return self.State(x, C.residual(x), C.memory(x, net.n), C.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one all-reduce of it, one update."""
+        """Take one gradient, all-reduce it, and apply one update."""
         g = oracle(s.x)
         net.traffic.overlaps = self.overlap_backward
         g, r, memory = self.compressor.combine(g, s.r, s.memory, net, t)  # 1/n sum_j C(g_j + r_j)

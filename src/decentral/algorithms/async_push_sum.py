@@ -23,29 +23,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class AsyncPushSum(AsynchronousAlgorithm):
-    """Asynchronous stochastic gradient push: stochastic gradient push in which nobody waits for anybody.
+    """Asynchronous stochastic gradient push: push-sum SGD without waiting.
 
         z_i = x_i / p_i
         x_i <- x_i + u_i(z_i)                                gradient at z_i
-        slot_ji += W_ji (x_i, p_i) for out-neighbours j;  (x_i, p_i) <- W_ii (x_i, p_i)
-        (x_i, p_i) += sum_j slot_ij;  slot_ij := 0           whatever has come by now
+        slot_ji += W_ji (x_i, p_i) for out-neighbors j;  (x_i, p_i) <- W_ii (x_i, p_i)
+        (x_i, p_i) += sum_j slot_ij;  slot_ij := 0           everything that has arrived
 
     With W column-stochastic, p^0 = 1 and empty slots: asynchronous push-sum, (19)-(21) of Ying et al., 2021
-    (arXiv:2111.04287), with a gradient before it as in SGP (Assran et al., ICML 2019). Step t of a worker uses the
-    matrix of round t, whatever the step of the others. The sums of x and p over workers and slots change by gradients
-    only. Departure: a share whose receiver has not taken the one before stays with its sender. Otherwise all that is
-    awake pours its mass into the slots of what is asleep, and x_i + u_i moves z_i by u_i / p_i, without bound.
+    (arXiv:2111.04287), preceded by a gradient as in SGP (Assran et al., ICML 2019). Step t of a worker uses the matrix
+    of round t, regardless of the others' steps. Only gradients change the sums of x and p over workers and slots.
+    Departure: a sender keeps a share while the receiver has not taken the previous one. Otherwise running workers push
+    all their mass into the slots of stalled ones, and x_i + u_i moves z_i by u_i / p_i, which is unbounded.
 
-    In a virtual cluster shares arrive when the links let them, one after the other; a share is of a whole row, with the
-    weights of the first piece of the topology. Elsewhere, workers of one process take turns: all push, then all
-    collect, which is sgp. Between processes shares wait in windows (`network/windows`): iterates depend on the pace of
-    each, and a run is not reproducible. Where the workers are looked at together (evaluations, checkpoints, `trace`)
-    processes wait for each other, and what is on its way is brought home: with trace=true that is every step, so that
-    the steps are those of sgp. They also ask each other every 20 steps, or every second, whether to go on: nobody is
-    further ahead than that.
+    In a virtual cluster, shares arrive in order, as links permit; a share is a whole row, with the weights of the first
+    piece of the topology. Without one, workers of one process take turns: all push, then all collect, which is sgp.
+    Between processes, shares wait in windows (`network/windows`): iterates depend on each worker's pace, and a run is
+    not reproducible. For evaluations, checkpoints and `trace`, processes synchronize and deliver all shares in flight.
+    With trace=true that is every step, so the steps are those of sgp. Processes also synchronize at least every 20
+    steps, or every second, which bounds their lead.
 
-    The state holds z, and p of the local workers: with windows nobody can compute the others'. Weight decay and the
-    reported models use z. A lost message stays with its sender, in x and p alike.
+    The state holds z, and p of the local workers: with windows no worker can compute the others' p. Weight decay and
+    the reported models use z. A lost message stays with its sender, in both x and p.
     """
 
     name: str = "async_push_sum"
@@ -64,11 +63,11 @@ class AsyncPushSum(AsynchronousAlgorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """z^0 = x [k, P], and all push-sum weights are one."""
+        """Return z^0 = x [k, P] and push-sum weights of one."""
         return self.State(x, net.known_ones()[: len(x)], self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient at z, one push, and what has come."""
+        """Take one gradient at z, push once, and collect the arrived shares."""
         z, p, opt = s
         u, opt = self.local(oracle(z), z, opt, t)
         x = add(net.scale(z, p), u)  # x_i = p_i z_i
@@ -77,18 +76,18 @@ class AsyncPushSum(AsynchronousAlgorithm):
         return self.State(z, p, opt)
 
     def flush(self, s: State, net: Network) -> State:
-        """Bring home the shares that are on their way."""
+        """Deliver all shares in flight."""
         if net.flushed:
             return s
         x, p = net.drain(net.scale(s.x, s.p), s.p)
         return self.State(net.scale(x, 1 / p), p, s.opt)
 
     def place(self, team: Team) -> Slots:
-        """A slot for each edge."""
+        """Return a slot for each edge."""
         return team.meeting_place(lambda: Slots(self.share, self.keep, self.receive))
 
     def program(self, i: int, team: Team) -> Iterator[Operation]:
-        """Gradients without end; after each, shares are left with others, and what has come is taken."""
+        """Yield gradients forever; after each, push shares and collect the arrived ones."""
         slots = self.place(team)
         gradient, update, take = Gradient(), Local(self.update), Take(slots)
         rounds, t = team.rounds, 0
@@ -111,12 +110,12 @@ class AsyncPushSum(AsynchronousAlgorithm):
         z.add_(u, alpha=1 / s.p[i].tolist()[0])
 
     def share(self, s: State, i: int, weight: float) -> tuple[Tensor, Tensor]:
-        """weight (x_i, p_i)."""
+        """Return weight (x_i, p_i)."""
         p = s.p[i] * weight
         return s.x[i] * p.tolist()[0], p
 
     def keep(self, s: State, i: int, weight: float) -> None:
-        """(x_i, p_i) <- weight (x_i, p_i): z_i stays."""
+        """(x_i, p_i) <- weight (x_i, p_i), which keeps z_i."""
         s.p[i] *= weight
 
     def receive(self, s: State, i: int, x: Tensor, p: Tensor) -> None:
@@ -128,7 +127,7 @@ class AsyncPushSum(AsynchronousAlgorithm):
 
 
 def _push(slots: Slots, rounds: Rounds, i: int, round: int) -> Push:
-    """What worker i gives to whom in a round: column i of W."""
+    """Return the shares that worker i sends in a round: column i of W."""
     given = dict(rounds.mixing(round)[0].column(i))
     own = given.pop(i, 0.0)
     return Push(slots, tuple(given.items()), own)

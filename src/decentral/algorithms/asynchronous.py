@@ -1,4 +1,4 @@
-"""The contract of methods in which no worker waits for all others: a program for each worker, instead of steps."""
+"""The interface of asynchronous methods: a program for each worker instead of synchronous steps."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Place = TypeVar("Place")
 
 @dataclass(frozen=True, eq=False)
 class Team:
-    """What the program of a worker may know: who there is, and for how long they work."""
+    """What a worker's program may know: the workers and the length of the run."""
 
     rounds: Rounds
-    """Who talks to whom."""
+    """The topology's communication rounds."""
     num_steps: int
-    """How many gradients a worker takes; where workers are not equally fast, n times as many are taken in all."""
+    """Gradients per worker; n times as many in total, also if workers are not equally fast."""
     seed: int
-    """Of everything that is drawn."""
+    """Seed of all random draws."""
     gradient_s: float
-    """The mean time of a gradient, in seconds of the cluster: the unit of time of methods that have one."""
+    """Mean time of a gradient, in simulated seconds: the unit of time of methods that have one."""
     places: list[Any] = field(default_factory=list)
-    """Where workers meet: what `meeting_place` has made."""
+    """The shared places that `meeting_place` has created."""
 
     @property
     def num_workers(self) -> int:
@@ -46,7 +46,7 @@ class Team:
         return self.rounds.num_workers
 
     def meeting_place(self, made: Callable[[], Place]) -> Place:
-        """The one place where all workers of the team meet, `made` by who asks first."""
+        """Return the place that all workers of the team share, created by the first call."""
         if not self.places:
             self.places.append(made())
         place: Place = self.places[0]
@@ -54,16 +54,16 @@ class Team:
 
 
 class AsynchronousAlgorithm(Algorithm):
-    """A method that is written as what each worker does next: `program`, close to the paper's pseudo-code.
+    """A method written as the operations of each worker (`program`), close to the paper's pseudocode.
 
-    In a virtual cluster the clock decides who meets whom; between processes the real world does. What an operation does
-    to rows is a method that changes the rows of the workers it is given, in place, and is called in either case.
-    Where there is no cluster all workers are equally fast and messages take no time.
+    In a virtual cluster simulated time determines which workers interact; between processes real time does. In both
+    cases the effect of an operation is a method that updates the rows of the given workers in place.
+    Without a cluster all workers are equally fast and messages take no time.
     """
 
     asynchronous: ClassVar[bool] = True
     free_running: ClassVar[bool] = False
-    """Whether a worker that is fast takes more gradients than others; if not, all take equally many."""
+    """Whether fast workers take more gradients; if not, all take equally many."""
     survives_loss: ClassVar[bool] = False
     survives_absence: ClassVar[bool] = False
     own_rates: ClassVar[bool] = False
@@ -71,24 +71,24 @@ class AsynchronousAlgorithm(Algorithm):
 
     @classmethod
     def in_rounds(cls) -> bool:
-        """Whether it can be carried out in steps that all workers take together, too."""
+        """Return whether it can also run in synchronous steps of all workers."""
         return cls.step is not AsynchronousAlgorithm.step
 
     def given_events(self, num_workers: int) -> list[Event]:
-        """What happens when, where a file says it; [] where time decides."""
+        """Return the events given by a file; [] if time determines them."""
         name = getattr(self, "events", None)
         return [] if name is None else read_events(name, num_workers)
 
     @abstractmethod
     def place(self, team: Team) -> Any:
-        """Where all workers of a team meet, which their programs have in common: `Groups`, `Pairs` or `Slots`."""
+        """Return the place that the programs of all workers of a team share: `Groups`, `Pairs` or `Slots`."""
 
     @abstractmethod
     def program(self, i: int, team: Team) -> Iterator[Operation]:
-        """The operations of worker i, one after the other."""
+        """Yield the operations of worker i in order."""
 
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
-        """Raises ConfigError: workers do not step together."""
+        """Raise ConfigError: there are no synchronous steps."""
         raise ConfigError(
             f"algo={self.name} is asynchronous, without common steps: use decentral-run, in a virtual cluster such as "
             "cluster=even, or with several processes."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BEER(Algorithm):
-    """BEER: gradient tracking whose two vectors travel as compressed differences.
+    """BEER: gradient tracking that sends both vectors as compressed differences.
 
         x^{t+1} = x^t + gamma (W h^t - h^t) - eta v^t
         h^{t+1} = h^t + C(x^{t+1} - h^t)
@@ -30,13 +30,13 @@ class BEER(Algorithm):
         p^{t+1} = p^t + C(v^{t+1} - p^t)
 
     from v^0 = g^0 and p^0 = 0, rows of all workers under W. Zhao, Li, Li, Richtarik & Chi, NeurIPS 2022 (there H and G
-    are these h and p), Algorithm 1. Two messages to each neighbour in a step. The mean of v is the mean of the last
-    gradients, always, for any C; without noise it reaches the optimum at a constant rate however different the data
-    are. With C = id it is gradient tracking with W_gamma = I + gamma (W - I); with one worker, SGD.
+    are these h and p), Algorithm 1. Each step sends two messages to each neighbor. The mean of v always equals the mean
+    of the last gradients, for any C; without noise it reaches the optimum at a constant rate for any heterogeneity of
+    the data. With C = id it is gradient tracking with W_gamma = I + gamma (W - I); with one worker, SGD.
 
-    The local optimizer gets v in place of a gradient; weight decay is part of g. Gradients of two steps are of two
-    samples, as in the authors' numpy code. A step here is: gradient, v, its message, x, its message. As in CHOCO-SGD
-    a worker keeps sums of what it hears, for which W has to be the same in every round.
+    The local optimizer gets v in place of a gradient; weight decay is part of g. Gradients of two steps use two
+    samples, as in the authors' numpy code. A step here is: gradient, v, its message, x, its message. As in CHOCO-SGD,
+    a worker keeps sums of received messages, so W must be the same in every round.
 
     gamma   consensus step size, from 0 to 1; smaller for stronger compression
     start   h^0: zero as in the paper, or the shared x^0. Either way, the first step does not mix
@@ -54,7 +54,7 @@ class BEER(Algorithm):
     takes = AcceptedCompression.payloads
 
     class State(NamedTuple):
-        """Models and tracked gradients, what others know of both, its mixtures, last gradients, what is left out."""
+        """Models and tracked gradients, estimates of both known to others, mixtures, last gradients, residuals."""
 
         x: Rows  # [k, P], and so are all others
         h: Rows
@@ -67,13 +67,13 @@ class BEER(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], h^0, zeros, and the local optimizer before step 0."""
+        """Return the models x [k, P], h^0, zeros, and the local optimizer before step 0."""
         h, zero = self.start.of(x), x.new_zeros
         v, p, Wp, m = zero(x.shape), zero(x.shape), zero(x.shape), zero(x.shape)
         return self.State(x, h, h.clone(), v, p, Wp, m, self.compressor.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, two compressed messages to each neighbour, of v from step 1 on."""
+        """Take one gradient and send two compressed messages to each neighbor; that of v starts at step 1."""
         x, h, Wh, v, p, Wp, m, compression_stats, opt = s
         g = self.local.regularised(oracle(x), x)
         v = sub(v, m)  # v^t = v^{t-1} + gamma (W p - p) + m^t - m^{t-1}
@@ -91,9 +91,9 @@ class BEER(Algorithm):
         return self.State(x, h, Wh, v, p, Wp, m, compression_stats, opt)
 
     def regroup(self, s: State, net: Network, t: int) -> State:
-        """Both mixtures among those that are present now."""
+        """Recompute both mixtures among the present workers."""
         return s._replace(Wh=net.mix(copy(s.h, out=s.Wh), t), Wp=net.mix(copy(s.p, out=s.Wp), t))
 
     def momentum(self, g: Tensor, m: Tensor, t: int) -> Tensor:
-        """m^t from g^t and m^{t-1}: the gradient itself."""
+        """Return m^t from g^t and m^{t-1}: here the gradient itself."""
         return copy(g, out=m)

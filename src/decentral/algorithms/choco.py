@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """Whether messages are compressed before models are averaged, or at the end of a step."""
+    """Whether to compress messages before averaging the models or at the end of a step."""
 
     compress_then_combine = "compress_then_combine"
     combine_then_compress = "combine_then_compress"
@@ -30,7 +30,7 @@ class Order(Enum):
 
 @dataclass
 class Choco(Algorithm):
-    """CHOCO-SGD: gossip with compressed differences to what the neighbours know already.
+    """CHOCO-SGD: gossip that sends compressed differences to the neighbors' current estimates.
 
         order=compress_then_combine              order=combine_then_compress
             y_i <- x_i + u_i                         x_i <- x_i + u_i + gamma sum_j W_ij (h_j - h_i)
@@ -38,12 +38,12 @@ class Choco(Algorithm):
             x_i <- y_i + gamma sum_j W_ij (h_j - h_i)
 
     Koloskova, Stich & Jaggi, ICML 2019, Algorithm 2 is the former; the authors' code, and Algorithm 1 of Koloskova,
-    Lin, Stich & Jaggi, ICLR 2020, the latter, where a message may travel during the next gradient. C(.) is all that is
-    sent, and all who hear of worker i know its h_i (x-hat in the papers), so that nothing is left out for good: C needs
-    no error feedback. The mean of the x_i obeys mean(x) <- mean(x) + mean(u), exactly, for any C and gamma. At a
-    constant rate and with different data the x_i stay away from the optimum, as in D-PSGD; `beer` does not.
+    Lin, Stich & Jaggi, ICLR 2020, the latter, which can overlap a message with the next gradient. Workers send C(.)
+    only, and all neighbors of worker i know its h_i (x-hat in the papers). Nothing is lost for good, so C needs no
+    error feedback. The mean of the x_i obeys mean(x) <- mean(x) + mean(u), exactly, for any C and gamma. At a constant
+    rate on heterogeneous data the x_i stay away from the optimum, as in D-PSGD; those of `beer` do not.
 
-    A worker keeps s_i = sum_j W_ij h_j instead of every h_j, for which W has to be the same in every round.
+    A worker keeps s_i = sum_j W_ij h_j instead of every h_j, so W must be the same in every round.
 
     gamma   consensus step size, from 0 to 1: the stronger the compression, the smaller. Tune it with the rate: the
             papers' theory gives values that are far too small; their experiments use 0.3 to 1
@@ -64,7 +64,7 @@ class Choco(Algorithm):
     takes = AcceptedCompression.payloads
 
     class State(NamedTuple):
-        """Models, what others know of them, its mixture, what is left out, and the local optimizer."""
+        """Models, the estimates known to others, their mixture, residuals, and the local optimizer."""
 
         x: Rows  # [k, P]
         h: Rows  # [k, P]
@@ -73,12 +73,12 @@ class Choco(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], h^0, and the local optimizer before step 0."""
+        """Return the models x [k, P], h^0, and the local optimizer before step 0."""
         h = self.start.of(x)
         return self.State(x, h, h.clone(), self.compressor.compression_stats(x), self.local.init(x))
 
     def step(self, st: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one compressed message to each neighbour."""
+        """Take one gradient and send one compressed message to each neighbor."""
         x, h, s, compression_stats, opt = st
         g = oracle(x)
         x, opt = self.local.adapt(x, g, opt, t)
@@ -92,5 +92,5 @@ class Choco(Algorithm):
         return self.State(x, h, s, compression_stats, opt)
 
     def regroup(self, s: State, net: Network, t: int) -> State:
-        """s_i = sum_j W_ij h_j among those that are present now."""
+        """Recompute s_i = sum_j W_ij h_j among the present workers."""
         return s._replace(s=net.mix(copy(s.h, out=s.s), t))

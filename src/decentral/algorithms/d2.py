@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 @dataclass
 class D2(WithCorrections):
-    """D2: gossip averaging that corrects for the difference between the workers' data.
+    """D2: gossip averaging that corrects for heterogeneous data.
 
         x^{t+1} = W (x^t + u^t + c^t)
         c^{t+1} = x^{t+1} - x^t - u^t                        c^0 = 0: a correction here
 
-    which is x^{t+1} = W (2 x^t - x^{t-1} + u^t - u^{t-1}), and stays right with momentum and a learning rate that
-    varies (RelaySum paper, Algorithm 2; Tang et al., ICML 2018). W is symmetric and static with smallest eigenvalue
-    above -1/3; the Metropolis-Hastings ring with even n sits exactly there, and is what the paper uses. Lost messages:
-    weights are rescaled, after which D2 is known to drift (RelaySum paper, Table 5).
+    which is x^{t+1} = W (2 x^t - x^{t-1} + u^t - u^{t-1}), and stays correct with momentum and a varying learning rate
+    (RelaySum paper, Algorithm 2; Tang et al., ICML 2018). W is symmetric and static with smallest eigenvalue above
+    -1/3; the paper's Metropolis-Hastings ring with even n is exactly at this limit. Lost messages: weights are
+    rescaled, after which D2 is known to drift (RelaySum paper, Table 5).
 
     With `communication.every` = H it is LED (Alghunaim, 2023, arXiv:2302.00620): H local steps, each with a part b of
-    the correction, and then a round of averaging. D2 is H = b = 1. On rings it is stable for b H up to about 1, with
+    the correction, then one round of averaging. D2 is H = b = 1. On rings it is stable for b H up to about 1, with
     exact_diffusion's matrix up to about 2.5.
 
         x <- x + u + b c                                     H times
         x^+ = W x,   c^+ = c + x^+ - x
 
-    With `probability` = p it is ProxSkip (Mishchenko et al., ICML 2022; Scaffnew on a graph): all workers share a coin,
-    and average after a step with probability p: 1/p is H in expectation. The y of these papers is -c in LED, -b c in
-    ProxSkip.
+    With `probability` = p it is ProxSkip (Mishchenko et al., ICML 2022; Scaffnew on a graph): all workers toss the same
+    coin and average after a step with probability p, so H = 1/p in expectation. The y of these papers is -c in LED,
+    -b c in ProxSkip.
 
     dual_step    dual step size b; null: 1/H, or p (p/H, where both are given)
     probability  communication probability p; null: after each step, or each H-th one
     seed         seed of the coin
     coins        an .npz file with booleans coins [T] instead of random draws: entry t mod T in step t
 
-    Exact with local steps too, also with momentum inside; with a local optimizer that is not linear (Adam, Muon) it is
-    not: its directions add up to 0 where the gradients do not.
+    It is also exact with local steps and with local momentum, but not with a nonlinear local optimizer (Adam, Muon):
+    at a fixed point the directions sum to 0, the gradients do not.
     """
 
     name: str = "d2"
@@ -70,12 +70,12 @@ class D2(WithCorrections):
             raise ConfigError(f"algo.coins={self.coins} needs their probability: also set algo.probability.")
 
     def check_workers(self, num_workers: int) -> None:
-        """Raises ConfigError if the given coins are none."""
+        """Raise ConfigError if the file of coins is invalid."""
         if self.coins is not None:
             _ = self._given
 
     def step(self, s: WithCorrections.State, oracle: Oracle, net: Network, t: int) -> WithCorrections.State:
-        """One gradient, one round of averaging."""
+        """Take one gradient and one round of averaging."""
         x, c, opt = s
         y, opt = self.local.adapt(x, oracle(x), opt, t)  # x^t + u^t
         often = (self.probability or 1.0) / net.rounds.every
@@ -92,7 +92,7 @@ class D2(WithCorrections):
         return self.State(x, c, opt)
 
     def communicates(self, net: Network, t: int) -> bool:
-        """Whether step t ends with a round of averaging."""
+        """Return whether step t ends with a round of averaging."""
         if self.probability is None or net.rounds.is_silent(t):
             return not net.rounds.is_silent(t)
         coins = None if self.coins is None else self._given

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DAdam(Algorithm):
-    """Decentralized Adam(W): gossip averaging of the models, moments that stay with their workers.
+    """Decentralized Adam(W): gossip averaging of the models; each worker keeps its own moments.
 
         mode=awc    x_i <- y_i + u_i, y_i = sum_j W_ij x_j   u of the gradient at the unmixed x_i
         mode=atc    x_i <- sum_j W_ij (x_j + u_j)
@@ -34,11 +34,11 @@ class DAdam(Algorithm):
 
     Wang et al., ICLR 2025 (AccumAdam; formula from the authors' code, the paper's text was not checked): awc. There s
     grows with the number of workers, 4 by default; with s = 1, as here, the local rule is Adam's. `decoupled_decay`
-    makes it AdamW: what u is added to is first multiplied by 1 - lr decoupled_decay, in awc the mixed y_i. Departures:
-    every parameter is decayed (the released code decays biases and batch-norm weights only, a slip); in awc the first
-    step mixes, too, which changes nothing. Weight decay of the optimizer is L2, part of g (at the unmixed x_i). g is
-    what the local optimizer makes of it: plain `optim=sgd` is the method. W is doubly stochastic, static or
-    time-varying. Lost messages: as dpsgd.
+    makes it AdamW: it scales the model by 1 - lr decoupled_decay before adding u, in awc the mixed y_i. Departures:
+    every parameter is decayed (the released code decays biases and batch-norm weights only, a bug); in awc the first
+    step also mixes, which changes nothing. The optimizer's weight decay is L2, part of g (at the unmixed x_i). g is
+    the output of the local optimizer: plain `optim=sgd` is the method. W is doubly stochastic, static or time-varying.
+    Lost messages: as dpsgd.
     """
 
     name: str = "dadam"
@@ -65,16 +65,16 @@ class DAdam(Algorithm):
 
     @property
     def attends_steps(self) -> int:
-        """Those of an update of the moments."""
+        """Return the number of steps per update of the moments."""
         return self.accumulate_steps
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], m = v = a = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], m = v = a = 0, and the local optimizer before step 0."""
         a = x.new_zeros(x.shape if self.accumulate_steps > 1 else (len(x), 0))
         return self.State(x, x.new_zeros(x.shape), x.new_zeros(x.shape), a, self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient at x_i, one round of averaging."""
+        """Take one gradient at x_i and one round of averaging."""
         x, m, v, a, opt = s
         mixing = net.begin_mix(x, t) if self.mode is Mode.awc else None
         g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
@@ -88,7 +88,7 @@ class DAdam(Algorithm):
         return self.State(x, m, v, a, opt)
 
     def adam(self, g: Tensor, m: Tensor, v: Tensor, a: Tensor, t: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """m^ / (sqrt(v^) + epsilon) [k, P] in new memory, and m, v and a after it."""
+        """Return m^ / (sqrt(v^) + epsilon) [k, P] in new memory, and the updated m, v and a."""
         beta1, beta2, s = self.beta1, self.beta2, self.accumulate_steps
         of_m = by_taken(self.taken(t), lambda t: 1 - beta1 ** -(-(t + 1) // s), g)
         of_v = by_taken(self.taken(t), lambda t: sqrt(1 - beta2 ** -(-(t + 1) // s)), g)

@@ -18,22 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class DecentLaM(WithMomentum):
-    """DecentLaM: momentum SGD on the step that D-PSGD makes, so that momentum does not add to D-PSGD's bias.
+    """DecentLaM: momentum applied to the whole D-PSGD step, so that it does not amplify D-PSGD's bias.
 
         g~_i = (x_i - sum_j W_ij (x_j - lr g_j)) / lr
         m_i <- beta m_i + g~_i                               m^0 = 0
         x_i <- x_i - lr m_i
 
     Yuan et al., ICCV 2021 (arXiv:2104.11981). Computed as x+ = W (x - lr g) - lr beta m, m+ = (x - x+) / lr: the same
-    bytes as dpsgd. Where it comes to rest m = 0, so that x = W (x - lr g): it is as biased as dpsgd without momentum,
-    while dpsgd with momentum is as biased as with a learning rate of lr / (1 - beta).
+    bytes as dpsgd. At a fixed point m = 0, so x = W (x - lr g): its bias is that of dpsgd without momentum, while the
+    bias of dpsgd with momentum corresponds to a learning rate of lr / (1 - beta).
 
     W is symmetric and doubly stochastic, static (as in the analysis) or time-varying. Disagreement follows z^2 - (beta
-    + lambda) z + beta = 0 for each eigenvalue lambda of W, which is stable for real lambda in (-1, 1) but allows an
-    imaginary part of less than 1 - beta only: directed graphs are refused. g includes the weight decay, and is what the
-    local optimizer makes of it: plain `optim=sgd` is the published method. Departure: where lr = 0, as in the first
-    step of a warm-up, the models are mixed and m is left alone. Lost messages: as dpsgd, but the repaired W is not
-    symmetric, and disturbs more.
+    + lambda) z + beta = 0 for each eigenvalue lambda of W. This is stable for real lambda in (-1, 1), but only for
+    imaginary parts below 1 - beta: directed graphs are refused. g includes the weight decay and is the output of the
+    local optimizer: plain `optim=sgd` is the published method. Departure: if lr = 0, as in the first step of a warm-up,
+    the models are mixed and m stays. Lost messages: as dpsgd, but the repaired W is not symmetric, and disturbs more.
     """
 
     name: str = "decentlam"
@@ -43,7 +42,7 @@ class DecentLaM(WithMomentum):
     as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
 
     def step(self, s: WithMomentum.State, oracle: Oracle, net: Network, t: int) -> WithMomentum.State:
-        """One gradient, one round of averaging."""
+        """Take one gradient and one round of averaging."""
         x, m, opt = s
         lr, g = self.local.lr(t), oracle(x)
         y, opt = self.local.adapt(x, g, opt, t, out=g)  # x - lr g

@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class DeMo(Algorithm):
-    """DeMo: momenta that stay with their workers; their largest DCT coefficients are sent, and subtracted.
+    """DeMo: each worker keeps its own momentum, sends its largest DCT coefficients, and subtracts them.
 
         D_i <- decay D_i + lr g_i            D^0 = 0, g_i at x, the same for all
-        D_i <- D_i - subtract C(D_i)         C: `compress=`; dct_topk with its chunk and k where none is named
-        q    = the mean of the C(D_j): of each coefficient over the workers that sent it, 0 where none did
+        D_i <- D_i - subtract C(D_i)         C: `compress=`, by default dct_topk with its chunk and k
+        q    = the mean of the C(D_j): of each coefficient over the workers that sent it, 0 if none did
         x   <- (1 - lr decoupled_decay) x - lr sign(q)       signed=false: - lr q
 
-    Peng, Kingma et al., 2024 (arXiv:2411.19870; formula as in the authors' code, whose defaults these are). lr is
-    inside of D, too: a schedule changes how much older gradients weigh, and signed=false takes lr^2. `subtract` below 1
-    is of the paper's second version (formula from a summary). If all coefficients are sent (compress=none) and
-    subtract=1, D is 0 after every step: sign-SGD on the mean gradient, whatever the decay. No parameter moves by more
-    than lr, but for decoupled_decay. g is what the local optimizer makes of it: plain `optim=sgd` is the method, its
-    weight decay is part of g.
+    Peng, Kingma et al., 2024 (arXiv:2411.19870; formula and defaults as in the authors' code). D also contains lr: a
+    schedule changes the weight of older gradients, and signed=false takes lr^2. `subtract` below 1 is from the paper's
+    second version (formula from a summary). If all coefficients are sent (compress=none) and subtract=1, D is 0 after
+    every step: sign-SGD on the mean gradient, for any decay. No parameter moves by more than lr, except by
+    decoupled_decay. g is the output of the local optimizer: plain `optim=sgd` is the method, with its weight decay as
+    part of g.
 
-    Bytes: all gather the messages of all in every step. Departures: those of `compress=dct_topk`. The sign of what is
-    no number is no number. Topology: not used.
+    Bytes: an all-gather of all messages in every step. Departures: those of `compress=dct_topk`. The sign of NaN is
+    NaN. Topology: not used.
     """
 
     name: str = "demo"
@@ -52,7 +52,7 @@ class DeMo(Algorithm):
     takes = AcceptedCompression.senders
 
     class State(NamedTuple):
-        """Models, momenta, what messages leave out, and the local optimizer."""
+        """Models, momenta, compression residuals, and the local optimizer."""
 
         x: Rows  # [k, P]
         D: Rows  # [k, P]
@@ -60,11 +60,11 @@ class DeMo(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], D = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], D = 0, and the local optimizer before step 0."""
         return self.State(x, x.new_zeros(x.shape), self.compressor.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one all-gather, one update."""
+        """Take one gradient, one all-gather and one update."""
         x, D, compression_stats, opt = s
         C, lr = self.encoder, self.local.lr(t)
         g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
@@ -76,6 +76,6 @@ class DeMo(Algorithm):
             C.add_decoded(payload, row, at, -self.subtract)
         q = x.new_zeros(1, x.shape[1])
         C.add_mean(net.allgather(payloads, C.sizes(t, x.dtype)), q[0], t, of_senders=True)
-        u = q.sign().add_(q, alpha=0) if self.signed else q  # the sign of what is no number would be 0
+        u = q.sign().add_(q, alpha=0) if self.signed else q  # sign alone would turn NaN into 0
         x = scale(x, 1 - lr * self.decoupled_decay) if self.decoupled_decay else x
         return self.State(sub(x, u, alpha=lr), D, compression_stats, opt)

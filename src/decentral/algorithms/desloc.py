@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """Whether averages come after the update of a step or before it."""
+    """Whether to average after the update of a step or before it."""
 
     after = "after"
     before = "before"
@@ -26,15 +26,15 @@ class Order(Enum):
 
 @dataclass
 class DESLOC(OnlyModels):
-    """DES-LOC: local steps; the models and each buffer of the local optimizer are averaged, each with its own period.
+    """DES-LOC: local steps; models and each buffer of the local optimizer are averaged, each with its own period.
 
         x_i, s_i <- Opt(x_i, s_i, g_i)                       s = (s_1, s_2, ...), Adam's (m, v)
         x_i <- 1/n sum_j x_j                                 when t + 1 is a multiple of K_x = `period_steps`
         s_ih <- 1/n sum_j s_jh                               when t + 1 is a multiple of K_h
 
-    Iacob et al., 2025 (arXiv:2505.22549; formula and order from the first author's code, a summary of the paper was
-    read). Counters, for Adam's bias correction, are the same everywhere and not sent. All periods K: local Adam; K_h =
-    0 for all: `local_sgd` with this optimizer inside. With `optim.gradient_share` it is MT-DAO (arXiv:2510.05361).
+    Iacob et al., 2025 (arXiv:2505.22549; formula and order from the first author's code, the paper only from a
+    summary). Counters for Adam's bias correction are the same on all workers and not sent. All periods K: local Adam;
+    K_h = 0 for all: `local_sgd` with this local optimizer. With `optim.gradient_share` it is MT-DAO (arXiv:2510.05361).
     Topology: not used.
 
     period_steps   K_x
@@ -70,7 +70,7 @@ class DESLOC(OnlyModels):
             )
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """One local update, and an all-reduce of everything whose turn it is."""
+        """Take one local update, then all-reduce everything that is due."""
         x, opt = s
         g = oracle(x)
         if self.order is Order.before:
@@ -81,7 +81,7 @@ class DESLOC(OnlyModels):
         return self.State(x, opt)
 
     def average(self, x: Tensor, opt: Buffers, net: Network, t: int) -> None:
-        """Average what has a period that divides t, where it lies."""
+        """Average in place everything whose period divides t."""
         periods = self.state_periods or [self.period_steps * factor for factor in self.state_factors] or [0]
         for K, rows in zip([self.period_steps, *periods, *periods[-1:] * len(opt)], [x, *opt], strict=False):
             if K and t % K == 0:

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 
 def outer_step(phi: Tensor, v: Tensor, D: Tensor, lr: float, mu: float, nesterov: bool = True) -> tuple[Tensor, Tensor]:
-    """phi and v after v <- mu v + D, phi <- phi - lr (D + mu v) (without nesterov: - lr v), in their memory and D's."""
+    """Return phi, v after v <- mu v + D, phi <- phi - lr (D + mu v) (no nesterov: - lr v), in the arguments' memory."""
     v = add(scale(v, mu), D)
     return sub(phi, add(D, v, alpha=mu) if nesterov else v, alpha=lr), v
 
 
 @dataclass
 class DiLoCo(Algorithm):
-    """DiLoCo: local steps, and now and then an outer optimizer's step along the mean of what the workers have moved.
+    """DiLoCo: local steps, and periodically an outer optimizer step along the workers' mean model change.
 
         x_i <- x_i + u_i                     and, when t + 1 is a multiple of H = `period_steps`,
-        D    = 1/n sum_j (phi - x_j)         phi: the model that all had after the last outer step
+        D    = 1/n sum_j (phi - x_j)         phi: the common model after the last outer step
         v   <- mu v + D                      v^0 = 0
         phi <- phi - outer_lr (D + mu v)     Nesterov's momentum; nesterov=false: - outer_lr v
         x_i <- phi
 
     Douillard et al., 2023 (arXiv:2311.08105; formula as in torchft's code, the paper's text was not checked): H = 500,
-    outer_lr = 0.7, mu = `outer_momentum` = 0.9, and AdamW inside. The local optimizers' buffers stay with their workers
-    and are never reset. outer_lr=1 outer_momentum=0 is `local_sgd`; with period_steps=1 and plain SGD inside
-    all-reduce. A step is one gradient. Departure: H is 50 here unless it is given. Topology: not used.
+    outer_lr = 0.7, mu = `outer_momentum` = 0.9, and AdamW as the local optimizer. Local optimizer buffers stay with
+    their workers and are never reset. outer_lr=1 outer_momentum=0 is `local_sgd`; with period_steps=1 and local plain
+    SGD, all-reduce. A step is one gradient. Departure: H defaults to 50. Topology: not used.
     """
 
     name: str = "diloco"
@@ -59,16 +59,16 @@ class DiLoCo(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], phi = x, v = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], phi = x, v = 0, and the local optimizer before step 0."""
         return self.State(x, x.clone(), x.new_zeros(x.shape), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One local update, and an all-reduce with an outer step at the end of a period."""
+        """Take one local update, and an all-reduce with an outer step at the end of a period."""
         x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
         return self.outer(s._replace(x=x, opt=opt), net, t)
 
     def outer(self, s: State, net: Network, t: int) -> State:
-        """What is left of step t after the local update."""
+        """Complete step t after the local update."""
         x, phi, v, opt = s
         if (t + 1) % self.period_steps == 0:
             D = net.mean(sub(phi, x, out=x))
@@ -77,9 +77,9 @@ class DiLoCo(Algorithm):
         return self.State(x, phi, v, opt)
 
     def regroup(self, s: State, net: Network, t: int) -> State:
-        """Who comes back begins at phi, as all do at the beginning of a period."""
+        """Start returning workers at phi, as all workers start a period."""
         return s._replace(x=copy(s.phi, out=s.x))
 
     def dilution(self, schedule: Rounds) -> float:
-        """(1 - mu) / outer_lr: an update comes to count outer_lr (1 + mu + mu^2 + ...) times."""
+        """Return (1 - mu) / outer_lr: an update counts outer_lr (1 + mu + mu^2 + ...) times in the long run."""
         return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0

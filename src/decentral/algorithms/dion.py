@@ -26,7 +26,7 @@ else:
 
 
 class _Thin(PowerSGD):
-    """PowerSGD's thin matrices of the hidden matrices, however small these are."""
+    """PowerSGD's factors for all hidden matrices, even small ones."""
 
     hidden: list[bool]
 
@@ -36,14 +36,14 @@ class _Thin(PowerSGD):
 
 
 class _Layered(Algorithm):
-    """What is bound to the layout of rows; no setting."""
+    """State bound to the layout of rows; no setting."""
 
     _thin: _Thin
 
 
 @dataclass
 class Dion(_Layered):
-    """Dion: orthonormal updates of low rank, from momenta of which only that rank is averaged.
+    """Dion: orthonormal low-rank updates; only low-rank factors of the workers' momenta are averaged.
 
         for each hidden matrix [a, b]:
         M_i <- M_i + g_i                        M^0 = 0, g_i at x, the same for all
@@ -53,19 +53,19 @@ class Dion(_Layered):
         Q   <- R / |columns of R|
         x   <- (1 - lr weight_decay) x - lr sqrt(a / b) P Q^T
 
-    Ahn, Xu et al., 2025 (arXiv:2504.05295; formula as in its authors' code, the paper's text was not checked). The M_i
-    differ, but x and the mean of the M_i are those of one worker with the mean gradient. A convolution [o, i, h, w] is
-    the matrix [o, i h w]. Vectors, matrices whose names contain one of `others`, and the last matrix (the head) take
-    the local optimizer's update with their mean gradient, for example that of `optim=adamw`, at the same lr; a matrix
-    has its weight decay alone, which momentum and Adam have to keep out of gradients (optim=sgd, optim=adamw).
+    Ahn, Xu et al., 2025 (arXiv:2504.05295; formula as in the authors' code, the paper's text was not checked). The M_i
+    differ, but x and the mean of the M_i equal those of one worker with the mean gradient. A convolution [o, i, h, w]
+    is the matrix [o, i h w]. Vectors, matrices whose names contain one of `others`, and the last matrix (the head) use
+    the local optimizer on their mean gradient, for example `optim=adamw`, at the same lr. A matrix uses only its weight
+    decay, so that decay must not be part of gradients in momentum and Adam (optim=sgd, optim=adamw).
 
     rank         rank of the updates, at most the smaller side of a matrix
     others       names, or parts of names, of matrices that the local optimizer updates: embeddings and heads
     others_last  the local optimizer also updates the last matrix
 
-    Bytes: rank (a + b) numbers of each hidden matrix and all of the rest, in two all-reduces of which the second waits
-    for the first. Departures: the authors' orth is a randomised Cholesky QR. A column of R that is 0 leaves that of Q
-    as it was, and moves nothing. Topology: not used.
+    Bytes: rank (a + b) numbers per hidden matrix and all other parameters, in two all-reduces, the second after the
+    first. Departures: the authors' orth is a randomized Cholesky QR. A zero column of R leaves that of Q unchanged and
+    moves nothing. Topology: not used.
     """
 
     name: str = "dion"
@@ -81,15 +81,15 @@ class Dion(_Layered):
     as_sgd: ClassVar = None
 
     class State(NamedTuple):
-        """Models, momenta, the right factors of all, and the local optimizer."""
+        """Models, momenta, the right factors of all matrices, and the local optimizer."""
 
         x: Rows  # [k, P]
-        M: Rows  # [k, P]; 0 but for hidden matrices
+        M: Rows  # [k, P]; 0 except for hidden matrices
         Q: Shared
         opt: Buffers
 
     def bind(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
-        """See `Algorithm.bind`; the compressor, which is none, knows the layout of the rows."""
+        """See `Algorithm.bind`; the (identity) compressor knows the layout of the rows."""
         bound = super().bind(local, compressor)
         layout = bound.compressor.layout
         bound._thin = _Thin(rank=self.rank).bound(layout, 0)
@@ -97,11 +97,11 @@ class Dion(_Layered):
         return bound
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], M = 0, Q normal by its parameter, and the local optimizer before step 0."""
+        """Return the models x [k, P], M = 0, a normal Q per parameter, and the local optimizer before step 0."""
         return self.State(x, x.new_zeros(x.shape), self._thin.memory(x, net.n), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, two all-reduces, one update."""
+        """Take one gradient, two all-reduces and one update."""
         x, M, Q, opt = s
         thin, matrices = self._thin, self._thin.matrices()
         g = oracle(x)

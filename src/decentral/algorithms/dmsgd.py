@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Form(Enum):
-    """The two printed forms, by the first author."""
+    """The two published forms, named after their first authors."""
 
     yu = "yu"
     ying = "ying"
@@ -37,10 +37,10 @@ class DmSGD(Algorithm):
                      m_i^{t+1} = sum_j W_ij (beta m_j^t + g_j)            moves the models one step later
 
     Yu, Jin & Yang, ICML 2019 (arXiv:1905.03817), and Ying et al., NeurIPS 2021 (arXiv:2110.13363), Algorithm 1.
-    "Vanilla" DmSGD, whose momentum stays with its worker, is algo=dpsgd with optim=momentum. Two vectors per step; they
-    lie side by side in one row and travel as one message. g includes the weight decay, and is what the local optimizer
-    makes of it: plain `optim=sgd` is the published method. W is doubly stochastic, static or time-varying. Lost
-    messages: both vectors are lost together and the weights are rescaled.
+    "Vanilla" DmSGD, with a local momentum, is algo=dpsgd with optim=momentum. Each step sends two vectors as one
+    message: they share a row. g includes the weight decay and is the output of the local optimizer: plain `optim=sgd`
+    is the published method. W is doubly stochastic, static or time-varying. Lost messages: both vectors are lost
+    together and the weights are rescaled.
     """
 
     name: str = "dmsgd"
@@ -58,11 +58,11 @@ class DmSGD(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], and m^0 = 0 beside them."""
+        """Return the models x [k, P], and m^0 = 0 beside them."""
         return self.State(beside_zeros(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one round of averaging of two vectors."""
+        """Take one gradient and one round of averaging of two vectors."""
         x, m, lr = s.xm[:, 0], s.xm[:, 1], self.local.lr(t)
         g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, s.opt, t)
         if self.form is Form.ying:
@@ -70,9 +70,9 @@ class DmSGD(Algorithm):
         m = add(scale(m, self.beta), g)  # beta m_j + g_j
         if self.form is Form.yu:
             x = sub(x, m, alpha=lr)  # x_j - lr m_j^{t+1/2}
-        xm = net.mix(s.xm, t)  # of x and m, which lie there
+        xm = net.mix(s.xm, t)  # of both x and m, in place
         return self.State(xm, opt)
 
     def models(self, s: State) -> Tensor:
-        """The x_i [k, P], without their momentum."""
+        """Return the x_i [k, P], without their momentum."""
         return s.xm[:, 0]

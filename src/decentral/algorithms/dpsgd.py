@@ -27,19 +27,19 @@ class Mode(Enum):
 
 @dataclass
 class DPSGD(Algorithm):
-    """Decentralized parallel SGD: one round of gossip averaging with the neighbours per step.
+    """Decentralized parallel SGD: one round of gossip averaging with the neighbors per step.
 
         mode=atc    x_i <- sum_j W_ij (x_j + u_j)           adapt then combine, the RelaySGD authors' "DP-SGD"
-        mode=awc    x_i <- y_i + u_i, y_i = sum_j W_ij x_j  adapt while combining: rows travel during the gradient
+        mode=awc    x_i <- y_i + u_i, y_i = sum_j W_ij x_j  adapt while combining: messages overlap the gradient
 
-    Lian et al., NeurIPS 2017 (arXiv:1705.09056), Algorithm 1 is awc. In awc the gradient is that at x_i, and weight
-    decay, which the paper does not have, acts on y_i, as in BlueFog: there the optimizer steps from what has been
-    averaged. W is doubly stochastic, static or time-varying.
+    Lian et al., NeurIPS 2017 (arXiv:1705.09056), Algorithm 1 is awc. In awc the gradient is taken at x_i. Weight decay,
+    absent from the paper, acts on y_i, as in BlueFog, whose optimizer steps from the averaged model. W is doubly
+    stochastic, static or time-varying.
     Lost messages: the receiver rescales its remaining weights to their old sum.
 
-    With `compress=` (bf16, int8, sign) models travel rounded; in atc, on a single graph:
+    With `compress=` (bf16, int8, sign) workers send rounded models; in atc, on a single graph:
 
-        x_i <- y_i + sum_j W_ij (C(y_j) - C(y_i)), y_i = x_i + u_i   which keeps the mean whatever C does
+        x_i <- y_i + sum_j W_ij (C(y_j) - C(y_i)), y_i = x_i + u_i   which keeps the mean for any C
     """
 
     name: str = "dpsgd"
@@ -51,7 +51,7 @@ class DPSGD(Algorithm):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
     class State(NamedTuple):
-        """Models, what rounded ones leave out, and the local optimizer."""
+        """Models, rounding residuals, and the local optimizer."""
 
         x: Rows  # [k, P]
         compression_stats: Rows
@@ -59,21 +59,21 @@ class DPSGD(Algorithm):
 
     @property
     def takes(self) -> AcceptedCompression:
-        """Rounded rows in atc; in awc rows travel during the gradient, as they are."""
+        """Return the supported compressors: rounding in atc, none in awc."""
         return AcceptedCompression.rows if self.mode is Mode.atc else AcceptedCompression.nothing
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], and the local optimizer before step 0."""
+        """Return the models x [k, P] and the local optimizer before step 0."""
         return self.State(x, self.compressor.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient at x_i, one round of averaging."""
+        """Take one gradient at x_i and one round of averaging."""
         x, compression_stats, opt = s
         if self.mode is Mode.atc:
             y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
             x = self.encoder.mix(y, net, t)
         else:
-            mixing = net.begin_mix(x, t)  # sum_j W_ij x_j, on its way
+            mixing = net.begin_mix(x, t)  # sum_j W_ij x_j, in flight
             g = oracle(x)
             y = mixing()
             u, opt = self.local(g, y, opt, t)
@@ -81,5 +81,5 @@ class DPSGD(Algorithm):
         return self.State(x, compression_stats, opt)
 
     def revision(self, of: RevisionOf) -> int:
-        """2 with weight decay in awc, which acted on the x_i in revision 1."""
+        """Return 2 with weight decay in awc: revision 1 applied it to the x_i."""
         return 2 if of.decays and self.mode is Mode.awc else 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Partial(Enum):
-    """Who sets off a partial collective: whoever is first, or one who is drawn in every step."""
+    """The worker that starts a partial collective: the first one, or one drawn at random in every step."""
 
     solo = "solo"
     majority = "majority"
@@ -32,15 +32,15 @@ class Partial(Enum):
 
 @dataclass
 class EagerSGD(AsynchronousAlgorithm):
-    """Eager-SGD: all-reduce SGD whose all-reduce does not wait for who is late.
+    """Eager-SGD: all-reduce SGD whose all-reduce does not wait for stragglers.
 
         send_i <- send_i + g_i(x_i)
-        G = 1/n sum_j send_j, and what has been taken part with is 0 afterwards, in step t of all
+        G = 1/n sum_j send_j in step t of all workers; a contributed send_j is then reset to 0
         x_i <- x_i + Opt(G)
 
-    Li et al., PPoPP 2020 (arXiv:1908.04207). A gradient that comes too late for its own step stays in the send buffer
-    and takes part in a later one; nothing is lost. Everybody applies the sums of all steps in order, so that models
-    differ only by how far their workers are; they are averaged every `period_steps` steps and after the last.
+    Li et al., PPoPP 2020 (arXiv:1908.04207). A late gradient stays in the send buffer and joins a later step; nothing
+    is lost. Every worker applies the sums of all steps in order, so models differ only by their workers' progress. They
+    are averaged every `period_steps` steps and after the last.
 
     collective     solo: the first worker triggers the all-reduce of a step; majority: a randomly drawn worker triggers
                    it, so that on average half of all workers contribute a fresh gradient
@@ -53,22 +53,22 @@ class EagerSGD(AsynchronousAlgorithm):
     uses_topology: ClassVar[bool] = False
 
     class State(NamedTuple):
-        """Models, what has not been sent, and the local optimizer."""
+        """Models, send buffers, and the local optimizer."""
 
         x: Rows  # [n, P]
         send: Rows  # [n, P]
         opt: Buffers
 
     def check_workers(self, num_workers: int) -> None:
-        """Raises ConfigError unless n is a power of two."""
+        """Raise ConfigError unless n is a power of two."""
         GroupSchedule(num_workers, num_workers, False)
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [n, P]; nothing to send."""
+        """Return the models x [n, P] and empty send buffers."""
         return self.State(x, x.new_zeros(x.shape), self.local.init(x))
 
     def place(self, team: Team) -> Groups:
-        """One group of all."""
+        """Return one group of all workers."""
         n = team.num_workers
         drawn: Callable[[int], int] = lambda version: address(team.seed, "initiator", version) % n  # noqa: E731
 
@@ -85,7 +85,7 @@ class EagerSGD(AsynchronousAlgorithm):
         return team.meeting_place(made)
 
     def program(self, i: int, team: Team) -> Iterator[Operation]:
-        """A gradient, and a partial all-reduce of all gradients."""
+        """Yield, for each step, a gradient and a partial all-reduce of all gradients."""
         groups = self.place(team)
         gradient, synchronize = Gradient(), Mean()
         for t in range(team.num_steps):

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class EpidemicLearning(OnlyModels):
-    """Epidemic Learning: a local update, then the plain average of one's own model and all that have come in.
+    """Epidemic Learning: a local update, then the plain average of the worker's model and all received models.
 
-        x_i <- sum_j W_ij (x_j + u_j)        W row-stochastic, in general another one in every round
+        x_i <- sum_j W_ij (x_j + u_j)        W row-stochastic, in general different in every round
 
     de Vos et al., NeurIPS 2023 (paper's text not checked; formula from the authors' code). With topology=epidemic each
-    worker sends to s others that it draws (EL-Local): W_ij = 1 / (1 + messages received), so the mean of the models
-    moves with every round, and how much a worker counts is random. With topology=random_regular topology.changing=true
-    (EL-Oracle), and wherever W is doubly stochastic, it is `dpsgd`. Lost messages: as dpsgd.
+    worker sends to s random others (EL-Local): W_ij = 1 / (1 + messages received), so the mean of the models changes in
+    every round, and the weight of a worker is random. With topology=random_regular topology.changing=true (EL-Oracle),
+    or any doubly stochastic W, it is `dpsgd`. Lost messages: as dpsgd.
     """
 
     name: str = "epidemic_learning"
@@ -31,7 +31,7 @@ class EpidemicLearning(OnlyModels):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.row_stochastic, Need.connected})
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """One gradient at x_i, one round of averaging."""
+        """Take one gradient at x_i and one round of averaging."""
         x, opt = s
         y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
         return self.State(net.mix(y, t), opt)

@@ -11,7 +11,7 @@ from decentral.topology.rounds import Need
 
 @dataclass
 class ExactDiffusion(D2):
-    """Exact diffusion: D2 with the lazy matrix (W + I) / 2, which is safe on every undirected graph.
+    """Exact diffusion: D2 with the lazy matrix (W + I) / 2, stable on every undirected graph.
 
         x^{t+1} = (W + I)/2 (x^t + u^t + c^t)
         c^{t+1} = x^{t+1} - x^t - u^t                        c^0 = 0: a correction here

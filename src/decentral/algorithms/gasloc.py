@@ -27,11 +27,11 @@ class GASLoC(Algorithm):
         phi_i <- sum_j W_ij y_j + mu (y_i - y_i^before)      mu = `outer_momentum`, y^before = x^0 at first
         x_i   <- phi_i
 
-    arXiv:2606.11081; the formula is from a summary, the paper was not read: it is built here because it holds up in its
-    limits, which are tested. The mean of the phi_i does Nesterov's DiLoCo with the mean drift on any graph; one worker
-    does DiLoCo; W = 1 1^T / n agrees with DiLoCo in the mean, with mu = 0 in every worker; mu = 0 and outer_lr = 1 is
-    local SGD with gossip, with H = 1 `dpsgd`. W here is I - alpha Lambda there. Round r of the topology is the r-th
-    outer step. W is doubly stochastic, static or time-varying. Lost messages: as dpsgd.
+    arXiv:2606.11081; the formula is from a summary, the paper was not read. It is included because its limiting cases,
+    which are tested, hold. On any graph the mean of the phi_i follows DiLoCo with Nesterov momentum on the mean drift;
+    one worker is DiLoCo; W = 1 1^T / n agrees with DiLoCo in the mean, and with mu = 0 in every worker; mu = 0 and
+    outer_lr = 1 is local SGD with gossip, with H = 1 `dpsgd`. W here is I - alpha Lambda there. The r-th outer step
+    uses round r of the topology. W is doubly stochastic, static or time-varying. Lost messages: as dpsgd.
     """
 
     name: str = "gasloc"
@@ -46,7 +46,7 @@ class GASLoC(Algorithm):
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}
 
     class State(NamedTuple):
-        """Models, those after the last outer step, y of the last one, and the local optimizer."""
+        """Current models, models and y of the last outer step, and the local optimizer."""
 
         x: Rows  # [k, P], and so are all others
         phi: Rows
@@ -54,11 +54,11 @@ class GASLoC(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], phi = y = x, and the local optimizer before step 0."""
+        """Return the models x [k, P], phi = y = x, and the local optimizer before step 0."""
         return self.State(x, x.clone(), x.clone(), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One local update, and a round of averaging with an outer step at the end of a period."""
+        """Take one local update, and a round of averaging with an outer step at the end of a period."""
         x, phi, before, opt = s
         x, opt = self.local.adapt(x, oracle(x), opt, t)
         if (t + 1) % self.period_steps == 0:
@@ -71,9 +71,9 @@ class GASLoC(Algorithm):
         return self.State(x, phi, before, opt)
 
     def taken_over(self, s: State) -> tuple[Tensor, ...]:
-        """x, phi and y: x alone would make x - phi a step that nobody took."""
+        """Return x, phi and y: with x alone, x - phi would be a step that no worker took."""
         return s.x, s.phi, s.y
 
     def dilution(self, schedule: Rounds) -> float:
-        """(1 - mu) / outer_lr, as DiLoCo."""
+        """Return (1 - mu) / outer_lr, as DiLoCo."""
         return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0

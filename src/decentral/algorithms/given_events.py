@@ -1,4 +1,4 @@
-"""What is given by a file: what happens when in an asynchronous method (`algo.events`), and what a method draws."""
+"""Inputs from files: the events of an asynchronous method (`algo.events`), and a method's random draws."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _KINDS = ("begin", "update", "average")
 
 
 class Event(NamedTuple):
-    """begin: the worker begins a gradient, at its model as it is; update: that gradient is over, and is taken; average:
-    the worker and its partner average. `time` is in gradients."""
+    """begin: the worker begins a gradient at its current model; update: it applies that gradient; average: the worker
+    and its partner average. `time` is in gradients."""
 
     time: float
     what: str
@@ -31,7 +31,7 @@ class Event(NamedTuple):
 
 
 def read_events(name: str, num_workers: int) -> list[Event]:
-    """The lines time,what,worker,partner of a CSV file, below these words. Raises ConfigError for what cannot be."""
+    """Read a CSV file with the header time,what,worker,partner. Raise ConfigError for impossible events."""
     said = f"algo.events={name}"
     head, *lines = read_lines("algo.events", name) or [Line(said, [])]
     if head.cells != _HEAD or not lines:
@@ -56,9 +56,9 @@ def read_events(name: str, num_workers: int) -> list[Event]:
 
 
 def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.ndarray:
-    """The truth values `name` of an .npz file, in which entry t of the first dimension is that of step t.
+    """Read the Boolean array `name` of an .npz file, indexed by the step t in its first dimension.
 
-    Raises ConfigError for what is no such file; `shape` names the dimensions, such as ("T", "P").
+    `shape` names the dimensions, such as ("T", "P"). Raises ConfigError for an invalid file.
     """
     said, wanted = f"{key}={path}", f"give an .npz file with {name} [{', '.join(shape)}], each 0 or 1"
     if not at_home(path).is_file():
@@ -74,8 +74,7 @@ def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.nda
 
 
 class GivenEvents:
-    """Carries out events one after the other, with what the programs of the workers do to their rows; where a timeline
-    stands otherwise."""
+    """Run the given events in order, with the row updates of the workers' programs. Takes the place of a timeline."""
 
     def __init__(
         self,
@@ -88,29 +87,29 @@ class GivenEvents:
         self.events, self.pairs, self.bytes_per_row, self.rows = events, pairs, bytes_per_row, rows
         self._own = [filter(_is_own, program) for program in programs]
         self.drawn = [0] * len(programs)
-        """How many gradients each worker has begun."""
+        """Number of gradients that each worker has begun."""
         self.done = 0
-        """How many events have happened."""
+        """Number of processed events."""
         self._averaged = 0
 
     @property
     def now(self) -> float:
-        """When the last event was."""
+        """Return the time of the last event."""
         return self.events[self.done - 1].time if self.done else 0.0
 
     def sent_by_now(self) -> tuple[int, int]:
-        """How many bytes and messages have been sent."""
+        """Return the number of bytes and messages sent."""
         return 2 * self._averaged * self.bytes_per_row, 2 * self._averaged
 
     def run(self, events: int) -> None:
-        """Process events until the given number have happened."""
+        """Process events up to the given total number."""
         while self.done < events:
             event = self.events[self.done]
             self.done += 1
             _CARRY_OUT[event.what](self, event)
 
     def begin(self, event: Event) -> None:
-        """What comes before a gradient, and its begin."""
+        """Run the operations before a gradient, and begin it."""
         i = event.worker
         for operation in self._own[i]:
             if isinstance(operation, Gradient):
@@ -120,12 +119,12 @@ class GivenEvents:
             self._local(i, operation, event.time)
 
     def update(self, event: Event) -> None:
-        """The gradient is over, and taken."""
+        """Apply the finished gradient."""
         self.rows.end_gradient(event.worker)
         self._local(event.worker, next(self._own[event.worker]), event.time)
 
     def average(self, event: Event) -> None:
-        """Two workers average, at once."""
+        """Average two workers atomically."""
         self._averaged += 1
         self.rows.call(self.pairs.average, event.worker, event.partner, event.time)
 
@@ -134,7 +133,7 @@ class GivenEvents:
 
 
 def _is_own(operation: Operation) -> bool:
-    """Whether a worker does it by itself."""
+    """Return whether the operation involves one worker only."""
     return isinstance(operation, Gradient | Local)
 
 

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class GTNSGDm(Algorithm):
-    """GT-NSGDm: gradient tracking of the momentum, and steps of one length, for gradients with heavy tails.
+    """GT-NSGDm: gradient tracking of the momentum with normalized steps, for heavy-tailed gradients.
 
         m_i <- beta m_i + (1 - beta) g_i                     m^0 = y^0 = 0
         y_i <- sum_j W_ij (y_j + m_j - m_j^before)
         x_i <- sum_j W_ij (x_j - lr y_j / ||y_j||)           over the whole row; no step where y = 0
 
-    arXiv:2505.03736 (formula from code, the paper's text was not checked; there y = 0 is no number). The mean of the y
-    is always that of the m. Two rounds of averaging in a step, the second of which waits for the first. Steps do not
-    become shorter near an optimum: let lr fall. One worker does normalized SGD with momentum. g is what the local
-    optimizer makes of it: plain `optim=sgd` is the method. W is doubly stochastic, static or time-varying. Lost
-    messages: both vectors are lost together and the weights are rescaled; the y then do not keep their mean.
+    arXiv:2505.03736 (formula from code, the paper's text was not checked; there y = 0 gives NaN). The mean of the y
+    always equals that of the m. A step has two rounds of averaging, the second after the first. Steps do not shrink
+    near an optimum: decay lr. One worker does normalized SGD with momentum. g is the output of the local optimizer:
+    plain `optim=sgd` is the method. W is doubly stochastic, static or time-varying. Lost messages: both vectors are
+    lost together and the weights are rescaled; the y then do not keep their mean.
     """
 
     name: str = "gt_nsgdm"
@@ -48,11 +48,11 @@ class GTNSGDm(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], m = y = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], m = y = 0, and the local optimizer before step 0."""
         return self.State(x, x.new_zeros(x.shape), x.new_zeros(x.shape), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, two rounds of averaging."""
+        """Take one gradient and two rounds of averaging."""
         x, m, y, opt = s
         g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
         y = sub(y, m)

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class LocalSGD(OnlyModels):
-    """Local SGD: every worker trains on its own and all models are averaged every `period_steps` steps.
+    """Local SGD: workers train independently, and all models are averaged every `period_steps` steps.
 
         x_i <- x_i + u_i                       and, when t + 1 is a multiple of period_steps,
         x_i <- 1/n sum_j x_j
 
-    Stich, ICLR 2019; FedAvg with full participation (McMahan et al., AISTATS 2017). A step is one gradient, so that the
-    steps and epochs of all algorithms compare; period_steps=1 is `model_averaging`. Topology: not used.
+    Stich, ICLR 2019; FedAvg with full participation (McMahan et al., AISTATS 2017). A step is one gradient, so steps
+    and epochs are comparable between algorithms; period_steps=1 is `model_averaging`. Topology: not used.
     """
 
     name: str = "local_sgd"
@@ -33,7 +33,7 @@ class LocalSGD(OnlyModels):
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """One local update, and an all-reduce of the models at the end of a period."""
+        """Take one local update, and all-reduce the models at the end of a period."""
         x, opt = s
         x, opt = self.local.adapt(x, oracle(x), opt, t)
         if (t + 1) % self.period_steps == 0:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class ModelAveraging(OnlyModels):
-    """All-reduce of the models after every local step, as the RelaySGD and Bagua authors' all-reduce does.
+    """All-reduce of the models after every local step, as the RelaySGD and Bagua authors implement all-reduce.
 
         x_i <- 1/n sum_j (x_j + u_j)
 
-    The local optimizers' buffers are never communicated. For SGD with momentum this equals `allreduce`; for Adam it is
-    another method. Topology: not used.
+    Local optimizer buffers are never sent. For SGD with momentum this equals `allreduce`; for Adam it does not.
+    Topology: not used.
     """
 
     name: str = "model_averaging"
@@ -28,7 +28,7 @@ class ModelAveraging(OnlyModels):
     uses_topology: ClassVar[bool] = False
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """One local update, one all-reduce of the models."""
+        """Take one local update and all-reduce the models."""
         x, opt = s
         y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_i + u_i
         x = net.mean(y)

@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class MomentumTracking(Algorithm):
-    """Momentum Tracking: gradient tracking of the momentum, so that neither data nor momentum leave a bias.
+    """Momentum Tracking: gradient tracking of the momentum, unbiased under heterogeneous data and momentum.
 
         m_i <- beta m_i + g_i(x_i)                           m^0 = 0
         x_i <- sum_j W_ij x_j - lr (m_i - c_i)
         c_i <- sum_j W_ij (c_j - m_j) + m_i                  c^0 = 0
 
     Takezawa, Bao, Niwa, Sato & Yamada, TMLR 2023, Algorithm 1 (from the authors' code, u there is m here; the paper's
-    text was not checked). The gradient is that at the unmixed x. The c_i always sum to 0, so the mean of the models
-    does heavy-ball SGD on the mean gradient, for any doubly stochastic W. beta=0 is gradient tracking (mode=awc). Two
-    vectors per step; x and c - m lie side by side in one row and travel as one message. Departures: m = c = 0 at the
-    start, where the code has (g - mean g) / (1 - beta) after an all-reduce; no weight decay of 0.001 in the gradient,
-    which the code has hard-wired. g includes the weight decay, and is what the local optimizer makes of it: plain
-    `optim=sgd` is the published method. Lost messages: both vectors are lost together and the weights are rescaled; the
-    corrections then do not sum to zero any more, and the method is not exact any more.
+    text was not checked). The gradient is taken at the unmixed x. The c_i always sum to 0, so the mean of the models
+    follows heavy-ball SGD on the mean gradient, for any doubly stochastic W. beta=0 is gradient tracking (mode=awc).
+    Each step sends two vectors as one message: x and c - m share a row. Departures: m = c = 0 at the start, where the
+    code has (g - mean g) / (1 - beta) after an all-reduce; no weight decay of 0.001 in the gradient, which the code
+    hard-codes. g includes the weight decay and is the output of the local optimizer: plain `optim=sgd` is the published
+    method. Lost messages: both vectors are lost together and the weights are rescaled; the corrections then no longer
+    sum to zero, and the method is no longer exact.
     """
 
     name: str = "momentum_tracking"
@@ -51,16 +51,16 @@ class MomentumTracking(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], c^0 = 0 beside them, and m^0 = 0."""
+        """Return the models x [k, P], c^0 = 0 beside them, and m^0 = 0."""
         return self.State(beside_zeros(x), x.new_zeros(x.shape), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one round of averaging of two vectors."""
+        """Take one gradient and one round of averaging of two vectors."""
         xc, m, opt = s
         x, c = xc[:, 0], xc[:, 1]
         g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
         m = add(scale(m, self.beta), g)
-        q = sub(c, m).clone()  # c - m: it is mixed where it lies, and needed as it was
+        q = sub(c, m).clone()  # c - m: the mix is in place, and c - m is needed afterwards
         xc = net.mix(xc, t)
         x, c = xc[:, 0], xc[:, 1]
         x = add(x, q, alpha=self.local.lr(t))  # W x - lr (m - c)
@@ -68,9 +68,9 @@ class MomentumTracking(Algorithm):
         return self.State(xc, m, opt)
 
     def corrections(self, s: State) -> Tensor:
-        """The c_i [k, P]."""
+        """Return the c_i [k, P]."""
         return s.xc[:, 1]
 
     def models(self, s: State) -> Tensor:
-        """The x_i [k, P], without their corrections."""
+        """Return the x_i [k, P], without their corrections."""
         return s.xc[:, 0]

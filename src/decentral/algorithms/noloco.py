@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class NoLoCo(Algorithm):
-    """NoLoCo: DiLoCo in which random pairs average, and nobody waits for all.
+    """NoLoCo: DiLoCo with averages of random pairs instead of an all-reduce.
 
         x_i <- x_i + u_i                     and, when t + 1 is a multiple of H = `period_steps`,
         d_i   <- a d_i + b sum_j Q_ij (x_j - phi_j) + g (sum_j Q_ij phi_j - phi_i)            d^0 = 0
         phi_i <- phi_i + d_i,  x_i <- phi_i
 
-    with a = `outer_momentum`, b = `outer_lr`, g = `consensus`, and Q the average over groups of `group_size` into which
-    all workers are divided anew every time (a group is larger where that does not divide n). phi and x - phi lie side
-    by side in one row and travel as one message. Kolehmainen et al., 2025 (arXiv:2506.10911; formula and defaults from
-    the authors' code, a = 0.5, b = g = 0.7, H = 50; from memory, the paper's text was not checked: a < g < sqrt(2 +
-    a^2) for pairs). This is heavy-ball momentum, although it is called modified Nesterov. The mean of the phi_i does
-    DiLoCo with nesterov=false exactly, with one group of all every worker does; a = 0, b = g = 1 averages the models of
-    pairs. Workers do not come to agree while they train: each of them is evaluated, and the mean. Departure: groups
-    follow from (`seed`, number of the outer step), not from numpy's generator with the step as its seed; or they are
+    with a = `outer_momentum`, b = `outer_lr`, g = `consensus`, and Q the average over random groups of `group_size`,
+    drawn anew for each outer step (one group is larger if that does not divide n). phi and x - phi share a row and are
+    sent as one message. Kolehmainen et al., 2025 (arXiv:2506.10911; formula and defaults from the authors' code,
+    a = 0.5, b = g = 0.7, H = 50; from memory, the paper's text was not checked: a < g < sqrt(2 + a^2) for pairs). This
+    is heavy-ball momentum, although it is called modified Nesterov. The mean of the phi_i follows DiLoCo with
+    nesterov=false exactly, and with one group of all so does every worker; a = 0, b = g = 1 averages the models of
+    pairs. Workers do not reach consensus during training: each worker and the mean are evaluated. Departure: groups
+    follow from (`seed`, index of the outer step), not from numpy's generator with the step as its seed; or they are
     given: `pairs` is a file as for topology=file, whose round r has the edges of the groups of outer step r, such as a
     CSV file with the columns round,source,target. Topology: not used.
     """
@@ -66,7 +66,7 @@ class NoLoCo(Algorithm):
     }
 
     class State(NamedTuple):
-        """Models, those after the last outer step, outer momentum, and the local optimizer."""
+        """Current models, models after the last outer step, outer momentum, and the local optimizer."""
 
         x: Rows  # [k, P], and so are all others
         phi: Rows
@@ -74,11 +74,11 @@ class NoLoCo(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], phi = x, d = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], phi = x, d = 0, and the local optimizer before step 0."""
         return self.State(x, x.clone(), x.new_zeros(x.shape), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One local update, and an average of two vectors in groups with an outer step at the end of a period."""
+        """Take one local update; at the end of a period, average two vectors in groups and take an outer step."""
         x, phi, d, opt = s
         x, opt = self.local.adapt(x, oracle(x), opt, t)
         if (t + 1) % self.period_steps == 0:
@@ -92,11 +92,11 @@ class NoLoCo(Algorithm):
         return self.State(x, phi, d, opt)
 
     def taken_over(self, s: State) -> tuple[Tensor, ...]:
-        """x and phi: x alone would make x - phi a step that nobody took."""
+        """Return x and phi: with x alone, x - phi would be a step that no worker took."""
         return s.x, s.phi
 
     def groups(self, n: int, round: int) -> MixingMatrix:
-        """Q of the outer step `round` = 0, 1, ...: symmetric, 1 / size in every group."""
+        """Return Q of the outer step `round` = 0, 1, ...: symmetric, 1 / size in every group."""
         if self.pairs is not None:
             return self._given(n).mixing(round)[0]
         order = numpy_generator(self.seed, "noloco", round).permutation(n)
@@ -107,7 +107,7 @@ class NoLoCo(Algorithm):
         return MixingMatrix.of(same / same.sum(axis=1, keepdims=True))
 
     def check_workers(self, num_workers: int) -> None:
-        """Raises ConfigError if the given pairs are not those of so many workers, or do not keep the mean."""
+        """Raise ConfigError if the given pairs do not match the number of workers or do not keep the mean."""
         if self.pairs is None:
             return
         try:
@@ -116,13 +116,13 @@ class NoLoCo(Algorithm):
             raise ConfigError(str(error).replace("topology.path", "algo.pairs")) from None
 
     def _given(self, num_workers: int) -> Rounds:
-        """The groups that the file has for each outer step."""
+        """Return the file's groups for each outer step."""
         graphs = File(path=self.pairs)
-        graphs.implied_num_workers()  # there is such a file
+        graphs.implied_num_workers()  # raises if the file is missing
         return _read(str(self.pairs), file_digest(at_home(str(self.pairs))), num_workers)
 
     def dilution(self, schedule: Rounds) -> float:
-        """(1 - a) / b."""
+        """Return (1 - a) / b."""
         return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0
 
 

@@ -28,13 +28,13 @@ class PushDIGing(Algorithm):
 
     atc is equations (27)-(31) of Ying et al., 2021 (arXiv:2111.04287), with q for -gamma y, x for u, w for v and z for
     x; awc is their example code, and the method of Nedic, Olshevsky & Shi, SIAM J. Optim. 2017 (arXiv:1607.03218). The
-    q_i add up to the sum of the u_i, so that the sum of the x follows it, whatever the local optimizer and the
-    schedule. Kept is c = q - u, for which the next gradient is not needed. Two vectors per step, in two messages: atc
-    cannot send x before it has q. With both modes as many bytes as gradient_tracking.
+    q_i sum to the sum of the u_i, so the sum of the x follows it, for any local optimizer and schedule. The state keeps
+    c = q - u, which does not need the next gradient. Each step sends two vectors in two messages: atc needs q before it
+    can send x. Both modes send as many bytes as gradient_tracking.
 
     The state holds z, and w for all workers: it follows from the topology, so it is never sent (BlueFog sends it).
-    Weight decay and the reported models use z. Lost messages: as sgp, in x, w and q alike; where W is not doubly
-    stochastic nothing gets lost in the sums, and the method stays exact.
+    Weight decay and the reported models use z. Lost messages: as sgp, in x, w and q alike; unless W is doubly
+    stochastic, the sums lose nothing, and the method stays exact.
     """
 
     name: str = "push_diging"
@@ -52,14 +52,14 @@ class PushDIGing(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """z^0 = x [k, P], c^0 = 0, and all push-sum weights are one."""
+        """Return z^0 = x [k, P], c^0 = 0, and push-sum weights of one."""
         return self.State(x, x.new_zeros(x.shape), net.known_ones(), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient at z, one round of push-sum; the corrections are mixed before it (atc) or after it."""
+        """Take one gradient at z and one round of push-sum; mix the corrections before it (atc) or after it."""
         z, c, w, opt = s
         u, opt = self.local(oracle(z), z, opt, t)
-        q = add(c, u)  # q^{t-1} + u^t - u^{t-1}: with awc q is mixed already
+        q = add(c, u)  # q^{t-1} + u^t - u^{t-1}: in awc q is already mixed
         if self.mode is Mode.atc and t > 0:
             q = net.mix(q, t - 1)
         x = add(net.weigh(z, w), q)  # x_i = w_i z_i
@@ -71,5 +71,5 @@ class PushDIGing(Algorithm):
         return self.State(z, c, w, opt)
 
     def corrections(self, s: State) -> Tensor:
-        """The c_i [k, P]."""
+        """Return the c_i [k, P]."""
         return s.c

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 class QGDPSGD(WithMomentum):
     """D-PSGD with quasi-global momentum: the momentum follows the averaged models, not the local gradients.
 
-        b = beta m_i + g_i                                   a buffer that is thrown away
+        b = beta m_i + g_i                                   a temporary buffer
         x_i^{t+1} = sum_j W_ij (x_j + Opt(g_j + beta b_j))   (nesterov=false: Opt(b_j))
         m_i <- (1 - a) m_i + a (x_i^t - x_i^{t+1}) / lr      a = 1 - beta by default
 
-    Lin et al., ICML 2021 (arXiv:2102.04761), in the RelaySum paper's form; the QG authors' code has `a` as a setting of
-    its own, 0.1 whatever beta is (the same for beta=0.9). g includes the weight decay. The local optimizer acts on the
-    quasi-global direction: plain `optim=sgd` is the published method; with momentum or Adam there it is a combination
-    (and not the paper's QG-Adam, which keeps a second quasi-global moment). Departures: where lr = 0, as in the first
-    step of a warm-up, m is left alone, where the authors divide rounding errors by 1e-8; their option to update m in
-    every k-th step only, from k moves, is not offered. W is doubly stochastic. Lost messages: as dpsgd.
+    Lin et al., ICML 2021 (arXiv:2102.04761), in the RelaySum paper's form; in the QG authors' code `a` is a separate
+    setting, 0.1 for any beta (the same for beta=0.9). g includes the weight decay. The local optimizer acts on the
+    quasi-global direction: plain `optim=sgd` is the published method; momentum or Adam gives a combination (not the
+    paper's QG-Adam, which keeps a second quasi-global moment). Departures: if lr = 0, as in the first step of a
+    warm-up, m stays, while the authors divide rounding errors by 1e-8; their option to update m only in every k-th
+    step, from k moves, is not offered. W is doubly stochastic. Lost messages: as dpsgd.
     """
 
     name: str = "qg_dpsgd"
@@ -42,7 +42,7 @@ class QGDPSGD(WithMomentum):
     as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
 
     def step(self, s: WithMomentum.State, oracle: Oracle, net: Network, t: int) -> WithMomentum.State:
-        """One gradient, one round of averaging."""
+        """Take one gradient and one round of averaging."""
         x, m, opt = s
         beta, lr = self.beta, self.local.lr(t)
         g = self.local.regularised(oracle(x), x)

@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass
 class RelayMean(Algorithm):
-    """Mean estimation by RelaySum (for task=mean_estimation): the mean of every sample that can have arrived by now.
+    """Mean estimation by RelaySum (for task=mean_estimation): the mean of every sample that can have arrived so far.
 
         s_i^t = x_i - g_i(x_i)                            the sample: g is the gradient of 1/2 ||x - s||^2
         m_{i->j}^t = s_i^t + sum_{l != j} m_{l->i}^{t-1},   c alike with 1
         total_i += s_i^t + sum_j m_{j->i}^t,   seen_i += 1 + sum_j c_{j->i}^t
         x_i^{t+1} = total_i / seen_i
 
-    RelaySum paper, Algorithm 5. Needs a tree; uses neither the local optimizer nor a learning rate. A lost message is
-    zero, and so is its count. Its gossip baseline is `algo=dpsgd schedule=inverse lr=1`.
+    RelaySum paper, Algorithm 5. Needs a tree; uses neither the local optimizer nor a learning rate. A lost message and
+    its count are zero. The gossip baseline is `algo=dpsgd schedule=inverse lr=1`.
     """
 
     name: str = "relay_mean"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
     needs_samples: ClassVar[bool] = True
-    survives_absence: ClassVar[bool] = False  # what a worker has seen is counted in every step
+    survives_absence: ClassVar[bool] = False  # every step counts the samples seen
 
     class State(NamedTuple):
         """Estimates, the last messages with their counts, and the running sums."""
@@ -41,14 +41,14 @@ class RelayMean(Algorithm):
         m: EdgeRows  # [E, ceil(P / d)]
         c: Shared  # [edges of all workers]
         total: Rows  # [k, P]
-        seen: Shared  # [n, d]: how many samples are in `total`
+        seen: Shared  # [n, d]: number of samples in `total`
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The estimates x [k, P]; no messages, and nothing seen yet."""
+        """Return the estimates x [k, P], without messages or samples."""
         return self.State(x, net.no_messages(x), net.no_counts(), x.new_zeros(x.shape), 0 * net.known_ones())
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One sample, one message over every edge in each direction."""
+        """Take one sample and send one message over every edge in each direction."""
         x, m, c, total, seen = s
         g = oracle(x)
         sample = sub(x, g, out=g)

@@ -1,22 +1,22 @@
-"""RelaySGD. The class `RelaySGD` has the formula of the paper; this is the variant of the thesis.
+"""RelaySGD. The class `RelaySGD` has the paper's formula; this is the thesis variant.
 
-Bohl's thesis (2022) has it with `algo.fill=count`, and `algo.initial_count=1` as in its code:
+Bohl's thesis (2022) uses `algo.fill=count`, with `algo.initial_count=1` in its code:
 
     n_i = 1 + sum_{j in N_i} c_{j->i}^t
     x_i^{t+1} = 1/n_i (y_i + sum_{j in N_i} m_{j->i}^t)
 
-Models that have not arrived are left out of the average instead of being stood in for. With initial_count=1 the counts
-start at c = 1 though no message is there yet (m = 0), so the first averages are divided by too much. With zero
-gradients, all weights settle at this fraction of their initial values:
+The average omits models that have not arrived instead of substituting them. With initial_count=1 the counts start at
+c = 1 although no message has arrived (m = 0), so the first averages are divided by too much. With zero gradients, all
+weights converge to this fraction of their initial values:
 
     workers    chain    binary tree
     8          0.610    0.586
     16         0.566    0.534
 
-The thesis' code also relays within the step: a message includes what arrived earlier in the same step. With initial
-counts of 1 its weights settle at 0.73 (chain, 8 workers) and 0.70 (trees). Relaying within the step is not offered. It
-makes a step serial along the tree (the delay of a message depends on the numbering of the workers, 0 hops toward higher
-ranks), so it belongs to no closed form and has no counterpart between processes but blocking sends in that order.
+The thesis' code also relays within the step: a message includes messages received earlier in the same step. With
+initial counts of 1 its weights converge to 0.73 (chain, 8 workers) and 0.70 (trees). Relaying within the step is not
+offered. It makes a step serial along the tree (the delay of a message depends on the numbering of the workers, 0 hops
+toward higher ranks). So it has no closed form, and processes could implement it only by blocking sends in that order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Fill(Enum):
-    """What stands in for models that have not arrived."""
+    """The substitute for models that have not arrived."""
 
     auto = "auto"
     initial = "initial"
@@ -52,7 +52,7 @@ class Fill(Enum):
 
 @dataclass
 class RelaySGD(Algorithm):
-    """RelaySGD: models are relayed through a tree without being averaged on the way, so each counts exactly 1/n.
+    """RelaySGD: models are relayed through a tree without averaging on the way, so each counts exactly 1/n.
 
         y_i = x_i^t + u_i
         m_{i->j}^t = y_i + sum_{l in N_i, l != j} m_{l->i}^{t-1}          sent over every edge of the tree
@@ -75,20 +75,20 @@ class RelaySGD(Algorithm):
     initial_count  initial value of the counts c: 1 with fill=count matches the thesis' code, although no message has
                    arrived yet. This shrinks all weights in the first steps (see the head of this file).
 
-    With `communication.every` = H workers relay in every H-th step only, and in between train alone, x_i <- x_i + u_i.
-    Counts stay as they are meanwhile, and delays count in relays:  x_i^{t+1} = 1/n sum_j y_j^{t - H max(tau_ij - 1, 0)}
-    for t + 1 = H, 2H, ... This is RelaySGD whose updates are the sums of H local ones, as in local SGD: with different
-    data it ends beside the optimum, by an error that falls with H and the rate.
+    With `communication.every` = H workers relay in every H-th step only, and train locally in between, x_i <- x_i +
+    u_i. Counts stay constant meanwhile, and delays count relays:  x_i^{t+1} = 1/n sum_j y_j^{t - H max(tau_ij - 1, 0)}
+    for t + 1 = H, 2H, ... This is RelaySGD whose updates are the sums of H local ones, as in local SGD. On
+    heterogeneous data it is biased; the error decreases with smaller H and learning rate.
 
-    Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from
-    the tree and the losses, so every process computes them and they are not sent.
+    Lost messages (and their counts) are zero, both in the average and when relayed. The counts follow from the tree
+    and the losses, so every process computes them and they are not sent.
 
-    With `compress=` (bf16, int8, sign) sums travel rounded; the receiver relays what it has decoded:
+    With `compress=` (bf16, int8, sign) sums are sent rounded; the receiver relays the decoded sum:
 
         m_{i->j}^t = C(y_i + sum_{l in N_i, l != j} m_{l->i}^{t-1})
 
-    A model is rounded once on every edge of its way, in a sum as large as the models that it holds; nothing makes up
-    for that later, and the average of a worker is off by what all these have left out. Of models, signs leave little.
+    A model is rounded once per edge, in a sum as large as the models in it. These errors are never corrected: a
+    worker's average is off by their total. Signs preserve little of a model.
     """
 
     name: str = "relaysgd"
@@ -102,8 +102,8 @@ class RelaySGD(Algorithm):
     takes = AcceptedCompression.rows
 
     class State(NamedTuple):
-        """Models, the last messages with their counts, the common initial model, what rounded messages leave out, and
-        the local optimizer."""
+        """Models, the last messages with their counts, the common initial model, rounding residuals, and the local
+        optimizer."""
 
         x: Rows
         m: EdgeRows  # [E, ceil(P / d)]
@@ -117,14 +117,14 @@ class RelaySGD(Algorithm):
             raise ConfigError("algo.initial_count=1 needs algo.fill=count, as in the thesis: add it, or leave it out.")
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], all equal, so that any of them is x^0; m = 0 and c = initial_count."""
+        """Return the models x [k, P], x^0 (any of them, as all are equal), m = 0 and c = initial_count."""
         c = net.no_counts() + self.initial_count
         return self.State(
             x, net.no_messages(x), c, x[:1].clone(), self.compressor.compression_stats(x), self.local.init(x)
         )
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one message over every edge in each direction, unless the round is silent."""
+        """Take one gradient and send one message over every edge in each direction, unless the round is silent."""
         x, m, c, x0, compression_stats, opt = s
         lr = self.local.lr(t) * (1 + net.mean_delay(overlap=self.overlap)) if self.correct_lr else None
         g = oracle(x)
@@ -133,7 +133,7 @@ class RelaySGD(Algorithm):
             return s._replace(x=x, opt=opt)
         y, opt = self.local.adapt(x, g, opt, t, out=g, lr=lr)  # y_i = x_i^t + u_i
         if self.overlap:
-            net.arrive()  # the messages of the step before
+            net.arrive()  # the messages of the previous step
             x = self.average(y, m, c, s, net)
         m, c = self.encoder.relay(y, m, net, t, later=self.overlap), net.relay_counts(c, t)
         if not self.overlap:
@@ -141,11 +141,11 @@ class RelaySGD(Algorithm):
         return self.State(x, m, c, x0, compression_stats, opt)
 
     def dilution(self, schedule: Rounds) -> float:
-        """1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), unless `correct_lr` has made up for it."""
+        """Return 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), unless `correct_lr` compensates for it."""
         return 1.0 if self.correct_lr else 1 + mean_delay(schedule, self.overlap)
 
     def average(self, y: Tensor, m: Tensor, c: Tensor, s: State, net: Network) -> Tensor:
-        """x^{t+1} = 1/n (y_i + sum_j m_{j->i} + (n - n_i) fill_i) [k, P], in the memory of s.x."""
+        """Return x^{t+1} = 1/n (y_i + sum_j m_{j->i} + (n - n_i) fill_i) [k, P], in the memory of s.x."""
         n_i = 1 + net.collect_counts(c)  # [n, d]
         if self.fill is Fill.count:
             return net.weigh(net.collect(m, y, out=s.x), 1 / n_i)  # 1/n_i (y_i + sum_j m_{j->i})

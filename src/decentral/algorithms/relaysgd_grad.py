@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RelaySGDGrad(Algorithm):
-    """RelaySGD/Grad: updates are relayed instead of models; needs no counts, but depends on the heterogeneity.
+    """RelaySGD/Grad: relays updates instead of models; needs no counts, but is sensitive to data heterogeneity.
 
         m_{i->j}^t = u_i^t + sum_{l in N_i, l != j} m_{l->i}^{t-1}        m = 0 at the start
         x_i^{t+1} = x_i^t + 1/n (u_i^t + sum_{j in N_i} m_{j->i}^t)
@@ -32,7 +32,7 @@ class RelaySGDGrad(Algorithm):
     name: str = "relaysgd_grad"
     receiver_lr: bool = False
     own_rates: ClassVar[bool] = False
-    stale_returns: ClassVar[bool] = False  # the updates that it has missed are never sent again
+    stale_returns: ClassVar[bool] = False  # missed updates are never resent
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
 
     class State(NamedTuple):
@@ -43,11 +43,11 @@ class RelaySGDGrad(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P]; m = 0."""
+        """Return the models x [k, P] and m = 0."""
         return self.State(x, net.no_messages(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one message over every edge in each direction."""
+        """Take one gradient and send one message over every edge in each direction."""
         x, m, opt = s
         u, opt = self.local(oracle(x), x, opt, t, lr=1.0 if self.receiver_lr else None)
         m = net.relay(u, m, t)

@@ -26,10 +26,10 @@ class SGP(Algorithm):
         (x, w) <- (W x, W w)                                 `rounds` times, W column-stochastic; w^0 = 1
 
     Assran et al., ICML 2019; RelaySum paper, Algorithm 4 with rounds=2 on `topology=one_peer_exponential`. Round r of
-    step t is round t * rounds + r of the topology. Where W is doubly stochastic all w_i stay 1. The state holds z, and
+    step t is round t * rounds + r of the topology. If W is doubly stochastic, all w_i stay 1. The state holds z, and
     w for all workers: it follows from the topology, so it is never sent. Weight decay and the reported models use z.
-    Lost messages, in x and w alike: where W is doubly stochastic the receiver divides its remaining weights by their
-    sum (on a one-peer round: keeps its own), elsewhere the sender keeps what was not delivered: the w_i sum to n.
+    Lost messages, in both x and w: if W is doubly stochastic, the receiver divides its remaining weights by their sum
+    (in a one-peer round it keeps its model); otherwise the sender keeps undelivered mass, so the w_i sum to n.
 
     authors_rounds    use round t * (rounds + r) instead, as the RelaySGD authors' training code does through an
                       operator-precedence error: with rounds=2 their average is exact later, or (n = 64) never; with
@@ -52,11 +52,11 @@ class SGP(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """z^0 = x [k, P], and all push-sum weights are one."""
+        """Return z^0 = x [k, P] and push-sum weights of one."""
         return self.State(x, net.known_ones(), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient at z, `rounds` rounds of push-sum."""
+        """Take one gradient at z and `rounds` rounds of push-sum."""
         z, w, opt = s
         u, opt = self.local(oracle(z), z, opt, t)
         x = add(net.weigh(z, w), u)  # x_i = w_i z_i

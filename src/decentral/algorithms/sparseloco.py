@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class MeanOf(Enum):
-    """By how many workers a coordinate of the mean is divided: all, or those that sent it."""
+    """The divisor of each coordinate of the mean: all workers, or those that sent it."""
 
     workers = "workers"
     senders = "senders"
@@ -28,7 +28,7 @@ class MeanOf(Enum):
 
 @dataclass
 class SparseLoCo(Algorithm):
-    """SparseLoCo: local steps, and now and then the mean of what is largest in what the workers have moved.
+    """SparseLoCo: local steps, and periodically an outer step along the mean of sparsified model changes.
 
         x_i <- x_i + u_i                     and, when t + 1 is a multiple of H = `period_steps`,
         e_i <- beta e_i + (phi - x_i)        beta = `error_decay`, e^0 = 0
@@ -38,9 +38,9 @@ class SparseLoCo(Algorithm):
 
     arXiv:2508.15706 (formula from a summary and from the code of templar, the paper's text was not checked): beta =
     0.95, outer_lr = 1, H = 30, no outer momentum. With compress=none e is 0 after every outer step: `diloco` with
-    outer_momentum=0. The published C takes the 64 largest of every 64 x 64 chunk of a matrix: `compress=dct_topk
-    compress.transform=none compress.k=64`. Departures: it also rounds them to two bits, which is no `compress=` of this
-    program. Its code has outer_lr inside of e, and clips every worker's message to the median norm. Topology: not used.
+    outer_momentum=0. The published C keeps the 64 largest of every 64 x 64 chunk of a matrix: `compress=dct_topk
+    compress.transform=none compress.k=64`. Departures: the published C also rounds to two bits, which `compress=` does
+    not offer. The code includes outer_lr in e, and clips every worker's message to the median norm. Topology: not used.
     """
 
     name: str = "sparseloco"
@@ -55,7 +55,7 @@ class SparseLoCo(Algorithm):
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
 
     class State(NamedTuple):
-        """Models, the last outer model, residuals, what else the compressor remembers, and the local optimizer."""
+        """Models, the last outer model, residuals, the compressor's memory, and the local optimizer."""
 
         x: Rows  # [k, P]
         phi: Rows  # [k, P]
@@ -66,25 +66,25 @@ class SparseLoCo(Algorithm):
 
     @property
     def takes(self) -> AcceptedCompression:
-        """All; with mean_of=senders those whose messages say which coordinates they have."""
+        """Return all compressors; with mean_of=senders, those whose messages list their coordinates."""
         return AcceptedCompression.means if self.mean_of is MeanOf.workers else AcceptedCompression.senders
 
     @property
     def steps_per_message(self) -> int:
-        """H."""
+        """Return H."""
         return self.period_steps
 
     def revision(self, of: RevisionOf) -> int:
-        """2 with a warm-up of the compressor, which lasted H times as long in revision 1."""
+        """Return 2 with a warm-up of the compressor, which took H times as long in revision 1."""
         return 2 if of.warms_up and self.period_steps > 1 else 1
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], phi = x, e = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], phi = x, e = 0, and the local optimizer before step 0."""
         C = self.compressor
         return self.State(x, x.clone(), C.residual(x), C.memory(x, net.n), C.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One local update, and a mean of compressed rows at the end of a period."""
+        """Take one local update, and average compressed rows at the end of a period."""
         x, phi, e, memory, compression_stats, opt = s
         x, opt = self.local.adapt(x, oracle(x), opt, t)
         if (t + 1) % self.period_steps == 0:
@@ -98,5 +98,5 @@ class SparseLoCo(Algorithm):
         return self.State(x, phi, e, memory, compression_stats, opt)
 
     def dilution(self, schedule: Rounds) -> float:
-        """1 / outer_lr."""
+        """Return 1 / outer_lr."""
         return 1 / self.outer_lr if self.outer_lr else 1.0

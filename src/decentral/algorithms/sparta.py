@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Select(Enum):
-    """How the coordinates of a step are drawn."""
+    """The sampling of a step's coordinates."""
 
     random = "random"
     shuffled = "shuffled"
@@ -35,7 +35,7 @@ class Select(Enum):
 
 @dataclass
 class Drawn(Algorithm):
-    """An algorithm in which all workers average coordinates that are drawn alike.
+    """An algorithm in which all workers average the same random coordinates.
 
     share   p, share of the coordinates in a step
     select  random: each coordinate with probability p; shuffled: one permutation, cut into ceil(1/p) parts that take
@@ -53,18 +53,18 @@ class Drawn(Algorithm):
     uses_topology: ClassVar[bool] = False
 
     def check_workers(self, num_workers: int) -> None:
-        """Raises ConfigError if the given masks are none."""
+        """Raise ConfigError if the file of masks is invalid."""
         if self.masks is not None:
             _ = self._given
 
     def average(self, x: Tensor, net: Network, t: int) -> Tensor:
-        """x [k, P] after the coordinates M_t have been averaged."""
+        """Average the coordinates M_t and return x [k, P]."""
         P = net.row_length(x)
         count = self.count(P, t)
         return net.mean_at(x, count, partial(self.places, P, t)) if count else x
 
     def count(self, num_coordinates: int, t: int) -> int:
-        """How many numbers M_t has."""
+        """Return the size of M_t."""
         if self.masks is not None:
             return len(self.places(num_coordinates, t))
         if self.select is Select.random or self.share == 0:
@@ -73,7 +73,7 @@ class Drawn(Algorithm):
         return len(range(t % parts, num_coordinates, parts))
 
     def places(self, num_coordinates: int, t: int) -> np.ndarray:
-        """M_t: different numbers below P, int64, in no order."""
+        """Return M_t: distinct indices below P, int64, unordered."""
         P, p = num_coordinates, self.share
         if self.masks is not None:
             if self._given.shape[1] != P:
@@ -83,7 +83,7 @@ class Drawn(Algorithm):
                 )
             return np.flatnonzero(self._given[t % len(self._given)])
         if self.select is Select.random or p == 0:
-            generator = numpy_generator(self.seed, "sparta", t)  # the number of them, then which
+            generator = numpy_generator(self.seed, "sparta", t)  # first their number, then the indices
             return generator.choice(P, generator.binomial(P, p), replace=False, shuffle=False)
         parts = math.ceil(1 / p)
         cycle = t // parts if self.select is Select.partitioned else 0
@@ -101,29 +101,29 @@ def _permutation(P: int, seed: int, cycle: int) -> np.ndarray:
 
 @dataclass
 class SPARTA(Drawn, OnlyModels):
-    """SPARTA: after every local step the workers average a few coordinates of their models, the same ones.
+    """SPARTA: after every local step, all workers average the same few coordinates of their models.
 
         x_i <- x_i + u_i
-        x_i[M] <- 1/n sum_j x_j[M]                           M = M_t: drawn alike by all, so that none is sent
+        x_i[M] <- 1/n sum_j x_j[M]                           M = M_t: all workers draw the same M, so it is not sent
 
-    share=1 is `model_averaging`; share=0 sends nothing. The local optimizers' buffers stay with their workers. EXO
-    ("12 days of EXO", 2024; formula from exo-explore/gym, a paper was not found): p = 0.0005 to 0.005. Departures: the
-    authors' code broadcasts masks, which are drawn alike here; permutes each parameter by itself, here the whole row;
-    and leaves out parameters without a gradient. Topology: not used.
+    share=1 is `model_averaging`; share=0 sends nothing. Local optimizer buffers stay with their workers. EXO
+    ("12 days of EXO", 2024; formula from exo-explore/gym, no paper was found): p = 0.0005 to 0.005. Departures: the
+    authors' code broadcasts masks, here all workers draw the same ones; it permutes each parameter separately, here the
+    whole row; and it skips parameters without a gradient. Topology: not used.
     """
 
     name: str = "sparta"
     as_sgd: ClassVar[dict[str, Any] | None] = {"share": 1}
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """One local update, one all-reduce of the coordinates drawn."""
+        """Take one local update and all-reduce the drawn coordinates."""
         x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
         return self.State(self.average(x, net, t), opt)
 
 
 @dataclass
 class SpartaDiLoCo(Drawn, DiLoCo):
-    """SPARTA-DiLoCo: the workers average a few coordinates after every step, and DiLoCo's outer step keeps its period.
+    """SPARTA-DiLoCo: workers average a few coordinates after every step, with DiLoCo's periodic outer step.
 
         x_i <- x_i + u_i
         x_i[M] <- 1/n sum_j x_j[M]           as `sparta`     and, when t + 1 is a multiple of H = `period_steps`,
@@ -131,7 +131,7 @@ class SpartaDiLoCo(Drawn, DiLoCo):
         phi <- phi - outer_lr (D + mu v),  x_i <- phi        as `diloco`
 
     share=0 is `diloco`. EXO ("12 days of EXO", 2024; formula from exo-explore/gym): H can be much longer than without
-    SPARTA. Departures: as `sparta`; and the authors' code takes outer steps after H + 1, 2 H + 1, ... steps, here it is
+    SPARTA. Departures: as `sparta`; and the authors' code takes outer steps after H + 1, 2 H + 1, ... steps, this one
     after H, 2 H, ..., as `diloco`. Topology: not used.
     """
 
@@ -139,6 +139,6 @@ class SpartaDiLoCo(Drawn, DiLoCo):
     only_local_between: ClassVar[bool] = False
 
     def step(self, s: DiLoCo.State, oracle: Oracle, net: Network, t: int) -> DiLoCo.State:
-        """One local update, an all-reduce of the coordinates drawn, and maybe an outer step."""
+        """Take one local update, all-reduce the drawn coordinates, and at the end of a period take an outer step."""
         x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
         return self.outer(s._replace(x=self.average(x, net, t), opt=opt), net, t)

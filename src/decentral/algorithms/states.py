@@ -1,4 +1,4 @@
-"""What several algorithms remember between steps, declared once: models alone, with corrections, with a momentum."""
+"""States that several algorithms share: models alone, with corrections, or with a momentum."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Start(Enum):
-    """What the neighbours know of a worker's model before step 0: nothing (zero), or the model that all share."""
+    """The neighbors' estimate of a worker's model before step 0: zero, or the common initial model."""
 
     initial = "initial"
     zero = "zero"
 
     def of(self, x: Tensor) -> Tensor:
-        """The rows [k, P] that they know, for models x [k, P]; new memory."""
+        """Return their estimates [k, P] of the models x [k, P], in new memory."""
         return x.clone() if self is Start.initial else x.new_zeros(x.shape)
 
 
 class OnlyModels(Algorithm):
-    """An algorithm that remembers the models and what the local optimizer does."""
+    """An algorithm whose state is the models and the local optimizer."""
 
     own_starts: ClassVar[bool] = True
 
@@ -37,12 +37,12 @@ class OnlyModels(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], and the local optimizer before step 0."""
+        """Return the models x [k, P] and the local optimizer before step 0."""
         return self.State(x, self.local.init(x))
 
 
 class WithCorrections(Algorithm):
-    """An algorithm that remembers a correction c_i for each worker, which is added to its model before averaging."""
+    """An algorithm that keeps a correction c_i for each worker and adds it to the model before averaging."""
 
     own_starts: ClassVar[bool] = True
 
@@ -54,16 +54,16 @@ class WithCorrections(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], c^0 = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], c^0 = 0, and the local optimizer before step 0."""
         return self.State(x, x.new_zeros(x.shape), self.local.init(x))
 
     def corrections(self, s: State) -> Tensor:
-        """The c_i [k, P]."""
+        """Return the c_i [k, P]."""
         return s.c
 
 
 class WithMomentum(Algorithm):
-    """An algorithm that has a momentum m_i for each worker, apart from what the local optimizer has."""
+    """An algorithm that keeps a momentum m_i for each worker, separate from the local optimizer's."""
 
     own_starts: ClassVar[bool] = True
 
@@ -75,12 +75,12 @@ class WithMomentum(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], m^0 = 0, and the local optimizer before step 0."""
+        """Return the models x [k, P], m^0 = 0, and the local optimizer before step 0."""
         return self.State(x, x.new_zeros(x.shape), self.local.init(x))
 
 
 def beside_zeros(x: Tensor) -> Tensor:
-    """x [k, P] and as many zeros, side by side: [k, 2, P], so that two vectors of a worker travel as one message."""
+    """Return x [k, P] beside zeros as [k, 2, P], so that a worker sends two vectors as one message."""
     pair = x.new_zeros(len(x), 2, x.shape[-1])
     pair[:, 0] = x
     return pair

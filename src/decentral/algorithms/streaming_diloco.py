@@ -21,21 +21,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class StreamingDiLoCo(Algorithm):
-    """Streaming DiLoCo: the outer step of one part of the model at a time, whose all-reduce travels during local steps.
+    """Streaming DiLoCo: outer steps for one part of the model at a time, with the all-reduce overlapping local steps.
 
         x_i <- x_i + u_i                                     the parts f = 0 .. F-1 in turn, one every H / F steps:
-        D_f  = 1/n sum_j (phi_f - x_jf)                      of `delay_steps` steps before: they are on their way since
+        D_f  = 1/n sum_j (phi_f - x_jf)                      from `delay_steps` steps ago, when its all-reduce began
         v_f <- mu v_f + D_f,  phi_f <- phi_f - outer_lr (D_f + mu v_f)
-        x_if <- (1 - a) phi_f + a x_if                       a = `own_share`, x_if as it is now
+        x_if <- (1 - a) phi_f + a x_if                       a = `own_share`, with the current x_if
 
-    H = `period_steps`, so that every part is synchronised every H steps. fragments=1 delay_steps=0 own_share=0 is
-    DiLoCo. own_share=0, as in torchft, drops the local steps made during the delay. Douillard et al., 2025
-    (arXiv:2501.18512; formula as in torchft's code; from memory, the paper's text was not checked: own_share 0.5,
-    delays of 1 to 5 steps, outer_lr 0.4, H = 100). Departures: parts are equal pieces of the row, consecutive or
-    interleaved (`split`), not layers; messages are not rounded to four bits. There is one outer optimizer for each
-    part: a single one would also move the other parts. The all-reduce travels in the background in simulated time;
-    between processes it is carried out where its result is needed. A run that was interrupted while it travels begins
-    it again. Topology: not used.
+    H = `period_steps`: every part is synchronized every H steps. fragments=1 delay_steps=0 own_share=0 is DiLoCo.
+    own_share=0, as in torchft, drops the local steps made during the delay. Douillard et al., 2025 (arXiv:2501.18512;
+    formula as in torchft's code; from memory, the paper's text was not checked: own_share 0.5, delays of 1 to 5 steps,
+    outer_lr 0.4, H = 100). Departures: parts are equal pieces of the row, consecutive or interleaved (`split`), not
+    layers; messages are not rounded to four bits. Each part has its own outer optimizer: a single one would also move
+    the other parts. The all-reduce runs in the background in simulated time; between processes it runs when its result
+    is needed. A resumed run restarts an all-reduce that was in flight. Topology: not used.
     """
 
     name: str = "streaming_diloco"
@@ -52,12 +51,12 @@ class StreamingDiLoCo(Algorithm):
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "fragments": 1, "outer_lr": 1, "outer_momentum": 0}
 
     class State(NamedTuple):
-        """Models, the last outer model, outer momentum, what is on its way, and the local optimizer."""
+        """Models, the last outer model, outer momentum, the part in flight, and the local optimizer."""
 
         x: Rows  # [k, P]
         phi: Rows  # [k, P]
         v: Rows  # [k, P]
-        D: Rows  # [k, ceil(P / F)]: phi_f - x_if of each worker, not averaged yet
+        D: Rows  # [k, ceil(P / F)]: phi_f - x_if of each worker, before averaging
         opt: Buffers
 
     def __post_init__(self) -> None:
@@ -75,21 +74,21 @@ class StreamingDiLoCo(Algorithm):
 
     @property
     def every(self) -> int:
-        """After how many steps it is the next part's turn."""
+        """Return the number of steps between two parts."""
         return self.period_steps // self.fragments
 
     def dilution(self, schedule: Rounds) -> float:
-        """(1 - mu) / outer_lr, as with DiLoCo, where nothing is delayed and no share kept; not known otherwise: 1."""
+        """Return (1 - mu) / outer_lr, as DiLoCo, without delay and own share; otherwise 1, as the value is unknown."""
         known = self.outer_lr > 0 and not self.delay_steps and not self.own_share
         return (1 - self.outer_momentum) / self.outer_lr if known else 1.0
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [k, P], phi = x, v = 0, nothing on its way, and the local optimizer before step 0."""
+        """Return the models x [k, P], phi = x, v = 0, nothing in flight, and the local optimizer before step 0."""
         D = x.new_zeros(len(x), -(-x.shape[-1] // self.fragments))
         return self.State(x, x.clone(), x.new_zeros(x.shape), D, self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One local update; an all-reduce of a part begins, or ends with an outer step."""
+        """Take one local update; begin the all-reduce of a part, or end one with an outer step."""
         x, phi, v, D, opt = s
         x, opt = self.local.adapt(x, oracle(x), opt, t)
         if (t + 1 + self.delay_steps) % self.every == 0:
@@ -104,5 +103,5 @@ class StreamingDiLoCo(Algorithm):
         return self.State(x, phi, v, D, opt)
 
     def part(self, t: int, x: Tensor) -> slice:
-        """The coordinates whose turn it is at the end of step t."""
+        """Return the coordinates that are due at the end of step t."""
         return slices(x.shape[-1], self.fragments, self.split)[t // self.every % self.fragments]

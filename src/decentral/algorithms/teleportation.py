@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 @dataclass
 class Teleportation(OnlyModels):
-    """TELEPORTATION: a few models travel among many workers, so that the graph on which they mix is small.
+    """TELEPORTATION: a few models move among many workers, so that they mix on a small graph.
 
         S_t  = k = `active` different workers, drawn in every step (k >= n: all, in their order)
         x_{S_t[i]} <- x_{S_t[i]} + u_{S_t[i]}                             gradients of the active workers only
         x_{S_t[i]} <- sum_j W_ij x_{S_t[j]}                               W of `graph` for k workers, round t
         x_{S_{t+1}[i]} <- x_{S_t[i]}                                      a message, unless it is the same worker
 
-    Takezawa & Stich, ICLR 2025 (arXiv:2501.15259; the order is that of a third party's port, the authors' code was not
-    found and the paper's text not checked). A worker that is not active keeps a copy of the last model that it had. A
-    step is k gradients, not n: compare by gradients. With k >= n it is `dpsgd` on `graph`; with k = 1 one SGD walks
-    from worker to worker. Momentum and other buffers of the local optimizer stay with their workers and do not travel:
-    plain `optim=sgd` is the method. Evaluations are of all n workers' copies, old ones among them, where the paper's
-    result is the mean of the k models: with few active workers "averaged" and "mean" lag behind. The paper tries k = 1,
-    2, 4, ...; `seed` says who is active when.
+    Takezawa & Stich, ICLR 2025 (arXiv:2501.15259; the order is that of a third-party port, the authors' code was not
+    found and the paper's text not checked). An inactive worker keeps a copy of its last model. A step is k gradients,
+    not n: compare by gradients. With k >= n it is `dpsgd` on `graph`; with k = 1 it is a random walk of one SGD
+    iterate. Momentum and other local optimizer buffers stay with their workers: plain `optim=sgd` is the method.
+    Evaluations use all n workers' copies, including old ones, while the paper's result is the mean of the k models:
+    with few active workers "averaged" and "mean" lag behind. The paper tries k = 1, 2, 4, ...; `seed` determines the
+    active workers of each step.
 
-    In a virtual cluster every worker takes the time of a gradient in every step, active or not: simulated time is an
-    upper bound where workers are not equally fast. Topology: not used; the `graph` has its usual settings.
+    In a virtual cluster every worker spends the time of a gradient in every step, active or not: simulated time is an
+    upper bound if workers are not equally fast. Topology: not used; the `graph` has its usual settings.
     """
 
     name: str = "teleportation"
@@ -55,7 +55,7 @@ class Teleportation(OnlyModels):
     as_sgd: ClassVar = None
 
     def check_workers(self, num_workers: int) -> None:
-        """Raises ConfigError if `graph` does not exist for the active workers, or keeps no mean."""
+        """Raise ConfigError if `graph` does not exist for the active workers or does not preserve the mean."""
         rounds = _rounds(self.graph, min(self.active, num_workers))
         if rounds.num_pieces > 1 or any(
             np.abs(sums - 1).max() > 1e-9
@@ -69,12 +69,12 @@ class Teleportation(OnlyModels):
             )
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
-        """A gradient of each active worker, a round of averaging among them, and a message to each that comes next."""
+        """Take a gradient on each active worker, average among them, and send each model to its next worker."""
         x, opt = s
         S, after = self.workers(net.n, t), self.workers(net.n, t + 1)
         here = sorted(int(worker) - net.workers.start for worker in S if worker in net.workers)
         if len(here) < len(x) and net.traffic.clock is not None:
-            net.traffic.clock.gradient()  # of all, which the oracle counts where it is asked for all
+            net.traffic.clock.gradient()  # of all workers; the oracle counts it when called for all
         if len(here) == len(x):
             x, opt = self.local.adapt(x, oracle(x), opt, t)
         elif here:
@@ -89,13 +89,13 @@ class Teleportation(OnlyModels):
         return self.State(x, opt)
 
     def workers(self, n: int, t: int) -> np.ndarray:
-        """S_t: int64 [min(k, n)]."""
+        """Return S_t: int64 [min(k, n)]."""
         if self.active >= n:
             return np.arange(n)
         return numpy_generator(self.seed, "teleportation", t).permutation(n)[: self.active]
 
     def mixing(self, n: int, S: np.ndarray, t: int) -> MixingMatrix:
-        """W among the workers S, the identity for all others."""
+        """Return W among the workers S, the identity for all others."""
         (W,) = _rounds(self.graph, len(S)).mixing(t)
         rest = np.setdiff1d(np.arange(n), S)
         return MixingMatrix.of_entries(
@@ -106,7 +106,7 @@ class Teleportation(OnlyModels):
         )
 
     def moving(self, n: int, S: np.ndarray, after: np.ndarray) -> MixingMatrix:
-        """The worker after[i] gets what S[i] has; all others keep what they have."""
+        """Return the matrix that copies row S[i] to worker after[i] and keeps all others."""
         source = np.arange(n)
         source[after] = S
         return MixingMatrix.of_entries(n, source, np.arange(n), np.ones(n))

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """Whether models are averaged after the local update, or before it."""
+    """Whether to average models after the local update or before it."""
 
     adapt_then_combine = "adapt_then_combine"
     combine_then_adapt = "combine_then_adapt"
 
 
 class StaleRule(Enum):
-    """What a worker whose contribution was stale does with the sum of its group."""
+    """How a worker with a stale contribution uses the sum of its group."""
 
     paper = "paper"
     always_plus_one = "always_plus_one"
@@ -39,20 +39,20 @@ class StaleRule(Enum):
 
 @dataclass
 class WAGMA(AsynchronousAlgorithm):
-    """Wait-avoiding group model averaging: averaging in small groups that wait for nobody.
+    """Wait-avoiding group model averaging: averaging in small groups without waiting.
 
         W'_i = W_i + u_i(W_i);  send_i <- (W'_i, t)
-        (t + 1) mod tau != 0:   W_i <- 1/S sum                    if what i contributed to version t is W'_i of step t
+        (t + 1) mod tau != 0:   W_i <- 1/S sum                    if i contributed W'_i of step t to version t
                                 W_i <- (sum + W'_i) / (S + 1)     otherwise: `sum` holds an older W'_i
                                 where sum = sum of send_j over the group of i in version t
-        (t + 1) mod tau == 0:   W_i <- 1/n sum_j W'_j             all workers wait for each other
+        (t + 1) mod tau == 0:   W_i <- 1/n sum_j W'_j             all workers synchronize
 
-    Li et al., IEEE TPDS 32(7), 2021 (arXiv:2005.00124), Algorithm 2. Version t is carried out by all groups as soon as
-    the first of all workers gets there; who is late takes part with what lies in its send buffer (at the beginning:
-    W^0), which is at most tau - 1 versions old. Groups of S = `group_size` change in every version, so that all hear of
-    all within ceil(log n / log S) versions: `topology/groups.py`, which is the paper's Algorithm 1 as its text and
-    figures have it, not as it is printed. Local optimizers communicate nothing. The last step's average is over all
-    workers, too, if tau does not divide the number of steps (with `order=combine_then_adapt` its update follows).
+    Li et al., IEEE TPDS 32(7), 2021 (arXiv:2005.00124), Algorithm 2. All groups run version t as soon as the first of
+    all workers reaches it; a late worker contributes its send buffer (initially W^0), at most tau - 1 versions old.
+    Groups of S = `group_size` change in every version and spread information to all workers within
+    ceil(log n / log S) versions: `topology/groups.py` has the paper's Algorithm 1 as in its text and figures, not as
+    printed. Local optimizers send nothing. The last step also averages all workers if tau does not divide the number of
+    steps (with `order=combine_then_adapt` its update follows).
 
     tau                  steps from one synchronization to the next
     group_size           S, a power of two; auto: about sqrt(n)
@@ -90,20 +90,20 @@ class WAGMA(AsynchronousAlgorithm):
         opt: Buffers
 
     def check_workers(self, num_workers: int) -> None:
-        """Raises ConfigError unless n workers fall into groups of this size."""
+        """Raise ConfigError unless n workers divide into groups of this size."""
         self.schedule(num_workers)
 
     def schedule(self, num_workers: int) -> GroupSchedule:
-        """Who is in a group with whom, in every version."""
+        """Return the groups of every version."""
         size = group_size_auto(num_workers) if self.group_size == "auto" else int(self.group_size)
         return GroupSchedule(num_workers, size, self.dynamic)
 
     def init(self, x: Tensor, net: Network) -> State:
-        """The models x [n, P], which lie in the send buffers, too."""
+        """Return the models x [n, P], also as the content of the send buffers."""
         return self.State(x, x.clone(), self.local.init(x))
 
     def place(self, team: Team) -> Groups:
-        """Groups of the schedule."""
+        """Return the groups of the schedule."""
 
         def made() -> Groups:
             return Groups(
@@ -118,7 +118,7 @@ class WAGMA(AsynchronousAlgorithm):
         return team.meeting_place(made)
 
     def program(self, i: int, team: Team) -> Iterator[Operation]:
-        """Algorithm 2."""
+        """Yield the operations of Algorithm 2."""
         groups = self.place(team)
         gradient, update, synchronize = Gradient(), Local(self.update), Mean()
         adapt_first = self.order is Order.adapt_then_combine
@@ -127,7 +127,7 @@ class WAGMA(AsynchronousAlgorithm):
             if adapt_first:
                 yield update
             if groups.synchronizes(t):
-                yield Publish(groups, t)  # before it waits for the others: nobody may get anything older from it
+                yield Publish(groups, t)  # before it waits: others must not get an older model from it
                 yield synchronize
                 if self.refresh_send_buffer:
                     yield Publish(groups, t)
@@ -141,7 +141,7 @@ class WAGMA(AsynchronousAlgorithm):
         s.send[i].copy_(s.x[i])
 
     def receive(self, s: State, i: int, t: int, fresh: bool, size: int, total: Tensor) -> None:
-        """The average of the group, of whose sum `total` [P] a fresh contribution is a part."""
+        """Average the group; its sum `total` [P] includes a fresh contribution."""
         if fresh and self.stale_rule is StaleRule.paper:
             s.x[i].copy_(total).div_(size)
         else:

@@ -1,4 +1,4 @@
-"""What is sent instead of a dense row, with its exact size in bytes: `compress=`, one file for each compressor.
+"""Compressed messages instead of dense rows, with exact sizes in bytes: `compress=`, one file per family.
 
-What several of them compute with is in `selection` and `quantisation`; nothing here imports torch before it computes.
+`selection` and `quantisation` have shared computations; nothing here imports torch before it computes.
 """

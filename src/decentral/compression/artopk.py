@@ -1,4 +1,4 @@
-"""AR-Topk, the places of one worker's largest entries for all; and whichever of it and gathered top-k is cheaper."""
+"""AR-Topk, which uses one worker's top-k indices for all, and a choice between it and gathered top-k by cost."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ else:
 
 
 class Select(Enum):
-    """Whose places they are: everybody's in turn, or those of the worker whose gradient is largest."""
+    """The worker that selects the indices: each in turn, or the one with the largest gradient."""
 
     star = "star"
     var = "var"
 
 
 class Statistic(Enum):
-    """How large a gradient is: its norm, or the variance of its entries."""
+    """The size of a gradient: its norm, or the variance of its entries."""
 
     norm = "norm"
     variance = "variance"
 
     def of(self, g: Tensor) -> Tensor:
-        """For gradients g [k, P]: [k, 1]."""
+        """Return the sizes [k, 1] of gradients g [k, P]."""
         return torch.linalg.vector_norm(g, dim=1, keepdim=True) if self is Statistic.norm else g.var(1, keepdim=True)
 
 
 @dataclass
 class ARTopK(Ratio, Compressor):
-    """All-reduce friendly top-k: a worker b tells all where its k largest entries are, which all then average.
+    """All-reduce-friendly top-k: a worker b broadcasts the indices of its k largest entries, which all workers average.
 
         I = the k indices with the largest |e_b|, broadcast;   C(e_i) = e_i on I, 0 elsewhere;
         mean = 1/n sum_i C(e_i), by an all-reduce of k values;   k = max(1, floor(keep P))
@@ -61,10 +61,10 @@ class ARTopK(Ratio, Compressor):
     smoothing        as in the authors' code, 0.001: almost none
     wait_for_window  take worker 0 until there are W values, as the authors' code does; else smooth the values so far
 
-    Bytes: k index_bytes broadcast, 4 k all-reduced for float32 rows; var: a number of each worker more, all-gathered.
+    Bytes: k index_bytes broadcast, 4 k all-reduced for float32 rows; var: also one number per worker, all-gathered.
 
-    Departures from the authors' code: residuals start at 0 instead of uninitialised; indices of 4 bytes, with which the
-    paper's costs are right; all gather what is to be smoothed, which makes no difference.
+    Departures from the authors' code: residuals start at 0 instead of uninitialized; indices have 4 bytes, which match
+    the paper's costs; the values to smooth are all-gathered, which gives the same result.
     """
 
     name: str = "artopk"
@@ -77,7 +77,7 @@ class ARTopK(Ratio, Compressor):
 
     @property
     def compares(self) -> bool:
-        """Whether the worker is chosen by its gradient."""
+        """Whether the worker is selected by its gradient."""
         return self.select is Select.var
 
     def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
@@ -86,17 +86,17 @@ class ARTopK(Ratio, Compressor):
         return super().bound(layout, seed, steps_per_epoch)
 
     def memory(self, x: Tensor, num_workers: int) -> Tensor:
-        """With select=var the last W values of each worker, the newest first: [W n]."""
+        """Return the last W values of each worker for select=var, newest first: [W n]."""
         return x.new_zeros(self.window_steps * num_workers if self.select is Select.var else 0)
 
     def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
-        """A broadcast of k indices and an all-reduce of k numbers; with select=var all gather a number before."""
+        """Return the time of a broadcast of k indices and an all-reduce of k numbers; select=var adds an all-gather."""
         k = self.count(self.layout.num_coordinates, step)
         told_s = prices.allgather_s(dtype.itemsize) if self.select is Select.var else 0.0
         return told_s + prices.broadcast_s(k * self.index_bytes) + prices.mean_s(k * dtype.itemsize)
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Compressor.combine` and the formula."""
+        """See `Compressor.combine` and the class formula."""
         b = t % net.n if self.select is Select.star else self._largest(g, memory, net, t)
         e, k = self.error_fed(g, r), self.count(g.shape[1], t)
         kind, own = index_type(self.index_bytes), None
@@ -114,7 +114,7 @@ class ARTopK(Ratio, Compressor):
         return g, r, memory
 
     def _largest(self, g: Tensor, memory: Tensor, net: Network, t: int) -> int:
-        """The worker whose gradient is largest, smoothed."""
+        """Return the worker with the largest smoothed gradient."""
         told = net.allgather([payload_of(size=row) for row in self.var_stat.of(g)], {"size": (g.dtype, 1)})
         values = memory.view(self.window_steps, net.n)
         values[1:] = values[:-1].clone()
@@ -133,28 +133,27 @@ class ARTopK(Ratio, Compressor):
 
 
 class _Ways:
-    """What is chosen from."""
+    """The alternatives."""
 
     ways: tuple[Ratio, ...]
-    """Bound: AR-Topk, then gathered top-k."""
+    """Bound compressors: AR-Topk, then gathered top-k."""
 
 
 @dataclass
 class Flexible(Ratio, _Ways):
-    """In every step the cheaper one of AR-Topk (`artopk`, select=star) and of gathered top-k (`topk`), by what links
-    cost in it, AR-Topk on a tie. Residuals go on from one to the other.
+    """The cheaper of AR-Topk (`artopk`, select=star) and gathered top-k (`topk`) in every step, by current link costs,
+    AR-Topk on a tie. Both share the residuals.
 
     Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE BigData
     2023. With alpha, 1/beta of a link, Q bytes of values and as many of indices, and n workers:
 
-        AR-Topk   broadcast(Q) + all-reduce(Q) = 3 alpha log2 n + 3 Q beta log2 n   where the all-reduce is a tree
+        AR-Topk   broadcast(Q) + all-reduce(Q) = 3 alpha log2 n + 3 Q beta log2 n   with a tree all-reduce
         gathered  all-gather(2 Q) = alpha log2 n + 2 (n - 1) Q beta
 
-    The all-reduce is that of `cluster.links.collective`; ring_or_tree is what the paper chooses from. Which places are
-    sent depends on what is chosen, so that iterates depend on the network. The run records how often each collective
-    was carried out, and what it took.
+    The all-reduce is that of `cluster.links.collective`; the paper chooses as ring_or_tree. The choice determines the
+    indices sent, so iterates depend on the network. The run records the count and time of each collective.
 
-    Departures from the authors' code: those of `artopk` and `topk`; nothing is restarted for another collective.
+    Departures from the authors' code: those of `artopk` and `topk`; switching the collective restarts nothing.
     """
 
     name: str = "flexible"
@@ -170,7 +169,7 @@ class Flexible(Ratio, _Ways):
         return bound
 
     def compression_stats(self, x: Tensor) -> Tensor:
-        """See `Compressor.compression_stats`: whichever is taken writes them."""
+        """See `Compressor.compression_stats`; the chosen compressor writes them."""
         found = super().compression_stats(x)
         for way in self.ways:
             way._compression_stats = found
@@ -188,11 +187,11 @@ class Flexible(Ratio, _Ways):
             way.measure_always(always)
 
     def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
-        """What the cheaper one takes."""
+        """Return the time of the cheaper one."""
         return self._cheaper(prices, step, dtype).planned_s(prices, step, dtype)
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What the cheaper one does; AR-Topk where nobody knows costs."""
+        """Apply the cheaper one; AR-Topk if costs are unknown."""
         way = self.ways[0] if net.prices is None else self._cheaper(net.prices, t, g.dtype)
         return way.combine(g, r, memory, net, t)
 

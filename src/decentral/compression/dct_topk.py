@@ -23,45 +23,45 @@ else:
 
 
 class Transform(Enum):
-    """What a chunk is turned into before its largest numbers are chosen."""
+    """The transform of a chunk before its largest entries are selected."""
 
     dct = "dct"
     none = "none"
 
 
 class _Chunks(NamedTuple):
-    """A parameter as a matrix [r, c], which is cut in chunks [h, w]."""
+    """A parameter as a matrix [r, c], cut into chunks [h, w]."""
 
     part: slice
-    """Where it lies in a row."""
+    """Its position in a row."""
     r: int
     c: int
     h: int
     w: int
     k: int
-    """How many numbers of each chunk are sent."""
+    """Numbers sent per chunk."""
     width: int
     """Bytes of an index."""
 
     @property
     def num_sent(self) -> int:
-        """How many numbers of the parameter are sent."""
+        """Numbers sent for the parameter."""
         return self.r * self.c // (self.h * self.w) * self.k
 
     def of(self, row: Tensor) -> Tensor:
-        """The chunks [r c / (h w), h w] in a row [P]."""
+        """Return the chunks [r c / (h w), h w] in a row [P]."""
         cut = row[self.part].view(self.r // self.h, self.h, self.c // self.w, self.w)
         return cut.transpose(1, 2).reshape(-1, self.h * self.w)
 
     def places(self, indices: Tensor) -> Tensor:
-        """Where in a row the numbers with these indices into each chunk [r c / (h w), k] lie: [num_sent]."""
+        """Convert indices into each chunk [r c / (h w), k] to positions in a row: [num_sent]."""
         down = torch.arange(0, self.r * self.c, self.h * self.c, device=indices.device)
         first = self.part.start + down[:, None] + torch.arange(0, self.c, self.w, device=indices.device)
         return (first.view(-1, 1) + indices // self.w * self.c + indices % self.w).flatten()
 
 
 class _Cut(Placed):
-    """How each parameter is cut; no setting."""
+    """The chunking of each parameter; no setting."""
 
     _parts: list[_Chunks]
 
@@ -81,11 +81,11 @@ class DCTTopK(_Cut):
     index_bytes  bytes per index. 0: 1 for chunks of at most 256 numbers, else 2; 8: as in the released code
 
     Bytes: for each chunk min(k, h w) (4 + index_bytes) for float32 rows. A parameter whose size is a prime above
-    `chunk` has chunks of 1, and is sent as a whole. Of equal magnitudes those are sent that `torch.topk` gives. An
-    entry that is infinite or no number makes its chunk so.
+    `chunk` has chunks of 1 and is sent whole. Ties are broken by `torch.topk`. A non-finite entry makes its whole chunk
+    non-finite.
 
     Departures. The released code fails for parameters with more than two dimensions, the authors' DisTrO cuts the last
-    two; here they are matrices as PowerSGD has them. Bases are exact to the type of the row, not to float32.
+    two; here they are matrices as in PowerSGD. Bases are exact to the type of the row, not to float32.
     """
 
     name: str = "dct_topk"
@@ -112,14 +112,14 @@ class DCTTopK(_Cut):
         return _Chunks(part, r, c, h, w, min(self.k, h * w), self.index_bytes or (1 if h * w <= 256 else 2))
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
-        """The coefficients of all chunks, and their indices by width."""
+        """Return the sizes of the coefficients of all chunks, and of their indices by width."""
         found: Sizes = {"values": (dtype, sum(part.num_sent for part in self._parts))}
         for width in sorted({part.width for part in self._parts}):
             found[f"indices{width}"] = _integers(width), sum(p.num_sent for p in self._parts if p.width == width)
         return found
 
     def encode(self, e: Tensor, at: Address) -> Payload:
-        """The largest coefficients, chunk by chunk, and their indices into chunks."""
+        """Return the largest coefficients, chunk by chunk, and their indices into chunks."""
         q, values = self.transformed(e), []
         indices: dict[str, list[Tensor]] = {}
         for part in self._parts:
@@ -144,11 +144,11 @@ class DCTTopK(_Cut):
         out.add_(self.restored(q), alpha=weight)
 
     def restored(self, q: Tensor) -> Tensor:
-        """D_h^T Q D_w of every chunk of the coefficients q [P]."""
+        """Return D_h^T Q D_w of every chunk of the coefficients q [P]."""
         return self.transformed(q, inverse=True)
 
     def transformed(self, row: Tensor, inverse: bool = False) -> Tensor:
-        """D_h B D_w^T in place of every chunk B of a row [P], in new memory; or D_h^T B D_w."""
+        """Replace every chunk B of a row [P] by D_h B D_w^T (inverse: D_h^T B D_w), in new memory."""
         if self.transform is Transform.none:
             return row
         out = torch.empty_like(row)
@@ -161,7 +161,7 @@ class DCTTopK(_Cut):
         return out
 
     def _basis(self, side: int, like: Tensor) -> Tensor:
-        """D [side, side]: an orthonormal DCT-II."""
+        """Return D [side, side], an orthonormal DCT-II."""
 
         def cosines() -> Tensor:
             places = torch.arange(side, dtype=torch.float64)
@@ -173,5 +173,5 @@ class DCTTopK(_Cut):
 
 
 def _integers(width: int) -> torch.dtype:
-    """What an index of so many bytes is kept in; int16 holds the bits of numbers up to 65535."""
+    """Return the type that stores an index of `width` bytes; int16 holds the bits of numbers up to 65535."""
     return {1: torch.uint8, 2: torch.int16, 8: torch.int64}[width]

@@ -1,4 +1,4 @@
-"""Compressors that send every coordinate: as it is, in 16 bits, in 8 bits, or its sign."""
+"""Compressors that send every coordinate: uncompressed, in 16 bits, in 8 bits, or its sign."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
 
 @dataclass
 class NoCompression(Encoder):
-    """Rows are sent as they are: C(e) = e. Bytes: 4 P for float32 rows, 8 P for float64."""
+    """No compression: C(e) = e. Bytes: 4 P for float32 rows, 8 P for float64."""
 
     name: str = "none"
     fills: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class NoCompression(Encoder):
 
     @property
     def smallest_row(self) -> int:
-        """Two numbers."""
+        """Return two numbers."""
         return 2
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
@@ -51,7 +51,7 @@ class NoCompression(Encoder):
         out.add_(payload.tensors["values"], alpha=weight)
 
     def compression_stats(self, x: Tensor) -> Tensor:
-        """None: nothing is left out."""
+        """Return None: there is no error."""
         return x.new_zeros(len(x), 0)
 
     def mix(self, x: Tensor, net: Network, t: int) -> Tensor:
@@ -65,19 +65,19 @@ class NoCompression(Encoder):
     def combine(
         self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int, of_senders: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """An all-reduce of g."""
+        """All-reduce g."""
         return net.mean(g), r, memory
 
 
 @dataclass
 class BFloat16(Encoder):
-    """Every number rounded to bfloat16, 8 bits of mantissa, to the nearest, ties to even: C(e) = bf16(e).
+    """Numbers rounded to bfloat16, 8 bits of mantissa, to nearest, ties to even: C(e) = bf16(e).
 
         |C(e)_i - e_i| <= 2^-8 |e_i|,  the range is that of float32
 
-    Bytes: 2 P. The mean is formed by an all-reduce of bfloat16 numbers, and is rounded to one. What error feedback
-    keeps is exact; without it nothing is kept (`error_feedback=false`: the usual mixed-precision all-reduce, which
-    saves the memory of the residuals). Infinity and what is no number stay what they are.
+    Bytes: 2 P. The mean is an all-reduce of bfloat16 numbers, rounded to bfloat16. Error feedback keeps the exact
+    residual. `error_feedback=false` is the usual mixed-precision all-reduce and saves the memory of the residuals.
+    Infinity and NaN are preserved.
     """
 
     name: str = "bf16"
@@ -86,11 +86,11 @@ class BFloat16(Encoder):
     adds: ClassVar[bool] = True
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
-        """P numbers of 2 bytes."""
+        """Return P numbers of 2 bytes."""
         return {"values": (torch.bfloat16, self.layout.num_coordinates)}
 
     def encode(self, e: Tensor, at: Address) -> Payload:
-        """bf16(e)."""
+        """Return bf16(e)."""
         values = self.scratch.take(("values", *at.place), len(e), e, torch.bfloat16)
         return payload_of(values=values.copy_(e))
 
@@ -103,7 +103,7 @@ class BFloat16(Encoder):
 
 @dataclass
 class Int8(Encoder):
-    """Integers from -127 to 127 times a scale for each block, rounded stochastically (QSGD: Alistarh et al., 2017).
+    """Stochastically rounded integers from -127 to 127 times a scale per block (QSGD: Alistarh et al., 2017).
 
         s_b = max_{i in b} |e_i| / 127,   q_i = floor(e_i / s_b + U_i),   U_i uniform on [0, 1),   C(e)_i = s_b q_i
 
@@ -111,11 +111,11 @@ class Int8(Encoder):
 
     Unbiased: E C(e) = e, and |C(e)_i - e_i| < s_b. U is addressed by (seed, worker, step).
 
-    Bytes: P + 4 ceil(P / block) for float32 rows (8 for each scale with float64). The residual is e - C(e), rounded
-    once. A block with an entry that is infinite or no number is decoded to such numbers. A block of zeros has s_b = 0.
+    Bytes: P + 4 ceil(P / block) for float32 rows (8 per scale for float64). The residual is e - C(e), rounded once. A
+    block with a non-finite entry decodes to non-finite numbers. A block of zeros has s_b = 0.
 
-    Departures: QSGD scales by the 2-norm of a block and encodes the integers by Elias' code; the maximum uses all 255
-    levels (as in TernGrad, and in the paper's experiments), and lengths stay known.
+    Departures: QSGD scales by the 2-norm of a block and uses Elias coding for the integers; the maximum uses all 255
+    levels (as in TernGrad, and in the paper's experiments), and message sizes are known in advance.
     """
 
     name: str = "int8"
@@ -125,16 +125,16 @@ class Int8(Encoder):
 
     @property
     def smallest_row(self) -> int:
-        """Two blocks."""
+        """Return the length of two blocks."""
         return 2 * self.block
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
-        """P integers of 8 bits and a scale for each block."""
+        """Return P integers of 8 bits and a scale for each block."""
         size = self.layout.num_coordinates
         return {"values": (torch.int8, size), "scales": (dtype, -(-size // self.block))}
 
     def encode(self, e: Tensor, at: Address) -> Payload:
-        """q and s."""
+        """Return q and s."""
         values = self.scratch.take(("values", *at.place), len(e), e, torch.int8)
         scales = self.scratch.take(("scales", *at.place), -(-len(e) // self.block), e)
         generator = torch_generator(e.device, self.seed, "int8", *at)
@@ -148,15 +148,15 @@ class Int8(Encoder):
 
 @dataclass
 class Sign(Encoder):
-    """The sign of every coordinate, and the mean magnitude of each layer (EF-SignSGD: Karimireddy et al., ICML 2019).
+    """The sign of every coordinate and the mean magnitude of each layer (EF-SignSGD: Karimireddy et al., ICML 2019).
 
         for each parameter of P_l numbers:  s_l = ||e_l||_1 / P_l,   C(e_l) = s_l sign(e_l),   sign(0) = 1
 
     A contraction: ||C(e_l) - e_l||^2 = (1 - ||e_l||_1^2 / (P_l ||e_l||^2)) ||e_l||^2. It is biased and needs error
     feedback.
 
-    Bytes: ceil(P / 8) + 4 for each parameter, float32 rows (8 with float64). The residual is e - C(e), rounded once.
-    A layer with an entry that is infinite or no number is decoded to such numbers.
+    Bytes: ceil(P / 8) + 4 per parameter for float32 rows (8 for float64). The residual is e - C(e), rounded once. A
+    layer with a non-finite entry decodes to non-finite numbers.
 
     Departures: none; bits are packed across layers.
     """
@@ -167,12 +167,12 @@ class Sign(Encoder):
     by_length: ClassVar[bool] = False
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
-        """P bits, filled up to bytes, and a scale for each layer."""
+        """Return P bits, padded to bytes, and a scale for each layer."""
         size = -(-self.layout.num_coordinates // 8)
         return {"signs": (torch.uint8, size), "scales": (dtype, len(self.layout.shapes))}
 
     def encode(self, e: Tensor, at: Address) -> Payload:
-        """Bits (1: not negative) and scales."""
+        """Return bits (1: not negative) and scales."""
         signs = self.scratch.take(("signs", *at.place), -(-len(e) // 8), e, torch.uint8)
         pack(e, signs, self.scratch)
         scales = self.scratch.take(("scales", *at.place), len(self.layout.shapes), e)

@@ -1,4 +1,4 @@
-"""Compressed messages: between neighbours, and relayed over trees."""
+"""Compressed messages between neighbors and relayed over trees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Heard(NamedTuple):
-    """What all workers have sent in a round, as far as the k local ones have heard of it, themselves included."""
+    """The messages of a round that the k local workers received, including their own."""
 
     compressor: Encoder
     workers: range
@@ -28,13 +28,13 @@ class Heard(NamedTuple):
     others: Sequence[dict[int, Payload]]
 
     def add_own(self, out: Tensor, weight: float = 1.0) -> Tensor:
-        """out_i + weight C(e_i) in the memory of out [k, P]."""
+        """Return out_i + weight C(e_i) in the memory of out [k, P]."""
         for row, i, payload in zip(out, self.workers, self.own, strict=True):
             self.compressor.add_decoded(payload, row, Address(i, *self.when), weight)
         return out
 
     def add_mixed(self, out: Tensor) -> Tensor:
-        """out_i + sum_j W_ij C(e_j) in the memory of out [k, P]."""
+        """Return out_i + sum_j W_ij C(e_j) in the memory of out [k, P]."""
         for row, i, own, others in zip(out, self.workers, self.own, self.others, strict=True):
             first, last = self.W.starts[i : i + 2]
             for j, weight in zip(self.W.src[first:last].tolist(), self.W.weight[first:last].tolist(), strict=True):
@@ -45,9 +45,9 @@ class Heard(NamedTuple):
 
 
 def send(compressor: Encoder, e: Tensor, net: Network, t: int, message: int = 0) -> Heard:
-    """Every worker i sends C(e_i) of its row of e [k, P] to its neighbours of step t, as so manieth message in it.
+    """Send C(e_i) of each row of e [k, P] to the worker's neighbors of step t, as message number `message` of the step.
 
-    What is heard can be read until the next time.
+    The result is valid until the next call.
     """
     payloads = [compressor.encode(row, Address(i, t, message)) for i, row in zip(net.workers, e, strict=True)]
     compressor.measure(payloads, e, [Address(i, t, message) for i in net.workers])
@@ -58,10 +58,10 @@ def send(compressor: Encoder, e: Tensor, net: Network, t: int, message: int = 0)
 def relay(compressor: Encoder, y: Tensor, m: Tensor, net: Network, t: int, later: bool) -> Tensor:
     """RelaySum of rounded sums: m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered, decoded.
 
-    y [k, P] is left as it is, m [E, ceil(P / d)] is donated; both m are indexed by the receiver. Each piece of the rows
-    is encoded by itself. What is random in the message of edge e in step t is addressed by its sender, t and e. A
-    message that is lost is zero. Beside m it takes the payloads of one step. What the messages of a worker leave out is
-    measured over all of them.
+    y [k, P] is unchanged, m [E, ceil(P / d)] is donated; both m are indexed by the receiver. Each piece of the rows is
+    encoded separately. The randomness in the message of edge e in step t is addressed by its sender, t and e. A lost
+    message is zero. Besides m it allocates the payloads of one step. The compression error of a worker is measured over
+    all its messages.
     """
     edges, first = net.edges, net.local_edges.start
     parts = compressor.of_pieces(net.rounds.slices(y.shape[-1]))

@@ -1,4 +1,4 @@
-"""PowerSGD: every matrix as a product of two thin ones."""
+"""PowerSGD: low-rank approximation of every matrix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ else:
 
 
 class _Matrix(NamedTuple):
-    """A parameter that is compressed: where it lies in a row, and what its thin matrices are."""
+    """A compressed parameter: its position in a row, and its low-rank factors."""
 
     number: int
     part: slice
@@ -29,20 +29,20 @@ class _Matrix(NamedTuple):
     columns: int
     rank: int
     left: slice
-    """Where its P [rows, rank] lies in the first message."""
+    """Position of its P [rows, rank] in the first message."""
     right: slice
-    """Where its Q [columns, rank] lies in the second one, and in the memory."""
+    """Position of its Q [columns, rank] in the second message and in the memory."""
 
     def M(self, row: Tensor) -> Tensor:
-        """The matrix [rows, columns] in a row."""
+        """Return the matrix [rows, columns] in a row."""
         return row[self.part].view(self.rows, self.columns)
 
     def P(self, message: Tensor) -> Tensor:
-        """P [rows, rank] in the first message."""
+        """Return P [rows, rank] in the first message."""
         return message[self.left].view(self.rows, self.rank)
 
     def Q(self, message: Tensor) -> Tensor:
-        """Q [columns, rank] in the second message, or in the memory."""
+        """Return Q [columns, rank] in the second message or in the memory."""
         return message[self.right].view(self.columns, self.rank)
 
 
@@ -56,24 +56,24 @@ class PowerSGD(Compressor):
 
     rank  number of columns of P and Q
 
-    Q is the memory: shared by all workers, at first normal by (seed, parameter), then that of the step before. It
-    needs two all-reduces, of which the second waits for the first, and so is no encoding of one worker's row: only
-    methods that average all workers can use it. All else (biases) is sent as it is, in the first all-reduce.
+    Q is the memory, shared by all workers: initially normal by (seed, parameter), then that of the previous step. Two
+    all-reduces, the second after the first, are needed, so a worker cannot encode its row alone: only methods that
+    average all workers can use it. Other parameters (biases) are sent uncompressed in the first all-reduce.
 
     Bytes of the messages: 4 (rank (a + b) summed over matrices + everything else) for float32 rows, each all-reduced.
-    An entry that is infinite or no number makes the mean of its parameter so.
+    A non-finite entry makes the mean of its parameter non-finite.
 
-    Both products are computed in every step, as in the paper. The package that its first author released
-    (epfml/powersgd) computes one of them per step, P and Q in turn, so its iterates differ.
+    Both products are computed in every step, as in the paper. The first author's package (epfml/powersgd) computes one
+    of them per step, P and Q in turn, so its iterates differ.
 
-    Both means are sums over the workers of a process, then over processes, so that their last digits depend on how many
-    there are. The QR decomposition amplifies that where columns of P are nearly dependent, and Q remembers it: iterates
-    with other numbers of processes drift apart (numbers in docs/compression.md).
+    Both means are sums over the workers of a process, then over processes, so their last digits depend on the number of
+    processes. The QR decomposition amplifies this if columns of P are nearly dependent, and Q carries it over: iterates
+    with different numbers of processes drift apart (numbers in docs/compression.md).
 
-    Departures. A matrix for which the thin ones are no smaller is sent as it is. P comes from a QR decomposition, not
-    from Gram and Schmidt's with 1e-8 added: it is orthonormal where M has a lower rank, too. A column of Q that is 0,
-    because a gradient was, begins again: it would stay 0. The residual is the worker's own, M_i - P Q_i^T, as the
-    paper's Algorithm 2 says; the authors' code keeps M_i - P Q^T, which has the same mean over workers.
+    Departures. A matrix is sent uncompressed unless its factors are smaller. P comes from a QR decomposition, not from
+    Gram-Schmidt with 1e-8 added: it is orthonormal even if M has a lower rank. A column of Q that is 0, because a
+    gradient was, is redrawn: it would stay 0. The residual is the worker's own, M_i - P Q_i^T, as in the paper's
+    Algorithm 2; the authors' code keeps M_i - P Q^T, which has the same mean over workers.
     """
 
     name: str = "powersgd"
@@ -82,7 +82,7 @@ class PowerSGD(Compressor):
     by_length: ClassVar[bool] = False
 
     def memory(self, x: Tensor, num_workers: int) -> Tensor:
-        """All Q before step 0, one after the other."""
+        """Return all Q before step 0, concatenated."""
         found = [x.new_zeros(0)]
         for matrix in self.matrices():
             generator = torch_generator("cpu", self.seed, "powersgd", matrix.number)
@@ -120,7 +120,7 @@ class PowerSGD(Compressor):
         return g, r, memory
 
     def left(self, e: Tensor, memory: Tensor, matrices: list[_Matrix]) -> Tensor:
-        """M_i Q of all matrices, then what is sent as it is: [k, M]."""
+        """Return M_i Q of all matrices, then the uncompressed parameters: [k, M]."""
         rest = self.rest(matrices)
         width = max(last.stop for last in (slice(0), *(one.left for one in matrices), *(place for _, place in rest)))
         p = self.scratch.take("left", len(e) * width, e).view(len(e), width)
@@ -132,7 +132,7 @@ class PowerSGD(Compressor):
         return p
 
     def _subtract_sent(self, e: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
-        """M_i <- M_i - P Q_i^T, and 0 where everything was sent."""
+        """M_i <- M_i - P Q_i^T, and 0 for uncompressed parameters."""
         for row, own in zip(e, q, strict=True):
             for each in matrices:
                 each.M(row).addmm_(each.P(p), each.Q(own).t(), alpha=-1)
@@ -140,7 +140,7 @@ class PowerSGD(Compressor):
             e[:, part] = 0
 
     def _measure(self, e: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
-        """Note what was left out: the share of the numbers that travel stands for that of the coordinates."""
+        """Record the compression error; the share of numbers sent stands for the share of coordinates."""
         left = self.scratch.take("left out", e.numel(), e).view(e.shape).copy_(e)
         self._subtract_sent(left, p, q, matrices)
         for place, (row, rest) in enumerate(zip(e, left, strict=True)):
@@ -149,7 +149,7 @@ class PowerSGD(Compressor):
             self.read(place, total, sent, missed, (len(p) + q.shape[1]) / len(row))
 
     def matrices(self) -> list[_Matrix]:
-        """The parameters that are compressed."""
+        """Return the compressed parameters."""
         found: list[_Matrix] = []
         left = right = 0
         for number, (shape, part) in enumerate(zip(self.layout.shapes, self.layout.slices, strict=True)):
@@ -161,12 +161,12 @@ class PowerSGD(Compressor):
         return found
 
     def rank_of(self, number: int, a: int, b: int) -> int:
-        """How many columns the thin matrices of parameter `number` [a, b] have; 0: it is sent as it is."""
+        """Return the rank of the factors of parameter `number` [a, b]; 0: it is sent uncompressed."""
         rank = min(self.rank, a, b)
         return rank if rank * (a + b) < a * b else 0
 
     def rest(self, matrices: list[_Matrix]) -> list[tuple[slice, slice]]:
-        """The parameters that are sent as they are: where they lie in a row, and in the first message."""
+        """Return the positions of uncompressed parameters in a row and in the first message."""
         compressed = {matrix.number for matrix in matrices}
         start, found = matrices[-1].left.stop if matrices else 0, []
         for number, part in enumerate(self.layout.slices):

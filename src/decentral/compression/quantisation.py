@@ -1,4 +1,4 @@
-"""Rows as integers of 8 bits with a scale for each block, and as signs, eight to a byte."""
+"""Rows as 8-bit integers with a scale per block, and as packed signs, eight per byte."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEVELS = 127
 def quantise(
     e: Tensor, block: int, values: Tensor, scales: Tensor, generator: torch.Generator, scratch: Scratch
 ) -> None:
-    """s_b = max |e| / 127 of each block to `scales`, q = floor(e / s_b + U) to `values` [P], int8."""
+    """Write s_b = max |e| / 127 of each block to `scales`, and q = floor(e / s_b + U) to `values` [P], int8."""
     for part, blocks, width in _parts(e, block):
         x, s = e[part].view(-1, width), scales[blocks]
         y = torch.abs(x, out=scratch.take("block", x.numel(), e).view(x.shape))
@@ -41,7 +41,7 @@ def add_quantised(values: Tensor, scales: Tensor, block: int, out: Tensor, weigh
 
 
 def _parts(e: Tensor, block: int) -> Iterator[tuple[slice, slice, int]]:
-    """Some blocks at a time: where they lie in the row, their numbers, and how long each is. The last is shorter."""
+    """Yield groups of blocks: their position in the row, their indices, and the block length. The last is shorter."""
     full, at_once = len(e) // block, max(1, block_size(e) // block)
     for first in range(0, full, at_once):
         last = min(first + at_once, full)
@@ -51,11 +51,11 @@ def _parts(e: Tensor, block: int) -> Iterator[tuple[slice, slice, int]]:
 
 
 _GATHER = 0x0102040810204080
-"""Times eight bytes of 0 or 1, read as one number with the first byte lowest: its highest byte has the eight bits."""
+"""Multiplied by eight bytes of 0 or 1, read as one little-endian number, it collects their bits in the highest byte."""
 
 
 def pack(e: Tensor, signs: Tensor, scratch: Scratch) -> None:
-    """Bit i % 8 of signs[i // 8] <- (e_i >= 0), for e [P] and signs [ceil(P / 8)], uint8; the bits left over are 0."""
+    """Bit i % 8 of signs[i // 8] <- (e_i >= 0), for e [P] and signs [ceil(P / 8)], uint8; padding bits are 0."""
     size = block_size(e)  # a multiple of 8
     for start in range(0, len(e), size):
         block = e[start : start + size]
@@ -69,7 +69,7 @@ def pack(e: Tensor, signs: Tensor, scratch: Scratch) -> None:
 
 
 def mean_magnitude(e: Tensor, scratch: Scratch) -> Tensor:
-    """||e||_1 / P of e [P], one number; 0 for none."""
+    """Return ||e||_1 / P of e [P], one number; 0 for an empty e."""
     total = e.new_zeros(())
     for block in e.split(block_size(e)):
         total += torch.abs(block, out=scratch.take("block", len(block), e)).sum()
@@ -93,6 +93,6 @@ def add_signs(signs: Tensor, scales: Tensor, layers: list[slice], out: Tensor, w
 
 @cache
 def _table(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The eight signs of each byte: [256, 8]."""
+    """Return the eight signs of each byte: [256, 8]."""
     bits = (torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1
     return (2 * bits - 1).to(device, dtype)

@@ -1,4 +1,4 @@
-"""The share of the coordinates that is sent: given, or decided by costs and by how much of the gradient it carries."""
+"""The share of coordinates sent: fixed, or adapted to costs and to the share of the gradient it preserves."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 CANDIDATES = (0.1, 0.033, 0.011, 0.004, 0.001)
-"""Those of the flexible communication paper: divided by 3 each time."""
+"""The ratios of the flexible communication paper: divided by 3 each time."""
 _WEIGHTS = 0.6, 0.4
 _LEAST_GAIN = 1e-12
 
 
 class Knee:
-    """Of the ratios that no other one beats in both of T = seconds and H = 1 / gain, each scaled to [0, 1] over these,
-    that with the least max(0.6 T, 0.4 H): the paper's two objectives, and the weights of its authors' code.
+    """On the Pareto front of T = seconds and H = 1 / gain, each scaled to [0, 1] over the front, the ratio with the
+    smallest max(0.6 T, 0.4 H): the paper's two objectives, and the weights of its authors' code.
 
-    Where all seconds are A + B c, scaling removes A and B: then the network makes no difference to what is chosen.
+    If all seconds are A + B c, scaling removes A and B: the network then does not affect the choice.
     """
 
     def best(self, seconds: np.ndarray, gain: np.ndarray, compute_s: float) -> int:
-        """The place of the best ratio on the Pareto front, the first one on ties.
+        """Return the index of the best ratio on the Pareto front, the first one on ties.
 
         seconds    of communication in a step [m], float64
         gain       ||C(e)||^2 / ||e||^2 [m], above 0
@@ -53,16 +53,16 @@ class Knee:
 
 
 class Throughput:
-    """The least (compute_s + seconds) / gain: time for a step's worth of gradient, GraVAC's compression throughput
-    (Tyagi & Swany, IEEE CLOUD 2023) the other way up."""
+    """The smallest (compute_s + seconds) / gain: time per step's worth of gradient, the inverse of GraVAC's compression
+    throughput (Tyagi & Swany, IEEE CLOUD 2023)."""
 
     def best(self, seconds: np.ndarray, gain: np.ndarray, compute_s: float) -> int:
-        """The place of the best ratio, see `Knee.best`."""
+        """Return the index of the best ratio, see `Knee.best`."""
         return int(((compute_s + seconds) / gain).argmin())
 
 
 class Adapt(Enum):
-    """How the share of the coordinates that is sent is decided."""
+    """The rule for the share of coordinates sent."""
 
     none = None
     knee = Knee
@@ -70,7 +70,7 @@ class Adapt(Enum):
 
 
 class Solver(Enum):
-    """Which ratios are compared: those of a grid, or those that a genetic algorithm finds."""
+    """The ratios to compare: a grid, or those found by a genetic algorithm."""
 
     grid = "grid"
     nsga2 = "nsga2"
@@ -81,12 +81,12 @@ Seconds = Callable[[np.ndarray], np.ndarray]
 
 
 def front(candidates: list[float], measured: list[float], seconds: Seconds) -> np.ndarray:
-    """The ratios c that NSGA-II has at the end for the two objectives T(c) = seconds and H(c) = 1 / gain: ascending.
+    """Return the final ratios c of NSGA-II for the objectives T(c) = seconds and H(c) = 1 / gain, ascending.
 
-    As in the authors' code of the flexible communication paper: 40 ratios between the least and the largest candidate,
-    10 new ones in each of 40 generations, by simulated binary crossover (probability 0.9, eta 15) and polynomial
-    mutation (eta 20), seed 1. Here with the exact costs, and the gain interpolated (`gains_at`). The problem has one
-    unknown, so that a grid does not need it.
+    As in the authors' code of the flexible communication paper: 40 ratios between the smallest and the largest
+    candidate, 10 new ones in each of 40 generations, by simulated binary crossover (probability 0.9, eta 15) and
+    polynomial mutation (eta 20), seed 1. Here with the exact costs, and the gain interpolated (`gains_at`). The problem
+    has one unknown, so a grid is enough.
     """
     from pymoo.algorithms.moo.nsga2 import NSGA2
     from pymoo.core.problem import Problem
@@ -116,16 +116,16 @@ def front(candidates: list[float], measured: list[float], seconds: Seconds) -> n
 
 
 def grid(candidates: list[float], points: int) -> np.ndarray:
-    """The candidates, and so many ratios at equal distances in log c from the least to the largest: ascending."""
+    """Return the candidates and `points` ratios equally spaced in log c between the smallest and largest, ascending."""
     between = np.geomspace(min(candidates), max(candidates), points) if points else np.empty(0)
     return np.unique(np.concatenate([np.clip(between, min(candidates), max(candidates)), candidates]))
 
 
 def gains_at(ratios: np.ndarray, candidates: list[float], measured: list[float]) -> np.ndarray:
-    """The gain at these ratios, from that of the candidates, linearly in log c.
+    """Return the gain at these ratios, interpolated linearly in log c between the candidates.
 
-    It never falls as c grows: what was measured lower at a larger ratio counts as high as at the smaller one. What is
-    no number, or 0, counts as next to nothing.
+    It is monotone: a lower measurement at a larger ratio is raised to that of the smaller ratio. NaN or 0 counts as a
+    tiny gain.
     """
     order = np.argsort(candidates)
     known = np.nan_to_num(np.array(measured)[order], nan=0.0, posinf=0.0, neginf=0.0)
@@ -135,18 +135,18 @@ def gains_at(ratios: np.ndarray, candidates: list[float], measured: list[float])
 
 
 def changed(now: float, then: float) -> bool:
-    """Whether a number is another one by at least a tenth of what it was."""
+    """Return whether a number changed by at least a tenth of its former value."""
     return not abs(now - then) < 0.1 * abs(then) * (1 - 1e-9) and now != then
 
 
 _MOST_COMPARED = 10_000
 _LONGEST = 1 << 20
-"""Of which a single number is next to nothing."""
+"""Length of a row in which a single number is negligible."""
 
 
 @dataclass
 class Ratio(Compressor):
-    """Sends k of the P coordinates in step t, at least one:
+    """A compressor that sends k of the P coordinates in step t, at least one:
 
         k = max(1, floor(P keep_t)),   keep_t = 1 - (1 - keep) t / T  for t < T,  then keep
 
@@ -187,33 +187,33 @@ class Ratio(Compressor):
 
     @property
     def adapts(self) -> bool:
-        """Whether `keep` is decided on the way."""
+        """Whether the run adapts `keep`."""
         return self.adapt is not Adapt.none
 
     @property
     def warmup_steps(self) -> int:
-        """T."""
+        """Return T."""
         return int(self.warmup_epochs * self.steps_per_epoch)
 
     @property
     def smallest_row(self) -> int:
-        """See `Compressor.smallest_row`: k is keep P there, and a thousandth of the row at least, or two numbers."""
+        """See `Compressor.smallest_row`: there k is keep P, and at least a thousandth of the row or two numbers."""
         return min(_LONGEST, math.ceil(max(2, math.ceil(1000 * self.keep)) / self.keep))
 
     def ratio(self, step: int) -> float:
-        """keep_t of step t = 0, 1, ..."""
+        """Return keep_t of step t = 0, 1, ..."""
         steps = self.warmup_steps
         return 1 - (1 - self.keep) * step / steps if step < steps else self.keep
 
     def count(self, num_coordinates: int, step: int) -> int:
-        """How many of so many coordinates are sent in this step."""
+        """Return how many of `num_coordinates` coordinates this step sends."""
         return max(1, int(num_coordinates * self.ratio(step)))
 
     def send_share(self, keep: float) -> None:
-        """From now on, and once a warm-up is over, send this share."""
+        """Send this share from now on, after any warm-up."""
         self.keep = keep
 
     @abstractmethod
     def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
-        """How many seconds `combine` takes in this step by what is known of the links now, for workers who begin
-        together with rows of this type."""
+        """Return the predicted seconds of `combine` in this step at current link costs, for workers that begin
+        simultaneously with rows of this type."""

@@ -1,4 +1,4 @@
-"""Which compressors suit whom, where parameters lie in a row, what draws are addressed by, and memory to work in."""
+"""Compatibility of compressors and algorithms, parameter layout, addresses of random draws, and scratch memory."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 
 class AcceptedCompression(Enum):
-    """Which compressors an algorithm can use."""
+    """The compressors that an algorithm accepts."""
 
     nothing = "nothing"
     rows = "rows"
-    """Those that give every coordinate a number (`fills`): what is sent is a row, rounded."""
+    """Those that give every coordinate a value (`fills`): messages are rounded rows."""
     payloads = "payloads"
-    """Those that encode a row by itself (`Encoder`): any message from one worker to others."""
+    """Those that encode each row independently (`Encoder`): any message from one worker to others."""
     senders = "senders"
-    """Those that give every coordinate a number, or say which have one (`Placed`): it divides each coordinate by the
-    number of workers that sent it."""
+    """Those that give every coordinate a value, or list the coordinates sent (`Placed`): the algorithm divides each
+    coordinate by the number of workers that sent it."""
     means = "means"
-    """All: it needs the mean of all workers, and leaves to the compressor how it is formed (`combine`)."""
+    """All: the algorithm needs the mean of all workers, which the compressor computes (`combine`)."""
 
 
 class RowLayout(NamedTuple):
-    """The parameters of a row [P], one after the other: their names, and their shapes before they were flattened."""
+    """The parameters of a row [P], in order: their names, and their shapes before flattening."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
     @classmethod
     def flat(cls, num_coordinates: int) -> Self:
-        """A row of P numbers of which nothing more is known: one parameter with one dimension."""
+        """Return the layout of P numbers without structure: one parameter with one dimension."""
         return cls(("x",), ((num_coordinates,),))
 
     def cut(self, piece: slice) -> Self:
-        """Of a piece of such rows: what it has of each parameter, in one dimension, less those that it has nothing
-        of."""
+        """Return the layout of a piece of such rows: its part of each parameter, in one dimension, without empty
+        parts."""
         ends = [len(range(each.stop)[piece]) for each in self.slices]
         lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         held = [(name, (length,)) for name, length in zip(self.names, lengths, strict=True) if length]
@@ -50,12 +50,12 @@ class RowLayout(NamedTuple):
 
     @property
     def num_coordinates(self) -> int:
-        """P."""
+        """Return P."""
         return sum(map(math.prod, self.shapes))
 
     @property
     def slices(self) -> list[slice]:
-        """Where each parameter lies."""
+        """The position of each parameter."""
         found, start = [], 0
         for shape in self.shapes:
             found.append(slice(start, start := start + math.prod(shape)))
@@ -63,8 +63,7 @@ class RowLayout(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Whose row is encoded, in which step, as so manieth message in it: what is random in it depends on this and on the
-    seed alone."""
+    """The worker, step and message index of an encoded row; they and the seed determine its randomness."""
 
     worker: int
     step: int
@@ -72,21 +71,21 @@ class Address(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """What can be at hand at once in a step: worker and message."""
+        """Worker and message, which distinguish the payloads of a step."""
         return self.worker, self.message
 
 
 class Scratch:
-    """Flat tensors, one for each name, type and device."""
+    """Reusable flat tensors, one per name, type and device."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[object, torch.dtype, torch.device], Tensor] = {}
         self._remembered: dict[str, tuple[object, Tensor]] = {}
 
     def take(self, name: object, size: int, like: Tensor, dtype: torch.dtype | None = None, keep: int = 0) -> Tensor:
-        """[size], with whatever is in it, but for the first `keep` numbers, which stay as they were.
+        """Return an uninitialized tensor [size], except for the first `keep` numbers, which keep their values.
 
-        On the device of `like` and of its type, or of `dtype`. What was taken before by this name is overwritten.
+        It has the device of `like` and its type, or `dtype`. It overwrites the previous tensor of this name.
         """
         key = (name, dtype or like.dtype, like.device)
         held = self._held.get(key)
@@ -98,7 +97,7 @@ class Scratch:
         return held[:size]
 
     def remember(self, name: str, key: object, make: Callable[[], Tensor]) -> Tensor:
-        """What `make` gave for this key; of each name only the last one is kept."""
+        """Return the cached result of `make` for this key; each name keeps only the last one."""
         known = self._remembered.get(name)
         if known is None or known[0] != key:
             known = self._remembered[name] = key, make()
@@ -106,7 +105,7 @@ class Scratch:
 
 
 def payload_of(**tensors: Tensor) -> Payload:
-    """A message with these tensors."""
+    """Return a message with these tensors."""
     from decentral.network.payload import Payload
 
     return Payload(tensors)

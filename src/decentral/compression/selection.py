@@ -1,7 +1,7 @@
-"""The largest entries of a row, in a few passes over it that stay in the cache, and in memory that is used again.
+"""Top-k selection in a few cache-friendly passes over a row, in reusable memory.
 
-Magnitudes are compared as integers: the bits of |e|, read as a number, are in the order of |e|, with infinity above all
-finite numbers and what is no number above infinity. So such entries are never overlooked, whatever their sign.
+Magnitudes are compared as integers: the bits of |e|, read as an integer, have the order of |e|, with infinity above all
+finite numbers and NaN above infinity. So non-finite entries are never missed, whatever their sign.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _DEVIATIONS = 3  # by how many standard deviations of the sample the guess is on
 
 
 def as_integers(e: Tensor) -> tuple[Tensor, int]:
-    """The bits of e [P] as integers, sharing its memory, and the mask that leaves those of |e|."""
+    """Return the bits of e [P] as integers, sharing its memory, and the mask that selects the bits of |e|."""
     bits = e.view(getattr(torch, _INTEGERS[e.dtype.itemsize]))
     return bits, torch.iinfo(bits.dtype).max
 
 
 def as_integer(magnitude: float, dtype: torch.dtype) -> int:
-    """The integer for |e| = magnitude, rounded to a number of this type."""
+    """Return the integer for |e| = magnitude, rounded to a number of this type."""
     return int(torch.tensor(magnitude, dtype=dtype).view(getattr(torch, _INTEGERS[dtype.itemsize])))
 
 
 def block_size(e: Tensor) -> int:
-    """How many numbers of a row to work on at once."""
+    """Return how many numbers of a row to process at once."""
     return _BLOCK if e.device.type == "cpu" else _BLOCK_GPU
 
 
 def at_least(e: Tensor, floor: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
-    """Where |e| >= floor, ascending [m] (int64), and the magnitudes there [m], as integers like `floor`.
+    """Return the indices of |e| >= floor, ascending [m] (int64), and their magnitudes [m], as integers like `floor`.
 
-    One pass over e [P]. Both results lie in memory of `scratch`, and are overwritten by the next call.
+    One pass over e [P]. Both results are in memory of `scratch`, which the next call overwrites.
     """
     bits, mask = as_integers(e)
     size, found = block_size(e), 0
@@ -68,16 +68,16 @@ def at_least(e: Tensor, floor: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
 
 
 def where(mask: Tensor, scratch: Scratch) -> Tensor:
-    """The places of what is true in mask [m], ascending, int64; overwritten by the next call."""
+    """Return the indices of true entries in mask [m], ascending, int64; the next call overwrites them."""
     found = scratch.take("where", len(mask), mask, torch.int64).view(-1, 1).resize_(0, 1)
     return torch.nonzero(mask, out=found)[:, 0]
 
 
 def largest(e: Tensor, k: int, scratch: Scratch) -> Tensor:
-    """Where the k entries of e [P] with the largest |e| are: [k], int64, ascending; overwritten by the next call.
+    """Return the indices of the k largest |e| of e [P]: [k], int64, ascending; the next call overwrites them.
 
-    Of equal ones that with the smaller index goes first (on a GPU: any). What is no number is the largest of all, then
-    infinity. Exact: a sample says which entries can be among them, and whether it was right is known.
+    Ties go to the smaller index (on a GPU: any). NaN is largest, then infinity. Exact: a sample suggests the
+    candidates, and the result is verified.
     """
     chosen = scratch.take("chosen", k, e, torch.int64)
     if k == len(e):
@@ -101,7 +101,7 @@ def largest(e: Tensor, k: int, scratch: Scratch) -> Tensor:
 
 
 def floors(e: Tensor, k: int, scratch: Scratch) -> Iterator[int]:
-    """Guesses below the k-th largest |e| of e [P], as integers, each lower than the one before; the last is 0."""
+    """Yield decreasing guesses below the k-th largest |e| of e [P], as integers; the last is 0."""
     bits, mask = as_integers(e)
     if len(e) > _SAMPLE:
         some = bits[:: -(-len(e) // _SAMPLE)]
@@ -115,7 +115,7 @@ def floors(e: Tensor, k: int, scratch: Scratch) -> Iterator[int]:
 
 
 def kth_largest(magnitudes: Tensor, k: int, scratch: Scratch) -> int:
-    """The k-th largest of integers [m]."""
+    """Return the k-th largest of integers [m]."""
     if magnitudes.is_cuda:
         return int(torch.topk(magnitudes, k, sorted=False).values.min())
     copied = scratch.take("partitioned", len(magnitudes), magnitudes).copy_(magnitudes).numpy()
@@ -124,7 +124,7 @@ def kth_largest(magnitudes: Tensor, k: int, scratch: Scratch) -> int:
 
 
 def moments(e: Tensor, scratch: Scratch) -> tuple[float, float]:
-    """The mean and the largest of |e|, e [P]; no number if e has an entry that is none. One pass."""
+    """Return the mean and the maximum of |e|, e [P]; NaN if e has a NaN. One pass."""
     total, most = 0.0, 0.0
     for block in e.split(block_size(e)):
         magnitudes = torch.abs(block, out=scratch.take("absolute", len(block), e))
@@ -139,9 +139,9 @@ def moments(e: Tensor, scratch: Scratch) -> tuple[float, float]:
 def sampled(
     e: Tensor, k: int, moments: tuple[float, float], samplings: int, generator: np.random.Generator, scratch: Scratch
 ) -> Tensor:
-    """The k < P indices of e [P] that MSTopk chooses, ascending; where the run begins is drawn from `generator`.
+    """Return the k < P indices of e [P] that MSTopk selects, ascending; `generator` draws the start of the run.
 
-    Entries below a floor that more than k reach are not looked at: a threshold below it is known to be too low.
+    Entries below a floor that more than k entries reach are skipped: a lower threshold is known to be too low.
     """
     for floor in floors(e, k, scratch):
         places, magnitudes = at_least(e, floor, scratch)
@@ -171,7 +171,7 @@ def _thresholds(
     samplings: int,
     scratch: Scratch,
 ) -> tuple[int, int]:
-    """t1 and t2, as integers; magnitudes are those of all entries that reach `floor`, more than k."""
+    """Return t1 and t2, as integers, from the magnitudes of all entries that reach `floor`, more than k."""
     dtype, mean, most = moments
     low, high, reached = 0.0, 1.0, 0
     first, second = as_integer(most, dtype), 0
@@ -196,9 +196,9 @@ _FEW = 20  # below this share numpy's choice remembers what was drawn, above it 
 
 
 def distinct(size: int, k: int, address: tuple[int, str, int], scratch: Scratch) -> Tensor:
-    """k different numbers below `size`, all subsets equally likely: [k], int64, on the CPU, in no order.
+    """Draw k distinct numbers below `size`, all subsets equally likely: [k], int64, on the CPU, unordered.
 
-    `address` is (seed, purpose, index). The result is overwritten by the next call.
+    `address` is (seed, purpose, index). The next call overwrites the result.
     """
     like = torch.empty(0, dtype=torch.int64)
     if k <= size // _FEW:

@@ -30,23 +30,23 @@ else:
 
 
 class Placed(Encoder):
-    """Sends some numbers of a row, or of an orthonormal transform of it, and where they belong."""
+    """An encoder that sends some entries of a row, or of an orthonormal transform of it, and their positions."""
 
     @classmethod
     def suits(cls, takes: AcceptedCompression) -> bool:
-        """Who sent which coordinate is known."""
+        """Return whether an algorithm that accepts these can use it; it also supports counting senders."""
         return takes is AcceptedCompression.senders or super().suits(takes)
 
     @abstractmethod
     def sent_places(self, payload: Payload) -> Tensor:
-        """Where the values of a payload belong, each place once: [m], integers."""
+        """Return the distinct positions of the values of a payload: [m], integers."""
 
     def restored(self, q: Tensor) -> Tensor:
-        """The row [P] whose transform is q [P]; here q is the row."""
+        """Return the row [P] whose transform is q [P]; here q itself."""
         return q
 
     def add_mean(self, payloads: Sequence[Payload], out: Tensor, t: int, of_senders: bool = False) -> None:
-        """See `Encoder.add_mean`: numbers are added up before the transform is undone, once."""
+        """See `Encoder.add_mean`: coefficients are summed before a single inverse transform."""
         q, divisors = torch.zeros_like(out), torch.full_like(out, 0 if of_senders else len(payloads))
         for payload in payloads:
             places, values = self.sent_places(payload), payload.tensors["values"]
@@ -56,8 +56,7 @@ class Placed(Encoder):
         out.add_(self.restored(q.div_(divisors.clamp_(min=1))))
 
     def squares_of_sent(self, payload: Payload, e: Tensor, at: Address) -> tuple[float, float]:
-        """||C(e)||^2, and ||e - C(e)||^2 = ||e||^2 - ||C(e)||^2: what is sent and what is left have no place in
-        common."""
+        """Return ||C(e)||^2 and ||e - C(e)||^2 = ||e||^2 - ||C(e)||^2: sent and remaining entries are disjoint."""
         values = payload.tensors["values"]
         sent = float(values.dot(values))
         return sent, max(0.0, float(e.dot(e)) - sent)
@@ -65,9 +64,9 @@ class Placed(Encoder):
 
 @dataclass
 class Sparse(Placed):
-    """Sends pairs (value, index): C(e) is e at the places that are sent, and 0 elsewhere.
+    """An encoder that sends pairs (value, index): C(e) is e at these indices, and 0 elsewhere.
 
-    Error feedback is exact: what is sent leaves the residual, and all else stays in it, bit for bit.
+    Error feedback is exact: sent entries leave the residual, all others stay in it, bit for bit.
 
     index_bytes  bytes per index, 4 or 8
     """
@@ -83,10 +82,10 @@ class Sparse(Placed):
 
     @abstractmethod
     def places(self, e: Tensor, at: Address) -> Tensor:
-        """The indices that are sent of e [P], ascending, each once: [m], int64."""
+        """Return the distinct indices of e [P] to send, ascending: [m], int64."""
 
     def encode(self, e: Tensor, at: Address) -> Payload:
-        """The values at these places, [m], and their indices, [m], as integers of `index_bytes`."""
+        """Return the values [m] at the selected indices, and the indices [m] as integers of `index_bytes`."""
         places = self.places(e, at)
         values = self.scratch.take(("values", *at.place), len(places), e)
         indices = self.scratch.take(("indices", *at.place), len(places), e, index_type(self.index_bytes))
@@ -94,15 +93,15 @@ class Sparse(Placed):
         return payload_of(values=values, indices=indices.copy_(places))
 
     def sent_places(self, payload: Payload) -> Tensor:
-        """The indices."""
+        """Return the indices."""
         return payload.tensors["indices"]
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out[index] <- out[index] + weight * value for each pair: it touches no other places."""
+        """out[index] <- out[index] + weight * value for each pair, without touching other entries."""
         out.index_add_(0, payload.tensors["indices"], payload.tensors["values"], alpha=weight)
 
     def add_mean(self, payloads: Sequence[Payload], out: Tensor, t: int, of_senders: bool = False) -> None:
-        """See `Encoder.add_mean`; it touches no other places where it can."""
+        """See `Encoder.add_mean`; touches no other entries if possible."""
         if of_senders:
             super().add_mean(payloads, out, t, of_senders)
         else:
@@ -114,31 +113,31 @@ class Sparse(Placed):
         e.index_fill_(0, self.scratch.take("wide", len(indices), e, torch.int64).copy_(indices), 0)
 
     def sizes_of(self, count: int, dtype: torch.dtype) -> Sizes:
-        """Of a payload with so many pairs."""
+        """Return the sizes of a payload with `count` pairs."""
         return {"values": (dtype, count), "indices": (index_type(self.index_bytes), count)}
 
 
 def check_indices(layout: RowLayout, index_bytes: int) -> None:
-    """Raises ConfigError where indices of so many bytes are too short."""
+    """Raise ConfigError if indices of `index_bytes` bytes are too short."""
     if layout.num_coordinates >= 2 ** (8 * index_bytes - 1):
         raise ConfigError(f"compress.index_bytes=4 is too small for {layout.num_coordinates} parameters: set it to 8.")
 
 
 def index_type(index_bytes: int) -> torch.dtype:
-    """Integers of so many bytes."""
+    """Return the integer type of `index_bytes` bytes."""
     return torch.int32 if index_bytes == 4 else torch.int64
 
 
 @dataclass
 class SparseRatio(Ratio, Sparse):
-    """Those that send a given share of the coordinates."""
+    """Sparse compressors that send a given share of the coordinates."""
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
-        """k pairs."""
+        """Return k pairs."""
         return self.sizes_of(self.count(self.layout.num_coordinates, step), dtype)
 
     def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
-        """An all-gather of the pairs."""
+        """Return the time of an all-gather of the pairs."""
         from decentral.network.payload import bytes_of
 
         return prices.allgather_s(bytes_of(self.sizes(step, dtype)))
@@ -150,18 +149,18 @@ class TopK(SparseRatio):
 
         I = the k indices with the largest |e|,   C(e) = e on I, 0 elsewhere,   k = max(1, floor(keep P))
 
-    Bytes: k (4 + index_bytes) for float32 rows; 8 + index_bytes for float64. Of equal magnitudes those with smaller
-    indices are sent. An entry that is infinite or no number is larger than all others.
+    Bytes: k (4 + index_bytes) for float32 rows; 8 + index_bytes for float64. Ties go to the smaller index. A non-finite
+    entry is larger than all others.
 
     Departures: the authors of "Flexible Communication for Optimal Distributed Learning" (BigData 2023) start from an
-    uninitialised residual and send indices of 8 bytes: here residuals start at 0, and `index_bytes=4`. Their padding,
-    which can drop entry 0, is not needed: all payloads have the same length.
+    uninitialized residual and send indices of 8 bytes: here residuals start at 0, and `index_bytes=4`. Their padding,
+    which can drop entry 0, is unnecessary: all payloads have the same length.
     """
 
     name: str = "topk"
 
     def places(self, e: Tensor, at: Address) -> Tensor:
-        """The largest k."""
+        """Return the largest k."""
         return largest(e, self.count(len(e), at.step), self.scratch)
 
 
@@ -171,22 +170,22 @@ class LayerwiseTopK(SparseRatio):
 
         for each parameter of P_l numbers:  k_l = max(1, floor(keep P_l)),   C(e_l) = the k_l largest of |e_l|
 
-    Bytes: sum_l k_l (4 + index_bytes) for float32 rows. Each parameter sends at least one entry, so that many small
-    ones (biases, normalisation) make it more than `topk` sends. Equal magnitudes, and what is no number: as `topk`.
+    Bytes: sum_l k_l (4 + index_bytes) for float32 rows. Each parameter sends at least one entry, so many small ones
+    (biases, normalization) send more than `topk`. Ties and NaN: as `topk`.
 
-    Departure: the authors gather sizes, values and indices of each layer, three collectives for every layer, with
-    padding to the largest. The sizes are known here, so that all layers are one payload, with indices into the row.
+    Departure: the authors gather sizes, values and indices of each layer, three collectives per layer, with padding to
+    the largest. Here the sizes are known, so all layers form one payload, with indices into the row.
     """
 
     name: str = "lwtopk"
     by_length: ClassVar[bool] = False
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
-        """sum_l k_l pairs."""
+        """Return sum_l k_l pairs."""
         return self.sizes_of(sum(self._counts(step)), dtype)
 
     def places(self, e: Tensor, at: Address) -> Tensor:
-        """The largest k_l of every layer, layer by layer."""
+        """Return the largest k_l of every layer, layer by layer."""
         counts, start = self._counts(at.step), 0
         found = self.scratch.take("layers", sum(counts), e, torch.int64)
         for part, k in zip(self.layout.slices, counts, strict=True):
@@ -207,9 +206,9 @@ class Threshold(Sparse):
 
     threshold  in units of the gradient
 
-    Bytes: |I| (4 + index_bytes) for float32 rows, and |I| differs from worker to worker and from step to step, so
-    that lengths have to travel, too. Nothing is sent where no entry is large enough: error feedback lets it grow until
-    it is. An entry that is infinite or no number is always sent.
+    Bytes: |I| (4 + index_bytes) for float32 rows. |I| differs between workers and steps, so lengths are sent, too.
+    Nothing is sent if no entry is large enough: with error feedback, entries accumulate until they are. A non-finite
+    entry is always sent.
     """
 
     name: str = "threshold"
@@ -217,10 +216,10 @@ class Threshold(Sparse):
     by_length: ClassVar[bool] = False
 
     def sizes(self, step: int, dtype: torch.dtype) -> None:
-        """Not known before the row is."""
+        """Return None: sizes depend on the row."""
 
     def places(self, e: Tensor, at: Address) -> Tensor:
-        """Where |e| reaches the threshold, rounded to the type of e."""
+        """Return the indices where |e| reaches the threshold, rounded to the type of e."""
         return at_least(e, as_integer(self.threshold, e.dtype), self.scratch)[0]
 
 
@@ -231,25 +230,25 @@ class MSTopK(SparseRatio):
         a = |e|,  mu = mean(a),  u = max(a);   l, r = 0, 1;   t1 unset, t2 = 0
         `samplings` times:  rho = (l + r) / 2,  t = mu + rho (u - mu),  z = #(a >= t)
             z <= k:  r = rho, and t1 = t if z is larger than before;   else:  l = rho, and t2 = t
-        I = {a >= t1}, and of {t2 <= a < t1} as many as are missing, one after the other from a random place
+        I = {a >= t1}, and the missing entries from {t2 <= a < t1}, consecutive from a random start
 
-    The place is addressed by (seed, worker, step). After 25 samplings these are the k largest but for ties and rows
+    The start is addressed by (seed, worker, step). After 25 samplings these are the k largest, except for ties and rows
     whose largest entry is very far from their mean. Bytes: k (4 + index_bytes) for float32 rows, as `topk`.
 
-    The counts z are exact, but are not passes over the row: what lies clearly below the threshold is left out before
+    The counts z are exact, but do not take passes over the row: entries clearly below the threshold are excluded before
     the search, as in `topk`.
 
-    Departures from the authors' code, which are mistakes there: it sends k - 1 entries where the run begins one place
-    too late, the whole row for k = 0, and fails where no sampling has z <= k (equal entries, zeros). Here the run fits,
-    k is at least 1, and t1 = u where it is unset, or, if more than k entries equal u, all come from {a >= t2}. A row
-    whose largest entry or mean is infinite or no number is sent by `topk`, so that the entry arrives. Indices ascend.
+    Departures from the authors' code, which are bugs there: it sends k - 1 entries if the run begins one position too
+    late, the whole row for k = 0, and fails if no sampling has z <= k (equal entries, zeros). Here the run fits, k is
+    at least 1, and t1 = u if it is unset, or, if more than k entries equal u, all come from {a >= t2}. A row whose
+    largest entry or mean is non-finite is sent by `topk`, so that the entry arrives. Indices ascend.
     """
 
     name: str = "mstopk"
     samplings: int = setting(25, at_least=1)
 
     def places(self, e: Tensor, at: Address) -> Tensor:
-        """See the formula."""
+        """Return I of the class formula."""
         k = self.count(len(e), at.step)
         mean, most = moments(e, self.scratch)
         if k == len(e) or not (math.isfinite(mean) and math.isfinite(most)):
@@ -267,12 +266,12 @@ class RandomK(Ratio, Encoder):
     unbiased  c = P / k, so that E C(e) = e: for runs without error feedback. With c = 1 it is a contraction,
               E ||C(e) - e||^2 = (1 - k / P) ||e||^2, as error feedback and CHOCO need it.
 
-    Bytes: 4 k for float32 rows: everybody draws the indices, none is sent. Values of different workers belong to the
-    same places and add up, so that an all-reduce of k numbers carries them.
+    Bytes: 4 k for float32 rows: all workers draw the same indices, so none is sent. Values of all workers have the same
+    positions and add up, so an all-reduce of k numbers suffices.
 
-    A row with an entry that is infinite or no number sends k times no number, whether it was drawn or not.
+    A row with a non-finite entry sends NaN k times, whether the entry was drawn or not.
 
-    Departures: the paper's workers draw for themselves; sharing the seed is what makes the all-reduce possible.
+    Departures: the paper's workers draw independently; the shared seed makes the all-reduce possible.
     """
 
     name: str = "randomk"
@@ -288,15 +287,15 @@ class RandomK(Ratio, Encoder):
             )
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
-        """k numbers."""
+        """Return k numbers."""
         return {"values": (dtype, self.count(self.layout.num_coordinates, step))}
 
     def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
-        """An all-reduce of k numbers."""
+        """Return the time of an all-reduce of k numbers."""
         return prices.mean_s(self.count(self.layout.num_coordinates, step) * dtype.itemsize)
 
     def encode(self, e: Tensor, at: Address) -> Payload:
-        """c e on I, in the order of `places`."""
+        """Return c e on I, in the order of `places`."""
         places = self.places(e, at.step)
         values = self.scratch.take(("values", *at.place), len(places), e)
         torch.index_select(e, 0, places, out=values)
@@ -310,14 +309,14 @@ class RandomK(Ratio, Encoder):
         out.index_add_(0, self.places(out, at.step), payload.tensors["values"], alpha=weight)
 
     def subtract_sent(self, payload: Payload, e: Tensor, at: Address) -> None:
-        """e <- 0 on I; or what the formula says, if unbiased."""
+        """e <- 0 on I; if unbiased, e <- e - C(e) by the formula."""
         if self.unbiased:
             super().subtract_sent(payload, e, at)
         else:
             e.index_fill_(0, self.places(e, at.step), 0)
 
     def places(self, like: Tensor, step: int) -> Tensor:
-        """I [k], int64, in no order: drawn once in a step, on the CPU, for rows like this one."""
+        """Return I [k], int64, unordered: drawn once per step, on the CPU, for rows like this one."""
         size = self.layout.num_coordinates
         k, address = self.count(size, step), (self.seed, "randomk", step)
         return self.scratch.remember(

@@ -18,10 +18,10 @@ from decentral.topology.topology import MatrixTopology
 
 
 class Averaging(NamedTuple):
-    """One round: groups whose members all become their mean, and pairs that exchange a share of what they have.
+    """One round: groups that average fully, and pairs that exchange a share.
 
-    Workers are int64: groups [any number, size], those of one size in an array; pairs one [p], other [p], share [p]
-    (float64), which is W_ij = W_ji. What a worker does not give it keeps.
+    Workers are int64: groups [any number, size], one array per size; pairs one [p], other [p], share [p] (float64),
+    which is W_ij = W_ji. A worker keeps the rest.
     """
 
     groups: tuple[np.ndarray, ...] = ()
@@ -30,7 +30,7 @@ class Averaging(NamedTuple):
     share: np.ndarray = np.empty(0)
 
     def matrix(self, num_workers: int) -> MixingMatrix:
-        """W, symmetric and doubly stochastic."""
+        """Return W, symmetric and doubly stochastic."""
         one, other, share = [self.one], [self.other], [self.share]
         for members in self.groups:
             size = members.shape[1]
@@ -49,16 +49,16 @@ class Averaging(NamedTuple):
 
 @dataclass
 class BaseGraph(MatrixTopology):
-    """Base-(k+1) graph: all workers agree exactly after at most 2 log_{k+1}(n) + 2 rounds, with k neighbours at most.
+    """Base-(k+1) graph: exact consensus after at most 2 log_{k+1}(n) + 2 rounds, with at most k neighbors.
 
     For any n and any k = `neighbors`. n = p q, where p is the largest divisor of n whose prime factors are at most
-    k + 1: the simple graph (topology=simple_base_graph) on each of p consecutive blocks of q workers at once, then
-    averages of those at the same place of the p blocks, one digit of the block's number after the other. Where the
-    simple graph on all n takes fewer rounds, that is used. Every round is symmetric and doubly stochastic, and the
-    product of all rounds is 1 1^T / n. For k = 1 and n = 2^m these are the matchings of the hypercube.
+    k + 1: first the simple graph (topology=simple_base_graph) runs on p consecutive blocks of q workers in parallel,
+    then workers at the same position of the p blocks average, digit by digit of the block number. If the simple graph
+    on all n takes fewer rounds, it is used instead. Every round is symmetric and doubly stochastic, and the product of
+    all rounds is 1 1^T / n. For k = 1 and n = 2^m these are the matchings of the hypercube.
 
     Takezawa, Sato, Bao, Niwa & Yamada, NeurIPS 2023, Algorithms 1-3; the rounds are those of the authors' code, with
-    logarithms of whole numbers instead of floats, which miss a power (log_3 243 < 5).
+    integer logarithms instead of floats, which miss a power (log_3 243 < 5).
     """
 
     name: str = "base_graph"
@@ -70,7 +70,7 @@ class BaseGraph(MatrixTopology):
 
 
 def rounds_of(num_workers: int, averagings: Sequence[Averaging]) -> Rounds:
-    """The rounds that these averagings are, repeated."""
+    """Return these averagings as rounds, repeated."""
     return Rounds(num_workers, lambda round: (averagings[round].matrix(num_workers),), period=len(averagings))
 
 
@@ -119,7 +119,7 @@ def simple(num_workers: int, k: int) -> tuple[Averaging, ...]:
 
 
 def _spread(parts: list[np.ndarray], sizes: list[int], r: int) -> tuple[Averaging, np.ndarray]:
-    """Every worker of the blocks after V_r takes the last free worker of each part of V_r; and who is free then."""
+    """Pair workers of the blocks after V_r with the last free worker of each part of V_r; also return the free ones."""
     V = parts[r]
     later = np.concatenate([parts[number].ravel() for number in range(len(parts) - 1, r, -1)])
     partner = V[:, ::-1][:, : len(later)]  # [a_r, later]
@@ -130,7 +130,7 @@ def _spread(parts: list[np.ndarray], sizes: list[int], r: int) -> tuple[Averagin
 
 
 def _parts(n: int, B: int) -> list[np.ndarray]:
-    """The workers of each digit a_l of n in base B that is not zero, from the highest: [a_l, B^{p_l}], consecutive."""
+    """Return consecutive workers [a_l, B^{p_l}] for each nonzero digit a_l of n in base B, from the highest."""
     power, first, parts = 1, 0, []
     while power * B <= n:
         power *= B
@@ -144,7 +144,7 @@ def _parts(n: int, B: int) -> list[np.ndarray]:
 
 
 def _radices(n: int, largest: int) -> tuple[list[int], int]:
-    """Factors of n between 2 and `largest`, ascending, the largest taken out first; and what is left of n."""
+    """Return factors of n from 2 to `largest`, ascending (extracted largest first), and the remaining cofactor."""
     found = []
     for factor in range(largest, 1, -1):
         while n % factor == 0:
@@ -168,7 +168,7 @@ def _hyper_hypercube(sets: np.ndarray, largest: int) -> list[np.ndarray]:
 
 
 def _on(blocks: np.ndarray, averaging: Averaging) -> Averaging:
-    """An averaging of the places 0 .. q-1, done by the workers [p, q] of p blocks."""
+    """Apply an averaging of the positions 0 .. q-1 to the workers [p, q] of p blocks."""
     groups = tuple(blocks[:, members].reshape(-1, members.shape[1]) for members in averaging.groups)
     one, other = blocks[:, averaging.one].ravel(), blocks[:, averaging.other].ravel()
     return Averaging(groups, one, other, np.tile(averaging.share, len(blocks)))
@@ -176,13 +176,13 @@ def _on(blocks: np.ndarray, averaging: Averaging) -> Averaging:
 
 @dataclass
 class SimpleBaseGraph(MatrixTopology):
-    """Simple Base-(k+1) graph: exact agreement in finitely many rounds, without the blocks of topology=base_graph.
+    """Simple Base-(k+1) graph: exact consensus in finitely many rounds, without the blocks of topology=base_graph.
 
-    n is written in base k + 1, k = `neighbors`, and each digit a_l that is not zero stands for a block V_l of
-    a_l (k+1)^{p_l} workers. First every block agrees in itself. Then, for r = 0, 1, ..., every worker of the blocks
-    after V_r exchanges with one worker of each of the a_r parts of V_r, with weight w / a_r where
-    w = |V_r| / sum_{q >= r} |V_q|, and the parts average what they have got. Where the prime factors of n are at most
-    k + 1 there are no blocks: one digit of a worker's number after the other is averaged over.
+    In base k + 1, k = `neighbors`, each nonzero digit a_l of n stands for a block V_l of a_l (k+1)^{p_l} workers.
+    First every block reaches consensus. Then, for r = 0, 1, ..., every worker of the blocks after V_r exchanges with
+    one worker of each of the a_r parts of V_r, with weight w / a_r where w = |V_r| / sum_{q >= r} |V_q|, and the parts
+    average the result. If the prime factors of n are at most k + 1 there are no blocks: workers average digit by digit
+    of their numbers.
 
     Takezawa et al., NeurIPS 2023, Algorithms 1 and 2.
     """

@@ -1,4 +1,4 @@
-"""How often workers communicate, how often all agree, and topologies of machines with several workers each."""
+"""Local steps, periodic global averaging, and topologies of machines with several workers each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ROUNDS_KEPT = 32
 
 
 def on_machines(topology: Topology, num_workers: int, workers_per_machine: int) -> Rounds:
-    """W (x) J / L for a topology of machines with matrix W: every machine's mean, mixed, for each of its L workers.
+    """Return the rounds W (x) J / L for a topology of machines with matrix W: each of L workers gets the mixed means.
 
     Raises:
         ConfigError: the workers cannot be dealt to such machines, or the topology is not one graph.
@@ -55,7 +55,7 @@ def on_machines(topology: Topology, num_workers: int, workers_per_machine: int) 
 
 
 def of_workers(machines: MixingMatrix, workers_per_machine: int) -> MixingMatrix:
-    """W (x) J / L, J of ones: every entry of W becomes L^2, each W_IJ / L."""
+    """Return W (x) J / L, J all ones: every entry of W becomes L^2 entries W_IJ / L."""
     M, L = machines.num_workers, workers_per_machine
     into, of = np.repeat(np.arange(L), L), np.tile(np.arange(L), L)
     dst = (machines.dst[:, None] * L + into).ravel()
@@ -65,10 +65,10 @@ def of_workers(machines: MixingMatrix, workers_per_machine: int) -> MixingMatrix
 
 
 def hierarchical_phases(machines: MixingMatrix, workers_per_machine: int) -> list[Phase]:
-    """Three exchanges that apply W (x) J / L, J of ones, for a matrix W of machines [M, M]; rows are cut in L shards.
+    """Return three exchanges that apply W (x) J / L, J all ones, for W of machines [M, M]; rows are cut in L shards.
 
-    Worker l of a machine first has the machine's mean of shard l, then sum_J W_IJ of those means, then the shards of
-    the others of its machine. Each worker sends (L - 1) / L + degree / L + (L - 1) / L times its row.
+    Worker l of a machine first gets the machine's mean of shard l, then sum_J W_IJ of those means, then the shards of
+    the machine's other workers. Each worker sends (L - 1) / L + degree / L + (L - 1) / L times its row.
     """
     n, L = machines.num_workers * workers_per_machine, workers_per_machine
     worker, scatter, between, gather = np.arange(n), [], [], []
@@ -76,7 +76,7 @@ def hierarchical_phases(machines: MixingMatrix, workers_per_machine: int) -> lis
         keeper = worker // L * L + h
         others = np.flatnonzero(keeper != worker)
         ones = np.ones(len(others))
-        # everybody's shard to its keeper, who takes the mean; those who are no keepers go on with what they have
+        # every worker's shard goes to its owner, which takes the mean; the others keep theirs
         scatter.append(_matrix(n, (worker, keeper, np.full(n, 1 / L)), (others, others, ones)))
         exchange = machines.src * L + h, machines.dst * L + h, machines.weight
         between.append(_matrix(n, exchange, (others, others, ones)))
@@ -85,7 +85,7 @@ def hierarchical_phases(machines: MixingMatrix, workers_per_machine: int) -> lis
 
 
 def _matrix(n: int, *parts: tuple[np.ndarray, np.ndarray, np.ndarray]) -> MixingMatrix:
-    """The matrix with the entries (src, dst, weight) of all parts, which have none in common."""
+    """Return the matrix with the entries (src, dst, weight) of all parts, which are disjoint."""
     return MixingMatrix.of_entries(n, *(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
@@ -93,12 +93,12 @@ MAX_PERIOD = 100_000
 
 
 def now_and_then(base: Rounds, every: int, global_every: int | None, topology: str) -> Rounds:
-    """A round of `base` in every `every`-th round, the mean of all workers in every `global_every`-th of those.
+    """Return rounds with `base` in every `every`-th round and the global mean in every `global_every`-th of those.
 
-    In between nothing is sent: W = I. `topology` is its name in messages.
+    In between workers send nothing: W = I. `topology` is its name in messages.
 
     Raises:
-        ConfigError: the rounds repeat too late.
+        ConfigError: the period is too long.
     """
     n, d = base.num_workers, base.num_pieces
     period = every * math.lcm(base.period, global_every or 1)
@@ -126,28 +126,28 @@ def now_and_then(base: Rounds, every: int, global_every: int | None, topology: s
 
 
 class LocalSteps(NamedTuple):
-    """Of `every` steps between two communications, worker i takes the first steps[i], and idles for the rest."""
+    """Local steps per worker: of `every` steps between two communications, worker i takes the first steps[i]."""
 
     every: int
     steps: np.ndarray
     """[n], int64: from 1 to `every`."""
 
     def active(self, t: int | np.ndarray) -> np.ndarray:
-        """Who takes a local step in step t (or in steps t [T, 1]): bool [n] or [T, n]."""
+        """Return which workers take a local step in step t (or in steps t [T, 1]): bool [n] or [T, n]."""
         return np.asarray(t % self.every < self.steps)
 
     def taken(self, t: int | np.ndarray) -> np.ndarray:
-        """How many local steps each worker has taken before step t: int64 [n] or [T, n]."""
+        """Return the number of local steps of each worker before step t: int64 [n] or [T, n]."""
         return np.asarray(t // self.every * self.steps + np.minimum(t % self.every, self.steps))
 
     def of(self, workers: range) -> LocalSteps:
-        """Those of some workers."""
+        """Return the local steps of these workers."""
         return self._replace(steps=self.steps[workers.start : workers.stop])
 
 
 @dataclass
 class Communication(Settings, where="communication"):
-    """What is done with the rounds of a topology, for every algorithm alike (Ying et al. 2021, sections III and V).
+    """The communication schedule on top of a topology, for any algorithm (Ying et al. 2021, sections III and V).
 
     every                 local steps: communicate only in rounds every, 2 every, ...
     global_every          periodic global averaging: number of communications between two means over all workers (null:
@@ -162,14 +162,14 @@ class Communication(Settings, where="communication"):
 
     @property
     def plain(self) -> bool:
-        """Whether the rounds are those of the topology."""
+        """Whether the rounds of the topology are unchanged."""
         return self == Communication()
 
     def schedule(self, topology: Topology, num_workers: int) -> Rounds:
-        """The rounds of the topology with this done to them.
+        """Return the rounds of the topology under this schedule.
 
         Raises:
-            ConfigError: the topology does not exist for so many workers or machines, or cannot be one of machines.
+            ConfigError: the topology does not exist for this number of workers or machines, or cannot connect machines.
         """
 
         rounds = (

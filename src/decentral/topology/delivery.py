@@ -1,4 +1,4 @@
-"""What one round of communication does, on paper: who takes what from whom, and which messages are lost. Pure numpy."""
+"""One round of communication as matrices and edges: the weights applied and the messages lost. Pure numpy."""
 
 from __future__ import annotations
 
@@ -27,72 +27,72 @@ class Losses:
     seed: int
 
     def lost(self, round: int, piece: np.ndarray | int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """Whether each of these messages is lost, bool, in the shape of the arguments."""
+        """Return whether each of these messages is lost: bool, in the shape of the arguments."""
         return uniform(self.seed, "message loss", round, piece, src, dst) < self.probability
 
 
 @dataclass
 class Exchange:
-    """One exchange of a round: what every worker takes of each piece; no pieces stand for the mean of all workers."""
+    """One exchange of a round: a mixing matrix for each piece; no pieces mean the average of all workers."""
 
     pieces: tuple[MixingMatrix, ...]
     sent: tuple[MixingMatrix, ...]  # the same before messages got lost: a lost message was sent, too
     split: Split
     memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
     combine: Callable[..., None] | None = None
-    """What mixes rows x [k, P] in place instead of W: called with x, the rows of others by worker, W, and the number of
-    the first local worker."""
+    """A function that mixes rows x [k, P] in place instead of W. Its arguments: x, the others' rows by worker, W, and
+    the number of the first local worker."""
 
     @property
     def num_messages(self) -> list[int]:
-        """How many messages all workers send, for each piece."""
+        """Return the total number of messages for each piece."""
         return [W.num_messages for W in self.sent]
 
 
 @dataclass
 class Neighbors:
-    """Who hears of whom in a round, whatever the piece: worker dst[e] of worker src[e], int64 [E], sorted by
-    (dst, src); and the edges over which messages were sent for it, those among them that got lost."""
+    """The edges of a round in any piece: worker dst[e] receives from worker src[e], int64 [E], sorted by (dst, src);
+    and the edges over which messages were sent, including lost ones."""
 
     src: np.ndarray
     dst: np.ndarray
     sent: tuple[np.ndarray, np.ndarray]
     """Source and destination of every message, int64 [E']."""
     num_sent: np.ndarray
-    """How many messages each worker has sent: int64 [n]."""
+    """Number of messages that each worker has sent: int64 [n]."""
     memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
 
 
 def exchange(
     matrices: tuple[MixingMatrix, ...], split: Split, sent: tuple[MixingMatrix, ...] | None = None
 ) -> Exchange:
-    """With these matrices; `sent` are those before messages got lost."""
+    """Return the exchange with these matrices; `sent` are the matrices before losses."""
     return Exchange(matrices, sent or matrices, split)
 
 
 class Delivery:
-    """The mixing matrices that are really applied, and the edges that really deliver.
+    """The effective mixing matrices and delivering edges, after losses and absences.
 
-    Where rows sum to one, a worker that misses messages divides its remaining weights by their sum, so that they still
-    do; a worker that hears nothing and has no weight of its own keeps its own value. Where they do not (push-sum on an
-    irregular graph), the sender keeps what it could not deliver, so that columns still sum to one and no mass is lost.
+    If rows sum to one, a worker that misses messages divides its remaining weights by their sum, so its row still sums
+    to one; a worker that receives nothing and has no weight of its own keeps its value. Otherwise (push-sum on an
+    irregular graph), the sender keeps undelivered mass, so that columns still sum to one and no mass is lost.
 
-    Workers that are absent (`attend`) keep what they have: their rows and columns are those of the identity.
+    Absent workers (`attend`) keep their values: their rows and columns are those of the identity.
     """
 
     def __init__(self, rounds: Rounds, losses: Losses) -> None:
         self.rounds, self.losses = rounds, losses
         self.present: np.ndarray | None = None
-        """[n], bool: who takes part; None: everybody."""
+        """[n], bool: the present workers; None: all."""
         self.rule: PresentRule | None = None
-        """What the rounds are where somebody is absent; None: nobody ever is."""
+        """The rule for rounds with absent workers; None: all workers are always present."""
         self._kept: dict[object, Any] = {}
         self._lost: tuple[RelayEdges, int, np.ndarray] | None = None  # the newest answer of `undelivered`
 
     def matrix(self, round: int, piece: int, lazy: bool, push: bool = False) -> MixingMatrix:
-        """W of this round and piece, after losses; lazy: (W + I) / 2 before them.
+        """Return W of this round and piece, after losses; lazy: (W + I) / 2 before them.
 
-        With `push`, senders keep what they could not deliver wherever rows sum to one, too.
+        With `push`, senders keep undelivered mass even if rows sum to one.
         """
         W = self._mixing(round)[piece]
         if lazy:
@@ -118,11 +118,11 @@ class Delivery:
         return self._known("mixing", round, made)
 
     def among(self, W: MixingMatrix) -> MixingMatrix:
-        """A symmetric matrix of all workers, among those that are present."""
+        """Restrict a symmetric matrix of all workers to the present ones."""
         return W if self.present is None else restricted(W, self.present, Weights.keep)
 
     def carried(self, edges: RelayEdges) -> RelayEdges:
-        """The edges that messages are sent over: those between workers that are present."""
+        """Return the edges that carry messages: those between present workers."""
         if self.present is None:
             return edges
 
@@ -135,9 +135,9 @@ class Delivery:
         return self._known("carried", 0, made)
 
     def planned(self, round: int, lazy: bool) -> list[Exchange]:
-        """The exchanges of a round, one after the other. Kept over rounds unless messages get lost.
+        """Return the exchanges of a round, in order. Cached over rounds unless messages get lost.
 
-        `lazy` makes a difference to rounds of a single exchange only; see `in_one`.
+        `lazy` affects only rounds with a single exchange; see `in_one`.
         """
 
         def made() -> list[Exchange]:
@@ -150,9 +150,9 @@ class Delivery:
         return self._known(("planned", lazy), round, made)
 
     def shares(self, round: int) -> Exchange:
-        """What workers give each other in a round of push-sum, in one exchange: W, after losses that senders keep.
+        """Return a round of push-sum as one exchange: W, after losses that senders keep.
 
-        Kept over rounds unless messages get lost.
+        Cached over rounds unless messages get lost.
         """
 
         def made() -> Exchange:
@@ -163,7 +163,7 @@ class Delivery:
         return self._known("shares", round, made)
 
     def neighbors(self, round: int) -> Neighbors:
-        """The edges of all pieces of a round, each once. Kept over rounds unless messages get lost."""
+        """Return the distinct edges of all pieces of a round. Cached over rounds unless messages get lost."""
 
         def made() -> Neighbors:
             n, planned = self.rounds.num_workers, self._mixing(round)
@@ -188,7 +188,7 @@ class Delivery:
         return found
 
     def apply(self, w: np.ndarray, round: int) -> np.ndarray:
-        """W w of each piece, with the losses of this round: float64 [n, d] -> the same."""
+        """Return W w for each piece, with the losses of this round: float64 [n, d] -> the same."""
         phases = self.rounds.phases(round)
         if not phases:
             return w
@@ -199,7 +199,7 @@ class Delivery:
         return np.stack(columns, axis=1)
 
     def in_several(self, round: int) -> bool:
-        """Whether a round is anything but a single exchange with the matrices of the rounds, or nothing."""
+        """Return whether a round needs more than a single exchange with the matrices of the rounds."""
         phases = self.rounds.phases(round)  # those of fewer workers are alike
         return bool(phases) and not in_one(phases)
 
@@ -210,7 +210,7 @@ class Delivery:
         return exchange(matrices, phase.split, sent=phase.matrices)
 
     def undelivered(self, edges: RelayEdges, round: int) -> np.ndarray:
-        """The numbers of the edges whose message of this round is lost, or that have an absent end."""
+        """Return the indices of edges whose message of this round is lost or that have an absent end."""
         if self.present is not None:
             return np.flatnonzero(~(self.present[edges.src] & self.present[edges.dst]))
         if self.losses.probability == 0:
@@ -222,10 +222,10 @@ class Delivery:
 
 
 def _edges(matrices: Sequence[MixingMatrix]) -> np.ndarray:
-    """dst * n + src of the edges of any of them, ascending, each once."""
+    """Return the distinct dst * n + src of the edges of all matrices, ascending."""
     return np.unique(np.concatenate([W.graph.dst * W.num_workers + W.graph.src for W in matrices]))
 
 
 def in_one(phases: list[Phase]) -> bool:
-    """Whether a round is a single exchange with the matrices of the rounds."""
+    """Return whether a round is a single exchange with the matrices of the rounds."""
     return len(phases) == 1 and len(phases[0].matrices) > 0

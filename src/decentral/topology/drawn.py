@@ -13,16 +13,16 @@ from decentral.topology.graph import Graph, directed, is_connected, undirected
 from decentral.topology.topology import MAX_ROUNDS, GraphTopology, Repeating, Weights
 
 DRAWN_ROUNDS = 256
-"""After how many rounds the same draws come again, where nothing else is said: all are checked before a run."""
+"""Default number of rounds after which the draws repeat; all are checked before a run."""
 
 
 def usual_degree(num_workers: int) -> int:
-    """ceil(log2 n), at most n - 1: with about so many neighbours random graphs mix well."""
+    """Return ceil(log2 n), at most n - 1: random graphs of about this degree mix well."""
     return min(num_workers - 1, max(0, num_workers - 1).bit_length())
 
 
 def targets(num_workers: int, sends: int, generator: np.random.Generator) -> np.ndarray:
-    """`sends` different others for each worker, uniformly drawn: int64 [n, sends]."""
+    """Draw `sends` distinct others for each worker, uniformly: int64 [n, sends]."""
     n = num_workers
     if not sends:
         return np.empty((n, 0), dtype=np.int64)
@@ -40,17 +40,17 @@ def targets(num_workers: int, sends: int, generator: np.random.Generator) -> np.
 
 
 def generator_of(seed: int, topology: str, num_workers: int, round: int, attempt: int = 0) -> np.random.Generator:
-    """For what is drawn in a round."""
+    """Return the generator for the draws of a round."""
     return numpy_generator(seed, f"topology {topology}", num_workers, round, attempt)
 
 
 @dataclass
 class Epidemic(GraphTopology):
-    """Directed, drawn in every round: each worker sends to `sends` others, uniformly, none of them twice (EL-Local).
+    """Directed, random in every round: each worker sends to `sends` distinct others, drawn uniformly (EL-Local).
 
-    A worker averages what it has and what it gets with equal weights, W_ij = 1 / (1 + in-degree), which are the pull
-    weights: agreement stays, but the mean moves, so that algo=epidemic_learning takes it and algorithms that need a
-    doubly stochastic W do not (with topology.weights=uniform it is for push-sum, algo=sgp). The in-degree is
+    A worker averages its model and all received ones equally, W_ij = 1 / (1 + in-degree), the pull weights. They
+    preserve consensus, but not the mean: algo=epidemic_learning accepts them, algorithms that need a doubly stochastic
+    W do not (with topology.weights=uniform it is for push-sum, algo=sgp). The in-degree is
     Binomial(n - 1, s / (n - 1)) for s = `sends`, and may be 0. EL-Oracle is topology=random_regular
     topology.changing=true.
 
@@ -69,7 +69,7 @@ class Epidemic(GraphTopology):
     drawn_rounds: int = setting(DRAWN_ROUNDS, at_least=1, at_most=MAX_ROUNDS)
 
     def graphs(self, num_workers: int) -> Repeating:
-        """Round t: i -> s others; ConfigError unless there are so many."""
+        """Return the graphs of round t: i -> s others. Raise ConfigError if there are fewer than s."""
         n, sends = num_workers, usual_degree(num_workers) if self.sends is None else self.sends
         if not min(1, n - 1) <= sends <= n - 1:
             raise ConfigError(
@@ -88,7 +88,7 @@ _ATTEMPTS = 1000
 
 @dataclass
 class RandomRegular(GraphTopology):
-    """A random graph in which every worker has `degree` neighbours; with changing=true another one in every round.
+    """A random graph in which every worker has `degree` neighbors; with changing=true a new one in every round.
 
     Metropolis weights are 1 / (degree + 1) on every edge and on the diagonal. changing=true is Epidemic Learning's
     oracle (EL-Oracle); topology=epidemic is EL-Local.
@@ -99,10 +99,10 @@ class RandomRegular(GraphTopology):
     seed          seed of the draws, with the round: all workers know them, and none is sent
     drawn_rounds  with changing=true: number of rounds after which the same graphs repeat, in the same order
 
-    Drawn by pairing the s ends of each worker at random, and exchanging the ends of loops and of edges that are there
-    twice with those of edges drawn at random until there are none: about, not exactly, uniform. de Vos et al., NeurIPS
-    2023 (paper's text not checked); their code takes networkx's graphs, and adds edges where one is not connected,
-    which is then not regular.
+    The graph comes from a random pairing of the s ends of each worker. Ends of loops and of repeated edges are swapped
+    with those of random edges until none remain: approximately, not exactly, uniform. de Vos et al., NeurIPS 2023
+    (paper's text not checked); their code takes networkx's graphs and adds edges to disconnected ones, which are then
+    not regular.
     """
 
     name: str = "random_regular"
@@ -112,7 +112,7 @@ class RandomRegular(GraphTopology):
     drawn_rounds: int = setting(DRAWN_ROUNDS, at_least=1, at_most=MAX_ROUNDS, when="changing")
 
     def graphs(self, num_workers: int) -> Repeating:
-        """The graph of every round; ConfigError where there is no regular (for all rounds: connected) one."""
+        """Return the graph of every round. Raise ConfigError if no regular (for all rounds: connected) one exists."""
         n, degree = num_workers, self._degree(num_workers)
         if self.changing:
             return self.repeating(n, self.drawn_rounds, lambda round: (self._drawn(n, degree, round, 0),))
@@ -157,7 +157,7 @@ class RandomRegular(GraphTopology):
 
 
 def _regular(n: int, degree: int, generator: np.random.Generator) -> np.ndarray:
-    """The edges of a random graph with this degree, each once: int64 [n degree / 2, 2]."""
+    """Return the edges of a random graph with this degree, each once: int64 [n degree / 2, 2]."""
     edges = generator.permutation(np.repeat(np.arange(n), degree)).reshape(-1, 2)
     while True:
         low, high = edges.min(axis=1), edges.max(axis=1)

@@ -1,4 +1,4 @@
-"""Exponential graphs: static, symmetric, and with one peer, or a few, in each round."""
+"""Exponential graphs: static, symmetric, and with one or a few peers per round."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from decentral.topology.topology import GraphTopology
 
 
 def powers(base: int, below: int) -> np.ndarray:
-    """1, base, base^2, ... as far as they are smaller than `below`: integers, so none is missed by rounding."""
+    """Return 1, base, base^2, ... smaller than `below`, in integers, which avoids rounding errors."""
     found, power = [], 1
     while power < below:
         found.append(power)
@@ -23,9 +23,9 @@ def powers(base: int, below: int) -> np.ndarray:
 
 @dataclass
 class Exponential(GraphTopology):
-    """Directed: worker i sends to the workers i + 1, i + b, i + b^2, ... modulo n, all hops b^k < n in every round.
+    """Directed: in every round worker i sends to i + 1, i + b, i + b^2, ... modulo n, for all hops b^k < n.
 
-    b is `base`, 2 in the paper. Every entry of W, the diagonal too, is 1 / (1 + number of hops), which is doubly
+    b is `base`, 2 in the paper. Every entry of W, including the diagonal, is 1 / (1 + number of hops), which is doubly
     stochastic. For b = 2 and even n, |lambda_2| = 1 - 2 / (1 + ceil(log2 n)). Ying et al., NeurIPS 2021.
     """
 
@@ -40,10 +40,10 @@ class Exponential(GraphTopology):
 
 @dataclass
 class SymmetricExponential(GraphTopology):
-    """Worker i talks to the workers i +- 1, i +- b, i +- b^2, ... modulo n, all hops b^k <= n/2; b is `base`.
+    """Worker i exchanges with i +- 1, i +- b, i +- b^2, ... modulo n, for all hops b^k <= n/2; b is `base`.
 
-    Every entry of W, the diagonal too, is 1 / (1 + number of neighbours): symmetric and doubly stochastic. BlueFog
-    (Ying et al., 2021) has it with b = 4.
+    Every entry of W, including the diagonal, is 1 / (1 + number of neighbors): symmetric and doubly stochastic. BlueFog
+    (Ying et al., 2021) uses b = 4.
     """
 
     name: str = "symmetric_exponential"
@@ -57,10 +57,10 @@ class SymmetricExponential(GraphTopology):
 
 @dataclass
 class OnePeerExponential(GraphTopology):
-    """Directed, changing: in round k worker i sends to the single worker i + 2^(k mod D) modulo n, D = ceil(log2 n).
+    """Directed, time-varying: in round k worker i sends to i + 2^(k mod D) modulo n only, D = ceil(log2 n).
 
-    Worker i keeps one half and takes one half from i - 2^(k mod D). D rounds in a row, starting anywhere, give the
-    exact average if and only if n is a power of two. Assran et al., ICML 2019; Ying et al., NeurIPS 2021.
+    Worker i averages its model with that of i - 2^(k mod D). Any D consecutive rounds give the exact average if and
+    only if n is a power of two. Assran et al., ICML 2019; Ying et al., NeurIPS 2021.
 
     neighbors    number of workers to which a worker sends in a round: with m of them over the hops 2^(k mod D), 2^(k+1
                  mod D), ..., 2^(k+m-1 mod D), all weights are 1/(m + 1). The average of D rounds is exact for m = 1

@@ -1,4 +1,4 @@
-"""Numbers about topologies that papers and tables quote."""
+"""Properties of topologies that papers and tables report."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from decentral.topology.rounds import Rounds
 
 
 def second_largest_eigenvalue_modulus(W: np.ndarray) -> float:
-    """|lambda_2|: mixing with W shrinks disagreement by this factor each round in the long run; 0 for one worker."""
+    """Return |lambda_2|, the asymptotic factor by which W shrinks disagreement per round; 0 for one worker."""
     moduli = np.sort(np.abs(_eigenvalues(W)))
     return float(moduli[-2]) if len(moduli) > 1 else 0.0
 
 
 def smallest_eigenvalue(W: MixingMatrix | np.ndarray) -> float:
-    """The smallest eigenvalue of W (its real part where W is not symmetric).
+    """Return the smallest eigenvalue of W (its real part if W is not symmetric).
 
-    Of a symmetric matrix of more than 1024 workers, which is then never made dense, by Lanczos' method.
+    For symmetric matrices of more than 1024 workers, by Lanczos' method without a dense matrix.
     """
     if isinstance(W, MixingMatrix):
         if W.num_workers > _DENSE_EIGENVALUES and W.is_symmetric(0.0):
@@ -30,7 +30,7 @@ def smallest_eigenvalue(W: MixingMatrix | np.ndarray) -> float:
 
 
 def largest_laplacian_eigenvalue(graph: Graph) -> float:
-    """The largest eigenvalue of D - A for an undirected graph, D the degrees."""
+    """Return the largest eigenvalue of D - A for an undirected graph, D the degrees."""
     degree = graph.indegree.astype(np.float64)
     laplacian = MixingMatrix.on(graph, np.full(len(graph), -1.0), degree)
     if graph.num_workers > _DENSE_EIGENVALUES:
@@ -42,12 +42,12 @@ _DENSE_EIGENVALUES = 1024
 
 
 def _extreme_eigenvalue(W: MixingMatrix, which: str) -> float:
-    """The smallest (SA) or largest (LA) eigenvalue of a symmetric matrix."""
+    """Return the smallest (SA) or largest (LA) eigenvalue of a symmetric matrix."""
     return float(_lanczos(W, k=1, which=which, tol=1e-10, ncv=64)[0])
 
 
 def _lanczos(W: MixingMatrix, **how: Any) -> np.ndarray:
-    """Eigenvalues of a symmetric matrix, by Lanczos' method from a fixed start."""
+    """Return eigenvalues of a symmetric matrix, by Lanczos' method from a fixed start vector."""
     from scipy.sparse import csc_array
     from scipy.sparse.linalg import eigsh
 
@@ -63,11 +63,11 @@ def _eigenvalues(W: np.ndarray) -> np.ndarray:
 
 
 def relay_matrix(rounds: Rounds) -> np.ndarray:
-    """One step of RelaySum whose messages travel during the gradient, as a matrix on the last models of all workers.
+    """Return one step of RelaySum with overlapped messages as a matrix on the recent models of all workers.
 
     The rows and columns are the n workers' models now, one step ago, ..., tau_max steps ago: n (tau_max + 1) of them.
-    The first n rows take 1/n of every worker's model of tau_ij steps ago, the others only move on in time (Vogels et
-    al., NeurIPS 2021, definition E). Of the first piece of rounds that do not change.
+    The first n rows take 1/n of every worker's model of tau_ij steps ago, the others only shift in time (Vogels et
+    al., NeurIPS 2021, definition E). Uses the first piece of static rounds.
     """
     tau = rounds.hops()[0]
     n, oldest = len(tau), int(tau.max())
@@ -80,11 +80,11 @@ def relay_matrix(rounds: Rounds) -> np.ndarray:
 
 
 def effective_spectral_gap(M: np.ndarray, patience: int = 11) -> tuple[int, float]:
-    """The (m, p) with the smallest m / p found for the key lemma of Vogels et al. (NeurIPS 2021, appendix A).
+    """Return the (m, p) with the smallest m / p found for the key lemma of Vogels et al. (NeurIPS 2021, appendix A).
 
-    With the limit Pi of M^k, p is such that ||M^m - Pi||^2 = (1 - p)^(2 m) ||M - Pi||^2 in the spectral norm. As in the
-    authors' code, m goes up from 1 until m / p has not improved `patience` times, and p has to be below |lambda_2| of
-    M: what is found is a local minimum.
+    With the limit Pi of M^k, p satisfies ||M^m - Pi||^2 = (1 - p)^(2 m) ||M - Pi||^2 in the spectral norm. As in the
+    authors' code, m increases from 1 until m / p has not improved `patience` times, and p must be below |lambda_2| of
+    M: the result is a local minimum.
     """
     limit = np.linalg.matrix_power(M, 1 << 20)
     second = second_largest_eigenvalue_modulus(M)
@@ -106,11 +106,10 @@ def effective_spectral_gap(M: np.ndarray, patience: int = 11) -> tuple[int, floa
 
 
 def rounds_to_consensus(rounds: Rounds, tolerance: float = 1e-12) -> int | None:
-    """After how many rounds, from round 0 on, all workers have the mean of all; None: not within one period.
+    """Return the number of rounds, from round 0, to exact consensus; None: more than one period.
 
-    Tried on four vectors of random numbers, of which |x_i - mean| <= tolerance has to remain, after a last round that
-    made it 10^6 times smaller at least: what only shrinks is not exact. Sparse, so that n = 4,096 takes milliseconds.
-    Of the first piece.
+    Tested on four random vectors: |x_i - mean| <= tolerance must hold after a last round that reduced it by at least
+    10^6, which excludes mere shrinking. Sparse, so n = 4,096 takes milliseconds. Uses the first piece.
     """
     x = np.random.default_rng(0).standard_normal((4, rounds.num_workers))
     mean = x.mean(axis=1, keepdims=True)
@@ -126,12 +125,12 @@ def rounds_to_consensus(rounds: Rounds, tolerance: float = 1e-12) -> int | None:
 
 
 def spectral_gap(rounds: Rounds, iterations: int = 300) -> float:
-    """1 - p, where disagreement shrinks by p in a round in the long run; 1 where all agree exactly.
+    """Return 1 - p, where p is the asymptotic factor of disagreement per round; 1 for exact consensus.
 
-    p is the period-th root of |lambda_2| of the product of a period's matrices, of up to 256 workers (one symmetric
-    matrix: 1,024) and 64 rounds. Of more nothing dense is made: one symmetric matrix has its eigenvalues next to 1 and
-    -1 found by Lanczos' method; elsewhere p is estimated from how much the disagreement of random numbers shrinks in
-    the second half of `iterations` rounds at least. Of the first piece.
+    p is the period-th root of |lambda_2| of the product of a period's matrices, for up to 256 workers (one symmetric
+    matrix: 1,024) and 64 rounds. Larger cases avoid dense matrices: Lanczos' method finds the eigenvalues next to 1 and
+    -1 of a single symmetric matrix; otherwise p is estimated from how much the disagreement of random numbers shrinks
+    in the second half of at least `iterations` rounds. Uses the first piece.
     """
     n, period = rounds.num_workers, rounds.period
     if n == 1 or rounds_to_consensus(rounds) is not None:
@@ -164,10 +163,10 @@ _DENSE_PRODUCTS = 256
 
 
 def _second_next_to_one(W: MixingMatrix) -> float:
-    """The second largest eigenvalue of a symmetric matrix, by Lanczos' method.
+    """Return the second largest eigenvalue of a symmetric matrix, by Lanczos' method.
 
-    On (W - s I)^-1 with s just above 1 where rows have few entries, as in rings and grids, whose eigenvalues lie close
-    together there; on W itself elsewhere.
+    Uses (W - s I)^-1 with s just above 1 for rows with few entries, as in rings and grids, whose eigenvalues lie close
+    together there; otherwise W itself.
     """
     if len(W) <= 5 * W.num_workers:
         return float(_lanczos(W, k=2, sigma=1 + 1e-9).min())
@@ -175,13 +174,13 @@ def _second_next_to_one(W: MixingMatrix) -> float:
 
 
 def messages_per_round(rounds: Rounds) -> float:
-    """How many messages all workers together send in a round, on average over a period: of all pieces."""
+    """Return the total number of messages per round, averaged over a period, in all pieces."""
     counts = (W.num_messages for round in range(rounds.period) for W in rounds.mixing(round))
     return sum(counts) / rounds.period
 
 
 def told(rounds: Rounds) -> str:
-    """Rounds to exact consensus, spectral gap and messages per round, as `--help` says them."""
+    """Return rounds to exact consensus, spectral gap and messages per round, as text for `--help`."""
     exact = rounds_to_consensus(rounds)
     agree = "never exact" if exact is None else f"exact after {exact} {'round' if exact == 1 else 'rounds'}"
     return f"{agree}, spectral gap {spectral_gap(rounds):.3g}, {messages_per_round(rounds):.4g} messages a round"

@@ -22,13 +22,13 @@ from decentral.topology.topology import MAX_ROUNDS, GraphTopology, Weights, chec
 
 _COLUMNS = ("source", "target", "weight")
 _NAMES = [{*_COLUMNS[:count], *more} for count in (2, 3) for more in ((), ("round",))]
-"""What the columns of a CSV file may be called."""
+"""Valid column names of a CSV file."""
 
 
 @dataclass(frozen=True)
 class EdgeList:
-    """Edges source[e] -> target[e] of round[e], int64 [E], with weights float64 [E] or none; `place[e]` says where it
-    was read."""
+    """Edges source[e] -> target[e] of round[e], int64 [E], with weights float64 [E] or none; `place[e]` is the position
+    in the file."""
 
     path: Path
     source: np.ndarray
@@ -37,17 +37,17 @@ class EdgeList:
     place: list[str]
     round: np.ndarray | None = None
     matrices: tuple[int, int] | None = None
-    """T and n of a file of matrices: its edges go one way each."""
+    """T and n of a file of matrices, whose edges are directed."""
 
     @property
     def period(self) -> int:
-        """How many rounds there are."""
+        """Return the number of rounds."""
         if self.matrices is not None:
             return self.matrices[0]
         return 1 if self.round is None else int(self.round.max()) + 1
 
     def of_round(self, round: int) -> EdgeList:
-        """Those of one round."""
+        """Return the edges of one round."""
         if self.round is None:
             return self
         its = np.flatnonzero(self.round == round)
@@ -55,7 +55,7 @@ class EdgeList:
         return EdgeList(self.path, self.source[its], self.target[its], weight, [self.place[e] for e in its])
 
     def check(self, num_workers: int, directed: bool) -> None:
-        """Raise ConfigError, naming the place, for what cannot be a graph on `num_workers` workers."""
+        """Raise ConfigError, naming the position, for an invalid graph on `num_workers` workers."""
         seen: dict[tuple[int, ...], str] = {}
         round = [0] * len(self.place) if self.round is None else self.round.tolist()
         for t, source, target, place in zip(round, self.source.tolist(), self.target.tolist(), self.place, strict=True):
@@ -87,7 +87,7 @@ def _no_edges(path: Path) -> ConfigError:
 
 
 def read_csv(path: Path) -> EdgeList:
-    """Read source,target[,weight], one edge a line; a first line of words names the columns, in any order, and maybe
+    """Read source,target[,weight], one edge per line; an optional header names the columns in any order, including
     round."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
@@ -128,8 +128,8 @@ def read_csv(path: Path) -> EdgeList:
 
 
 def read_npz(path: Path) -> EdgeList:
-    """Read the integers `edges` [E, 2] (source, target) and, where there are any, `weights` [E] and `round` [E]; or
-    `matrices` [T, n, n] or [n, n]."""
+    """Read the integers `edges` [E, 2] (source, target), with optional `weights` [E] and `round` [E]; or `matrices`
+    [T, n, n] or [n, n]."""
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             if "matrices" in arrays:
@@ -162,7 +162,7 @@ def read_npz(path: Path) -> EdgeList:
 
 
 def _of_matrices(path: Path, matrices: np.ndarray) -> EdgeList:
-    """The entries of W [T, n, n] or [n, n] that are not 0, and all of the diagonals."""
+    """Return the nonzero entries of W [T, n, n] or [n, n] and all diagonal entries."""
     W = matrices[None] if matrices.ndim == 2 else matrices
     if W.ndim != 3 or W.shape[1] != W.shape[2] or not W.size or not np.isfinite(W).all():
         raise ConfigError(
@@ -195,17 +195,16 @@ def _number(cell: str, kind: Any, what: str, place: str, path: Path) -> Any:
 
 @dataclass
 class File(GraphTopology):
-    """A graph of your own, or one for each round, read from the .csv or .npz file at `path`.
+    """Your own graph, or one per round, from the .csv or .npz file at `path`.
 
     A CSV file has lines `source,target[,weight]`, or a header with these names in any order; an .npz file has `edges`
-    [E, 2] and maybe `weights` [E]. Workers are numbered from 0. Edges are listed once and go both ways unless
-    directed=true. With weights, W[target, source] = weight, and a worker without a loop `i,i,weight` of its own keeps
-    1 - the rest of its row. Without, W follows the rule `weights`. The path may start with ~ and is relative to the
-    working directory.
+    [E, 2] and optionally `weights` [E]. Workers are numbered from 0. Edges are listed once and go both ways unless
+    directed=true. With weights, W[target, source] = weight, and a worker without a self-loop `i,i,weight` keeps 1 - the
+    rest of its row. Without, W follows the rule `weights`. The path may start with ~ and is relative to the working
+    directory.
 
-    Graphs that change: a CSV file with a header has a column `round` (0, 1, ...; in a round without edges nothing is
-    sent), an .npz file `round` [E], or, instead of edges, `matrices` [T, n, n] with W[i, j] of each round. After the
-    last round the first one follows.
+    Time-varying graphs: a CSV file with a header has a column `round` (0, 1, ...; a round without edges sends nothing),
+    an .npz file `round` [E], or, instead of edges, `matrices` [T, n, n] with W[i, j] of each round. The rounds repeat.
     """
 
     name: str = "file"
@@ -213,30 +212,30 @@ class File(GraphTopology):
     directed: bool = False
 
     def implied_num_workers(self) -> int:
-        """One more than the largest number in the file, or the size of its matrices."""
+        """Return one more than the largest worker number in the file, or the size of its matrices."""
         edges = self._edges()
         if edges.matrices is not None:
             return edges.matrices[1]
         return int(max(edges.source.max(), edges.target.max())) + 1
 
     def notes(self) -> tuple[str, ...]:
-        """Which way the lines were read."""
+        """Say how the lines were interpreted."""
         if self._edges().matrices is not None:
             return ()
         way = "from a to b only" if self.directed else "both ways; topology.directed=true reads it from a to b only"
         return (f"a line a,b of topology.path={self.path} is an edge {way}",)
 
     def weights_given(self) -> bool:
-        """Whether the file has weights."""
+        """Return whether the file has weights."""
         return self._edges().weight is not None
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """The graph of each round of the file; ConfigError if it cannot be read or is none on n workers."""
+        """Return the graph of each round. Raise ConfigError if the file is unreadable or does not fit n workers."""
         edges = self._edges(num_workers)
         return [(self._graph(edges.of_round(t), num_workers),) for t in range(edges.period)]
 
     def schedule(self, num_workers: int) -> Rounds:
-        """The rounds of the file; ConfigError if it cannot be read or is none for n workers."""
+        """Return the rounds of the file. Raise ConfigError if it is unreadable or does not fit n workers."""
         check_num_workers(num_workers)
         edges = self._edges(num_workers)
         each = [edges.of_round(t) for t in range(edges.period)]
@@ -251,7 +250,7 @@ class File(GraphTopology):
         return join(num_workers, edges.source, edges.target)
 
     def _matrix(self, edges: EdgeList, A: Graph) -> MixingMatrix:
-        """W from the weights of the file; where it has none, by the rule `weights`."""
+        """Return W from the weights of the file, or by the rule `weights` if it has none."""
         n = A.num_workers
         if edges.weight is None:
             return super().matrix(A)
@@ -299,5 +298,5 @@ class File(GraphTopology):
 
 @lru_cache(maxsize=2)
 def _read_unchanged(path: Path, _digest: str) -> EdgeList:
-    """A configuration asks several times, and a million lines take seconds."""
+    """Read the file once: a configuration asks several times, and a million lines take seconds."""
     return read_npz(path) if path.suffix == ".npz" else read_csv(path)

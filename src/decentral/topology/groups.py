@@ -1,10 +1,10 @@
-"""The groups that workers average in without waiting, and the tree by which one of them calls all (Li et al., TPDS
-2021, section 3).
+"""Groups of wait-avoiding group averaging, and the tree by which one worker activates all (Li et al., TPDS 2021,
+section 3).
 
 n = log2 P for P workers and k = log2 S for groups of S, both powers of two. In phase r of version t worker p exchanges
-with p xor 2^((t k + r) mod n); the group of p is all that it hears of in the k phases: those that agree with p in the
-other n - k bits. This is what the paper's text and figures show. Its printed Algorithm 1 shifts a mask that has been
-shifted already, and so pairs other workers as soon as S >= 4.
+with p xor 2^((t k + r) mod n). The group of p is all workers it is connected to in the k phases: those equal to p in
+the other n - k bits. This follows the paper's text and figures. Its printed Algorithm 1 shifts an already shifted mask,
+and so pairs other workers once S >= 4.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from decentral.errors import ConfigError
 
 @dataclass(frozen=True)
 class GroupSchedule:
-    """The groups of all versions for n workers and groups of S; `dynamic`: they change.
+    """The groups of all versions for n workers and groups of S; `dynamic`: they change per version.
 
     Raises ConfigError unless both are powers of two, S <= n.
     """
@@ -32,7 +32,7 @@ class GroupSchedule:
         check_groups(self.num_workers, self.group_size)
 
     def groups(self, version: int) -> tuple[list[list[int]], list[int]]:
-        """The groups of a version, members ascending, and the number of each worker's group."""
+        """Return the groups of a version, members ascending, and the index of each worker's group."""
         found = grouping(version, self.num_workers, self.group_size, self.dynamic)
         number = np.empty(self.num_workers, dtype=np.int64)
         number[found] = np.arange(len(found))[:, None]
@@ -40,7 +40,7 @@ class GroupSchedule:
 
 
 def check_groups(num_workers: int, group_size: int, key: str = "algo.group_size") -> None:
-    """Raises ConfigError unless both are powers of two, and the groups no larger than all workers; says what is."""
+    """Raise ConfigError unless both are powers of two with group_size <= num_workers; suggest valid values."""
     if not is_power_of_two(num_workers):
         below = 1 << (max(1, num_workers).bit_length() - 1)
         raise ConfigError(
@@ -55,13 +55,13 @@ def check_groups(num_workers: int, group_size: int, key: str = "algo.group_size"
 
 
 def is_power_of_two(number: int) -> bool:
-    """Whether it is 1, 2, 4, ..."""
+    """Return whether it is 1, 2, 4, ..."""
     return number > 0 and not number & (number - 1)
 
 
 def group_size_auto(num_workers: int) -> int:
-    """S = 2^round(log2(P) / 2), about sqrt(P) as in the paper; halves are rounded to the even number, so P = 8 gives 4.
-    For P = 2 it is 2: in a group of one nobody averages.
+    """Return S = 2^round(log2(P) / 2), about sqrt(P) as in the paper; halves round to even, so P = 8 gives 4. For P = 2
+    it is 2: a group of one does not average.
 
     Raises ConfigError unless P is a power of two.
     """
@@ -71,19 +71,19 @@ def group_size_auto(num_workers: int) -> int:
 
 
 def phases(version: int, num_workers: int, group_size: int, dynamic: bool = True) -> list[int]:
-    """The bit in which partners differ, for each of the k phases of a version; fixed groups are those of version 0."""
+    """Return the bit in which partners differ, for each of the k phases; fixed groups use version 0."""
     n, k = _bits(num_workers), _bits(group_size)
     first = version * k if dynamic else 0
     return [(first + r) % n for r in range(k)]
 
 
 def partners(worker: int, version: int, num_workers: int, group_size: int, dynamic: bool = True) -> list[int]:
-    """With whom a worker exchanges in each of the k phases of a version."""
+    """Return a worker's partner in each of the k phases of a version."""
     return [worker ^ (1 << bit) for bit in phases(version, num_workers, group_size, dynamic)]
 
 
 def group(worker: int, version: int, num_workers: int, group_size: int, dynamic: bool = True) -> list[int]:
-    """The S members of a worker's group in a version, sorted."""
+    """Return the S members of a worker's group in a version, sorted."""
     members = [worker]
     for bit in phases(version, num_workers, group_size, dynamic):
         members += [member ^ (1 << bit) for member in members]
@@ -91,22 +91,22 @@ def group(worker: int, version: int, num_workers: int, group_size: int, dynamic:
 
 
 def grouping(version: int, num_workers: int, group_size: int, dynamic: bool = True) -> np.ndarray:
-    """All groups of a version: int [P / S, S], sorted in each row, and rows by their first worker."""
+    """Return all groups of a version: int [P / S, S], each row sorted, rows ordered by their first worker."""
     mask = sum(1 << bit for bit in phases(version, num_workers, group_size, dynamic))
     workers = np.arange(num_workers)
     return workers[np.argsort(workers & ~mask, kind="stable")].reshape(-1, group_size)
 
 
 def group_period(num_workers: int, group_size: int) -> int:
-    """After how many versions the phases repeat: n / gcd(n, k); 1 for groups of one worker, or of one worker each."""
+    """Return the period of the phases in versions: n / gcd(n, k); 1 for one worker or groups of one."""
     n, k = _bits(num_workers), _bits(group_size)
     return n // math.gcd(n, k) if k else 1
 
 
 def versions_to_reach_all(num_workers: int, group_size: int) -> int:
-    """In how many consecutive versions, from any one on, what a worker contributes reaches everybody: ceil(n / k).
+    """Return the number of consecutive versions in which a contribution reaches all workers: ceil(n / k).
 
-    (The paper says log2 P in section 3.2.) Raises ConfigError for S = 1 < P: never.
+    (The paper says log2 P in section 3.2.) Raises ConfigError for S = 1 < P, which never reaches all.
     """
     n, k = _bits(num_workers), _bits(group_size)
     if n and not k:
@@ -115,7 +115,7 @@ def versions_to_reach_all(num_workers: int, group_size: int) -> int:
 
 
 def activation_children(worker: int, came_over: int, num_workers: int) -> list[int]:
-    """Whom a worker tells of a version that it has heard of over dimension `came_over`, or with -1 activates itself.
+    """Return the workers that a worker activates, after activation over dimension `came_over` (-1: by itself).
 
     The binomial tree of Figure 1, rooted at any worker: over all higher dimensions, the widest subtree first.
     """
@@ -123,10 +123,10 @@ def activation_children(worker: int, came_over: int, num_workers: int) -> list[i
 
 
 def dimension(sender: int, receiver: int) -> int:
-    """The bit in which two workers differ who talk along the tree."""
+    """Return the bit in which two workers adjacent in the tree differ."""
     return (sender ^ receiver).bit_length() - 1
 
 
 def _bits(size: int) -> int:
-    """log2 of a power of two."""
+    """Return log2 of a power of two."""
     return size.bit_length() - 1

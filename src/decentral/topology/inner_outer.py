@@ -1,4 +1,4 @@
-"""Machines of several workers: rings, or one-peer exponential graphs, between machines and within each."""
+"""Rings or one-peer exponential graphs, both between machines and within each machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from decentral.topology.topology import GraphTopology, Repeating
 
 @dataclass
 class InnerOuterRing(GraphTopology):
-    """Directed, changing: in every round one worker of each machine sends to another machine, the others inside.
+    """Directed, time-varying: in every round one worker per machine sends to another machine, the others within theirs.
 
     Machine m holds the L = `workers_per_machine` workers m L .. m L + L-1, its places 0 .. L-1; there are M = n / L
-    machines. In round t the worker at place t mod L sends to the same place of machine m+1 (modulo M); the other L-1
-    workers of a machine form a ring without it: each sends to the next place, or to the one after it where that is
-    place t mod L. Everybody sends and receives one message, so all weights are 1/2: doubly stochastic. The rounds
-    repeat after L. With one machine, the worker whose turn it is sends nothing and keeps its model.
+    machines. In round t the worker at place t mod L sends to the same place of machine m+1 (modulo M). The other L-1
+    workers of a machine form a ring without it: each sends to the next place, skipping place t mod L. Every worker
+    sends and receives one message, so all weights are 1/2: doubly stochastic. The rounds repeat after L. With one
+    machine, the worker at place t mod L sends nothing and keeps its model.
 
     Source: Ying et al., "BlueFog", 2021 (its inner-outer ring schedule, which is refused for L = 2 as well).
     """
@@ -29,13 +29,13 @@ class InnerOuterRing(GraphTopology):
     workers_per_machine: int = 4
 
     def graphs(self, num_workers: int) -> Repeating:
-        """Round t: place t mod L goes outside; ConfigError unless L > 2 divides n."""
+        """Return round t, in which place t mod L sends outside. Raise ConfigError unless L > 2 divides n."""
         M, L = num_machines(self.name, num_workers, self.workers_per_machine), self.workers_per_machine
         return self.repeating(num_workers, L, lambda t: (inner_outer(M, L, t % L, outer_hop=1, inner_hop=1),))
 
 
 def num_machines(topology: str, num_workers: int, workers_per_machine: int) -> int:
-    """n / L.
+    """Return n / L.
 
     Raises:
         ConfigError: L is smaller than 3, or does not divide n.
@@ -57,9 +57,9 @@ def num_machines(topology: str, num_workers: int, workers_per_machine: int) -> i
 
 
 def inner_outer(machines: int, places: int, leaver: int, outer_hop: int, inner_hop: int) -> Graph:
-    """The graph of one round: the place `leaver` sends `outer_hop` machines further, the others inside.
+    """Return the graph of one round: place `leaver` sends `outer_hop` machines ahead, the others within the machine.
 
-    The others of a machine, in clockwise order without the leaver, each send `inner_hop` further among themselves.
+    The other workers of a machine, in clockwise order without the leaver, each send `inner_hop` places ahead.
     """
     worker = np.arange(machines * places).reshape(machines, places)
     target = np.empty_like(worker)
@@ -71,16 +71,15 @@ def inner_outer(machines: int, places: int, leaver: int, outer_hop: int, inner_h
 
 @dataclass
 class InnerOuterExponential(GraphTopology):
-    """Directed, changing: `inner_outer_ring` with hops 1, 2, 4, ... in turn, between machines and inside.
+    """Directed, time-varying: `inner_outer_ring` with hops 1, 2, 4, ... in turn, between and within machines.
 
     With L = `workers_per_machine` and M = n / L machines, in round t the worker at place t mod L of every machine sends
-    to the same place 2^(t mod K) machines further, K = 1 + floor(log2(M - 1)). The other L-1 workers of a machine send
-    h = 2^(t mod k) places further, k = 1 + floor(log2(L - 2)), and one place more where that is at or beyond the one
-    that left: h places further among those that stay. All weights are 1/2: doubly stochastic. The rounds repeat after
-    lcm(L, K, k).
+    to the same place 2^(t mod K) machines ahead, K = 1 + floor(log2(M - 1)). The other L-1 workers of a machine send
+    h = 2^(t mod k) places ahead, k = 1 + floor(log2(L - 2)), plus one to skip the worker that sends outside: h places
+    ahead among the others. All weights are 1/2: doubly stochastic. The rounds repeat after lcm(L, K, k).
 
-    Where L and K have a common factor, some places never try some distances between machines; their models travel
-    them by way of the other places. With one machine, the worker whose turn it is keeps its model.
+    If L and K have a common factor, some places never use some distances between machines; their models cover these
+    through other places. With one machine, the worker at place t mod L keeps its model.
 
     Source: Ying et al., "BlueFog", 2021 (its inner-outer exponential-2 schedule, there for M >= 2 only).
     """
@@ -89,7 +88,7 @@ class InnerOuterExponential(GraphTopology):
     workers_per_machine: int = 4
 
     def graphs(self, num_workers: int) -> Repeating:
-        """Round t: place t mod L goes 2^(t mod K) machines further; ConfigError unless L > 2 divides n."""
+        """Return round t: place t mod L sends 2^(t mod K) machines ahead. Raise ConfigError unless L > 2 divides n."""
         M, L = num_machines(self.name, num_workers, self.workers_per_machine), self.workers_per_machine
         K, k = max(1, (M - 1).bit_length()), (L - 2).bit_length()
 

@@ -1,17 +1,16 @@
-"""What curious workers can work out from the messages that a graph sends them.
+"""What honest-but-curious workers can reconstruct from the messages they receive.
 
-Every worker j has a private number v_j that does not change. The attackers A follow the protocol, know the graph and W,
-and pool what they have: their own numbers and every message to one of them. All of it is linear in v. With gossip,
-x^{t+1} = W_t x^t from x^0 = v, the knowledge matrix K_T has the rows e_a of the attackers and row j of W_{t-1} ... W_0
-for every j that sends to one of them in a round t < T. Its rank grows with T until it stops. Worker j's number can be
-reconstructed iff e_j is in the row space: a row of the reduced row echelon form with a single entry. Workers whose
-columns are equal cannot be told apart.
+Every worker j has a private constant v_j. The attackers A follow the protocol, know the graph and W, and pool their
+own values and every message to one of them. All of it is linear in v. With gossip, x^{t+1} = W_t x^t from x^0 = v, the
+knowledge matrix K_T has the rows e_a of the attackers and row j of W_{t-1} ... W_0 for every j that sends to one of
+them in a round t < T. Its rank grows with T and then stops. Worker j's value can be reconstructed iff e_j is in the row
+space: a row of the reduced row echelon form with a single entry. Workers with equal columns are indistinguishable.
 
-Gradients that change, noise and compression are not covered, and what cannot be reconstructed here is no guarantee of
-privacy. El Mrini, Cyffers and Bellet, "Privacy Attacks in Decentralized Learning", ICML 2024.
+Changing gradients, noise and compression are not covered, and a value that cannot be reconstructed here is not
+guaranteed to be private. El Mrini, Cyffers and Bellet, "Privacy Attacks in Decentralized Learning", ICML 2024.
 
 Numbers are integers modulo the prime 2^61 - 1. Ranks are exact unless the prime divides a determinant of the weights,
-which for n workers has a probability of about n / 2^61. Floating point would have to guess ranks from n ~ 20 on.
+which for n workers has a probability of about n / 2^61. In floating point, ranks would be unreliable from n ~ 20 on.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _LONGEST_PAUSE = 64
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """What some attackers know when further rounds add nothing.
+    """The knowledge of some attackers once further rounds add nothing.
 
     attackers   who pool what they see
     matrix      the reduced row echelon form of K_T modulo PRIME: uint64 [rank, n]
@@ -50,18 +49,18 @@ class Knowledge:
 
     @property
     def rank(self) -> int:
-        """How many numbers are known, or combinations of numbers that do not follow from each other."""
+        """Return the number of known values or linearly independent combinations."""
         return len(self.matrix)
 
     @property
     def reconstructed(self) -> list[int]:
-        """The others whose numbers the attackers can work out, ascending."""
+        """Return the other workers whose values the attackers can reconstruct, ascending."""
         single = self.matrix[np.count_nonzero(self.matrix, axis=1) == 1]
         return sorted({*single.argmax(axis=1).tolist()} - self.attackers)
 
     @property
     def groups(self) -> list[list[int]]:
-        """Workers that cannot be told apart, two or more each."""
+        """Return groups of two or more indistinguishable workers."""
         found: dict[bytes, list[int]] = {}
         for worker, column in enumerate(np.ascontiguousarray(self.matrix.T)):
             found.setdefault(column.tobytes(), []).append(worker)
@@ -69,10 +68,10 @@ class Knowledge:
 
 
 def from_gossip(rounds: Rounds, attackers: Sequence[Collection[int]], piece: int = 0) -> list[Knowledge]:
-    """What each set of attackers learns from gossip averaging of one piece of the model.
+    """Return the knowledge of each set of attackers from gossip averaging of one piece of the model.
 
-    Exact for rounds that repeat within 64. Of others, the attackers' knowledge counts as complete when 64 rounds in a
-    row add nothing.
+    Exact for rounds with a period up to 64. Otherwise the attackers' knowledge counts as complete when 64 consecutive
+    rounds add nothing.
 
     Raises:
         ConfigError: a round is not one exchange of whole models with the neighbors.
@@ -100,11 +99,11 @@ def from_gossip(rounds: Rounds, attackers: Sequence[Collection[int]], piece: int
 
 
 def from_relaying(rounds: Rounds, attackers: Sequence[Collection[int]], piece: int = 0) -> list[Knowledge]:
-    """What each set of attackers learns where a tree relays sums, as RelaySum does, of one piece of the model.
+    """Return the knowledge of each set of attackers from RelaySum on a tree, of one piece of the model.
 
-    In round t, the message from a neighbor has the sum over those of its branch that are up to t hops behind it. With
-    one attacker the rank is therefore 1 + the sum of the depths of its branches, and only those are reconstructed that
-    are alone in their level.
+    In round t, the message from a neighbor is the sum over the workers of its branch up to t hops behind it. For one
+    attacker the rank is therefore 1 + the sum of the depths of its branches, and it reconstructs exactly the workers
+    that are alone in their level.
 
     Raises:
         ConfigError: the graph is not a tree.
@@ -134,13 +133,13 @@ def from_relaying(rounds: Rounds, attackers: Sequence[Collection[int]], piece: i
 
 
 def share_given_away(found: Sequence[Knowledge]) -> float:
-    """The share of the others' numbers that attackers reconstruct, the mean over the sets of attackers; 0: nobody's."""
+    """Return the share of other workers' values that attackers reconstruct, averaged over the sets of attackers."""
     others = sum(one.matrix.shape[1] - len(one.attackers) for one in found)
     return sum(len(one.reconstructed) for one in found) / others if others else 0.0
 
 
 def given_away(rounds: Rounds) -> str:
-    """What a graph gives away to single attackers, and what that takes for granted, as `--help` says it."""
+    """Return what a graph reveals to single attackers, and the assumptions, as text for `--help`."""
     n = rounds.num_workers
     if not 1 < n <= _TOLD_UP_TO:
         return f"computed for 2 to {_TOLD_UP_TO} workers."
@@ -160,7 +159,7 @@ _TOLD_UP_TO = 64
 
 
 def in_words(found: Sequence[Knowledge]) -> str:
-    """What single attackers learn, as `--help` says it: how many of the others, how soon, and who hides whom."""
+    """Return what single attackers learn, as text for `--help`: how many others, how soon, which look alike."""
     others, last = found[0].matrix.shape[1] - 1, max(one.rounds for one in found)
     known = [len(one.reconstructed) for one in found]
     beyond = [len(set(one.reconstructed) - one.heard) for one in found]
@@ -200,16 +199,16 @@ def _listed(workers: Sequence[int]) -> str:
 
 
 def exact_weights(W: MixingMatrix) -> list[Fraction]:
-    """The weights of the entries as fractions, such that rows or columns that sum to one do so exactly.
+    """Return the weights as fractions, so that rows or columns that sum to one do so exactly.
 
-    Off the diagonal those with the smallest denominators, up to 10^6, and on it what is left of the row (or column).
-    Where they do not agree with the floating-point numbers (`recovered`), those numbers as binary fractions.
+    Off-diagonal entries use the smallest denominators up to 10^6; the diagonal is the rest of the row (or column).
+    If they disagree with the floating-point numbers (`recovered`), those numbers as binary fractions.
     """
     return _recovered(W) or [Fraction(weight) for weight in W.weight.tolist()]
 
 
 def recovered(rounds: Rounds, piece: int = 0) -> bool:
-    """Whether the weights of the first 64 rounds of a period are known as the fractions that were rounded to floats."""
+    """Return whether the weights of a period's first 64 rounds are recovered as the fractions behind the floats."""
     return all(_recovered(rounds.mixing(t)[piece]) for t in range(min(rounds.period, _LONGEST_PAUSE)))
 
 
@@ -236,7 +235,7 @@ def _recovered(W: MixingMatrix) -> list[Fraction] | None:
 
 
 def _residues(weights: Sequence[Fraction]) -> np.ndarray:
-    """Fractions modulo PRIME: uint64 [E]."""
+    """Return fractions modulo PRIME: uint64 [E]."""
     known = {weight: weight.numerator * pow(weight.denominator, -1, PRIME) % PRIME for weight in set(weights)}
     return np.array([known[weight] for weight in weights], dtype=np.uint64)
 
@@ -248,7 +247,7 @@ _LOW_MOST = np.uint64((1 << 30) - 1)
 
 
 def _having_seen(known: Knowledge, rows: np.ndarray, t: int, senders: Collection[int]) -> Knowledge:
-    """The knowledge with the messages of a round added: uint64 [messages, n]."""
+    """Add the messages of a round, uint64 [messages, n], to the knowledge."""
     matrix = known.matrix
     for row in rows:
         if len(matrix):
@@ -264,7 +263,7 @@ def _having_seen(known: Knowledge, rows: np.ndarray, t: int, senders: Collection
 
 
 def _mixed(W: MixingMatrix, weights: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """W x for x [n, n]."""
+    """Return W x for x [n, n]."""
     heard = np.flatnonzero(np.diff(W.starts))
     found = np.zeros_like(x)
     found[heard] = _sum(_times(weights[:, None], x[W.src]), W.starts[heard])
@@ -272,7 +271,7 @@ def _mixed(W: MixingMatrix, weights: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _times(a: np.ndarray, b: np.ndarray | np.uint64) -> np.ndarray:
-    """Products modulo PRIME of numbers up to PRIME, in halves of 31 bits: 2^61 is 1."""
+    """Multiply numbers up to PRIME modulo PRIME, in halves of 31 bits: 2^61 is 1."""
     a_high, a_low, b_high, b_low = a >> _HALF, a & _LOW, b >> _HALF, b & _LOW
     middle = a_high * b_low + a_low * b_high
     found = (a_high * b_high << np.uint64(1)) + (middle >> _MOST) + ((middle & _LOW_MOST) << _HALF) + a_low * b_low
@@ -280,6 +279,6 @@ def _times(a: np.ndarray, b: np.ndarray | np.uint64) -> np.ndarray:
 
 
 def _sum(x: np.ndarray, starts: Sequence[int] | np.ndarray = (0,)) -> np.ndarray:
-    """The sums modulo PRIME of the rows from each start up to the next one: uint64 [starts, n]."""
+    """Return the sums modulo PRIME of the rows from each start up to the next one: uint64 [starts, n]."""
     low, high = (np.add.reduceat(half, starts, axis=0) for half in (x & _LOW, x >> _HALF))
     return np.asarray((low + _times(high, np.uint64(1 << 31))) % _PRIME)

@@ -1,4 +1,4 @@
-"""A topology from matrices that exist already."""
+"""A topology from given matrices."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Matrices(Topology):
     name = "matrices"
 
     def implied_num_workers(self) -> int | None:
-        """n."""
+        """Return n."""
         return len(self.rounds[0]) if self.rounds and self.rounds[0].ndim == 2 else None
 
     def schedule(self, num_workers: int) -> Rounds:
-        """The matrices, checked."""
+        """Check the matrices and return them as rounds."""
         if not self.rounds:
             raise ConfigError("topology is an empty list: give at least one matrix W [n, n].")
         for round, W in enumerate(self.rounds):

@@ -1,4 +1,4 @@
-"""The mixing matrix of one round and piece, as its entries."""
+"""The sparse mixing matrix of one round and piece."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AS_DENSE_ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class MixingMatrix:
-    """W [n, n] by its entries that are not zero: worker dst[e] takes weight[e] of worker src[e].
+    """W [n, n] by its nonzero entries: worker dst[e] weighs worker src[e] with weight[e].
 
     int64, int64 and float64 [E], sorted by (dst, src), each pair at most once; the diagonal is among them.
     """
@@ -26,7 +26,7 @@ class MixingMatrix:
 
     @classmethod
     def of(cls, W: MixingMatrix | np.ndarray) -> MixingMatrix:
-        """That of a dense matrix [n, n]; a MixingMatrix is itself."""
+        """Convert a dense matrix [n, n]; a MixingMatrix is returned as is."""
         if isinstance(W, MixingMatrix):
             return W
         assert W.ndim == 2 and W.shape[0] == W.shape[1] and W.dtype == np.float64
@@ -35,7 +35,7 @@ class MixingMatrix:
 
     @classmethod
     def on(cls, graph: Graph, weight: np.ndarray, own: np.ndarray) -> MixingMatrix:
-        """With a weight for each edge of a graph, and each worker's own on the diagonal: float64 [E], [n]."""
+        """Create W from a weight for each edge of a graph and each worker's own weight: float64 [E], [n]."""
         n, diagonal = graph.num_workers, np.arange(graph.num_workers)
         place = np.searchsorted(graph.keys, diagonal * (n + 1))
         src, dst = np.insert(graph.src, place, diagonal), np.insert(graph.dst, place, diagonal)
@@ -47,29 +47,29 @@ class MixingMatrix:
 
     @classmethod
     def of_entries(cls, num_workers: int, src: np.ndarray, dst: np.ndarray, weight: np.ndarray) -> MixingMatrix:
-        """With these entries in any order, none twice."""
+        """Create W from distinct entries in any order."""
         order = np.argsort(dst * num_workers + src)
         return cls(num_workers, src[order], dst[order], weight[order])
 
     @classmethod
     def identity(cls, num_workers: int) -> MixingMatrix:
-        """Everybody keeps what it has."""
+        """Return the identity."""
         diagonal = np.arange(num_workers)
         return cls(num_workers, diagonal, diagonal, np.ones(num_workers))
 
     @classmethod
     def average(cls, num_workers: int) -> MixingMatrix:
-        """1/n everywhere: all n^2 entries, which a run does not need (`Rounds.phases` has the mean of all workers)."""
+        """Return 1/n in all n^2 entries; a run does not need it (`Rounds.phases` has the mean of all workers)."""
         dst, src = np.divmod(np.arange(num_workers**2), num_workers)
         return cls(num_workers, src, dst, np.full(num_workers**2, 1 / num_workers))
 
     def __len__(self) -> int:
-        """The number of entries that are not zero, the diagonal included."""
+        """Return the number of nonzero entries, including the diagonal."""
         return len(self.weight)
 
     @cached_property
     def graph(self) -> Graph:
-        """Its edges: the entries off the diagonal."""
+        """Its edges: the off-diagonal entries."""
         edges = self.src != self.dst
         return Graph(self.num_workers, self.src[edges], self.dst[edges])
 
@@ -82,12 +82,12 @@ class MixingMatrix:
 
     @property
     def num_messages(self) -> int:
-        """How many entries are off the diagonal: the messages that an exchange takes."""
+        """The number of off-diagonal entries: the messages of an exchange."""
         return len(self) - int(np.count_nonzero(self.src == self.dst))
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """The entries of row i are starts[i] up to, but not including, starts[i + 1]: int64 [n + 1]."""
+        """Row i has the entries starts[i] up to, but excluding, starts[i + 1]: int64 [n + 1]."""
         counts = np.bincount(self.dst, minlength=self.num_workers)
         return np.concatenate([[0], np.cumsum(counts)])
 
@@ -100,7 +100,7 @@ class MixingMatrix:
         return np.bincount(self.src, weights=self.weight, minlength=self.num_workers)
 
     def is_symmetric(self, tolerance: float) -> bool:
-        """Whether |W_ij - W_ji| <= tolerance for all i and j."""
+        """Return whether |W_ij - W_ji| <= tolerance for all i and j."""
         n = self.num_workers
         keys, opposite = self.dst * n + self.src, self.src * n + self.dst
         order = np.argsort(opposite)
@@ -117,21 +117,21 @@ class MixingMatrix:
 
     @cached_property
     def lazy(self) -> MixingMatrix:
-        """(W + I) / 2."""
+        """Return (W + I) / 2."""
         edges = self.src != self.dst
         return MixingMatrix.on(self.graph, self.weight[edges] / 2, (self.diagonal + 1) / 2)
 
     def apply(self, w: np.ndarray) -> np.ndarray:
-        """W w for numbers w [n]: float64 [n]."""
+        """Return W w for numbers w [n]: float64 [n]."""
         return np.bincount(self.dst, weights=self.weight * w[self.src], minlength=self.num_workers)
 
     def row(self, worker: int) -> list[tuple[int, float]]:
-        """(j, W_ij) of the entries of row i, j ascending."""
+        """Return (j, W_ij) of the entries of row i, j ascending."""
         entries = slice(self.starts[worker], self.starts[worker + 1])
         return list(zip(self.src[entries].tolist(), self.weight[entries].tolist(), strict=True))
 
     def column(self, worker: int) -> list[tuple[int, float]]:
-        """(i, W_ij) of the entries of column j, i ascending."""
+        """Return (i, W_ij) of the entries of column j, i ascending."""
         return self._transposed.row(worker)
 
     @cached_property
@@ -140,16 +140,16 @@ class MixingMatrix:
         return MixingMatrix(self.num_workers, self.dst[by_column], self.src[by_column], self.weight[by_column])
 
     def dense(self) -> np.ndarray:
-        """W [n, n], float64, for reading."""
+        """Return W [n, n], float64, for reading."""
         W = np.zeros((self.num_workers, self.num_workers))
         W[self.dst, self.src] = self.weight
         return W
 
 
 def row_sums(num_workers: int, src: np.ndarray, dst: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The sums of weight [E] over the entries of each row dst, which is ascending: float64 [n].
+    """Sum weight [E] over the entries of each row; dst is ascending. Returns float64 [n].
 
-    For up to 256 workers they are added in numpy's order for dense rows: by it the weights of stored runs were made.
+    For up to 256 workers the order is numpy's for dense rows, as for the weights of stored runs.
     """
     n = num_workers
     if n <= _AS_DENSE_ROWS:

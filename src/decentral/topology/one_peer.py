@@ -1,4 +1,4 @@
-"""One peer at a time, over any static graph."""
+"""One peer per round, over any static graph."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from decentral.topology.topology import GraphTopology, Repeating, Weights, check
 
 @dataclass
 class OnePeer(GraphTopology):
-    """Changing: in round t a worker sends to one of those that it sends to in another topology, to each in turn.
+    """Time-varying: in round t a worker sends to one of its out-neighbors in another topology, to each in turn.
 
     The other topology is `graph`, with its settings: `direction` of a ring, `base` of exponential graphs, `center` of a
-    star, `rows` of a grid, `path` and `directed` of a file; null is its own default. Worker i takes its out-neighbours
-    j in clockwise order, by (j - i) mod n, and in round t sends to number t mod outdeg_i. The rounds repeat after the
-    least common multiple of the outdegrees. With graph=exponential this is one_peer_exponential.
+    star, `rows` of a grid, `path` and `directed` of a file; null is its default. Worker i sorts its out-neighbors j
+    clockwise, by (j - i) mod n, and in round t sends to number t mod outdeg_i. The rounds repeat after the least common
+    multiple of the outdegrees. With graph=exponential this is one_peer_exponential.
 
-    Where everybody has equally many neighbours at equal distances (ring, exponential), each worker receives one
-    message a round, and push and pull weights are the same doubly stochastic matrix. Elsewhere (star, grid) a worker
-    may receive none or many. Push weights (the default) then need push-sum, algo=sgp; pull weights would make the
-    workers agree on a wrong mean. With weights=metropolis every edge of a round goes both ways, which is symmetric and
-    doubly stochastic whatever the graph.
+    If all workers have neighbors at equal distances (ring, exponential), each worker receives one message per round,
+    and push and pull weights are the same doubly stochastic matrix. Otherwise (star, grid) a worker may receive none or
+    many. Push weights (the default) then need push-sum, algo=sgp; with pull weights the workers would reach consensus
+    on a wrong mean. With weights=metropolis every edge of a round goes both ways, which is symmetric and doubly
+    stochastic on any graph.
 
     Source: Ying et al., "BlueFog", 2021 (its dynamic one-peer schedule).
     """
@@ -47,15 +47,15 @@ class OnePeer(GraphTopology):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """Those of the other topology; None where they have not been given."""
+        """Return the settings of the other topology; None if not given."""
         return {key: getattr(self, key) for key in ("path", "directed", "direction", "base", "center", "rows")}
 
     def notes(self) -> tuple[str, ...]:
-        """Those of the other topology."""
+        """Return the notes of the other topology."""
         return topology_of(self.graph, self._settings).notes()
 
     def graphs(self, num_workers: int) -> Repeating:
-        """Round t: i -> its (t mod outdeg_i)-th out-neighbour; ConfigError if `graph` changes with the round."""
+        """Return round t: i -> its (t mod outdeg_i)-th out-neighbor. Raise ConfigError if `graph` is time-varying."""
         given = self.given(num_workers)
         if len(given) > 1:
             raise ConfigError(
@@ -72,23 +72,23 @@ class OnePeer(GraphTopology):
         return self.repeating(num_workers, period, graphs)
 
     def given(self, num_workers: int) -> list[tuple[Graph, ...]] | Repeating:
-        """The graphs of the other topology."""
+        """Return the graphs of the other topology."""
         return graphs_of(self.graph, self._settings, num_workers)
 
 
 class ClockwiseTargets:
-    """The workers j that each worker i sends to, by increasing (j - i) mod n."""
+    """The out-neighbors j of each worker i, by increasing (j - i) mod n."""
 
     def __init__(self, graph: Graph) -> None:
         n = self.num_workers = graph.num_workers
         order = np.argsort(graph.src * n + (graph.dst - graph.src) % n)
         self._targets = graph.dst[order]
         self.source = np.flatnonzero(graph.outdegree)
-        """Those that send to anybody, ascending: int64 [m]."""
+        """The workers with out-neighbors, ascending: int64 [m]."""
         self.degree = graph.outdegree[self.source]
-        """To how many each of them sends: int64 [m]."""
+        """Their outdegrees: int64 [m]."""
         self._first = np.cumsum(self.degree) - self.degree
 
     def of_round(self, t: int) -> np.ndarray:
-        """Each one's target number t mod its degree: int64 [m]."""
+        """Return target number t mod degree of each sender: int64 [m]."""
         return self._targets[self._first + t % self.degree]

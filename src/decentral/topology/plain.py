@@ -1,4 +1,4 @@
-"""Topologies from a function of a module of one's own: topology=mymodule:function."""
+"""Topologies from a user's function: topology=mymodule:function."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ from decentral.topology.topology import GraphTopology, Weights, check_num_worker
 
 
 class PlainTopology(Plain, GraphTopology):
-    """A function of `num_workers` that returns a graph, or mixing weights W [n, n]; its other parameters are the
-    settings.
+    """A function of `num_workers` that returns a graph or mixing weights W [n, n]; its other parameters are settings.
 
-    A graph is one of networkx, or a matrix [n, n] of bools or whole numbers: entry [i, j] says whether j sends to i.
-    Its weights follow the rule `weights`. In a matrix of floats, W[i, j] is the weight of what i takes from j. A list
-    has one of them for each round.
+    A graph is a networkx graph or a matrix [n, n] of bools or integers: entry [i, j] says whether j sends to i. Its
+    weights follow the rule `weights`. In a matrix of floats, W[i, j] is the weight of j's model at i. A list has one
+    item per round.
     """
 
     _weighted = False
 
     def weights_given(self) -> bool:
-        """Whether the function has returned weights."""
+        """Return whether the function returns weights."""
         return self._weighted
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """Of what the function returns."""
+        """Return the graphs of the function's result."""
         return [(Graph.of(one),) for one in self._made(num_workers)]
 
     def schedule(self, num_workers: int) -> Rounds:
-        """The rounds for `num_workers` workers; ConfigError if the function returns none."""
+        """Return the rounds for `num_workers` workers. Raise ConfigError if the function returns none."""
         check_num_workers(num_workers)
         made = self._made(num_workers)
         self._weighted = any(one.dtype.kind == "f" for one in made)
@@ -51,8 +50,8 @@ class PlainTopology(Plain, GraphTopology):
         return Matrices(made).schedule(num_workers)
 
     def _made(self, num_workers: int) -> list[np.ndarray]:
-        """What the function returns, as bools or float64. Raises ConfigError for anything else, and where a second call
-        returns something else."""
+        """Return the function's result as bools or float64. Raise ConfigError for other types, and if a second call
+        returns a different result."""
         found, again = (self._called(num_workers) for _ in range(2))
         if len(found) != len(again) or not all(map(partial(np.array_equal, equal_nan=True), found, again)):
             raise ConfigError(
@@ -87,7 +86,7 @@ class PlainTopology(Plain, GraphTopology):
 
 
 def _array(made: Any) -> np.ndarray:
-    """A matrix [n, n], from one or from a graph of networkx."""
+    """Convert a matrix or a networkx graph to a matrix [n, n]."""
     if hasattr(made, "adjacency"):
         import networkx as nx
 
@@ -101,5 +100,5 @@ def _array(made: Any) -> np.ndarray:
 
 @cache
 def plain(name: str) -> type:
-    """The topology for `module:function`. Raises ConfigError if there is no such thing."""
+    """Return the topology for `module:function`. Raise ConfigError if it does not exist."""
     return component_from("topology", name, PlainTopology, ("num_workers",))

@@ -1,4 +1,4 @@
-"""Mixing matrices among the workers that are present: the others keep what they have. Pure numpy."""
+"""Mixing matrices among the present workers; absent ones keep their models. Pure numpy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TOLERANCE = 1e-9
 
 
 class Absent(Enum):
-    """What becomes of the graph while workers are absent."""
+    """The graph while workers are absent."""
 
     rerouted = "rerouted"
     induced = "induced"
 
 
 class Weights(Enum):
-    """How those weigh each other who are left of an induced graph."""
+    """The mixing weights on an induced graph."""
 
     auto = "auto"
     metropolis = "metropolis"
@@ -34,7 +34,7 @@ class Weights(Enum):
 
 @dataclass(frozen=True)
 class PresentRule:
-    """How rounds become those of the workers that are present."""
+    """The rule that restricts rounds to the present workers."""
 
     absent: Absent
     weights: Weights
@@ -45,7 +45,7 @@ class PresentRule:
         object.__setattr__(self, "schedule", lru_cache(_NUMBERS_KEPT)(self.schedule))
 
     def among(self, rounds: Rounds, present: np.ndarray) -> Rounds:
-        """The rounds that those of the present are made of."""
+        """Return the rounds from which the rounds of the present workers are built."""
         if self.absent is Absent.induced:
             return rounds
         if (m := int(present.sum())) > 1:
@@ -54,7 +54,7 @@ class PresentRule:
         return Rounds(m, lambda round: (MixingMatrix.identity(m),) * d, num_pieces=d)
 
     def phases(self, rounds: Rounds, present: np.ndarray, round: int, lazy: bool) -> list[Phase]:
-        """The exchanges of a round among `present` [n]; lazy: with (W + I) / 2 where it is a single one."""
+        """Return the exchanges of a round among `present` [n]; lazy: with (W + I) / 2 if it is a single one."""
         phases = self.among(rounds, present).phases(round)
         halve = lazy and len(phases) == 1
         found = []
@@ -64,33 +64,33 @@ class PresentRule:
         return found
 
     def mixing(self, rounds: Rounds, present: np.ndarray, round: int) -> tuple[MixingMatrix, ...]:
-        """The matrices of a round, one for each piece."""
+        """Return the matrices of a round, one for each piece."""
         return tuple(self.matrix(W, present) for W in self.among(rounds, present).mixing(round))
 
     def matrix(self, W: MixingMatrix, present: np.ndarray) -> MixingMatrix:
-        """W of the present alone, or of all, as one of all workers [n, n] in which the absent keep what they have."""
+        """Extend W of the present workers, or of all, to all workers [n, n]; absent ones keep their models."""
         if self.absent is Absent.rerouted:
             return embedded(W, present)
         return restricted(W, present, self.weights)
 
 
 def embedded(W: MixingMatrix, present: np.ndarray) -> MixingMatrix:
-    """A matrix [m, m] as that of the m workers that are present, in the order of their numbers, among all [n]."""
+    """Embed a matrix [m, m] of the m present workers, in order of their numbers, in one of all [n]."""
     who, away = np.flatnonzero(present), np.flatnonzero(~present)
     src, dst = np.concatenate([who[W.src], away]), np.concatenate([who[W.dst], away])
     return MixingMatrix.of_entries(len(present), src, dst, np.concatenate([W.weight, np.ones(len(away))]))
 
 
 def restricted(W: MixingMatrix, present: np.ndarray, weights: Weights) -> MixingMatrix:
-    """W with the edges among `present` [n] alone; the absent keep what they have.
+    """Restrict W to the edges among `present` [n]; absent workers keep their models.
 
-    - metropolis: W_ij = 1 / (1 + max(deg_i, deg_j)), degrees among those that are present.
-    - keep: W_ij stays, and a worker keeps for itself what it took from the absent.
-    - auto: metropolis where W is the metropolis matrix of its graph, keep where it is another symmetric one. Where it
-      is none: W_ij = 1 / (1 + outdeg_j) within strongly connected components, so that nobody gives all its mass away;
-      pull weights, whose rows alone sum to one, stay pull weights.
+    - metropolis: W_ij = 1 / (1 + max(deg_i, deg_j)), degrees among the present workers.
+    - keep: W_ij stays, and a worker adds the weights of absent workers to its own.
+    - auto: metropolis if W is the metropolis matrix of its graph, keep if it is another symmetric one. Otherwise
+      W_ij = 1 / (1 + outdeg_j) within strongly connected components, so that no worker gives all its mass away;
+      pull weights, of which only rows sum to one, stay pull weights.
 
-    Doubly stochastic where W is symmetric, column-stochastic where it is, and row-stochastic where it is no more.
+    The result is doubly stochastic if W is symmetric, else column-stochastic if W is, else row-stochastic.
     """
     edges = W.src != W.dst
     left = edges & present[W.src] & present[W.dst]
@@ -123,7 +123,7 @@ def _with_the_rest(graph: Graph, weight: np.ndarray) -> MixingMatrix:
 
 
 def components(graph: Graph) -> np.ndarray:
-    """Of each worker the number of its strongly connected component: int [n]."""
+    """Return the index of each worker's strongly connected component: int [n]."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 

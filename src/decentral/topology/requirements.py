@@ -1,4 +1,4 @@
-"""What algorithms may ask of the rounds of a topology, and one sentence for each thing that can be wrong with it."""
+"""Requirements of algorithms on the rounds of a topology, with an error message for each."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PUSH_SUM = "an algorithm with push-sum, such as algo=sgp"
 
 
 def check(rounds: Rounds, needs: AbstractSet[Need], algo: str, topology: str, weights_given: bool = False) -> None:
-    """Refuse rounds that do not give `algo` what it needs; one worker satisfies every need.
+    """Check that rounds satisfy the needs of `algo`; one worker satisfies every need.
 
-    `weights_given`: the weights are the user's own, so that there is no rule to choose.
+    `weights_given`: the user gives the weights, so there is no rule to choose.
 
     Raises:
-        ConfigError: says what is wrong with which values, and what to use instead.
+        ConfigError: names the violated need and the values, and suggests alternatives.
     """
     where = f"topology={topology} with num_workers={rounds.num_workers}"
     if not all(np.isfinite(W.weight).all() for W in _matrices(rounds)):
@@ -44,9 +44,9 @@ def check(rounds: Rounds, needs: AbstractSet[Need], algo: str, topology: str, we
 
 
 def _matrices(rounds: Rounds) -> Iterator[MixingMatrix]:
-    """The matrices of all pieces of the rounds of one period in which something is sent.
+    """Yield the matrices of all pieces for the rounds of one period that send something.
 
-    Left out are rounds without exchange and those of the mean of all workers: both satisfy every need but to be static.
+    Skips silent rounds and global averages: both satisfy every need except static.
     """
     seen: dict[int, MixingMatrix] = {}  # keeps them alive, so that no other one gets their number
     for round in range(rounds.period):
@@ -67,7 +67,7 @@ def _is_connected(rounds: Rounds) -> bool:
 
 
 def is_tree(rounds: Rounds) -> bool:
-    """Whether every piece has one tree for all rounds (`Need.tree`)."""
+    """Return whether every piece has one tree for all rounds (`Need.tree`)."""
     most = 2 * (rounds.num_workers - 1)
     return rounds.are_equal and all(is_undirected(A) and is_connected(A) and len(A) <= most for A in rounds.graphs())
 
@@ -85,7 +85,7 @@ def _is_symmetric(rounds: Rounds) -> bool:
 
 
 def _smallest_eigenvalue(rounds: Rounds) -> float:
-    """Of all matrices for which it is not known to be large enough."""
+    """Return the smallest eigenvalue of all matrices whose bound is not large enough."""
     open_ones = [W for W in _matrices(rounds) if _least_by_gershgorin(W) < _D2_BOUND]
     return min(map(smallest_eigenvalue, open_ones), default=_D2_BOUND)
 
@@ -102,13 +102,13 @@ def _d2_problem(rounds: Rounds, where: str) -> str:
 
 
 def _least_by_gershgorin(W: MixingMatrix) -> float:
-    """No eigenvalue of W is smaller: min_i W_ii - sum_{j != i} |W_ij|."""
+    """Return the lower bound min_i W_ii - sum_{j != i} |W_ij| on the eigenvalues of W."""
     absolute = np.bincount(W.dst, weights=np.abs(W.weight), minlength=W.num_workers)
     return float((W.diagonal + np.abs(W.diagonal) - absolute).min())
 
 
 def _largest_edge_weight(rounds: Rounds) -> float:
-    """The largest c, rounded down, for which I - c L has no eigenvalue below -1/3 (L: Laplacian of a graph)."""
+    """Return the largest c, rounded down, for which I - c L has no eigenvalue below -1/3 (L: graph Laplacian)."""
     graphs = [W.graph for W in _matrices(rounds)]
     largest = max(map(largest_laplacian_eigenvalue, graphs))
     degree = max(int(A.indegree.max()) for A in graphs)

@@ -1,4 +1,4 @@
-"""The rounds of a topology for n workers: who takes what from whom, edges to relay over, the pieces of a model."""
+"""The rounds of a topology for n workers: mixing matrices, edges to relay over, and the pieces of a model."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _ENTRIES_KEPT = 1 << 20
 class Need(Enum):
     """Properties of the rounds of a topology, checked in this order.
 
-    - whole: models travel in one piece.
+    - whole: models are sent in one piece.
     - static: the same matrices in every round.
     - undirected: every edge has its opposite.
     - connected: over one period, every worker's messages can reach every other one, in every piece.
     - tree: static, undirected, connected and without cycles, in every piece (RelaySum).
-    - row_stochastic: W 1 = 1, agreement stays. Pull weights have no more: repeated, they agree on a weighted mean.
-    - column_stochastic: 1^T W = 1^T, the sum over workers is kept (push-sum).
-    - doubly_stochastic: both, so that the mean is kept and agreement stays (gossip).
+    - row_stochastic: W 1 = 1, which preserves consensus. Pull weights are only this: they converge to a weighted mean.
+    - column_stochastic: 1^T W = 1^T, which preserves the sum over workers (push-sum).
+    - doubly_stochastic: both, which preserves the mean and consensus (gossip).
     - symmetric: W = W^T.
-    - bipartite: the workers fall into two halves, and all edges, of all rounds, go from one to the other.
-    - d2_spectrum: symmetric with smallest eigenvalue >= -1/3, up to 1e-9. D2's analysis wants it above -1/3; rings of
-      even length with metropolis weights sit exactly there, where the RelaySGD paper runs D2: equality passes.
+    - bipartite: the workers split into two sides, and all edges of all rounds connect the sides.
+    - d2_spectrum: symmetric with smallest eigenvalue >= -1/3, up to 1e-9. D2's analysis requires more than -1/3; even
+      rings with metropolis weights, on which the RelaySGD paper runs D2, are exactly there: equality passes.
     """
 
     whole = "whole"
@@ -51,14 +51,14 @@ class Need(Enum):
 
 
 class Split(Enum):
-    """How the coordinates of a model are dealt to d pieces: every d-th one, or in consecutive blocks."""
+    """How the coordinates of a model are split into d pieces: every d-th one, or in consecutive blocks."""
 
     interleaved = "interleaved"
     contiguous = "contiguous"
 
 
 def slices(num_coordinates: int, num_pieces: int, split: Split) -> list[slice]:
-    """The slices of range(num_coordinates), one for each piece; sizes differ by at most 1, larger ones first."""
+    """Return the slices of range(num_coordinates), one per piece; sizes differ by at most 1, larger ones first."""
     d = num_pieces
     if d == 1:
         return [slice(0, num_coordinates, 1)]
@@ -72,7 +72,7 @@ def slices(num_coordinates: int, num_pieces: int, split: Split) -> list[slice]:
 
 
 class Phase(NamedTuple):
-    """One exchange of a round: a matrix for each piece of the rows, or (no matrices) the exact mean of all workers."""
+    """One exchange of a round: a matrix for each piece of the rows, or (no matrices) the mean of all workers."""
 
     matrices: tuple[MixingMatrix, ...]
     split: Split = Split.contiguous
@@ -86,7 +86,7 @@ MEAN = Phase(())
 class RelayEdges:
     """Directed edges src -> dst of the graphs of all pieces, sorted by (dst, piece, src); int64 [E].
 
-    The edges into a range of workers are consecutive. `reverse[e]` is the number of dst -> src in the same piece.
+    The edges into a range of workers are consecutive. `reverse[e]` is the index of dst -> src in the same piece.
     """
 
     src: np.ndarray
@@ -100,12 +100,12 @@ class RelayEdges:
 
 
 class Rounds:
-    """What a topology yields for `num_workers` workers: a pure function from the round to one matrix W for each piece.
+    """The rounds of a topology for `num_workers` workers: a pure function from the round to one matrix W per piece.
 
-    `mixing` has the matrices of a round by their entries, which is what a run works with; `matrices` the same as dense
-    arrays, for reading.
+    `mixing` returns the sparse matrices of a round, which a run uses; `matrices` returns them as dense arrays, for
+    reading.
 
-    A round is carried out in one exchange with these matrices, unless `phases` says how else to arrive at them.
+    A round is one exchange with these matrices, unless `phases` factors them into several.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Rounds:
         phases: Callable[[int], list[Phase]] | None = None,
         every: int = 1,
     ) -> None:
-        """`matrices` gives the d = num_pieces matrices of a round, 0 <= round < period, dense [n, n] or by entries.
+        """`matrices` returns the d = num_pieces matrices of a round, 0 <= round < period, dense [n, n] or sparse.
 
-        It is called once for a round that is asked again soon, and must be pure. Rounds that never repeat pass as their
-        period how many of them will be asked for. Of `every` rounds all but the last are silent, W = I.
+        It must be pure; recent results are cached. Rounds that never repeat pass the number of rounds needed as their
+        period. Of `every` rounds all but the last are silent, W = I.
         """
         assert num_workers >= 1 and num_pieces >= 1 and period >= 1
         self.num_workers = num_workers
@@ -136,7 +136,7 @@ class Rounds:
         self._entries_kept = 0
 
     def mixing(self, round: int) -> tuple[MixingMatrix, ...]:
-        """The d mixing matrices of a round by their entries: worker i takes W[i, j] of what worker j has."""
+        """Return the d sparse mixing matrices of a round: worker i weighs worker j with W[i, j]."""
         assert round >= 0
         key = round % self.period
         if key not in self._kept:
@@ -149,41 +149,41 @@ class Rounds:
         return self._kept[key]
 
     def matrices(self, round: int) -> tuple[np.ndarray, ...]:
-        """The d mixing matrices of a round, for reading: float64 [n, n], W[i, j] is what worker i takes from worker j.
+        """Return the d mixing matrices of a round, for reading: float64 [n, n], W[i, j] is the weight of j at i.
 
-        They take n^2 numbers each, which no run needs.
+        They take n^2 numbers each; no run needs them.
         """
         return tuple(W.dense() for W in self.mixing(round))
 
     def phases(self, round: int) -> list[Phase]:
-        """The exchanges that a round consists of, one after the other; none where W is the identity.
+        """Return the exchanges of a round, in order; none if W is the identity.
 
-        Applied in turn they are the matrices of the round. Their pieces may be others than those of the rounds.
+        Their product is the matrices of the round. Their pieces may differ from those of the rounds.
         """
         if self._phases is not None:
             return self._phases(round % self.period)
         return [Phase(self.mixing(round), self.split)]
 
     def slices(self, num_coordinates: int) -> list[slice]:
-        """The d slices of range(num_coordinates), one for each piece; see the function `slices`."""
+        """Return the d slices of range(num_coordinates), one per piece; see the function `slices`."""
         return slices(num_coordinates, self.num_pieces, self.split)
 
     @property
     def are_equal(self) -> bool:
-        """Whether all rounds are the same, but for those that are silent."""
+        """Return whether all rounds are the same, except silent ones."""
         return self.period == self.every
 
     def is_silent(self, round: int) -> bool:
-        """Whether nothing is sent in this round, so that workers go on by themselves (`communication.every`)."""
+        """Return whether this round sends nothing, so that workers only take local steps (`communication.every`)."""
         return (round + 1) % self.every > 0
 
     def graphs(self) -> tuple[Graph, ...]:
-        """The graph of each piece, the same in all rounds that are not silent."""
+        """Return the graph of each piece, the same in all rounds that are not silent."""
         assert self.are_equal, "the graphs of rounds that change are those of their matrices"
         return tuple(W.graph for W in self.mixing(self.every - 1))
 
     def edges(self) -> RelayEdges:
-        """The directed edges to relay over. The rounds must not change, and their graphs be undirected."""
+        """Return the directed edges to relay over. Requires static rounds with undirected graphs."""
         n, d = self.num_workers, self.num_pieces
         graphs = self.graphs()
         assert all(graph.is_undirected(one) for one in graphs), "relaying needs edges in both directions"
@@ -195,16 +195,16 @@ class Rounds:
         return RelayEdges(src, dst, piece, reverse=np.searchsorted(key, (src * d + piece) * n + dst))
 
     def hops(self) -> np.ndarray:
-        """tau_ij [d, n, n], for reading: over how many edges a message of j reaches i in each piece; -1 for never."""
+        """Return tau_ij [d, n, n], for reading: the hops from j to i in each piece; -1 if unreachable."""
         return np.stack([graph.hops(one) for one in self.graphs()])
 
 
 def mean_delay(rounds: Rounds, overlap: bool = False) -> float:
-    """How many steps old, on average, the models are that RelaySum adds up: (1/n^2) sum_ij max(tau_ij - 1, 0).
+    """Return the mean staleness, in steps, of the models that RelaySum sums: (1/n^2) sum_ij max(tau_ij - 1, 0).
 
-    A neighbour's message is used in the step in which it is sent; with `overlap` in the next one, so the delay is
+    A neighbor's message is used in the step in which it is sent; with `overlap` in the next one, so the delay is
     tau_ij. Averaged over the pieces. 1 + mean_delay is the factor by which RelaySGD shrinks the effect of a single
-    update (Vogels et al., NeurIPS 2021, appendix D.1). The rounds must not change and every piece be connected.
+    update (Vogels et al., NeurIPS 2021, appendix D.1). Requires static rounds with connected pieces.
     """
     n, total = rounds.num_workers, 0
     for one in rounds.graphs():
@@ -217,13 +217,13 @@ def mean_delay(rounds: Rounds, overlap: bool = False) -> float:
 
 
 def all_edges(rounds: Rounds) -> Graph:
-    """The edges of all rounds of a period, in all pieces."""
+    """Return the edges of all rounds of a period, in all pieces."""
     matrices = {id(W): W for r in range(rounds.period) for W in rounds.mixing(r)}
     return union(rounds.num_workers, [W.graph for W in matrices.values()])
 
 
 def two_sides(graph: Graph) -> list[int] | None:
-    """For each vertex the side 0 or 1 on which it is, worker 0 on side 0, no edge within a side; None if impossible."""
+    """Return a 2-coloring (side 0 or 1) of the vertices, worker 0 on side 0; None if the graph is not bipartite."""
     neighbors: list[list[int]] = [[] for _ in range(graph.num_workers)]
     for src, dst in zip(graph.src.tolist(), graph.dst.tolist(), strict=True):
         neighbors[dst].append(src)
@@ -246,12 +246,12 @@ def two_sides(graph: Graph) -> list[int] | None:
 
 @lru_cache(maxsize=8)
 def sides(rounds: Rounds) -> list[int]:
-    """`two_sides` of all edges of the rounds, which are bipartite (`Need.bipartite`)."""
+    """Return `two_sides` of all edges of the rounds, which are bipartite (`Need.bipartite`)."""
     found = two_sides(all_edges(rounds))
     assert found is not None
     return found
 
 
 def neighbors_of(rounds: Rounds, worker: int, round: int) -> list[int]:
-    """Whom a worker takes something from in a round, in any piece, ascending."""
+    """Return the in-neighbors of a worker in a round, in any piece, ascending."""
     return sorted({j for W in rounds.mixing(round) for j, _ in W.row(worker) if j != worker})

@@ -1,4 +1,4 @@
-"""Undirected graphs that stay: ring, complete graph, cliques, grid, torus, hypercube, and a social network."""
+"""Static undirected graphs: ring, complete graph, cliques, grid, torus, hypercube, and a social network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decentral.topology.topology import GraphTopology
 
 
 class Direction(Enum):
-    """Which way messages go: both ways, only from i to i-1, or only from i to i+1."""
+    """Direction of messages: both, only from i to i-1, or only from i to i+1."""
 
     both = "both"
     left = "left"
@@ -23,17 +23,17 @@ class Direction(Enum):
 
 @dataclass
 class Ring(GraphTopology):
-    """A cycle: worker i talks to workers i-1 and i+1 modulo n. For two workers this is a single edge.
+    """A cycle: worker i exchanges with workers i-1 and i+1 modulo n. For two workers this is a single edge.
 
     With `direction` both, all weights are 1/3 (1/2 for two workers). left: worker i sends to i-1 only; right: to i+1
-    only. Then it keeps one half and takes one half, which is doubly stochastic but not symmetric.
+    only. Then both weights are one half, which is doubly stochastic but not symmetric.
     """
 
     name: str = "ring"
     direction: Direction = field(default=Direction.both, metadata={"older": Direction.both})
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """0 -- 1 -- ... -- n-1 -- 0, or one way around."""
+        """Return 0 -- 1 -- ... -- n-1 -- 0, or one direction of it."""
         i = np.arange(num_workers)
         right = (i + 1) % num_workers
         if self.direction is Direction.both:
@@ -44,18 +44,18 @@ class Ring(GraphTopology):
 
 @dataclass
 class Complete(GraphTopology):
-    """Every worker talks to every other one: one round of mixing is the exact average."""
+    """Complete graph: one round of mixing is the exact average."""
 
     name: str = "complete"
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """i -- j for all i != j."""
+        """Return i -- j for all i != j."""
         return [(complete(num_workers),)]
 
 
 @dataclass
 class Cliques(GraphTopology):
-    """Complete graphs of consecutive workers, whose first workers make a ring: of two cliques, one bridge.
+    """Complete graphs of consecutive workers, whose first workers form a ring; two cliques share one bridge.
 
     count  number of cliques, whose sizes differ by at most one; at most the number of workers
     """
@@ -64,7 +64,7 @@ class Cliques(GraphTopology):
     count: int = setting(2, at_least=1)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """i -- j within a clique, and first -- first of the next."""
+        """Return i -- j within a clique, and first -- first of the next."""
         cliques = np.array_split(np.arange(num_workers), min(self.count, num_workers))
         inside = [tuple(clique[end] for end in np.triu_indices(len(clique), 1)) for clique in cliques]
         one, other = (np.concatenate(ends) for ends in zip(*inside, strict=True))
@@ -76,7 +76,7 @@ class Cliques(GraphTopology):
 class Grid(GraphTopology):
     """A two-dimensional mesh without wrap-around, as square as the number of workers allows.
 
-    Worker r * columns + c sits in row r and column c. Without `rows`, the shape is the closest pair of factors of n
+    Worker r * columns + c is in row r and column c. Without `rows`, the shape is the closest pair of factors of n
     with rows <= columns; a prime n gives a path.
     """
 
@@ -84,13 +84,13 @@ class Grid(GraphTopology):
     rows: int | None = setting(None, at_least=1)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """Neighbours in a row, and neighbours in a column; ConfigError if `rows` does not divide n."""
+        """Return the edges within rows and columns. Raise ConfigError if `rows` does not divide n."""
         place = np.arange(num_workers).reshape(self._rows(num_workers), -1)
         right, down = (place[:, :-1], place[:, 1:]), (place[:-1], place[1:])
         return [(undirected(num_workers, *right) | undirected(num_workers, *down),)]
 
     def _rows(self, num_workers: int) -> int:
-        """The number of rows: as configured, else the largest factor of n that is not above its square root."""
+        """Return the number of rows: as configured, else the largest factor of n up to its square root."""
         factors = [f for f in range(1, num_workers + 1) if num_workers % f == 0]
         if self.rows is None:
             return max(f for f in factors if f * f <= num_workers)
@@ -106,14 +106,14 @@ class Grid(GraphTopology):
 class Torus(Grid):
     """A two-dimensional mesh with wrap-around, as square as the number of workers allows.
 
-    Same places and shape as `grid`, and an edge from the end of every row and column to its beginning. It is a simple
-    graph: where a side has length 1 or 2 no loops or double edges arise, so a prime n gives a ring.
+    The layout of `grid`, plus an edge from the end of every row and column to its beginning. It is a simple graph,
+    without loops or double edges for sides of length 1 or 2, so a prime n gives a ring.
     """
 
     name: str = "torus"
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """Neighbours in a row and in a column, modulo their lengths."""
+        """Return the edges within rows and columns, with wrap-around."""
         place = np.arange(num_workers).reshape(self._rows(num_workers), -1)
         right, down = np.roll(place, -1, axis=1), np.roll(place, -1, axis=0)
         return [(undirected(num_workers, place, right) | undirected(num_workers, place, down),)]
@@ -121,12 +121,12 @@ class Torus(Grid):
 
 @dataclass
 class Hypercube(GraphTopology):
-    """Worker i talks to the workers whose numbers differ from i in one bit; n must be a power of two."""
+    """Worker i exchanges with the workers whose numbers differ from i in one bit; n must be a power of two."""
 
     name: str = "hypercube"
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """i -- i xor 2^k; ConfigError unless n is a power of two."""
+        """Return i -- i xor 2^k. Raise ConfigError unless n is a power of two."""
         below = 1 << (num_workers.bit_length() - 1)
         if num_workers != below:
             raise ConfigError(
@@ -151,11 +151,11 @@ class Social(GraphTopology):
     name: str = "social"
 
     def implied_num_workers(self) -> int:
-        """32."""
+        """Return 32."""
         return _NUM_WORKERS
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """The 89 edges of the network; ConfigError unless n = 32."""
+        """Return the 89 edges of the network. Raise ConfigError unless n = 32."""
         if num_workers != _NUM_WORKERS:
             raise ConfigError(
                 f"topology=social is a fixed network of {_NUM_WORKERS} workers, not {num_workers}: use "

@@ -1,4 +1,4 @@
-"""The contract of a topology, the mixing weights on its graphs, and topologies that are made from another one."""
+"""The interface of a topology, mixing weights on its graphs, and topologies derived from another one."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from decentral.topology.rounds import Rounds
 
 
 class Weights(Enum):
-    """How much a worker takes from each neighbour.
+    """The rule for mixing weights.
 
     - metropolis: W_ij = 1 / (1 + max(deg_i, deg_j)), symmetric and doubly stochastic; undirected graphs only.
-    - uniform: j splits what it has equally among itself and those it sends to, W_ij = W_jj = 1 / (1 + outdeg_j):
-      column-stochastic on every graph (push), doubly stochastic where all degrees are equal.
-    - pull: i takes equally from itself and those that send to it, W_ij = W_ii = 1 / (1 + indeg_i): row-stochastic on
-      every graph, and the same matrix as uniform where all degrees are equal. Elsewhere the workers agree on a wrong
-      mean, which weighs those more that are heard by more: only algorithms that ask for no more than rows take it.
+    - uniform: j splits its value equally among itself and its out-neighbors, W_ij = W_jj = 1 / (1 + outdeg_j):
+      column-stochastic on every graph (push), doubly stochastic if all degrees are equal.
+    - pull: i averages itself and its in-neighbors, W_ij = W_ii = 1 / (1 + indeg_i): row-stochastic on every graph, and
+      the same matrix as uniform if all degrees are equal. Otherwise the workers converge to a wrong mean that favors
+      workers with many out-neighbors: only algorithms that require just row-stochasticity accept it.
     - constant: W_ij = edge_weight on every edge, W_ii = 1 - the rest of the row.
-    - auto: metropolis where every edge goes both ways, uniform otherwise.
+    - auto: metropolis if every edge goes both ways, uniform otherwise.
 
-    What an algorithm needs of its matrices is checked before the run (`requirements`): gossip averages need doubly
-    stochastic ones, push-sum column-stochastic ones.
+    The needs of an algorithm are checked before the run (`requirements`): gossip averaging needs doubly stochastic
+    matrices, push-sum column-stochastic ones.
     """
 
     auto = "auto"
@@ -43,7 +43,7 @@ class Weights(Enum):
 
 
 def mixing_matrix(A: Graph, weights: Weights, edge_weight: float | None, topology: str) -> MixingMatrix:
-    """The mixing matrix W of a graph; `topology` is its name in messages.
+    """Return the mixing matrix W of a graph; `topology` is its name in messages.
 
     Raises:
         ConfigError: metropolis on a directed graph, or an edge weight that leaves a worker a negative weight.
@@ -72,25 +72,25 @@ def mixing_matrix(A: Graph, weights: Weights, edge_weight: float | None, topolog
 
 
 def _with_the_rest(A: Graph, weight: np.ndarray) -> MixingMatrix:
-    """W with these weights of the edges, and on the diagonal 1 - the rest of the row."""
+    """Return W with these edge weights, and 1 - the rest of the row on the diagonal."""
     return MixingMatrix.on(A, weight, 1.0 - row_sums(A.num_workers, A.src, A.dst, weight))
 
 
 class Topology(Settings, ABC, where="topology"):
-    """Turns a number of workers into rounds; its fields are its configuration. Pure: same fields, same rounds."""
+    """A pure function from the number of workers to rounds; its fields are its configuration."""
 
     name: str
 
     def implied_num_workers(self) -> int | None:
-        """How many workers this topology is made for, if it says so itself (a graph from a file)."""
+        """Return the number of workers that this topology is for, if it is fixed (a graph from a file)."""
         return None
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the results has to know of how it was made; sentences without the last full stop."""
+        """Return notes for readers of the results on how it was built; sentences without the final period."""
         return ()
 
     def weights_given(self) -> bool:
-        """Whether its weights are the user's own, so that `weights` has no rule to choose."""
+        """Return whether the user gives its weights, so that `weights` has no rule to choose."""
         return False
 
     @abstractmethod
@@ -103,20 +103,20 @@ MAX_ROUNDS = 10_000
 
 
 def check_num_workers(num_workers: int) -> None:
-    """Raises ConfigError unless a run is made for so many workers."""
+    """Raise ConfigError unless a run can have this number of workers."""
     if not 1 <= num_workers <= MAX_WORKERS:
         raise ConfigError(f"num_workers={num_workers} is out of range; use a number from 1 to {MAX_WORKERS}.")
 
 
 @dataclass
 class MatrixTopology(Topology):
-    """A topology given by its matrices, whose weights are part of it: there is no rule to choose."""
+    """A topology given by matrices, which include the weights: there is no rule to choose."""
 
     name: str
 
     @abstractmethod
     def rounds(self, num_workers: int) -> Rounds:
-        """The rounds for `num_workers` >= 1 workers; ConfigError if this topology does not exist for so many."""
+        """Return the rounds for `num_workers` >= 1 workers. Raise ConfigError if the topology does not exist then."""
 
     def schedule(self, num_workers: int) -> Rounds:
         """The rounds for `num_workers` workers; ConfigError if this topology does not exist for so many."""
@@ -126,7 +126,7 @@ class MatrixTopology(Topology):
 
 @dataclass(frozen=True)
 class Repeating:
-    """The graphs of `period` rounds; those of round t are `repeating[t]`, 0 <= t < period, computed when asked for."""
+    """The graphs of `period` rounds: `repeating[t]`, 0 <= t < period, computed on demand."""
 
     period: int
     graphs: Callable[[int], tuple[Graph, ...]]
@@ -140,7 +140,7 @@ class Repeating:
 
 @dataclass
 class GraphTopology(Topology):
-    """A topology given by graphs, with mixing weights by a common rule (see `Weights`).
+    """A topology given by graphs, with mixing weights from a common rule (see `Weights`).
 
     A concrete topology gives `name` its default and implements `graphs`.
 
@@ -167,18 +167,18 @@ class GraphTopology(Topology):
 
     @abstractmethod
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]] | list[tuple[np.ndarray, ...]] | Repeating:
-        """The graphs of every round and piece (tuple), or bool [n, n]: entry [i, j] says whether j sends to i.
+        """Return the graphs of every round and piece (tuple), or bool [n, n]: entry [i, j] says whether j sends to i.
 
-        A list of few rounds, or `repeating` for many.
+        A list for few rounds, `repeating` for many.
 
         Raises ConfigError if there is no such graph with `num_workers` >= 1 vertices.
         """
 
     def schedule(self, num_workers: int) -> Rounds:
-        """The rounds for `num_workers` workers.
+        """Return the rounds for `num_workers` workers.
 
         Raises:
-            ConfigError: this topology does not exist for so many workers, or not with these weights.
+            ConfigError: the topology does not exist for this number of workers, or not with these weights.
         """
         check_num_workers(num_workers)
         graphs = self.graphs(num_workers)
@@ -193,10 +193,10 @@ class GraphTopology(Topology):
         return rounds
 
     def repeating(self, num_workers: int, period: int, graphs: Callable[[int], tuple[Graph, ...]]) -> Repeating:
-        """Graphs that repeat after `period` rounds.
+        """Return graphs that repeat after `period` rounds.
 
         Raises:
-            ConfigError: these are more rounds than are gone through to check them before a run.
+            ConfigError: the period exceeds the number of rounds checked before a run.
         """
         if period > MAX_ROUNDS:
             raise ConfigError(
@@ -206,17 +206,17 @@ class GraphTopology(Topology):
         return Repeating(period, graphs)
 
     def matrix(self, A: Graph) -> MixingMatrix:
-        """The mixing matrix of one graph."""
+        """Return the mixing matrix of one graph."""
         return mixing_matrix(A, self.weights, self.edge_weight, self.name)
 
 
 def check_choice(topology: str, graph: str, settings: Mapping[str, Any]) -> None:
     """Refuse a topology.graph that does not exist or is `topology` itself, and settings that it does not have.
 
-    Settings that are None have not been given.
+    Settings that are None were not given.
 
     Raises:
-        ConfigError: names the topologies that there are, or the settings.
+        ConfigError: lists the available topologies or settings.
     """
     topologies = components("topology")
     known = sorted(name for name, its in topologies.items() if name != topology and hasattr(its, "graphs"))
@@ -231,15 +231,15 @@ def check_choice(topology: str, graph: str, settings: Mapping[str, Any]) -> None
 
 
 def graphs_of(graph: str, settings: Mapping[str, Any], num_workers: int) -> list[tuple[Graph, ...]] | Repeating:
-    """The graphs of the topology `graph` with these settings, by round and piece (see GraphTopology.graphs).
+    """Return the graphs of the topology `graph` with these settings, by round and piece (see GraphTopology.graphs).
 
     Raises:
-        ConfigError: it does not exist for so many workers.
+        ConfigError: it does not exist for this number of workers.
     """
     found = topology_of(graph, settings).graphs(num_workers)
     return found if isinstance(found, Repeating) else [tuple(Graph.of(A) for A in pieces) for pieces in found]
 
 
 def topology_of(graph: str, settings: Mapping[str, Any]) -> GraphTopology:
-    """The topology `graph` with the settings that have been given, those that are not None."""
+    """Return the topology `graph` with the given settings, those that are not None."""
     return cast("GraphTopology", components("topology")[graph](**{k: v for k, v in settings.items() if v is not None}))
