@@ -1,1 +1,1 @@
-"""Who takes part when: `availability=` on the command line, in steps or in simulated seconds."""
+"""Availability of workers (`availability=`), in steps or in simulated seconds."""

@@ -1,4 +1,4 @@
-"""The configuration group `availability=`: who is present when. What that means for a step is `training`'s matter."""
+"""The configuration group `availability=`: schedules of present workers. `training` applies them to steps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from decentral.settings import Settings, setting
 from decentral.topology.present import Absent, Weights
 
 Present = Callable[[float], np.ndarray]
-"""A step, or simulated seconds -> who is there: bool [n]."""
+"""A step, or simulated seconds -> the present workers: bool [n]."""
 
 
 class OnReturn(Enum):
-    """Which model a worker goes on with that returns."""
+    """The model that a returning worker continues with."""
 
     stale = "stale"
     neighbor = "neighbor"
@@ -29,7 +29,7 @@ class OnReturn(Enum):
 
 
 class OnLeave(Enum):
-    """What becomes of the corrections of a worker that leaves."""
+    """The treatment of a leaving worker's corrections."""
 
     keep = "keep"
     handover = "handover"
@@ -40,7 +40,7 @@ _PATIENCE_S = 1e6
 
 
 class Schedule:
-    """Who is present when: a pure function of the seed and the time, and so equal on all processes."""
+    """The present workers over time: a pure function of the seed and the time, equal on all processes."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Schedule:
         changes: Callable[[float], np.ndarray] | None = None,
         until: float | None = None,
     ) -> None:
-        """present(when) says who would be there; at least `least` are, and from `until` on everyone is.
+        """Create a schedule from present(when), with at least `least` workers present, and all of them from `until` on.
 
-        changes(until), for a schedule in seconds: when workers come or leave, sorted, all up to then and those of at
+        changes(until), for a schedule in seconds: the sorted times of arrivals and departures up to `until`, and of at
         least one more arrival, if there is one.
         """
         self.num_workers, self.in_seconds = num_workers, changes is not None
@@ -63,34 +63,34 @@ class Schedule:
         self._since, self._sessions = dict[int, float](), list[tuple[int, float, str]]()
 
     def at_step(self, step: int) -> np.ndarray:
-        """Who is present in a step: bool [n]."""
+        """Return the present workers of a step: bool [n]."""
         return self._filled(step, step)
 
     def at(self, second: float) -> np.ndarray:
-        """Who is present at a simulated time: bool [n]."""
+        """Return the present workers at a simulated time: bool [n]."""
         return self._filled(second, 0)
 
     def stays(self, second: float, until: np.ndarray) -> np.ndarray:
-        """Who is present at a simulated time and does not leave before its own other one, [n]: bool [n]."""
+        """Return the workers present at a simulated time that stay until their own time `until` [n]: bool [n]."""
         found = self.at(second)
         for when in self._moments(second, float(until.max())):
             found &= self.at(when) | (when >= until)
         return found
 
     def next_arrival(self, second: float) -> float:
-        """When, after this time, somebody is present for the first time; inf for never."""
+        """Return the first time after this one with a present worker; inf for never."""
         return next((when for when in self._moments(second, math.inf) if self.at(when).any()), math.inf)
 
     def next_change(self, second: float) -> float:
-        """When, after this time, somebody may come or leave; inf for never."""
+        """Return the next time after this one when a worker may arrive or leave; inf for never."""
         times = self._times(second)
         place = np.searchsorted(times, second, side="right")
         return float(times[place]) if place < len(times) else math.inf
 
     def complete(self, second: float, lasts: float) -> float:
-        """From when on, at this time or later, all are present for so many seconds.
+        """Return the first time, now or later, from which all workers are present for `lasts` seconds.
 
-        Raises ConfigError if that is not within 11 days.
+        Raises ConfigError if there is none within 11 days.
         """
         when, since = second, second if self.at(second).all() else math.inf
         while when < second + _PATIENCE_S:
@@ -104,9 +104,9 @@ class Schedule:
         )
 
     def record(self, until: float) -> str:
-        """Who is present from when to when, in the first `until` steps or seconds: a file for `availability=trace`.
+        """Return the presence intervals in the first `until` steps or seconds, as a file for `availability=trace`.
 
-        Goes on from what was recorded before.
+        Continues from the previous call.
         """
         for when in self._moments(self._recorded, until):
             now = self.at(when) if self.in_seconds else self.at_step(int(when))
@@ -122,8 +122,8 @@ class Schedule:
         return "\n".join([f"worker,from_{unit},to_{unit}", *(f"{i},{begun},{ends}" for i, begun, ends in lines)])
 
     def _moments(self, after: float, until: float) -> Iterable[float]:
-        """Steps from one to before another; or when somebody may come or leave, after one time and up to another (inf:
-        up to one more arrival at least)."""
+        """Return the steps in [after, until); or the times of possible arrivals and departures in (after, until] (inf:
+        up to at least one more arrival)."""
         if self._changes is None:
             return range(max(int(after), 0), int(until))
         times = self._times(until if until < math.inf else after)
@@ -132,7 +132,7 @@ class Schedule:
         return found if after >= 0 or 0.0 in found[:1] else [0.0, *found]
 
     def _times(self, until: float) -> np.ndarray:
-        """When workers come or leave, as `changes` of the constructor; the last time is that when all are there."""
+        """Return `changes(until)`, cut off at the time from which all workers are present."""
         assert self._changes is not None, "a schedule in steps"
         times = self._changes(until)
         return times if self._until == math.inf else np.append(times[times < self._until], self._until)
@@ -153,12 +153,12 @@ class Availability(Settings, ABC, where="availability"):
 
     @property
     def in_seconds(self) -> bool:
-        """Whether a schedule is asked by simulated seconds instead of steps."""
+        """Whether the schedule is in simulated seconds instead of steps."""
         return False
 
     @property
     def detection_s(self) -> float | None:
-        """How long it takes until others notice that a worker has crashed; None: whoever leaves says so."""
+        """Seconds until others detect a crashed worker; None: departures are announced."""
         return None
 
     def notes(self, num_workers: int) -> list[str]:
@@ -167,19 +167,19 @@ class Availability(Settings, ABC, where="availability"):
 
     @abstractmethod
     def check(self, num_workers: int) -> None:
-        """Raise ConfigError for anything that is missing, contradicts something or does not fit n workers."""
+        """Raise ConfigError for missing or contradictory settings, or settings that do not fit n workers."""
 
     @abstractmethod
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
-        """Who is present when, in a run of so many steps (None: it is not known of how many).
+        """Return the schedule of a run of `total_steps` steps (None: unknown).
 
-        Raises ConfigError for what depends on a number of steps that is not known.
+        Raises ConfigError if it depends on an unknown number of steps.
         """
 
 
 @dataclass
 class AlwaysPresent(Availability):
-    """Everybody takes part in every step."""
+    """All workers are present in every step."""
 
     name: str = "none"
 
@@ -187,13 +187,13 @@ class AlwaysPresent(Availability):
         """Always possible."""
 
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
-        """Everybody."""
+        """Return a schedule with all workers."""
         return Schedule(lambda when: np.ones(num_workers, dtype=bool), num_workers, seed, least=0)
 
 
 @dataclass(kw_only=True)
 class Absences(Availability):
-    """Some workers are absent at times: their rows rest, nobody computes, sends or waits for them.
+    """Temporary absences: rows of absent workers are frozen; they do not compute or send, and no worker waits for them.
 
     absent     rerouted: the present workers, in the order of their numbers, form the topology of their number, so that
                they stay connected; induced: they keep the graph's edges among them
@@ -236,7 +236,7 @@ class Absences(Availability):
 
 @dataclass(kw_only=True)
 class MayCrash(Absences):
-    """Absences that may come without a warning.
+    """Absences that may come without warning.
 
     crash     a worker that leaves loses its current step, unless too few workers remain, and those that wait for it
               notice detect_s later; false: it finishes the step

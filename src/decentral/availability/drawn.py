@@ -1,4 +1,4 @@
-"""Absences that are drawn in every step: each worker's by itself, so many of all, or by the time of the day."""
+"""Random absences per step: independent per worker, a fixed number, or by time of day."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from decentral.randomness import numpy_generator, uniform
 from decentral.settings import setting
 
 _PER_PERIOD = 1440
-"""How often in a period in seconds the present change: once in a minute of a day."""
+"""Number of changes per period in seconds: one per minute of a day."""
 
 
 def _by_blocks(rows: Callable[[int, int], np.ndarray]) -> Present:
-    """Who is present in a step, of rows(first, steps), bool [steps, n], which are worked out a block at a time."""
+    """Return the present workers of a step, from rows(first, steps), bool [steps, n], computed in blocks."""
     block = lru_cache(maxsize=2)(lambda number: rows(number * BLOCK, BLOCK))
     return lambda step: block(int(step) // BLOCK)[int(step) % BLOCK]
 
 
 class _AsStragglers(Absences):
-    """Absent is who would be slow by the mode of `cluster.stragglers` with this name; the draws are others."""
+    """Absences distributed as the slow workers of the `cluster.stragglers` mode of this name, with other draws."""
 
     name: str
 
@@ -43,7 +43,7 @@ class _AsStragglers(Absences):
 
 @dataclass
 class Exactly(_AsStragglers):
-    """So many random workers are absent in each step, drawn anew: client sampling.
+    """A fixed number of random workers is absent in each step, drawn anew: client sampling.
 
     count  number of absent workers
     """
@@ -63,7 +63,7 @@ class Exactly(_AsStragglers):
 
 @dataclass
 class Independent(_AsStragglers):
-    """Each worker is absent in each step with a probability, whatever it was before.
+    """Each worker is independently absent in each step with a fixed probability.
 
     probability  probability that a worker is absent in a step
     """
@@ -74,9 +74,9 @@ class Independent(_AsStragglers):
 
 @dataclass
 class Persistent(_AsStragglers):
-    """Workers leave and come back: a Markov chain with two states for each, stationary from the start.
+    """Workers leave and return: a two-state Markov chain per worker, stationary from the start.
 
-    A worker is away probability / (probability + 1 / residence_steps) of the time: a quarter with the defaults.
+    A worker is absent probability / (probability + 1 / residence_steps) of the time: a quarter with the defaults.
 
     probability      probability that a present worker leaves in a step; sessions last 1 / probability steps on average
     residence_steps  mean number of steps of an absence, geometrically distributed
@@ -89,11 +89,11 @@ class Persistent(_AsStragglers):
 
 @dataclass
 class Diurnal(Absences):
-    """Day and night: at time t so many are present as a sine says, those whose own sine is the highest.
+    """Day and night: a sine sets the number of present workers, those with the highest own sine.
 
         k(t) = n (lowest + (highest - lowest) (1 + sin(2 pi t / T)) / 2)  with the largest sin(2 pi t / T + phi_i) + b_i
 
-    phi_i is uniform and b_i is Beta(2, 5) - 2/7: each worker has its own time zone and its own eagerness.
+    phi_i is uniform and b_i is Beta(2, 5) - 2/7: each worker has its own time zone and propensity.
 
     lowest        share of workers present at night
     highest       share of workers present in the daytime
@@ -109,7 +109,7 @@ class Diurnal(Absences):
 
     @property
     def in_seconds(self) -> bool:
-        """With a period in seconds."""
+        """Whether the period is in seconds."""
         return self.period_s is not None
 
     def check(self, num_workers: int) -> None:
@@ -127,7 +127,7 @@ class Diurnal(Absences):
         period = self.period_steps if self.period_s is None else _PER_PERIOD
 
         def rows(first: int, steps: int) -> np.ndarray:
-            """Of these steps, or parts of a period: bool [steps, n]."""
+            """Return the present workers of these steps, or parts of a period: bool [steps, n]."""
             angle = 2 * math.pi * np.arange(first, first + steps)[:, None] / period
             share = self.lowest + (self.highest - self.lowest) * (1 + np.sin(angle)) / 2
             rank = np.argsort(np.argsort(-np.sin(angle + phase) - eager, axis=1, kind="stable"), axis=1, kind="stable")
@@ -139,7 +139,7 @@ class Diurnal(Absences):
         tick = self.period_s / _PER_PERIOD
 
         def at(second: float) -> np.ndarray:
-            """Of the last tick that is not after this time, which rounding may have put one away."""
+            """Return the present workers of the last tick up to this time, corrected for rounding."""
             number = int(second / tick)
             return present(number + int((number + 1) * tick <= second) - int(number * tick > second))
 

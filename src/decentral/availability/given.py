@@ -1,4 +1,4 @@
-"""Absences that are given: in the configuration, or in a file."""
+"""Fixed absences from the configuration or a file."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Interval(NamedTuple):
     """Half-open: [begins, ends)."""
 
     said: str
-    """How messages call it."""
+    """Its name in messages."""
     worker: int
     begins: float
     ends: float
 
 
 class Changes:
-    """Who is present, from the times at which workers come or leave, in turn; at first all are absent."""
+    """The present workers, from alternating arrival and departure times; initially all are absent."""
 
     def __init__(self, num_workers: int, make: Callable[[int], tuple[np.ndarray, np.ndarray, float]]) -> None:
-        """make(size): times and workers [K] of changes, and up to when these are complete; longer for larger sizes."""
+        """make(size): times and workers [K] of changes, complete up to a returned time, which grows with size."""
         self._n, self._make, self._size = num_workers, make, 4
         self._times, self._workers, self._known_until = np.empty(0), np.empty(0, dtype=np.int64), -math.inf
-        self._place, self._counts = 0, np.zeros(num_workers, dtype=np.int64)  # of those up to the last time asked for
+        self._place, self._counts = 0, np.zeros(num_workers, dtype=np.int64)  # up to the last queried time
 
     def present(self, when: float) -> np.ndarray:
-        """Who is there: bool [n]. Times that rise are quick."""
+        """Return the present workers: bool [n]. Fast for increasing times."""
         place = int(np.searchsorted(self.times(when), when, side="right"))
         if place < self._place:
             self._place, self._counts = 0, np.zeros_like(self._counts)
@@ -46,7 +46,7 @@ class Changes:
         return self._counts % 2 == 1
 
     def times(self, until: float) -> np.ndarray:
-        """Those of all changes up to then, sorted, and more."""
+        """Return the sorted times of all changes up to then, and more."""
         while self._known_until <= until:
             self._size *= 2
             times, workers, self._known_until = self._make(self._size)
@@ -56,7 +56,7 @@ class Changes:
 
 
 def _changes(num_workers: int, intervals: Sequence[Interval], cycle: float | None = None) -> Changes:
-    """Each interval changes whether its worker is there, at its beginning and at its end."""
+    """Return the changes at the beginning and end of each interval."""
     times = np.array([end for one in intervals for end in (one.begins, min(one.ends, cycle or math.inf))])
     workers = np.repeat([one.worker for one in intervals], 2)
 
@@ -70,7 +70,7 @@ def _changes(num_workers: int, intervals: Sequence[Interval], cycle: float | Non
 
 
 def _check_intervals(intervals: Sequence[Interval]) -> None:
-    """Raise ConfigError for one that is empty, or overlaps another one of its worker."""
+    """Raise ConfigError for an interval that is empty or overlaps another one of its worker."""
     last: dict[int, Interval] = {}
     for one in sorted(intervals, key=lambda one: (one.begins, one.ends)):
         if one.begins >= one.ends:
@@ -85,7 +85,7 @@ def _check_intervals(intervals: Sequence[Interval]) -> None:
 
 @dataclass
 class Fixed(Absences):
-    """Absences that are given: a list of them, or for a share of the workers parts of the run.
+    """Fixed absences: a list of intervals, or a part of the run for a share of the workers.
 
     absences       such as [[3,100,200],[5,50,null]]: worker 3 is absent from step 100 and back in step 200; worker 5 is
                    absent from step 50 permanently
@@ -139,7 +139,7 @@ class Fixed(Absences):
         return self.schedule(self._present(num_workers, absences).present, num_workers, seed)
 
     def _present(self, num_workers: int, absences: Sequence[Interval]) -> Changes:
-        """All are there from step 0 on, but for these intervals."""
+        """Return all workers from step 0 on, except in these intervals."""
         always = [Interval("", worker, 0, math.inf) for worker in range(num_workers)]
         return _changes(num_workers, [*always, *absences])
 
@@ -167,7 +167,7 @@ class Fixed(Absences):
 
 @dataclass
 class Trace(MayCrash):
-    """Who is present when is read from a CSV file. Each run writes such a file, availability.csv, of what it used.
+    """Availability from a CSV file. Each run writes such a file, availability.csv, of its actual schedule.
 
     path   CSV file with the header worker,from_s,to_s (simulated seconds; needs a cluster) or worker,from_step,to_step,
            and one line per interval in which a worker is present: half-open, from <= t < to; an empty `to` means until
@@ -183,7 +183,7 @@ class Trace(MayCrash):
 
     @property
     def in_seconds(self) -> bool:
-        """With a file in seconds."""
+        """Whether the file is in seconds."""
         return self._read()[0] == "s"
 
     def check(self, num_workers: int) -> None:
@@ -225,7 +225,7 @@ class Trace(MayCrash):
         return [absent] if unnamed else []
 
     def _read(self, num_workers: float = math.inf) -> tuple[str, list[Interval]]:
-        """The unit, and the intervals of so many workers. Raises ConfigError for what is no such file."""
+        """Return the unit, and the intervals of `num_workers` workers. Raises ConfigError for an invalid file."""
         lines = read_lines("availability.path", self.path)
         unit = next((unit for unit, head in _HEADS.items() if lines and lines[0].cells == head), "")
         if not unit:

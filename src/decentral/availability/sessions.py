@@ -1,4 +1,4 @@
-"""Workers that come and go in simulated seconds, each by itself: sessions and absences, or failures and repairs."""
+"""Independent arrivals and departures in simulated seconds: sessions and absences, or failures and repairs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PURPOSE = "availability: sessions"
 
 
 class Distribution(Enum):
-    """Of how long workers stay, and stay away; its value is the key of what it needs besides the mean."""
+    """Distribution of session and absence lengths; its value is the key of the parameter besides the mean."""
 
     exponential = ""
     lognormal = "sigma"
@@ -29,7 +29,7 @@ class Distribution(Enum):
 def _renewals(
     num_workers: int, seed: int, present_s: float, away_s: float, kind: Distribution, more: float = 1.0
 ) -> Changes:
-    """Sessions and absences in turn, with these means, as if they had gone on for ever before the start."""
+    """Return alternating sessions and absences with these means, stationary from the start."""
     workers = np.arange(num_workers)
     begins_there = uniform(seed, f"{_PURPOSE} at the start", workers) < present_s / (present_s + away_s)
 
@@ -49,7 +49,7 @@ def _renewals(
 
 
 def _of_mean_1(kind: Distribution, more: float, seed: int, number: np.ndarray, workers: np.ndarray) -> np.ndarray:
-    """How long stretches last, [K, n]."""
+    """Return lengths of sessions or absences with mean 1, [K, n]."""
     if kind is Distribution.lognormal:
         return np.exp(more * normal(seed, _PURPOSE, number, workers) - more**2 / 2)
     lasts = -np.log1p(-uniform(seed, _PURPOSE, number, workers))
@@ -57,8 +57,7 @@ def _of_mean_1(kind: Distribution, more: float, seed: int, number: np.ndarray, w
 
 
 def _left_of_mean_1(kind: Distribution, more: float, seed: int, workers: np.ndarray) -> np.ndarray:
-    """How long the stretch still lasts that a worker is in at the start, [n]: a uniform part of one that is found with
-    a probability in proportion to its length."""
+    """Return the remaining length of each worker's first stretch, [n]: a uniform part of a length-biased stretch."""
     if kind is Distribution.exponential:
         return _of_mean_1(kind, more, seed, np.zeros(1, dtype=np.int64), workers)
     part = uniform(seed, f"{_PURPOSE}, what is left", workers)
@@ -70,7 +69,7 @@ def _left_of_mean_1(kind: Distribution, more: float, seed: int, workers: np.ndar
 
 @dataclass
 class Sessions(Absences):
-    """Each worker comes and goes by itself, in simulated seconds: a renewal process, stationary from the start.
+    """Independent sessions of each worker, in simulated seconds: a renewal process, stationary from the start.
 
     present_s     mean length of a session
     away_s        mean length of an absence
@@ -112,9 +111,9 @@ class Sessions(Absences):
 
 @dataclass
 class Failures(MayCrash):
-    """Each worker fails by itself, in simulated seconds, and is repaired; both take exponentially distributed times.
+    """Independent failures and repairs of each worker, in simulated seconds, with exponentially distributed times.
 
-    Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days are 2e-5 an hour and GPU.
+    Llama 3's 419 unexpected interruptions of 16,384 GPUs in 54 days are 2e-5 per hour and GPU.
 
     per_worker_hour  failures per worker and hour of work
     repair_s         mean time to repair

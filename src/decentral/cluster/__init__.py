@@ -1,1 +1,1 @@
-"""Machines as a model: how long a gradient takes, who straggles, what a link costs. `cluster=` on the command line."""
+"""The virtual cluster (`cluster=`): a model of gradient times, stragglers and link costs."""

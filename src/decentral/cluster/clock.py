@@ -1,4 +1,4 @@
-"""Simulated time for methods in rounds: a number for each worker, which gradients and exchanges put forward."""
+"""Simulated time for synchronous methods: a clock per worker, advanced by gradients and exchanges."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from decentral.topology.rounds import RelayEdges
 
 _BUCKET_BYTES = 25e6
-"""Of the buckets of gradients that travel while the rest is computed: DistributedDataParallel's."""
+"""Bucket size for gradients sent during the backward pass: DistributedDataParallel's."""
 _BACKWARD = 2 / 3
-"""The share of a gradient that is its backward pass."""
+"""The backward pass's share of a gradient's time."""
 
 
 class Underway(NamedTuple):
-    """An exchange that has begun: float64 [n] each."""
+    """An exchange in flight: float64 [n] each."""
 
     ready: np.ndarray
-    """When each worker has all its messages, in seconds."""
+    """The time when each worker has all its messages, in seconds."""
     travelled: np.ndarray
-    """How many seconds of the time until then are travel."""
+    """The seconds of transfer in the time until then."""
     left: np.ndarray
-    """When all messages of a worker have left its port."""
+    """The time when all messages of a worker have left its port."""
     num_bytes: np.ndarray
-    """How many bytes these are."""
+    """The bytes of these messages."""
     messages: np.ndarray
-    """How many messages."""
+    """The number of messages."""
 
 
 class Use(NamedTuple):
-    """Bytes that go through a port of a worker, "out" or "into", from one simulated time to another."""
+    """Bytes through a worker's port, "out" or "into", in an interval of simulated time."""
 
     worker: int
     way: str
@@ -53,13 +53,13 @@ class Use(NamedTuple):
 
 
 class Clock(Prices):
-    """Where each of n workers is in simulated time, in seconds: float64 [n].
+    """The simulated time of each of n workers, in seconds: float64 [n].
 
-    A gradient takes its compute time. A message leaves when its sender begins the exchange; a worker goes on once it
-    has all of its messages: those of its neighbours, or, with `waits_for_everyone`, once all workers have begun.
-    An all-reduce begins with the last of all workers. What is exchanged in the background costs the time that is left
-    when it is waited for. Links may change from step to step. Who is absent neither computes nor waits nor is waited
-    for, and collectives are those of the workers that are present.
+    A gradient takes its compute time. A message leaves when its sender begins the exchange; a worker continues once it
+    has all its messages from neighbors, or, with `waits_for_everyone`, once all workers have begun. An all-reduce
+    begins with the last of all workers. A background exchange costs only the time remaining at its wait. Links may
+    change from step to step. Absent workers neither compute nor wait, no worker waits for them, and collectives involve
+    only present workers.
     """
 
     def __init__(
@@ -71,59 +71,59 @@ class Clock(Prices):
         spans: Spans | None = None,
         changing: ChangingCosts | None = None,
     ) -> None:
-        """`changing`: the links of every step, instead of `costs`, where the network changes under way."""
+        """`changing`: the links of every step, instead of `costs`, if the network changes during the run."""
         super().__init__(num_workers, costs)
         self.times, self.spans = times, spans
         self.changing = changing
         self.waits_for_everyone = waits_for_everyone
         self.now = np.zeros(num_workers)
         self.out = np.zeros(num_workers)
-        """When the port of each worker is free to send, and to receive: the same array where it has one port."""
+        """The time when each worker's port is free to send, and to receive: the same array if it has one port."""
         self.into = self.out if costs.ways == 2 else np.zeros(num_workers)
         self.borders = borders_of(costs, num_workers)
-        """What the workers of each machine share."""
+        """The shared borders of each machine's workers."""
         self.underway: list[Underway] = []
-        """What has begun and is waited for in another step, the oldest first."""
+        """Exchanges in flight to wait for in another step, oldest first."""
         self.ledger: list[Use] | None = None
-        """What has gone through each port, if that is to be kept."""
+        """The use of each port, if recorded."""
         self.compute_s, self.wait_s, self.exchange_s, self.away_s = (np.zeros(num_workers) for _ in range(4))
-        """Seconds that each worker has spent: they add up to `now`."""
+        """Seconds that each worker has spent: their sum is `now`."""
         self.present: np.ndarray | None = None
-        """[n], bool: who takes part; None: everybody."""
+        """[n], bool: the present workers; None: all."""
         self.gradients = 0
-        """How many gradients each worker has taken."""
+        """Number of gradients of each worker."""
         self.gradient_s = np.zeros(num_workers), np.zeros(num_workers)
-        """When each worker began its last one, and how long it took."""
+        """The start and duration of each worker's last gradient."""
         self.believed: LinkCosts | None = None
-        """What is chosen by, where it is not known what links cost, but measured."""
+        """The measured link costs used for decisions, if true costs are unknown."""
         self.used: dict[str, list[float]] = {}
-        """Name of a collective -> how often all have carried it out, and the seconds that it took them."""
+        """Name of a collective -> its count and total seconds."""
         self.chooses = len(costs.links.collective.candidates) > 1
-        """Whether which of them are used is decided on the way, so that a record of it says something."""
+        """Whether the run chooses between collectives, so that recording them is useful."""
 
     @property
     def latest_s(self) -> float:
-        """When the last worker is where it is."""
+        """The time of the last worker."""
         return float(self.now.max())
 
     def let_pass(self, away: np.ndarray, until: float) -> None:
-        """Workers that are not there or have been away until now, bool [n], are where time is."""
+        """Advance absent and just-returned workers, bool [n], to the current time."""
         seconds = np.where(away, np.maximum(until - self.now, 0.0), 0.0)
         self._span("away", self.now, self.now + seconds)
         self.now = self.now + seconds
         self.away_s += seconds
 
     def delay(self, workers: np.ndarray, seconds: float) -> None:
-        """These workers, bool [n], wait for so long."""
+        """Let these workers, bool [n], wait for `seconds`."""
         self.wait(Underway(self.now + seconds * workers, *np.zeros((4, self.n))))
 
     def begin_step(self, t: int) -> None:
-        """Step t begins: until the next one links are as they are now."""
+        """Begin step t: links are constant until the next step."""
         if self.changing is not None:
             self.costs = self.changing.at(t, self.latest_s)
 
     def gradient(self) -> None:
-        """Every worker computes its next gradient."""
+        """Let every worker compute its next gradient."""
         seconds = self._of_the_present(self.gradients_s(1))
         self.gradient_s = self.now, seconds
         self._span("compute", self.now, self.now + seconds)
@@ -132,23 +132,23 @@ class Clock(Prices):
         self.gradients += 1
 
     def gradients_s(self, number: int) -> np.ndarray:
-        """How long each worker takes for its next so many gradients, at its speed now: float64 [n]."""
+        """Return each worker's time for its next `number` gradients, at its current speed: float64 [n]."""
         seconds = self.times.seconds(self.gradients, self.gradients + number).sum(axis=0)
         return np.asarray(seconds * self.costs.slower(self.now))
 
     def _of_the_present(self, each: np.ndarray) -> np.ndarray:
-        """0 for the others."""
+        """Return the values of present workers, 0 for others."""
         return each if self.present is None else np.where(self.present, each, 0.0)
 
     def _latest(self, each: np.ndarray) -> float:
-        """Of those that are present."""
+        """Return the maximum over present workers."""
         return float((each if self.present is None else each[self.present]).max())
 
     def begin(
         self, over: Exchange | RelayEdges | Neighbors, num_bytes: Sequence[float] | np.ndarray, extra: int = 0
     ) -> Underway:
-        """All workers begin to send. A message has num_bytes[h] bytes for its piece h (over neighbors: num_bytes[j] for
-        sender j), and `extra` bytes."""
+        """Let all workers begin to send. A message has num_bytes[h] bytes for its piece h (between neighbors:
+        num_bytes[j] for sender j), plus `extra` bytes."""
         if over.memo.get("costs") is not self.costs:
             over.memo["costs"], over.memo["messages"] = self.costs, _messages(over)
             over.memo["plan"] = self.costs.plan(*over.memo["messages"][:2])
@@ -164,10 +164,10 @@ class Clock(Prices):
         return Underway(moved.ready, travelled, moved.left, moved.sent, np.bincount(src, minlength=self.n))
 
     def begin_collective(self, name: str, num_bytes: float, overlaps: bool = False) -> tuple[Underway, int, float]:
-        """All workers begin an all_reduce, allgather or broadcast of rows of num_bytes. Returns what is under way, the
-        number of messages that all send for it, and how many rows these amount to.
+        """Let all workers begin an all_reduce, allgather or broadcast of rows of num_bytes. Return the exchange in
+        flight, its total number of messages, and the number of rows they amount to.
 
-        overlaps   rows are cut in buckets, and each travels once the last gradient has come so far
+        overlaps   rows are cut into buckets, each sent as soon as the last gradient has it
         """
         buckets = max(1, math.ceil(num_bytes / _BUCKET_BYTES)) if overlaps else 1
         begins = max(self._latest(each) for each in (self.now, self.out, self.into))
@@ -195,19 +195,19 @@ class Clock(Prices):
         return Underway(ends, np.full(self.n, travelled), ends, each, sent), round(messages), rows
 
     def _ready(self, buckets: int) -> list[float]:
-        """When all workers have each bucket of their last gradients."""
+        """Return the times when all workers have each bucket of their last gradients."""
         began, took = self.gradient_s
         shares = 1 - _BACKWARD + _BACKWARD * np.arange(1, buckets + 1) / buckets
         return [self._latest(began + share * took) for share in shares]
 
     def _moved(self, plan: PortExchange, now: np.ndarray, num_bytes: float | np.ndarray) -> Movement:
-        """What becomes of messages that begin now, which take the ports."""
+        """Move messages that begin now, and occupy the ports."""
         moved = plan.move(now, num_bytes, self.out, self.into, self.borders)
         self._use(moved)
         return moved
 
     def _use(self, moved: Movement) -> None:
-        """The ports are taken by this."""
+        """Occupy the ports for this movement."""
         np.maximum(self.out, moved.left, out=self.out, where=moved.sent > 0)
         np.maximum(self.into, moved.taken, out=self.into, where=moved.received > 0)
         if self.ledger is not None:
@@ -217,8 +217,8 @@ class Clock(Prices):
                 self.ledger += [Use(i, way, *map(float, use)) for i, use in enumerate(uses) if use[0]]
 
     def ping(self, src: np.ndarray, dst: np.ndarray, num_bytes: float) -> float:
-        """Once all are there, messages of so many bytes go from src to dst (int64 [E], a worker in one pair at most)
-        and back; returns half of what the slowest takes."""
+        """Send messages of `num_bytes` from src to dst (int64 [E], disjoint pairs) and back, once all are ready; return
+        half the time of the slowest."""
         begun = self.latest_s
         there = self._moved(self.costs.plan(src, dst), np.full(self.n, begun), num_bytes)
         back = self._moved(self.costs.plan(dst, src), there.ready, num_bytes)
@@ -226,8 +226,7 @@ class Clock(Prices):
         return (float(back.ready.max()) - begun) / 2
 
     def not_left(self) -> tuple[int, int]:
-        """Bytes and messages that have begun to leave, and are not out of their ports when the last worker is where it
-        is."""
+        """Return bytes and messages that are still leaving their ports at the time of the last worker."""
         staying = [(one, one.left > self.latest_s) for one in self.underway]
         num_bytes, messages = (
             sum(float(getattr(one, what)[stays].sum()) for one, stays in staying) for what in ("num_bytes", "messages")
@@ -235,7 +234,7 @@ class Clock(Prices):
         return round(num_bytes), round(messages)
 
     def wait(self, underway: Underway) -> None:
-        """All go on once an exchange is over for them."""
+        """Let every worker continue once its exchange is over."""
         spent = self._of_the_present(np.maximum(underway.ready - self.now, 0.0))
         exchanged = np.minimum(spent, underway.travelled)
         waited = spent - exchanged
@@ -246,13 +245,13 @@ class Clock(Prices):
         self.exchange_s += exchanged
 
     def accounts(self) -> dict[str, np.ndarray]:
-        """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging, and away once somebody was."""
+        """Return each worker's seconds so far, float64 [n]: compute, wait, exchange, and away if any worker was."""
         found = {"compute": self.compute_s, "wait": self.wait_s, "exchange": self.exchange_s}
         return found | ({"away": self.away_s} if self.away_s.any() else {})
 
     def state(self) -> np.ndarray:
-        """Everything it remembers, for a checkpoint: float64 [7 + 5 for each exchange underway, n], and a row more once
-        somebody has been away."""
+        """Return its state for a checkpoint: float64 [7 + 5 for each exchange in flight, n], and another row once a
+        worker was away."""
         gradients = np.full(self.n, self.gradients)
         underway = [row for one in self.underway for row in one] + ([self.away_s] if self.away_s.any() else [])
         return np.stack(
@@ -260,7 +259,7 @@ class Clock(Prices):
         )
 
     def load_state(self, state: np.ndarray) -> None:
-        """Go on from what `state` once gave."""
+        """Restore the result of `state`."""
         gradients, self.now, out, into, self.compute_s, self.wait_s, self.exchange_s, *underway = np.array(state)
         self.gradients = int(gradients[0])
         self.out[:], self.into[:] = out, into
@@ -270,13 +269,13 @@ class Clock(Prices):
         self.underway = [Underway(*underway[first : first + each]) for first in range(0, len(underway), each)]
 
     def borders_state(self) -> list[list[list[float]]]:
-        """When the borders of machines are busy from where the slowest worker is on, for a checkpoint."""
+        """Return the busy intervals of machine borders after the slowest worker's time, for a checkpoint."""
         each = [border for way in ("out", "into") for border in self.borders[way]]
         firsts = [bisect_right(border.ends, float(self.now.min())) for border in each]
         return [[border.begins[k:], border.ends[k:]] for border, k in zip(each, firsts, strict=True)]
 
     def load_borders(self, state: list[list[list[float]]]) -> None:
-        """Go on from what `borders_state` once gave."""
+        """Restore the result of `borders_state`."""
         each = [border for way in ("out", "into") for border in self.borders[way]]
         for border, (begins, ends) in zip(each, state, strict=True):
             border.begins, border.ends = list(begins), list(ends)
@@ -288,9 +287,8 @@ class Clock(Prices):
 
 
 def _messages(over: Exchange | RelayEdges | Neighbors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Sender and receiver of every message of an exchange, and which size it has, int64 [E]: one for each weight or
-    edge, as long as its piece; between neighbors, as its sender says. Of messages that get lost, too: they travel, and
-    are waited for, as all others."""
+    """Return sender, receiver and size index of every message of an exchange, int64 [E]: one for each weight or edge,
+    sized by its piece; between neighbors, by its sender. Lost messages are included: they take time like all others."""
     if isinstance(over, Neighbors):
         return *over.sent, over.sent[0]
     if not isinstance(over, Exchange):

@@ -1,4 +1,4 @@
-"""The configuration group `cluster=`: no simulated time, or machines that are described."""
+"""The configuration group `cluster=`: no simulated time, or a virtual cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from decentral.settings import Settings, setting
 
 
 class WaitsFor(Enum):
-    """For whom a worker waits that exchanges rows with neighbours."""
+    """The workers that a worker waits for when it exchanges rows with neighbors."""
 
     neighbors = "neighbors"
     everyone = "everyone"
@@ -32,37 +32,37 @@ class Cluster(Settings, ABC, where="cluster"):
 
 
 class VirtualCluster(Cluster):
-    """One that says how long everything takes, so that runs have simulated time.
+    """A cluster with a time model, so that runs have simulated time.
 
-    Time follows from these numbers and from who talks to whom, never from the values that are computed.
+    Time depends on these numbers and on the communication graph, never on computed values.
     """
 
     waits_for: WaitsFor
-    """For whom methods wait that talk to neighbours."""
+    """The workers that neighbor-based methods wait for."""
     num_parameters: int | None
-    """Of the model whose messages are timed; None: the one that is trained."""
+    """Size of the model whose messages are timed; None: the trained one."""
 
     @abstractmethod
     def gradient_times(self, num_workers: int, seed: int) -> GradientTimes:
-        """How long each gradient of each worker takes."""
+        """Return the time of each gradient of each worker."""
 
     @abstractmethod
     def costs(self, num_workers: int) -> LinkCosts:
-        """What the links between n workers cost, at first."""
+        """Return the initial costs of the links between n workers."""
 
     @property
     def changes(self) -> str:
-        """What says that links change under way, as key=value; '' if they do not."""
+        """Return the setting by which links change during a run, as key=value; '' if they do not."""
         return ""
 
     def changing(self, num_workers: int, seed: int, steps_per_epoch: float | None) -> ChangingCosts | None:
-        """What they cost in every step, if that changes; `steps_per_epoch` is None where there are no epochs."""
+        """Return the link costs of every step, if they change; `steps_per_epoch` is None without epochs."""
         return None
 
 
 @dataclass
 class NoCluster(Cluster):
-    """Time is not simulated: a run takes as long as this machine takes."""
+    """No simulated time: only real time on this machine."""
 
     name: str = "none"
 
@@ -72,7 +72,7 @@ class NoCluster(Cluster):
 
 @dataclass
 class Machines(VirtualCluster):
-    """A virtual cluster: n workers compute, straggle and send as described, and a run has simulated time.
+    """A virtual cluster: a model of computation, stragglers and links of n workers, which gives a run simulated time.
 
     compute      time of a gradient
     stragglers   which workers are slower, in which steps, and by how much
@@ -87,8 +87,8 @@ class Machines(VirtualCluster):
                  speeds; leave out links.bandwidth_gbps then. The last line of a worker holds to the end. A transfer in
                  progress continues at the new speed; a gradient keeps its slowdown
 
-    Everything random is addressed by (seed, step, worker), so that all methods, and real processes, see the same
-    delays. What is not given is refused, never taken to be zero.
+    All randomness is addressed by (seed, step, worker), so that all methods, and real processes, see the same delays.
+    Missing numbers are refused, never assumed to be zero.
     """
 
     name: str = "machines"
@@ -108,12 +108,12 @@ class Machines(VirtualCluster):
         self.costs(num_workers)
 
     def gradient_times(self, num_workers: int, seed: int) -> GradientTimes:
-        """How long each gradient of each worker takes. Raises ConfigError, see `check`."""
+        """Return the time of each gradient of each worker. Raises ConfigError, see `check`."""
         draw, delays = self.compute.open(num_workers, seed), self.stragglers.open(num_workers)
         return GradientTimes(draw, delays, num_workers, seed, self.compute.passes or 0)
 
     def costs(self, num_workers: int) -> LinkCosts:
-        """What the links between n workers cost, at first. Raises ConfigError, see `check`."""
+        """Return the initial costs of the links between n workers. Raises ConfigError, see `check`."""
         if self.devices is not None:
             if self.changes:
                 raise ConfigError(
@@ -130,7 +130,7 @@ class Machines(VirtualCluster):
         return "" if constant else f"cluster.network.mode={self.network.mode.name}"
 
     def changing(self, num_workers: int, seed: int, steps_per_epoch: float | None) -> ChangingCosts | None:
-        """What they cost in every step, if that changes. Raises ConfigError, see `ChangingCosts`."""
+        """Return the link costs of every step, if they change. Raises ConfigError, see `ChangingCosts`."""
         if not self.changes:
             return None
         return ChangingCosts(self.network, self.links, num_workers, seed, steps_per_epoch)
@@ -138,7 +138,7 @@ class Machines(VirtualCluster):
 
 @dataclass(frozen=True)
 class KnownCluster(VirtualCluster):
-    """Gradient t of worker i takes `table[t, i]` seconds, and links cost this."""
+    """A cluster in which gradient t of worker i takes `table[t, i]` seconds, with given link costs."""
 
     table: np.ndarray
     links: LinkCosts
@@ -146,13 +146,13 @@ class KnownCluster(VirtualCluster):
     num_parameters: int | None = None
 
     def check(self, num_workers: int) -> None:
-        """The table has a column for each worker."""
+        """Check that the table has a column for each worker."""
         assert num_workers == self.table.shape[1] == self.links.num_workers
 
     def gradient_times(self, num_workers: int, seed: int) -> GradientTimes:
-        """Those of the table, whatever the seed. Nobody straggles: what a worker's time is made of is not known."""
+        """Return the times of the table, for any seed. Straggler delays are part of them, so there are no others."""
         return GradientTimes(repeated(self.table), Stragglers().open(num_workers), num_workers, seed)
 
     def costs(self, num_workers: int) -> LinkCosts:
-        """Those that are known."""
+        """Return the given costs."""
         return self.links

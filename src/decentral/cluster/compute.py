@@ -1,4 +1,4 @@
-"""How long a gradient takes: `cluster.compute`, and the times of every gradient of a run."""
+"""Gradient times: `cluster.compute`, and the time of every gradient of a run."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _WIDEST = 10.0
 """Standard deviation of a logarithm: 10 is a factor of 22,000 either way."""
 _HEAD = ["step", "worker", "seconds"]
 _OPERATIONS = "operations.jsonl"
-"""What a run with record_operations=true leaves: see `training.operations`."""
+"""Output of a run with record_operations=true: see `training.operations`."""
 _BLOCK = 128
 """Steps that are drawn together."""
 _BLOCKS_KEPT = 4
 _PARETO = ("floor_s", "index", "scale_s", "cap_s")
 
 Draw = Callable[[np.ndarray], np.ndarray]
-"""The seconds of these gradients [T] of each worker, without what stragglers add: float64 [T, n]."""
+"""The seconds of these gradients [T] of each worker, without straggler delays: float64 [T, n]."""
 
 
 class Distribution(Enum):
-    """Where the times of gradients come from, and which settings say more about them."""
+    """The distribution of gradient times, and the settings it needs."""
 
     constant = ("mean_s",)
     lognormal = ("mean_s", "sigma")
@@ -50,7 +50,7 @@ class Distribution(Enum):
 
 @dataclass
 class ComputeTimes:
-    """How long a gradient takes, of each worker and step anew. Seconds; what a distribution needs has to be given.
+    """Gradient times in seconds, drawn anew for each worker and step; a distribution's settings are required.
 
     distribution       constant: mean_s; lognormal: mean_s, sigma; length_bucketed: buckets, seconds_per_token;
                        shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those, mean_s, rollout_every and
@@ -88,7 +88,7 @@ class ComputeTimes:
     passes: int | None = optional(at_least=1)
 
     def open(self, num_workers: int, seed: int) -> Draw:
-        """The distribution. Raises ConfigError for what is missing, out of place or makes no sense for n workers."""
+        """Return the distribution. Raises ConfigError for missing, misplaced or invalid settings for n workers."""
         check_choice(self, _WHERE, "distribution")
         if self.buckets == []:
             raise ConfigError(
@@ -109,7 +109,7 @@ class ComputeTimes:
         return partial(self._draw, seed, num_workers)
 
     def _draw(self, seed: int, num_workers: int, steps: np.ndarray) -> np.ndarray:
-        """Each a function of (seed, step, worker), see `randomness`."""
+        """Draw times, each a function of (seed, step, worker), see `randomness`."""
         given: Any = self
         place = steps[:, None], np.arange(num_workers)[None, :]
         if self.distribution is Distribution.constant:
@@ -146,38 +146,38 @@ class ComputeTimes:
 
 
 def repeated(table: np.ndarray) -> Draw:
-    """Gradient t of worker i takes `table[t, i]` seconds; after the last line the table begins again."""
+    """Return draws in which gradient t of worker i takes `table[t, i]` seconds; the table repeats."""
     return lambda steps: table[steps % len(table)]
 
 
 class GradientTimes:
-    """The time of gradient t of worker i, a pure function of (seed, t, i): the same whatever else is asked for."""
+    """The time of gradient t of worker i: a pure function of (seed, t, i), independent of the order of queries."""
 
     def __init__(
         self, draw: Draw, delays: Delays, num_workers: int, seed: int, passes: int = 0, start: int = 0
     ) -> None:
-        """`passes`: how many gradients have to be measured before any time is known; `start`: of which gradient the
-        time is the first one."""
+        """`passes`: number of gradients to measure before any time is known; `start`: the gradient with the first
+        time."""
         self.num_workers, self.passes = num_workers, passes
         self._draw, self._delays, self._seed, self._start = draw, delays, seed, start
         self._block = lru_cache(_BLOCKS_KEPT)(self._drawn)
 
     def seconds(self, first: int, last: int) -> np.ndarray:
-        """How long gradients t = first ... last - 1 take, delays of stragglers included: float64 [last - first, n]."""
+        """Return the times of gradients t = first ... last - 1, with straggler delays: float64 [last - first, n]."""
         return self._steps(first, last, 0)
 
     def delays(self, first: int, last: int) -> np.ndarray:
-        """What of it is because the worker straggles, in seconds: float64 [last - first, n], >= 0."""
+        """Return the straggler delays in them, in seconds: float64 [last - first, n], >= 0."""
         return self._steps(first, last, 1)
 
     def after(self, number: int) -> GradientTimes:
-        """Those of the gradients from this one on, which are numbered from 0 again."""
+        """Return the times from this gradient on, renumbered from 0."""
         start = self._start + number
         return GradientTimes(self._draw, self._delays, self.num_workers, self._seed, self.passes, start)
 
     def measured(self, seconds: np.ndarray) -> GradientTimes:
-        """The same, where gradients have been measured that took so long, float64 [passes]: each takes one of these
-        times, as likely, for every worker and step anew."""
+        """Return the times after a measurement, float64 [passes]: each gradient takes one of these times, drawn
+        uniformly for every worker and step."""
 
         def draw(steps: np.ndarray) -> np.ndarray:
             place = uniform(self._seed, _MEASURED, steps[:, None], np.arange(self.num_workers)[None, :]) * len(seconds)
@@ -196,20 +196,20 @@ class GradientTimes:
         return np.concatenate(parts)
 
     def _drawn(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds and delays of the steps of a block."""
+        """Return seconds and delays of the steps of a block."""
         usual = self._draw(np.arange(number * _BLOCK, (number + 1) * _BLOCK))
         delays = self._delays.draw(self._seed, number * _BLOCK, usual)
         return usual + delays, delays
 
 
 def read_trace(name: str, num_workers: int) -> np.ndarray:
-    """Times that were recorded, of a file, or of a run: float64 [steps, n].
+    """Read recorded times from a file or a run: float64 [steps, n].
 
-    Either lines `step,worker,seconds` below these words (in any order), or a line for each step with the seconds of
-    worker 0, 1, ... in its columns, which may have names above them. Or the directory of a run between processes, one
-    for each worker, that has recorded its operations: how long its gradients took, with what stragglers slept; or of a
-    run in one process that trained networks: how long the passes of each took. Where workers took different numbers of
-    gradients, as many of each as all have taken. Raises ConfigError for what cannot be right.
+    A file has either a header `step,worker,seconds` (in any order), or a line per step with the seconds of worker 0,
+    1, ... in its columns, with an optional header. A run between processes, one per worker, with recorded operations,
+    gives its gradient times, including straggler sleep; a run in one process that trained networks gives the time of
+    each worker's passes. If workers took different numbers of gradients, the smallest number counts. Raises ConfigError
+    for invalid data.
     """
     run, said = at_home(name), f"{_TRACE}={name}"
     if run.is_dir():
@@ -235,7 +235,7 @@ def read_trace(name: str, num_workers: int) -> np.ndarray:
 
 
 def _recorded(said: str, path: Path, num_workers: int) -> np.ndarray:
-    """How long the gradients of a run took, in the order in which each worker took them."""
+    """Return the gradient times of a run, in order per worker."""
     found: dict[int, list[float]] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -259,7 +259,7 @@ def _recorded(said: str, path: Path, num_workers: int) -> np.ndarray:
 
 
 def _listed(said: str, lines: list[Line], places: list[int], num_workers: int) -> np.ndarray:
-    """Times of lines with step, worker and seconds at these places."""
+    """Return the times from lines with step, worker and seconds in these columns."""
     step, worker, seconds = places
     found: dict[tuple[int, int], float] = {}
     for line in lines:

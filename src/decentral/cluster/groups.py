@@ -1,8 +1,7 @@
-"""Workers meet in groups without waiting for who is late: wait-avoiding group all-reduce, in simulated time.
+"""Wait-avoiding group all-reduce in simulated time.
 
-The rules are those of `network.asynchronous.protocol`. Each worker's communication engine carries out versions one
-after the other. A sum is formed by recursive doubling, the butterfly of the papers, whatever
-`cluster.links.collective` says.
+The rules are those of `network.asynchronous.protocol`. Each worker's communication engine runs versions in order. Sums
+use recursive doubling, the papers' butterfly, regardless of `cluster.links.collective`.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
     from decentral.cluster.operations import Host, OnRow
     from decentral.cluster.timeline import Timeline
 
-_REMEMBERED = 1024  # workers: for more of them, a number for each two takes too much memory
+_REMEMBERED = 1024  # workers: for more, a number per pair takes too much memory
 Receive = Callable[..., object]
-"""(state, place of the worker, number of its step, whether its contribution is fresh, S, sum of the group [P])."""
+"""(state, index of the worker, its step, whether its contribution is fresh, S, sum of the group [P])."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,59 +54,59 @@ class Result:
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    """A version that some groups have not begun yet."""
+    """A version that some groups have not begun."""
 
     number: int
     place: int
-    """How many versions were opened before: every engine carries them out in this order."""
+    """Number of versions opened before: every engine runs them in this order."""
     groups: list[list[int]]
     group_of: list[int]
     arrived: list[float]
-    """When each worker has come; inf: not yet."""
+    """Arrival time of each worker; inf: not yet."""
     takes_part: list[float]
-    """When each worker comes, or is told that the version has begun, if that is sooner; inf: nobody knows."""
+    """The earlier of each worker's arrival and its activation; inf: unknown."""
     absent: list[int]
-    """How many members of each group have not come."""
+    """Number of missing members of each group."""
     missing: int
     begun: bool = False
     kept: dict[int, tuple[int, Hashable]] = field(default_factory=dict)
-    """Of workers that have overwritten their buffers since they took part: the version, and where the copy is."""
+    """For workers that overwrote their buffer after contributing: the version, and the key of the copy."""
     due: dict[int, float] = field(default_factory=dict)
-    """When each group that has not begun begins, as far as is known."""
+    """The known start time of each group that has not begun."""
 
 
 class Meeting:
-    """The state of all groups at a simulated time. All workers ask for the same versions, in ascending order."""
+    """The state of all groups at a simulated time. All workers request the same versions, in ascending order."""
 
     def __init__(self, place: Groups, timeline: Timeline) -> None:
         n = timeline.n
         self.place, self.timeline, self.waits = place, timeline, place.waits
         self.members: list[Member[Result]] = [Member(place.depth) for _ in range(n)]
-        self.engine_free = timeline.out  # an engine has the ports to itself
+        self.engine_free = timeline.out  # an engine uses the ports exclusively
         self.carried_out = [0] * n
-        """How many versions the engine of each worker has begun."""
+        """Number of versions that each worker's engine has begun."""
         self.underway: list[Result | None] = [None] * n
-        """The sum that each worker's engine is at, or was at last, and that the worker has not asked for."""
+        """The current or last sum of each worker's engine that the worker has not requested."""
         self.versions: dict[int, _Version] = {}
         self.in_order: dict[int, _Version] = {}
-        """The same, by their place."""
+        """The same by opening order."""
         self.opened, self.newest = 0, -1
-        """How many versions have been opened, and the number of the last one."""
+        """Number of opened versions, and the last one."""
         self.users: dict[Hashable, int] = {}
-        """How many workers have not taken a sum, or may take it again, where there are rows."""
+        """Number of workers that may still take a sum, if there are rows."""
         self.postponed: list[tuple[_Version, int]] = []
         self.exchange_s = timeline.costs.collective_s(
             RECURSIVE_DOUBLING, place.schedule.group_size, timeline.bytes_per_row
         )
         self.copy_s = timeline.costs.copy_s(timeline.bytes_per_row)
         self._word: dict[int, np.ndarray] = {}
-        """Of some who have set a version off: how long word of it is on its way to each worker."""
+        """Activation latency to each worker, for some activators."""
         self._workers = np.arange(n)
         self._ones = np.array([i.bit_count() for i in range(1 << (n - 1).bit_length())])
 
     def publish(self, i: int, version: int, now: float) -> None:
-        """Worker i overwrites its send buffer; versions in which it took part before keep what was there."""
-        rows = self.timeline.rows  # the engine has not begun with versions behind the next one
+        """Let worker i overwrite its send buffer; versions it already contributed to keep the old content."""
+        rows = self.timeline.rows  # the engine has not begun versions after the next one
         one = None if self.waits else self.in_order.get(self.carried_out[i])
         if (
             one is not None
@@ -125,7 +124,7 @@ class Meeting:
         self.members[i].published = version
 
     def join(self, i: int, version: int, now: float) -> None:
-        """Worker i wants the sum of its group in this version, and waits for nothing else."""
+        """Let worker i request the sum of its group in this version, and wait for it only."""
         self.publish(i, version, now)
         one = self._opened(version) if version > self.newest else self.versions.get(version)
         if one is None or one.place < self.carried_out[i]:
@@ -144,15 +143,15 @@ class Meeting:
         elif not begun:
             if self.place.may_set_off(i, version):
                 self._begin(one, i, now)
-        elif foretold > now and foretold >= one.due[group]:  # it comes before word reaches it, which the group awaits
+        elif foretold > now and foretold >= one.due[group]:  # it arrives before the activation that the group awaits
             self._schedule(one, group)
 
     def _come_late(self, i: int, version: int, now: float) -> None:
-        """Worker i asks for a version that its engine has begun."""
+        """Handle a request of worker i for a version that its engine has already begun."""
         result = self.underway[i]
         if result is not None and result.version == version:
             self.underway[i] = None
-        elif self.timeline.rows is None:  # whose sum it takes makes no difference to time
+        elif self.timeline.rows is None:  # the choice of the sum does not affect time
             self.timeline.resume(i, now, now, now + self.copy_s, None)
             return
         else:
@@ -164,7 +163,7 @@ class Meeting:
             self._drop(result)
 
     def _end(self, i: int, result: Result) -> None:
-        """The exchange that the engine of worker i was in is over."""
+        """End the current exchange of worker i's engine."""
         self.underway[i] = None
         given_up = self.members[i].finish(result.version, result)
         if given_up is not None:
@@ -179,7 +178,7 @@ class Meeting:
         return one
 
     def _begin(self, one: _Version, i: int, now: float) -> None:
-        """Worker i sets a version off: word of it is passed on along a binomial tree."""
+        """Let worker i activate a version along a binomial tree."""
         timeline, workers = self.timeline, self._workers
         one.begun = True
         word = self._word.get(i)
@@ -193,7 +192,7 @@ class Meeting:
             self._schedule(one, group)
 
     def _latency_s(self, i: int) -> np.ndarray:
-        """How long word from worker i travels to each [n]: the tree's path to j goes by way of those whose number
+        """Return the activation latency from worker i to each [n]: the tree's path to j passes workers whose number
         differs from i in lower bits of i ^ j only."""
         apart = i ^ self._workers
         if len(apart) == 1:
@@ -207,24 +206,24 @@ class Meeting:
         return np.asarray(np.sum(hops, axis=0))
 
     def _schedule(self, one: _Version, group: int) -> None:
-        """Let a group begin once all of its members take part."""
+        """Schedule a group to begin once all its members contribute."""
         one.due[group] = max(self._starts(one, group))
         self.timeline.at(one.due[group], partial(self._finish, one, group))
 
     def _start(self, one: _Version, j: int) -> float:
-        """When worker j takes part: but its engine has to have finished what was before."""
+        """Return when worker j contributes, after its engine has finished earlier versions."""
         starts, free = one.takes_part[j], self.engine_free[j]
         return starts if starts > free else free
 
     def _starts(self, one: _Version, group: int) -> list[float]:
-        """The same for all members of a group, in their order."""
+        """Return the same for all members of a group, in order."""
         starts, free = one.takes_part, self.engine_free
         return [starts[j] if starts[j] > free[j] else free[j] for j in one.groups[group]]
 
     def _finish(self, one: _Version, group: int, now: float) -> None:
-        """All members of a group have taken part."""
+        """Complete a group whose members have all contributed."""
         if group not in one.due and not self.waits:
-            return  # it began sooner
+            return  # it began earlier
         members, carried_out, place = one.groups[group], self.carried_out, one.place
         if any([carried_out[j] != place for j in members]):
             self.postponed.append((one, group))
@@ -238,14 +237,14 @@ class Meeting:
         self.timeline.critical[members[starts.index(begins)]] += 1
         self._sum(one, group, begins)
         one.missing -= 1
-        if not one.missing:  # nobody is behind it any more
+        if not one.missing:  # no worker is behind it
             del self.versions[one.number], self.in_order[place]
         postponed, self.postponed = self.postponed, []
         for later, its_group in postponed:
             self.timeline.at(now, partial(self._finish, later, its_group))
 
     def _sum(self, one: _Version, group: int, begins: float) -> None:
-        """The members of a group add up what they contribute; those who have come go on with it."""
+        """Sum the contributions of a group; members that have arrived continue with the sum."""
         members, timeline, kept = one.groups[group], self.timeline, one.kept
         seconds = self.exchange_s
         if timeline.costs.devices is not None:
@@ -282,7 +281,7 @@ class Meeting:
                 underway[j] = result
 
     def _drop(self, result: Result) -> None:
-        """Somebody does not need this sum any more."""
+        """Drop a reference to this sum."""
         rows: Any = self.timeline.rows
         self.users[result.key] -= 1
         if not self.users[result.key]:
@@ -290,7 +289,7 @@ class Meeting:
             rows.drop(result.key)
 
     def _deliver(self, i: int, version: int, arrived: float, result: Result) -> None:
-        """Worker i, which wants the sum of this version, goes on with this one."""
+        """Let worker i, which requested this version, continue with this sum."""
         timeline = self.timeline
         begins, ends, then = result.begins, result.ends, None
         if arrived > begins:
@@ -311,18 +310,18 @@ class Meeting:
 
 @dataclass(slots=True)
 class Publish(Operation):
-    """Put what this worker contributes into its send buffer, as this version, and go on."""
+    """Write this worker's contribution to its send buffer, as this version, and continue."""
 
     groups: Groups
     version: int
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float:
-        """Over at once."""
+        """Complete immediately."""
         timeline.meeting(self.groups, Meeting).publish(i, self.version, now)
         return now
 
     def carry_out(self, host: Host, i: int) -> None:
-        """In the buffer of this worker's thread."""
+        """Write to the buffer of this worker's thread."""
         host.publish(i, self.groups, self.version)
 
 
@@ -334,9 +333,9 @@ class Join(Operation):
     version: int
 
     def begin(self, timeline: Timeline, i: int, now: float) -> None:
-        """The meeting lets it go on."""
+        """Wait until the meeting resumes the worker."""
         timeline.meeting(self.groups, Meeting).join(i, self.version, now)
 
     def carry_out(self, host: Host, i: int) -> None:
-        """Call the others if nobody has, and wait for the sum."""
+        """Activate the version if necessary, and wait for the sum."""
         host.join(i, self.groups, self.version)

@@ -1,11 +1,11 @@
-"""What it costs n workers to send, exchange, average and copy, in seconds: `cluster.links`.
+"""Costs of sending, exchanging, averaging and copying between n workers, in seconds: `cluster.links`.
 
 alpha is the latency of a link in seconds, beta the seconds per byte, N the bytes of each worker's row. Formulas:
 Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005; for the tree, a
 reduction to a root followed by a broadcast; star, all-gather and broadcast as in Tyagi and Swany, Flexible
 communication for optimal distributed learning over unpredictable networks, 2023, which has the same ring and tree.
-What the additions take is not counted. log2 is rounded up where P is not a power of two (`whole`), as these algorithms
-have whole phases; the last paper takes it as a real number (`math.log2`), which makes no difference to powers of two.
+Additions are free. log2 is rounded up if P is not a power of two (`whole`), as these algorithms have whole phases; the
+last paper uses the real logarithm (`math.log2`), which is the same for powers of two.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ def whole(num_workers: int) -> float:
 
 
 Phase = list[tuple[int, int]]
-"""(source, target) of the messages that travel at the same time."""
+"""(source, target) of simultaneous messages."""
 
 
 def up_a_tree(num_workers: int) -> list[Phase]:
-    """A binomial tree with worker 0 as its root, from the leaves on."""
+    """Return a binomial tree with worker 0 as its root, starting from the leaves."""
     bits = [1 << level for level in range((num_workers - 1).bit_length())]
     return [[(i + bit, i) for i in range(0, num_workers - bit, 2 * bit)] for bit in bits]
 
 
 def turned(phases: list[Phase]) -> list[Phase]:
-    """The same messages in the other direction, the last ones first."""
+    """Return the messages reversed, last ones first."""
     return [[(target, source) for source, target in phase] for phase in reversed(phases)]
 
 
 class Collective(NamedTuple):
-    """An algorithm for something that all workers do together."""
+    """An algorithm of a collective operation."""
 
     formula: Callable[[int, float, float, float, float], float]
     """(P, log2 P, N, alpha, beta) -> seconds."""
     sends: Callable[[int, float], tuple[float, float]]
-    """(P, log2 P) -> how many messages all workers send together, and how many rows these are."""
+    """(P, log2 P) -> total number of messages of all workers, and of rows."""
     both_ways: bool
-    """Whether a worker sends and receives at the same time, which takes twice as long through one port."""
+    """Whether a worker sends and receives simultaneously, which takes twice as long through one port."""
     all_at_once: bool
-    """Whether all workers of a machine send to another machine at the same time."""
+    """Whether all workers of a machine send to another machine simultaneously."""
     phases: Callable[[int], list[Phase]] | None = None
-    """P -> who sends a row to whom in each phase, where not all workers do the same."""
+    """P -> (source, target) of the rows sent in each phase, if workers differ."""
 
     def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
-        """How long P >= 2 workers take that begin together."""
+        """Return the time of P >= 2 workers that begin simultaneously."""
         return self.formula(num_workers, log2(num_workers), num_bytes, alpha, beta)
 
 
@@ -118,15 +118,15 @@ DIRECT = Collective(
     both_ways=True,
     all_at_once=True,
 )
-"""Everybody adds up a P-th of all rows and gives it to all, in two phases in which all send to all: what processes of
-one host do that see each other's memory."""
+"""Every worker sums a P-th of all rows and sends it to all, in two all-to-all phases: the algorithm of processes of one
+host with shared memory."""
 ALL_GATHER = Collective(
     lambda P, log2, N, alpha, beta: log2 * alpha + (P - 1) * N * beta,
     lambda P, log2: (P * log2, P * (P - 1)),
     both_ways=True,
     all_at_once=True,
 )
-"""What each worker contributes, N bytes at most, to all others, by recursive doubling."""
+"""Each worker's contribution, at most N bytes, to all others, by recursive doubling."""
 BROADCAST = Collective(
     lambda P, log2, N, alpha, beta: log2 * (alpha + N * beta),
     lambda P, log2: (P - 1, P - 1),
@@ -134,11 +134,11 @@ BROADCAST = Collective(
     all_at_once=False,
     phases=lambda P: turned(up_a_tree(P)),
 )
-"""What one worker has to all others, down a binomial tree."""
+"""One worker's row to all others, down a binomial tree."""
 
 
 class CollectiveName(Enum):
-    """How an all-reduce is carried out: the mean of all workers' rows, on all of them."""
+    """The algorithm of an all-reduce: the mean of all workers' rows, on all of them."""
 
     recursive_doubling = RECURSIVE_DOUBLING
     rabenseifner = RABENSEIFNER
@@ -156,16 +156,16 @@ class CollectiveName(Enum):
     c = (log2 P - (P - 1)/P) / (P - 1 - log2 P)."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return getattr, (CollectiveName, self.name)  # by its name: formulas cannot be pickled
+        return getattr, (CollectiveName, self.name)  # pickled by name, as formulas cannot be
 
     @property
     def candidates(self) -> list[CollectiveName]:
-        """What may be carried out for it."""
+        """The collectives to choose from."""
         return [self] if isinstance(self.value, Collective) else [CollectiveName[name] for name in self.value]
 
 
 OF_MESSAGES = [CollectiveName[name] for name in ("recursive_doubling", "rabenseifner", "ring", "tree", "star")]
-"""Those that consist of messages between two, which processes can choose from."""
+"""Collectives of point-to-point messages, available between processes."""
 
 
 _WHERE = "cluster.links"
@@ -173,7 +173,7 @@ _COLUMNS = ["source", "target", "latency_s", "bandwidth_gbps"]
 
 
 class Ports(Enum):
-    """What a worker can do at the same time."""
+    """The concurrency of a worker's sends and receives."""
 
     duplex = "duplex"
     one = "one"
@@ -181,7 +181,7 @@ class Ports(Enum):
 
 @dataclass
 class Links(Settings, where=_WHERE):
-    """What it costs to send a message of N bytes: latency + 8 N / bandwidth. No number is taken for granted.
+    """The cost of a message of N bytes: latency + 8 N / bandwidth. All numbers must be given.
 
     latency_s               of a link, in seconds
     bandwidth_gbps          of a link, in Gbit/s; inf is allowed
@@ -222,7 +222,7 @@ class Links(Settings, where=_WHERE):
     file: str | None = field(default=None, metadata={"older": None, "content": True})
 
     def check(self, num_workers: int, devices: str | None = None) -> None:
-        """Raise ConfigError for what is missing or does not fit n workers; `devices` have bandwidths of their own."""
+        """Raise ConfigError for settings that are missing or do not fit n workers; `devices` define bandwidths."""
         for key in ("bandwidth_gbps", "stall_gbps", "host_gbps", "workers_per_machine", "file") if devices else ():
             if (value := getattr(self, key)) is not None:
                 raise ConfigError(
@@ -248,22 +248,22 @@ class Links(Settings, where=_WHERE):
             )
 
     def seconds_per_byte(self, gbps: float | None) -> float:
-        """Seconds per byte of a link of b Gbit/s: 8e-9 (1 / b + stall_gbps / b^2 + 1 / host_gbps). A term whose setting
-        is null is left out."""
+        """Return the seconds per byte of a link of b Gbit/s: 8e-9 (1 / b + stall_gbps / b^2 + 1 / host_gbps), without
+        terms whose setting is null."""
         link_s = seconds_per_byte(gbps)
         return link_s * (1 + (self.stall_gbps or 0.0) * link_s / 8e-9) + seconds_per_byte(self.host_gbps)
 
 
 def seconds_per_byte(gbps: float | None) -> float:
-    """Of so many Gbit/s; 0 for inf and for None."""
+    """Return the seconds per byte at `gbps`; 0 for inf and for None."""
     return 0.0 if gbps is None else 8e-9 / gbps
 
 
 def read_links(name: str, num_workers: int) -> dict[int, tuple[float, float]]:
-    """source n + target, ascending -> (latency, seconds per byte), from lines source,target,latency_s,bandwidth_gbps; a
-    first line of words is passed over.
+    """Return source n + target, ascending -> (latency, seconds per byte), from lines
+    source,target,latency_s,bandwidth_gbps; a header is skipped.
 
-    Raises ConfigError, with file and line, for what is none of n workers, given twice, or no such number.
+    Raises ConfigError, with file and line, for invalid workers, duplicates, and invalid numbers.
     """
     key = "cluster.links.file"
     lines = read_lines(key, name)
@@ -284,9 +284,9 @@ def read_links(name: str, num_workers: int) -> dict[int, tuple[float, float]]:
 
 
 class LinkCosts:
-    """The links between n workers. Sending N bytes from i to j takes latency + N seconds_per_byte; to itself nothing.
+    """The links between n workers. Sending N bytes from i to j takes latency + N seconds_per_byte; 0 from i to i.
 
-    Scalars are computed without numpy: an event loop asks for hundreds of thousands of them.
+    Scalars are computed without numpy: an event loop needs hundreds of thousands of them.
     """
 
     def __init__(self, links: Links, num_workers: int, devices: str | None = None) -> None:
@@ -310,34 +310,34 @@ class LinkCosts:
         """Whether all links are alike."""
 
     def sends(self, collective: Collective, num_workers: int) -> tuple[float, float]:
-        """How many messages so many workers send together for it, and how many rows; log2 is that of its time."""
+        """Return its total number of messages and rows; log2 is as in its time."""
         log2 = whole if self.links.whole_phases else math.log2
         return collective.sends(num_workers, log2(num_workers)) if num_workers > 1 else (0, 0)
 
     def plan(self, src: np.ndarray, dst: np.ndarray) -> Exchange:
-        """Exchanges along the edges src -> dst (integers [E])."""
+        """Return exchanges along the edges src -> dst (integers [E])."""
         return Exchange(self, src, dst)
 
     def port_s(self, way: str, begins: np.ndarray, num_bytes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
-        """How long each worker's port, "out" or "into", takes from `begins` for so many bytes, all float64 [n]: those
-        seconds, unless devices have ports of their own."""
+        """Return the time of each worker's port, "out" or "into", from `begins` for `num_bytes`, all float64 [n]:
+        `seconds`, unless devices define ports."""
         if self.devices is None:
             return seconds
         each = zip(self.devices, begins.tolist(), num_bytes.tolist(), strict=True)
         return np.array([device.ends(way, begun, size) - begun for device, begun, size in each])
 
     def slower(self, begins: np.ndarray) -> np.ndarray | float:
-        """How many times as long a gradient takes that a worker begins then, float64 [n]."""
+        """Return the slowdown factor of a gradient that a worker begins then, float64 [n]."""
         if self.devices is None:
             return 1.0
         return np.array([device.slower(now) for device, now in zip(self.devices, begins.tolist(), strict=True)])
 
     def all_reduce_s(self, num_workers: int, num_bytes: float) -> float:
-        """How long `num_workers` of the workers, who begin together, take for the mean of rows of so many bytes."""
+        """Return the time of an all-reduce of rows of `num_bytes` by `num_workers` that begin simultaneously."""
         return self.all_reduce(num_workers, num_bytes)[1]
 
     def all_reduce(self, num_workers: int, num_bytes: float, begins: float = 0.0) -> tuple[CollectiveName, float]:
-        """The same, and what they carry out: of what `cluster.links.collective` leaves to choose from, the fastest."""
+        """Return the fastest all-reduce allowed by `cluster.links.collective`, and its time."""
         timed = [
             (each, self.collective_s(each.value, num_workers, num_bytes, begins))
             for each in self.links.collective.candidates
@@ -352,15 +352,14 @@ class LinkCosts:
         begins: float = 0.0,
         members: Sequence[int] | None = None,
     ) -> float:
-        """How long `num_workers` of the workers, who begin together, take for it.
+        """Return the time of a collective by `num_workers` that begin simultaneously.
 
-        `begins` and `members` (None: all) matter where devices have ports of their own: in each phase whoever takes
-        longest for its bytes decides.
+        `begins` and `members` (None: all) matter if devices define ports: the slowest worker determines each phase.
 
-        By its formula (`collectives`) with alpha the largest latency and beta the most seconds per
-        byte of all links between the n workers: the slowest link decides in every phase. Through one port what is
-        sent and received at the same time takes twice as long. Where a machine's workers share their way out, L that
-        send at the same time are L times as slow on it.
+        Uses its formula (`collectives`) with alpha the largest latency and beta the most seconds per byte of all links
+        between the n workers: the slowest link determines every phase. Through one port, simultaneous sends and
+        receives take twice as long. If a machine's workers share its uplink, L simultaneous senders are L times as slow
+        on it.
         """
         if num_workers < 2:
             return 0.0
@@ -382,8 +381,8 @@ class LinkCosts:
         return collective.seconds(num_workers, num_bytes, self._alpha, ways * beta, log2)
 
     def _across(self, collective: Collective, num_workers: int) -> int:
-        """How many messages of a phase cross the border of a machine in one direction, with one port in both, at
-        most."""
+        """Return the maximum number of a phase's messages across a machine's border in one direction (one port: in
+        both)."""
         if collective.phases is None:
             return self.per_machine if collective.all_at_once else 1
         most = 0
@@ -397,12 +396,12 @@ class LinkCosts:
         return most
 
     def fastest_all_reduce(self, num_workers: int, num_bytes: float) -> str:
-        """The name of the collective made of messages that takes least for it; on a tie the first one."""
+        """Return the name of the fastest point-to-point collective; the first one on a tie."""
         return min(OF_MESSAGES, key=lambda each: self.collective_s(each.value, num_workers, num_bytes)).name
 
     def pair_s(self, i: int, j: int, num_bytes: float, begins: float = 0.0) -> float:
-        """How long i and j take to exchange so many bytes with each other: latency + N seconds_per_byte of the slower
-        direction; through one port latency + the bytes of both."""
+        """Return the time for i and j to exchange `num_bytes`: latency + N seconds_per_byte of the slower direction;
+        through one port latency + the bytes of both."""
         if self.devices is not None:
             size = self.ways * num_bytes
             ends = max(self.devices[k].ends(way, begins, size) for k in (i, j) for way in ("out", "into"))
@@ -414,20 +413,20 @@ class LinkCosts:
         return max(there[0], back[0]) + num_bytes * per_byte
 
     def message_s(self, i: int, j: int, num_bytes: float) -> float:
-        """How long one message from i to j is on its way."""
+        """Return the time of one message from i to j."""
         alpha, beta = self._link(i, j)
         return alpha + num_bytes * beta
 
     def hop_s(self, i: int, j: int) -> float:
-        """How long a message from i to j takes that has next to no bytes: the latency."""
+        """Return the time of a tiny message from i to j: the latency."""
         return self._link(i, j)[0]
 
     def copy_s(self, num_bytes: float) -> float:
-        """How long a worker copies so many bytes within its memory."""
+        """Return the time to copy `num_bytes` within a worker's memory."""
         return num_bytes * self._copy
 
     def _link(self, i: int, j: int) -> tuple[float, float]:
-        """(latency, seconds per byte) from i to j."""
+        """Return (latency, seconds per byte) from i to j."""
         if i == j:
             return 0.0, 0.0
         if self._table and (own := self._table.get(i * self.num_workers + j)) is not None:
@@ -448,7 +447,7 @@ class LinkCosts:
         return costs[..., 0], costs[..., 1]
 
     def _slowest(self) -> tuple[float, float]:
-        """The largest latency and the most seconds per byte of all links."""
+        """Return the largest latency and seconds per byte of all links."""
         n, L = self.num_workers, self.per_machine
         inside = n * (L - 1)
         own = sum(key // n // L == key % n // L for key in self._table)
@@ -459,30 +458,29 @@ class LinkCosts:
 
 
 class Prices:
-    """How long n who begin together would take for something now, in seconds: n workers, or n processes."""
+    """Current costs, in seconds, of collectives of n workers or processes that begin simultaneously."""
 
     def __init__(self, n: int, costs: LinkCosts, rows_each: float = 1.0) -> None:
-        """`rows_each`: how many workers each of the n contributes for, where these are processes."""
+        """`rows_each`: number of workers per process, if the n are processes."""
         self.n, self.costs, self.rows_each = n, costs, rows_each
         self.bytes_scale = 1.0
-        """How many times as large the rows are in truth as those that are exchanged."""
+        """Factor by which true rows are larger than the exchanged ones."""
 
     def collective(self, name: str, num_bytes: float) -> tuple[str, float]:
-        """What they carry out for an all_reduce, allgather or broadcast of rows of so many bytes, and how long it
-        takes."""
+        """Return the algorithm of an all_reduce, allgather or broadcast of rows of `num_bytes`, and its time."""
         if name == "all_reduce":
             chosen, seconds = self.costs.all_reduce(self.n, num_bytes * self.bytes_scale)
             return chosen.name, seconds
         return name, self.allgather_s(num_bytes) if name == "allgather" else self.broadcast_s(num_bytes)
 
     def mean_s(self, num_bytes: float) -> float:
-        """An all-reduce of rows of so many bytes."""
+        """Return the time of an all-reduce of rows of `num_bytes`."""
         return self.collective("all_reduce", num_bytes)[1]
 
     def allgather_s(self, num_bytes: float) -> float:
-        """An all-gather of what is so many bytes for each worker."""
+        """Return the time of an all-gather of `num_bytes` per worker."""
         return self.costs.collective_s(ALL_GATHER, self.n, num_bytes * self.bytes_scale * self.rows_each)
 
     def broadcast_s(self, num_bytes: float) -> float:
-        """A broadcast of so many bytes."""
+        """Return the time of a broadcast of `num_bytes`."""
         return self.costs.collective_s(BROADCAST, self.n, num_bytes * self.bytes_scale)

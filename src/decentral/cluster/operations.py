@@ -1,8 +1,7 @@
-"""What a worker does next: the operations that the program of an asynchronous method is made of.
+"""The operations in the programs of asynchronous methods.
 
-In simulated time (`begin`) an operation says when the worker can go on, or a meeting lets it go on. For real
-(`carry_out`) a thread of the worker does it, and waits. What is done to the worker's rows is the same: functions that
-the method gives.
+In simulated time (`begin`) an operation returns when the worker continues, or a meeting resumes it. Between processes
+(`carry_out`) the worker's thread executes it and waits. The row updates are the same: functions of the method.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ if TYPE_CHECKING:
     from decentral.cluster.timeline import Timeline
 
 OnRow = Callable[..., object]
-"""(state, place of the worker among the rows, its gradient [P], number of its step) -> changes the worker's rows."""
+"""(state, row index of the worker, its gradient [P], its step) -> updates the worker's rows."""
 
 
 class Operation(ABC):
-    """Something that a worker does, in simulated time or for real."""
+    """An operation of a worker, in simulated or real time."""
 
     @abstractmethod
     def begin(self, timeline: Timeline, i: int, now: float) -> float | None:
-        """Worker i begins it now: when it can go on; None if somebody else will say (`Timeline.resume`)."""
+        """Begin it for worker i; return when the worker continues, or None if `Timeline.resume` decides."""
 
     @abstractmethod
     def carry_out(self, host: Host, i: int) -> None:
-        """Worker i does it for real, in a thread of its own; returns when it can go on."""
+        """Execute it for worker i, in the worker's thread; return when the worker can continue."""
 
 
 @dataclass(frozen=True)
 class Gradient(Operation):
-    """g_i = grad F_i(x_i; xi_i) with the next sample xi_i, at the model as it is when this begins.
+    """g_i = grad F_i(x_i; xi_i) with the next sample xi_i, at the model at its beginning.
 
     copied    others may change x_i while this goes on: it is taken at a copy
     """
@@ -49,17 +48,17 @@ class Gradient(Operation):
     copied: bool = False
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float | None:
-        """Over after the time that the worker's machine takes for this gradient."""
+        """Complete after the worker's time for this gradient."""
         return timeline.begin_gradient(i, now, self.copied)
 
     def carry_out(self, host: Host, i: int) -> None:
-        """By the host, once it lets the worker go on."""
+        """Let the host compute it, once the worker may continue."""
         host.gradient(i, self.copied)
 
 
 @dataclass(frozen=True)
 class Local(Operation):
-    """Something that a worker does to its own rows, with its newest gradient; it takes no time.
+    """An update of a worker's own rows with its latest gradient; takes no time.
 
     timed    what(state, i, gradient [P], number of its step, seconds): the simulated time matters, too
     """
@@ -74,13 +73,12 @@ class Local(Operation):
         return now
 
     def carry_out(self, host: Host, i: int) -> None:
-        """While nobody averages with the worker's row."""
+        """Execute it with the worker's row locked against averaging."""
         host.local(i, self.what, timed=self.timed)
 
 
 def check_ended(i: int, gradients: int, share: float) -> None:
-    """The program of worker i gives no operation any more. Raises RuntimeError if it took fewer gradients than its
-    share."""
+    """Raise RuntimeError if the ended program of worker i took fewer gradients than its share."""
     if gradients < share:
         raise RuntimeError(
             f"the program of worker {i} ended after {gradients} of {share:g} gradients: yield operations until the "
@@ -89,7 +87,7 @@ def check_ended(i: int, gradients: int, share: float) -> None:
 
 
 class _All:
-    """Who has arrived where all meet."""
+    """The workers that have arrived at a global mean."""
 
     def __init__(self, place: object, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -123,13 +121,13 @@ class Mean(Operation):
         timeline.meeting(Mean, _All).arrive(i, now)
 
     def carry_out(self, host: Host, i: int) -> None:
-        """Wait for all, and for the mean."""
+        """Wait for all workers and for the mean."""
         host.mean(i)
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Where workers meet in pairs.
+    """Pairwise averaging of workers.
 
     average    (state, i, j, time in seconds) -> averages the rows of both, at once
     exchange   (state, i, what was sent of x_i [P], what came of x_j [P], time) -> the same for the row of i alone,
@@ -143,14 +141,14 @@ class Pairs:
 
 
 class _Strands:
-    """Until when the communication strand of each worker is busy with what it asked for."""
+    """The time until which each worker's communication strand is busy with its request."""
 
     def __init__(self, place: Pairs, timeline: Timeline) -> None:
         self.place, self.timeline = place, timeline
         self.own_until = [0.0] * timeline.n
 
     def ask(self, i: int, j: int, now: float) -> None:
-        """i and j exchange rows once both strands are idle, and then take the mean; j is not asked if it is absent."""
+        """Let i and j exchange rows once both strands are idle, then average; skip an absent j."""
         if j in self.timeline.away:
             return
         timeline, costs, num_bytes = self.timeline, self.timeline.costs, self.timeline.bytes_per_row
@@ -173,13 +171,13 @@ class _Strands:
 
 @dataclass(slots=True)
 class Average(Operation):
-    """Let the communication strand average with a partner, meanwhile go on; but wait for the averaging before."""
+    """Let the communication strand average with a partner and continue, after the previous averaging."""
 
     pairs: Pairs
     partner: int
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float | None:
-        """Over at once if the averaging that this worker asked for before is over."""
+        """Complete at once if this worker's previous averaging is over."""
         strands = timeline.meeting(self.pairs, _Strands)
         until = strands.own_until[i]
         if until <= now:
@@ -189,19 +187,19 @@ class Average(Operation):
         return None
 
     def carry_out(self, host: Host, i: int) -> None:
-        """By the communication strand of this worker."""
+        """Let this worker's communication strand average."""
         host.average(i, self.pairs, self.partner)
 
 
 _Coming = dict[int, tuple[float, int]]
-"""The senders whose share a receiver has not taken, with the time when it arrives and its version."""
+"""Sender -> arrival time and version of its share that the receiver has not taken."""
 _Way = tuple[int, float, _Coming, float, float]
-"""Receiver and weight of a share, where it waits, how long it is in a port, and the latency of its link."""
+"""Receiver and weight of a share, its slot, its time in a port, and the latency of its link."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """Where shares wait for their receivers.
+    """Slots in which shares wait for their receivers.
 
     share      (state, i, weight) -> tensors: what travels
     kept       (state, i, weight): what is left of the row of i; both before anything is scaled
@@ -214,7 +212,7 @@ class Slots:
 
 
 class _Slots:
-    """What waits for each receiver."""
+    """The shares that wait for each receiver."""
 
     def __init__(self, place: Slots, timeline: Timeline) -> None:
         self.place, self.timeline = place, timeline
@@ -222,14 +220,14 @@ class _Slots:
         self.takes = [partial(self.take, i) for i in range(timeline.n)]
         self._number = count()
         self._later: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        """What leaves a port, or comes to one, at a time that has not been looked at yet: a heap."""
+        """A heap of pending departures from and arrivals at ports."""
         self._num_bytes, costs = timeline.bytes_per_row + WEIGHT_BYTES, timeline.costs
         self._plain = costs.devices is None and not costs.shared and timeline.ledger is None
         self._in_order = costs.uniform and costs.ways == 1
-        """Whether shares come to ports in the order in which they leave others."""
+        """Whether shares arrive at ports in the order in which they leave others."""
 
     def push(self, i: int, push: Push, now: float) -> None:
-        """Leave shares, side by side through the port; a share for a slot that is not empty stays."""
+        """Push shares, in parallel through the port; a share for a nonempty slot stays."""
         timeline, own, ways = self.timeline, push.own, push.ways
         if self._later and self._later[0][0] < now:
             self._go_on_to(now, including=False)
@@ -266,7 +264,7 @@ class _Slots:
             rows.call(self.place.kept, i, own)
 
     def _left(self, i: int, leaving: list[_Way], begins: float, left: float) -> float:
-        """When shares have left, by machines of their own and by what machines share; by the link at `left`."""
+        """Return when shares have left, considering devices and shared uplinks; by the link alone at `left`."""
         timeline, costs, num_bytes = self.timeline, self.timeline.costs, self._num_bytes
         if costs.devices is not None:
             left = costs.devices[i].ends("out", begins, len(leaving) * num_bytes)
@@ -276,7 +274,7 @@ class _Slots:
         return left
 
     def _taken(self, i: int, j: int, opens: float, taken: float, arrives: float) -> float:
-        """The same for when worker j has taken in a share of i."""
+        """Return when worker j has received a share of i, likewise."""
         timeline, costs, num_bytes = self.timeline, self.timeline.costs, self._num_bytes
         if costs.devices is not None:
             taken = costs.devices[j].ends("into", opens, num_bytes)
@@ -286,14 +284,14 @@ class _Slots:
         return taken
 
     def _go_on_to(self, now: float, *, including: bool) -> None:
-        """What has left ports, and come to others, before now, or by now."""
+        """Process departures and arrivals before (or up to) now."""
         later = self._later
         while later and (later[0][0] < now or (including and later[0][0] == now)):
             time, _, what, arguments = heappop(later)
             what(time, *arguments)
 
     def _leave(self, now: float, i: int, leaving: list[_Way], version: int, left: float) -> None:
-        """Shares leave the port of worker i until `left`."""
+        """Let shares leave the port of worker i until `left`."""
         first = left if self.timeline.into is self.timeline.out else now
         for way in leaving:
             if self._in_order:
@@ -303,7 +301,7 @@ class _Slots:
                 heappush(self._later, (first + way[4], next(self._number), self._come, (i, way, version, left)))
 
     def _come(self, opens: float, i: int, way: _Way, version: int, left: float) -> None:
-        """A share of worker i comes to the port of its receiver, which takes in one after the other."""
+        """Let a share of worker i arrive at its receiver's port, which receives sequentially."""
         j, _, slots, port_s, hop_s = way
         into, arrives = self.timeline.into, left + hop_s
         if opens < into[j]:
@@ -317,7 +315,7 @@ class _Slots:
         slots[i] = arrives, version
 
     def take(self, i: int, now: float) -> None:
-        """Worker i takes all that has arrived."""
+        """Let worker i take all arrived shares."""
         timeline, coming = self.timeline, self.coming[i]
         if not coming:
             return
@@ -337,32 +335,32 @@ class _Slots:
 
 @dataclass(slots=True)
 class Push(Operation):
-    """Leave these shares (receiver, weight) with others; what is not given away stays: own weight."""
+    """Push these shares (receiver, weight) to others; the worker keeps its own weight."""
 
     slots: Slots
     shares: tuple[tuple[int, float], ...]
     own: float
     ways: list[_Way] | None = None
-    """Of each share, known once it has been sent."""
+    """The route of each share, known once it is sent."""
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float:
-        """Over at once: messages travel by themselves."""
+        """Complete at once: messages travel in the background."""
         timeline.meeting(self.slots, _Slots).push(i, self, now)
         return now
 
     def carry_out(self, host: Host, i: int) -> None:
-        """Between processes, methods with shares go in rounds, through windows (`Network.push`)."""
+        """Not used: between processes, methods with shares run synchronously, through windows (`Network.push`)."""
         raise AssertionError("shares go through windows")
 
 
 @dataclass(slots=True)
 class Take(Operation):
-    """Take all shares that have arrived, also those that others push at this very time."""
+    """Take all arrived shares, including those pushed at this very time."""
 
     slots: Slots
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float | None:
-        """Over at once, but after all that others do now."""
+        """Complete at once, but after all operations of others at this time."""
         slots = timeline.meeting(self.slots, _Slots)
         if timeline.nobody_else_at(now):
             slots.take(i, now)
@@ -376,41 +374,41 @@ class Take(Operation):
 
 
 class Host(Protocol):
-    """The process of some workers. i is a global number; all methods wait, and raise if another process is gone."""
+    """The process of some workers. i is a global index; all methods wait, and raise if another process is gone."""
 
     def gradient(self, i: int, copied: bool) -> None:
-        """The next gradient of worker i, after the delay that it straggles by."""
+        """Compute the next gradient of worker i, after its straggler delay."""
 
     def local(self, i: int, what: OnRow, timed: bool) -> None:
-        """what(state, place of the worker, its newest gradient, its step); `timed`: and the seconds since the start."""
+        """Call what(state, index of the worker, its latest gradient, its step); `timed`: also seconds since start."""
 
     def publish(self, i: int, groups: Groups, version: int) -> None:
-        """Leave what worker i contributes in its send buffer."""
+        """Write worker i's contribution to its send buffer."""
 
     def join(self, i: int, groups: Groups, version: int) -> None:
         """Publish, and receive the sum of the worker's group."""
 
     def mean(self, i: int) -> None:
-        """x_i <- 1/n sum_j x_j, once all workers ask for it."""
+        """x_i <- 1/n sum_j x_j, once all workers request it."""
 
     def average(self, i: int, pairs: Pairs, partner: int) -> None:
-        """Begin to average with a partner, once the averaging before is over."""
+        """Begin to average with a partner, once the previous averaging is over."""
 
 
 class RowExecutor(Protocol):
-    """The rows of all workers, and what is on its way between them. Called in the order of simulated time.
+    """The rows of all workers, and data in flight between them. Called in the order of simulated time.
 
-    What is on its way (a sum of a group, a share, a copy of a row) has a key, and lies in tensors until it is dropped.
+    Data in flight (a sum of a group, a share, a copy of a row) has a key, and is kept in tensors until dropped.
     """
 
     def begin_gradient(self, i: int, copied: bool) -> None:
-        """From now on worker i computes its next gradient, at its model as it is now."""
+        """Begin the next gradient of worker i, at its current model."""
 
     def end_gradient(self, i: int) -> None:
-        """Worker i has its gradient."""
+        """End the gradient of worker i."""
 
     def local(self, i: int, what: OnRow, *arguments: Any) -> None:
-        """what(state, i, the worker's newest gradient, *arguments)."""
+        """Call what(state, i, the worker's latest gradient, *arguments)."""
 
     def call(self, what: Callable[..., object], *arguments: Any) -> None:
         """what(state, *arguments)."""
@@ -419,17 +417,16 @@ class RowExecutor(Protocol):
         """x_i <- 1/n sum_j x_j."""
 
     def keep(self, key: Hashable, i: int, emptied: bool) -> None:
-        """A copy of worker i's send buffer; `emptied`: there are zeros in the buffer afterwards."""
+        """Keep a copy of worker i's send buffer; `emptied`: zero the buffer afterwards."""
 
     def total(self, key: Hashable, members: Sequence[int], kept: dict[int, Hashable], emptied: bool) -> None:
-        """The sum of the send buffers of these workers, in their order; of some of them a kept copy is taken instead,
-        and dropped."""
+        """Sum the send buffers of these workers, in order; for some, use a kept copy instead and drop it."""
 
     def put(self, key: Hashable, what: Callable[..., Any], *arguments: Any) -> None:
-        """What what(state, *arguments) gives, a tuple of tensors, is on its way."""
+        """Store the tuple of tensors that what(state, *arguments) returns, as data in flight."""
 
     def take(self, key: Hashable, what: Callable[..., object], *arguments: Any, drop: bool = True) -> None:
-        """what(state, *arguments, *the tensors with this key); they stay unless dropped."""
+        """Call what(state, *arguments, *the tensors with this key), and by default drop these."""
 
     def drop(self, key: Hashable) -> None:
-        """Nobody will ask for this any more."""
+        """Drop the data of this key."""

@@ -51,7 +51,7 @@ class ARTopK(Ratio, Compressor):
         mean = 1/n sum_i C(e_i), by an all-reduce of k values;   k = max(1, floor(keep P))
 
     Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE BigData
-    2023. In place of the n different sets of places of top-k, whose union has to be gathered, there is one.
+    2023. One common index set replaces the n sets of top-k, whose union requires a gather.
 
     select           star: b = t mod n. var: b is the worker whose gradient (without residual) is largest, smoothed over
                      the last steps; the lowest number on ties
@@ -81,7 +81,7 @@ class ARTopK(Ratio, Compressor):
         return self.select is Select.var
 
     def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
-        """See `Compressor.bound`. Raises ConfigError where indices of 4 bytes are too short."""
+        """See `Compressor.bound`. Raise ConfigError if 4-byte indices are too short."""
         check_indices(layout, self.index_bytes)
         return super().bound(layout, seed, steps_per_epoch)
 

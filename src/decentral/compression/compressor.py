@@ -140,7 +140,7 @@ class Compressor(Settings, ABC, where="compress"):
             e_i = g_i + r_i,   g_i <- 1/n sum_j C(e_j),   r_i <- e_i - C(e_i)
 
         for rows g, r [k, P] of the local workers, donated. Returns g, r and the memory. Without error feedback e = g,
-        and r [k, 0] stays as it is. Every process calls this in the same step.
+        and r [k, 0] is unchanged. Every process calls this in the same step.
         """
 
 
@@ -219,7 +219,7 @@ class Encoder(Compressor):
     def mix(self, x: Tensor, net: Network, t: int) -> Tensor:
         """x_i <- x_i + sum_j W_ij (C(x_j) - C(x_i)) with W of round t, in place: gossip of rounded rows [k, P].
 
-        Where W is doubly stochastic the mean is kept whatever C does, and what is equal stays equal.
+        If W is doubly stochastic, this preserves the mean for any C, and equal rows stay equal.
         """
         heard = send(self, x, net, t)
         return heard.add_own(heard.add_mixed(x), -1.0)
@@ -227,7 +227,7 @@ class Encoder(Compressor):
     def relay(self, y: Tensor, m: Tensor, net: Network, t: int, later: bool = False) -> Tensor:
         """m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered: sums are rounded on every edge.
 
-        y [k, P] is left as it is, m [E, ceil(P / d)] is donated. For those that give every coordinate a number.
+        y [k, P] is unchanged, m [E, ceil(P / d)] is donated. For compressors with `fills`.
         """
         return relay(self, y, m, net, t, later)
 

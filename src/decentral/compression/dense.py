@@ -30,7 +30,7 @@ class NoCompression(Encoder):
     name: str = "none"
     fills: ClassVar[bool] = True
     adds: ClassVar[bool] = True
-    error_feedback = False  # there is no error; not a setting
+    error_feedback = False  # without error; not a setting
 
     @property
     def smallest_row(self) -> int:
@@ -73,7 +73,7 @@ class NoCompression(Encoder):
 class BFloat16(Encoder):
     """Numbers rounded to bfloat16, 8 bits of mantissa, to nearest, ties to even: C(e) = bf16(e).
 
-        |C(e)_i - e_i| <= 2^-8 |e_i|,  the range is that of float32
+        |C(e)_i - e_i| <= 2^-8 |e_i|,  with the range of float32
 
     Bytes: 2 P. The mean is an all-reduce of bfloat16 numbers, rounded to bfloat16. Error feedback keeps the exact
     residual. `error_feedback=false` is the usual mixed-precision all-reduce and saves the memory of the residuals.

@@ -94,7 +94,7 @@ class PowerSGD(Compressor):
         """See `Compressor.combine` and the formula."""
         e, matrices = self.error_fed(g, r), self.matrices()
         p = net.mean(self.left(e, memory, matrices))[0]
-        for each in matrices:  # orthonormal columns that span those of P, or more if these are dependent
+        for each in matrices:  # orthonormal columns whose span contains P's
             each.P(p).copy_(torch.linalg.qr(each.P(p)).Q)
         width = matrices[-1].right.stop if matrices else 0
         q = self.scratch.take("right", len(e) * width, e).view(len(e), width)
@@ -114,7 +114,7 @@ class PowerSGD(Compressor):
         g[1:] = g[0]
         memory.copy_(q[0])
         first = self.scratch.remember("first", (memory.dtype, memory.device), lambda: self.memory(memory, 1))
-        for each in matrices:  # columns of Q that are 0 begin again
+        for each in matrices:  # redraw zero columns of Q
             Q = each.Q(memory)
             torch.where((Q == 0).all(0), each.Q(first), Q, out=Q)
         return g, r, memory

@@ -22,10 +22,10 @@ else:
     torch = Lazy("torch")
 
 _INTEGERS = {8: "int64", 4: "int32", 2: "int16"}  # by bytes
-_BLOCK = 1 << 17  # numbers, so that a block and what is computed from it stay in the cache
+_BLOCK = 1 << 17  # numbers, so that a block and its intermediates fit in the cache
 _BLOCK_GPU = 1 << 24
-_SAMPLE = 1 << 16  # of a longer row, to guess where its k-th largest entry is
-_DEVIATIONS = 3  # by how many standard deviations of the sample the guess is on the safe side
+_SAMPLE = 1 << 16  # numbers, to estimate the k-th largest entry of a longer row
+_DEVIATIONS = 3  # safety margin of the estimate, in standard deviations of the sample
 
 
 def as_integers(e: Tensor) -> tuple[Tensor, int]:
@@ -192,7 +192,7 @@ def _mask(scratch: Scratch, like: Tensor) -> Tensor:
     return scratch.take("mask", len(like), like, torch.bool)
 
 
-_FEW = 20  # below this share numpy's choice remembers what was drawn, above it makes a list of all numbers
+_FEW = 20  # below this share numpy's choice tracks the drawn numbers, above it lists all numbers
 
 
 def distinct(size: int, k: int, address: tuple[int, str, int], scratch: Scratch) -> Tensor:

@@ -76,7 +76,7 @@ class Sparse(Placed):
     index_bytes: int = setting(4, choices=(4, 8))
 
     def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
-        """See `Compressor.bound`. Raises ConfigError where indices of 4 bytes are too short."""
+        """See `Compressor.bound`. Raise ConfigError if 4-byte indices are too short."""
         check_indices(layout, self.index_bytes)
         return super().bound(layout, seed, steps_per_epoch)
 
@@ -302,7 +302,7 @@ class RandomK(Ratio, Encoder):
         if self.unbiased:
             values.mul_(len(e) / len(places))
         low, high = torch.aminmax(e)
-        return payload_of(values=values.add_(low.mul_(0) + high.mul_(0)))  # 0, or no number
+        return payload_of(values=values.add_(low.mul_(0) + high.mul_(0)))  # 0 or NaN
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
         """out[I] <- out[I] + weight * values, with I of this step."""

@@ -561,7 +561,7 @@ def check_compressed_rounds(
     rounds: Callable[[], Rounds],
     topology: str,
 ) -> None:
-    """Raise ConfigError if compressed messages between neighbours cannot go the way that is asked for."""
+    """Raise ConfigError if compressed messages between neighbors cannot go the way that is asked for."""
     if not algo.uses_topology or Need.tree in algo.needs:
         return  # what is relayed over trees is encoded piece by piece; `check_communication` says the rest
     if communication != Communication():

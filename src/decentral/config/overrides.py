@@ -276,7 +276,7 @@ def places() -> dict[str, list[str]]:
 
 
 def meant(key: str) -> str:
-    """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelt or
+    """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelled or
     shortened, or by the words that explain another one; else the nearest names, and how all are listed."""
     known, name = places(), key.rpartition(".")[2]
     part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
@@ -302,7 +302,7 @@ def _explained_with(name: str) -> list[str]:
 
 
 def _american(text: str) -> str:
-    """The same for each spelling: personalised, neighbour, labelled, centre."""
+    """The same for each spelling: personalised, neighbor, labeled, center."""
     text = text.lower().replace("_", " ").replace("our", "or").replace("ll", "l")
     return re.sub(r"re\b", "er", re.sub("is(?=[aei])", "iz", text))
 

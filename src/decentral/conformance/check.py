@@ -222,7 +222,7 @@ class Checks:
 
     def _sgd(self) -> str:
         settings = self._as_sgd()
-        for topology, n in (("complete", 5), ("chain", 2)):  # on a tree, all are neighbours only if they are two
+        for topology, n in (("complete", 5), ("chain", 2)):  # on a tree, all are neighbors only if they are two
             try:
                 config = self._as_rows(*settings, *_PLAIN_SGD, f"topology={topology}", f"num_workers={n}")
             except ConfigError:

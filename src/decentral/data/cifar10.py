@@ -157,7 +157,7 @@ _CACHED = "cifar10-1"
 
 @dataclass
 class Cifar10(AugmentedImages):
-    """CIFAR-10: 60000 colour images of 32x32 in ten classes, downloaded to `path` if they are not there.
+    """CIFAR-10: 60000 color images of 32x32 in ten classes, downloaded to `path` if they are not there.
 
     `download=false` never asks the network; `download=true` downloads also what is damaged or incomplete. `path` may
     also be a folder of image files, train/<class>/ and test/<class>/, or an .npz file with x_train, y_train, x_test and
@@ -218,7 +218,7 @@ class Cifar10(AugmentedImages):
         return self.in_memory(read_arrays(self.prepare()), device, seed)
 
     def in_memory(self, arrays: dict[str, np.ndarray], device: torch.device | str, seed: int) -> InMemory:
-        """Images and labels, normalised, padded and flipped as the settings say."""
+        """Images and labels, normalized, padded and flipped as the settings say."""
         from decentral.data.loading.in_memory import InMemory
 
         return InMemory(

@@ -242,7 +242,7 @@ class Loaded(ABC):
     def drawn(self, rows: Any, workers: Sequence[int], steps: Sequence[int]) -> Batch:
         """Inputs [k, B, ...] and targets [k, B, ...]: the examples rows [k, B] of these workers, each at its own step.
 
-        Images are [k, B, C, H, W] float32, normalised and augmented, texts [k, B, L] int64, filled up to the longest
+        Images are [k, B, C, H, W] float32, normalized and augmented, texts [k, B, L] int64, filled up to the longest
         of the k B; labels are [k, B] int64. The augmentation of an example depends on (seed, worker, step, position in
         the row) only: not on the other workers of this process, on how far ahead batches are read, or on the device.
         Inputs are the caller's, who may write into them: they share no memory with targets or with what is kept.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Digits(AugmentedImages):
-    """1797 grey 8x8 images of the ten digits, from scikit-learn: nothing to download, a run takes seconds.
+    """1797 gray 8x8 images of the ten digits, from scikit-learn: nothing to download, a run takes seconds.
 
     Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998 (its test half). 80 % of every class are
     for training, drawn once and for all (`SPLIT_SEED`): the split does not depend on the run's seed. No augmentation

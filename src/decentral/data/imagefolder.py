@@ -198,7 +198,7 @@ def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, i
 def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, exactly: bool = False) -> Path:
     """The folder of the four arrays (see `read_arrays`), decoded unless no file was added, removed or changed since.
 
-    The shorter side of an image is resized to `image_size`, then it is centre-cropped to a square; where they have to
+    The shorter side of an image is resized to `image_size`, then it is center-cropped to a square; where they have to
     have that size `exactly`, ConfigError is raised that names one of another size.
     """
     words = f"imagefolder-2 {image_size}{' exactly' * exactly} {tree.digest()}"
@@ -239,7 +239,7 @@ class ImageFolder(AugmentedImages):
 
     They are found as torchvision's `ImageFolder` finds them, in folders below that of the class, too, and behind links;
     hidden ones are left out.
-    They are decoded once, into the cache: the shorter side resized to `image_size`, then centre-cropped to a square.
+    They are decoded once, into the cache: the shorter side resized to `image_size`, then center-cropped to a square.
     Training images are padded by `image_size` / 8, cropped and flipped at random (`augment`).
     """
 

@@ -97,7 +97,7 @@ class Gymnasium(Environment):
             return (int(space.n),), lambda observed: ones[np.asarray(observed) - start]
         if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
             height, width, channels = space.shape
-            scale = 10.0 if self.id.startswith(tuple(_PACKAGES)) else 255.0  # MiniGrid's are small numbers, no colours
+            scale = 10.0 if self.id.startswith(tuple(_PACKAGES)) else 255.0  # MiniGrid's are small numbers, no colors
             return (channels, height, width), lambda observed: np.moveaxis(observed, -1, -3).astype(np.float32) / scale
         if isinstance(space, spaces.Box):
             size = math.prod(space.shape)

@@ -27,7 +27,7 @@ def _blocks(size: int, random: np.random.Generator) -> np.ndarray:
 
 
 def _rooms(size: int, random: np.random.Generator) -> np.ndarray:
-    """Four rooms with a door between each two neighbours."""
+    """Four rooms with a door between each two neighbors."""
     walls = np.zeros((size, size), dtype=bool)
     row, column = random.integers(size // 3, size - size // 3, 2)
     walls[row], walls[:, column] = True, True

@@ -1,1 +1,1 @@
-"""Learning-rate schedules, the factor on `lr` in each step: one file for each. `schedule=` on the command line."""
+"""Learning-rate schedules (`schedule=`): the factor on `lr` in each step."""

@@ -1,4 +1,4 @@
-"""Learning-rate schedules from a function of a module of one's own, or of torch: schedule=mymodule:function."""
+"""Learning-rate schedules from a user's function or from torch: schedule=mymodule:function."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from decentral.registry.signature import Plain, component_from, function, taken
 from decentral.settings import setting
 
 GIVEN = ("t", "epoch", "steps_per_epoch", "total_steps")
-"""What the function is told of a step, where a parameter has this name."""
+"""Arguments passed to the function if it has a parameter of this name."""
 
 
 class PlainSchedule(Plain, LearningRateSchedule):
     """A function that returns the factor on the learning rate; its other parameters are the settings.
 
-    It is told the step `t`, the `epoch` (a fraction), `steps_per_epoch` and `total_steps`.
+    It receives the step `t`, the fractional `epoch`, `steps_per_epoch` and `total_steps`.
     """
 
     def factor(self, t: int, steps_per_epoch: float, total_steps: int | None = None) -> float:
-        """What the function returns. Raises ConfigError unless that is a finite number, at least 0."""
+        """Return the function's result. Raises ConfigError unless it is a finite number >= 0."""
         known = dict(zip(GIVEN, (t, t / steps_per_epoch, steps_per_epoch, total_steps), strict=True))
         with blame.named():
             value, again = (self.target()(**self.settings(), **taken(self.target(), known)) for _ in range(2))
@@ -56,7 +56,7 @@ class TorchSchedule(Plain, LearningRateSchedule):
         self.factor(1, 1.0, 2)
 
     def factor(self, t: int, steps_per_epoch: float, total_steps: int | None = None) -> float:
-        """The rate of an optimizer whose rate is 1."""
+        """Return the scheduler's rate for an optimizer with rate 1."""
         number = t if self.unit == "step" else int(t / steps_per_epoch + 1e-9)
         made, known = vars(self).setdefault("_made", {}), (steps_per_epoch, total_steps)
         if known not in made:
@@ -67,7 +67,7 @@ class TorchSchedule(Plain, LearningRateSchedule):
         return float(rates[number])
 
     def _rates(self, total_steps: int | None) -> tuple[Iterator[float], list[float]]:
-        """Of one step after the other, and those that are known."""
+        """Return an iterator over the rates of the steps, and the list of those already computed."""
 
         def rates() -> Iterator[float]:
             import torch
@@ -87,7 +87,7 @@ class TorchSchedule(Plain, LearningRateSchedule):
 
 @cache
 def plain(name: str) -> type:
-    """The schedule for `module:function`. Raises ConfigError if there is no such thing."""
+    """Return the schedule for `module:function`. Raises ConfigError if it does not exist."""
     bases = getattr(function("schedule", name), "__mro__", ())
     if any(base.__module__ == "torch.optim.lr_scheduler" for base in bases):
         return component_from("lr_schedules", name, TorchSchedule, ("optimizer", "last_epoch", "total_steps"))

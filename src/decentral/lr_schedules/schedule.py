@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the contract, and one class for each."""
+"""Learning-rate schedules: the interface, and one class for each."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from decentral.settings import Settings, setting
 
 @dataclass(kw_only=True)
 class LearningRateSchedule(Settings, ABC, where="schedule"):
-    """A dataclass whose fields are its configuration: the learning rate of step t is lr * rate(t), with
+    """A learning-rate schedule, a dataclass of settings. The learning rate of step t is lr * rate(t), with
 
         rate(t) = (warmup_from + (1 - warmup_from) min(epoch / warmup_epochs, 1)) max(factor(t), final_factor)
 
-    and epoch = t / steps_per_epoch, a fraction inside of an epoch. A pure function of the step, so that a run that goes
-    on after an interruption has the same rates. A class of one's own that declares `warmup_epochs` warms up in its
-    `factor`, without the ramp.
+    and fractional epoch = t / steps_per_epoch. It is a pure function of the step, so a resumed run has the same rates.
+    A custom class that declares `warmup_epochs` warms up in its `factor`, without the ramp.
 
     warmup_epochs   epochs over which the learning rate rises linearly to its full value, from warmup_from of it in the
                     very first step
@@ -35,13 +34,13 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
 
     @abstractmethod
     def factor(self, t: int, steps_per_epoch: float) -> float:
-        """The factor on `lr` in step t = 0, 1, ..., without warm-up. One that depends on how many steps the run has
-        takes them as a further argument, `total_steps`."""
+        """Return the factor on `lr` in step t = 0, 1, ..., without warm-up. A factor that depends on the length of the
+        run takes another argument, `total_steps`."""
 
     def rates(self, steps_per_epoch: float, total_steps: int | None) -> Callable[[int], float]:
-        """Step t -> the factor on `lr`, in a run of so many steps (None: until it has reached its target).
+        """Return step t -> the factor on `lr`, in a run of `total_steps` (None: until it reaches its target).
 
-        Raises ConfigError if the factor depends on a length that the run does not have.
+        Raises ConfigError if the factor needs a run length that is unknown.
         """
         further: dict[str, Any] = {}
         warms_up = self.__dataclass_fields__["warmup_epochs"].metadata.get("in_rates") and self.warmup_epochs > 0
@@ -61,25 +60,25 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
         return rate
 
     def progress(self, t: int, steps_per_epoch: float, total_steps: int) -> float:
-        """From 0 at the end of the warm-up to 1 after the last step."""
+        """Return the progress from 0 at the end of the warm-up to 1 after the last step."""
         first = self.warmup_epochs * steps_per_epoch
         return min(1.0, max(0.0, t - first) / max(1.0, total_steps - first))
 
 
 @dataclass
 class Constant(LearningRateSchedule):
-    """The learning rate stays as it is: factor(t) = 1."""
+    """Constant learning rate: factor(t) = 1."""
 
     name: str = "constant"
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
-        """1, whatever the step."""
+        """Return 1 for every step."""
         return 1.0
 
 
 @dataclass
 class Cosine(LearningRateSchedule):
-    """Half a cosine, from 1 after the warm-up to `final_factor` at the end of the run.
+    """Cosine decay from 1 after the warm-up to `final_factor` at the end of the run.
 
         factor(t) = final_factor + (1 - final_factor) (1 + cos(pi s)) / 2,  s = (t - w) / (T - w)
 
@@ -97,7 +96,7 @@ class Cosine(LearningRateSchedule):
 
 @dataclass
 class Linear(LearningRateSchedule):
-    """A straight line, from 1 after the warm-up to `final_factor` at the end of the run.
+    """Linear decay from 1 after the warm-up to `final_factor` at the end of the run.
 
         factor(t) = 1 - (1 - final_factor) s,  s = (t - w) / (T - w)
 
@@ -113,16 +112,16 @@ class Linear(LearningRateSchedule):
 
 @dataclass
 class Exponential(LearningRateSchedule):
-    """Times gamma after every epoch.
+    """Exponential decay: times gamma after every epoch.
 
-    factor(epoch) = gamma^floor(epoch). The thesis' schedule (gamma = 0.9): after 50 epochs 0.5 % of the rate is left.
+    factor(epoch) = gamma^floor(epoch). The thesis' schedule (gamma = 0.9) leaves 0.5 % of the rate after 50 epochs.
     """
 
     name: str = "exponential"
     gamma: float = setting(0.9, at_least=0)
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
-        """gamma^floor(epoch), for epoch = t / steps_per_epoch."""
+        """Return gamma^floor(epoch), for epoch = t / steps_per_epoch."""
         return self.gamma ** int(t / steps_per_epoch + 1e-9)
 
 
@@ -137,7 +136,7 @@ class Inverse(LearningRateSchedule):
     name: str = "inverse"
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
-        """1 / (t + 1), whatever the epoch."""
+        """Return 1 / (t + 1)."""
         return 1.0 / (t + 1)
 
 
@@ -147,15 +146,15 @@ class InverseSqrt(LearningRateSchedule):
 
         factor(t) = min((t + 1) / warmup_steps, sqrt(warmup_steps / (t + 1)))
 
-    Vaswani et al., NeurIPS 2017, equation 3, whose d^(-1/2) warmup_steps^(-1/2) is `lr` here: the largest rate, which
-    step warmup_steps - 1 has. (With d = 512 and 4,000 steps that is 7.0e-4.)
+    Vaswani et al., NeurIPS 2017, equation 3, whose d^(-1/2) warmup_steps^(-1/2) is `lr` here: the peak rate, reached in
+    step warmup_steps - 1. (With d = 512 and 4,000 steps that is 7.0e-4.)
     """
 
     name: str = "inverse_sqrt"
     warmup_steps: int = setting(400, at_least=1)
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
-        """The ramp, or what is left after it, whatever the epoch."""
+        """Return the ramp or, after it, the inverse square root."""
         return min((t + 1) / self.warmup_steps, math.sqrt(self.warmup_steps / (t + 1)))
 
 
@@ -165,9 +164,8 @@ class MultiStep(LearningRateSchedule):
 
         factor(epoch) = gamma^(milestones passed)
 
-    The defaults are the RelaySum paper's for CIFAR-10 (appendix C.1): five epochs of warm-up from zero, so that the
-    very first step has learning rate 0, and a tenth at epochs 150 and 180. The epoch is a fraction: it moves every
-    step.
+    The defaults are the RelaySum paper's for CIFAR-10 (appendix C.1): five epochs of warm-up from zero, so the very
+    first step has learning rate 0, and a tenth at epochs 150 and 180. The epoch is fractional: it changes every step.
     """
 
     name: str = "multistep"
@@ -177,5 +175,5 @@ class MultiStep(LearningRateSchedule):
     gamma: float = field(default=0.1, metadata={"when": "milestones"})
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
-        """gamma to the number of milestones passed, for epoch = t / steps_per_epoch."""
+        """Return gamma to the number of milestones passed, for epoch = t / steps_per_epoch."""
         return self.gamma ** sum(t / steps_per_epoch >= milestone for milestone in self.milestones)

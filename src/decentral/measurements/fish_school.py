@@ -33,8 +33,8 @@ _PLACES = ("place x", "place y", "heading", "estimate x", "estimate y")
 class School(Settings, where="school"):
     """What is the same for all fish and all rounds."""
 
-    radius: float = setting(5.0, above=0)  # fish nearer than this are neighbours
-    spacing: float = setting(5.0, above=0)  # how far apart neighbours like to be
+    radius: float = setting(5.0, above=0)  # fish nearer than this are neighbors
+    spacing: float = setting(5.0, above=0)  # how far apart neighbors like to be
     width: float = setting(10.0, above=0)  # radius of the disc around 0 in which they are at the start
     speed: float = setting(0.8, above=0)  # the most that a fish swims in a round
     danger: float = setting(14.0, above=0)  # a fish that believes the predator nearer than this flees (escape)
@@ -42,10 +42,10 @@ class School(Settings, where="school"):
     distance_noise: float = 0.3  # standard deviation of a measured distance, as a part of it
     angle_noise: float = 0.3  # standard deviation of a measured direction, in radians
     gamma: float = setting(0.5, above=0, at_most=1)  # step size of the estimates
-    agility: float = setting(0.4, above=0, at_most=1)  # share of a velocity that is its own; the rest: neighbours'
+    agility: float = setting(0.4, above=0, at_most=1)  # share of a velocity that is its own; the rest: neighbors'
     togetherness: float = 0.1  # how strongly it keeps its spacing
     predator_from: float = -30.0  # where the predator is in round 0, on the first axis
-    predator_speed: float = 1.0  # how far it swims in a round, towards 0, where it stays
+    predator_speed: float = 1.0  # how far it swims in a round, toward 0, where it stays
 
     def predator(self, k: int) -> np.ndarray:
         """Where the predator is in round k: [2]."""
@@ -68,7 +68,7 @@ class FishSchool(Measurement):
 
         W from x: Metropolis-Hastings weights among those nearer than `radius`
         w_i <- sum_j a_ij (w_j - gamma grad f_j(w_j))          a = W, I or 1/n by `sharing`: D-SGD in its ATC form
-        v_i <- swim(sum_j W_ij v_j, by behaviour and w_i);     x_i <- x_i + v_i
+        v_i <- swim(sum_j W_ij v_j, by behavior and w_i);     x_i <- x_i + v_i
 
     BlueFog paper, Listing 2, which averages x where its text (and this) averages w.
 
@@ -191,7 +191,7 @@ def look(school: School, x: np.ndarray, predator: np.ndarray, seed: int, k: int)
 
 
 def neighbours(x: np.ndarray, radius: float) -> np.ndarray:
-    """Bool [n, n]: who is within `radius` of whom; nobody is a neighbour of himself."""
+    """Bool [n, n]: who is within `radius` of whom; nobody is a neighbor of himself."""
     near = np.hypot(*(x[:, None] - x[None]).transpose(2, 0, 1)) <= radius
     np.fill_diagonal(near, False)
     return near
@@ -215,8 +215,8 @@ def wanted(school: School, behaviour: str, x: np.ndarray, w: np.ndarray) -> np.n
 def swim(school: School, x: np.ndarray, near: np.ndarray, mean_v: np.ndarray, own_v: np.ndarray) -> np.ndarray:
     """The velocities of the next round, [n, 2].
 
-        v_i = (1 - agility) mean of the neighbours' v + agility own_i
-              + togetherness sum_{j near i} (1 - spacing / ||x_j - x_i||) (x_j - x_i) / number of neighbours
+        v_i = (1 - agility) mean of the neighbors' v + agility own_i
+              + togetherness sum_{j near i} (1 - spacing / ||x_j - x_i||) (x_j - x_i) / number of neighbors
 
     shortened to `speed`; own_v [n, 2] is what each would do by itself (see `wanted`).
     Tu & Sayed's cohesion, alignment and their motion by the estimate.

@@ -155,7 +155,7 @@ class VGG16(ImageModel):
     """VGG-16 without normalization.
 
     Simonyan and Zisserman, ICLR 2015, configuration D, with torchvision's initial values: 138,357,544 parameters on
-    colour images with 1000 classes and `head=imagenet`; 15,245,130 on those with 10 classes and `head=cifar`, which is
+    color images with 1000 classes and `head=imagenet`; 15,245,130 on those with 10 classes and `head=cifar`, which is
     the head of `vgg11`.
 
     `dropout` is a probability.
@@ -190,7 +190,7 @@ class AlexNet(ImageModel):
     """AlexNet in the version with one tower.
 
     Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014 (arXiv:1404.5997), as in
-    torchvision, without normalization: 61,100,840 parameters on colour images with 1000 classes.
+    torchvision, without normalization: 61,100,840 parameters on color images with 1000 classes.
 
     `dropout` is a probability.
 

@@ -41,7 +41,7 @@ class ResidualNetwork(ImageModel):
     min_image_size: ClassVar[int] = 8
 
     def network(self, num_classes: int) -> ResNet:
-        """The architecture, for colour images and with the `imagenet` stem: torchvision's of this name."""
+        """The architecture, for color images and with the `imagenet` stem: torchvision's of this name."""
         from torchvision import models
 
         return getattr(models, self.name)(weights=None, num_classes=num_classes)  # type: ignore[no-any-return]
@@ -80,7 +80,7 @@ class ResNet18(ResidualNetwork):
     """ResNet-18 with batch normalization.
 
     He et al., CVPR 2016 (arXiv:1512.03385), table 1, as in torchvision: basic blocks,
-    11,689,512 parameters on colour images with 1000 classes and `stem=imagenet`.
+    11,689,512 parameters on color images with 1000 classes and `stem=imagenet`.
     `stem` is described in `Stem`. Running statistics are buffers, not parameters: no algorithm averages them, see
     `statistics.recompute_batch_statistics`.
     """
@@ -94,7 +94,7 @@ class ResNet50(ResidualNetwork):
     """ResNet-50 with batch normalization.
 
     He et al., CVPR 2016 (arXiv:1512.03385), table 1, as in torchvision: bottleneck blocks,
-    25,557,032 parameters on colour images with 1000 classes and `stem=imagenet`. Blocks that halve the image do so in
+    25,557,032 parameters on color images with 1000 classes and `stem=imagenet`. Blocks that halve the image do so in
     their 3x3 convolution, not in the first 1x1 as in the paper ("ResNet v1.5").
     `stem` is described in `Stem`. Running statistics are buffers, not parameters: no algorithm averages them, see
     `statistics.recompute_batch_statistics`.
@@ -112,7 +112,7 @@ class ResNetEvoNorm(ResidualNetwork):
     (32 groups, see `layers.evonorm.EvoNormS0`) replaces each batch normalization that is followed directly by ReLU: the
     one of the stem and the first of each block. The second of each block and those of the shortcuts stay, and take the
     statistics of the current batch in evaluation too: there is nothing to average but parameters, yet a prediction
-    depends on the other images of its batch. 11,691,496 parameters on colour images with 1000 classes and
+    depends on the other images of its batch. 11,691,496 parameters on color images with 1000 classes and
     `stem=imagenet`: ResNet-18's and one v for each of the 1,984 channels that EvoNorm acts on.
 
     The paper says ResNet-20; the authors' code, and the results that they published with it, have ResNet-18.
@@ -171,7 +171,7 @@ class MobileNetwork(ImageModel):
 class MobileNetV2(MobileNetwork):
     """MobileNetV2 with batch normalization, width 1.
 
-    Sandler et al., CVPR 2018 (arXiv:1801.04381), as in torchvision: 3,504,872 parameters on colour images with 1000
+    Sandler et al., CVPR 2018 (arXiv:1801.04381), as in torchvision: 3,504,872 parameters on color images with 1000
     classes, and dropout of 0.2 before the last layer. Running statistics are buffers, see `ResNet50`.
     """
 
@@ -182,9 +182,9 @@ class MobileNetV2(MobileNetwork):
 class EfficientNetB0(MobileNetwork):
     """EfficientNet-B0 with batch normalization.
 
-    Tan and Le, ICML 2019 (arXiv:1905.11946), as in torchvision: 5,288,548 parameters on colour images with 1000
+    Tan and Le, ICML 2019 (arXiv:1905.11946), as in torchvision: 5,288,548 parameters on color images with 1000
     classes. In training, blocks are left out at random for single images (with a probability that grows up to nearly
-    0.2 towards the end), and there is dropout of 0.2 before the last layer. Running statistics are buffers, see
+    0.2 toward the end), and there is dropout of 0.2 before the last layer. Running statistics are buffers, see
     `ResNet50`.
     """
 
@@ -198,7 +198,7 @@ _PATCH = 16
 class ViTL16(ImageModel):
     """The large vision transformer with patches of 16 x 16 pixels: 24 layers, 16 heads, width 1024.
 
-    Dosovitskiy et al., ICLR 2021 (arXiv:2010.11929), table 1, as in torchvision: 304,326,632 parameters on colour
+    Dosovitskiy et al., ICLR 2021 (arXiv:2010.11929), table 1, as in torchvision: 304,326,632 parameters on color
     images of 224 x 224 with 1000 classes. Images are squares whose side is a multiple of 16.
 
     `dropout` is a probability.

@@ -76,10 +76,10 @@ class SmallTransformer(Model):
 
 @dataclass
 class TextTransformer(SmallTransformer, TextModel):
-    """Transformer encoder with layer normalisation before each part, as in Xiong et al., ICML 2020 (arXiv:2002.04745).
+    """Transformer encoder with layer normalization before each part, as in Xiong et al., ICML 2020 (arXiv:2002.04745).
 
     Embeddings of tokens and of their places are added; `layers` times x <- x + attention(norm(x)), x <- x + W2 gelu(W1
-    norm(x)); the mean over the tokens of the text, normalised, goes through a linear layer. Padding takes no part.
+    norm(x)); the mean over the tokens of the text, normalized, goes through a linear layer. Padding takes no part.
 
     dim      model dimension
     layers   number of layers
@@ -128,7 +128,7 @@ class CharLSTM(LanguageModel):
 
 @dataclass
 class CharTransformer(SmallTransformer, LanguageModel):
-    """Transformer decoder with layer normalisation before each part, as GPT-2 (Radford et al., 2019), for any tokens.
+    """Transformer decoder with layer normalization before each part, as GPT-2 (Radford et al., 2019), for any tokens.
 
     As model=text_transformer, but a token looks only at itself and those before it, and every place gets an output.
 

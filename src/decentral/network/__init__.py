@@ -1,1 +1,1 @@
-"""What moves between workers: a few verbs on rows, in one process or over torch.distributed."""
+"""Communication between workers: a few operations on rows, in one process or over torch.distributed."""

@@ -1,4 +1,4 @@
-"""What attackers do: `attack=`. An attacker trains as the others; what it sends, or learns from, is changed."""
+"""Attacks by Byzantine workers (`attack=`). An attacker trains like the others; its messages or labels are changed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ else:
 
 
 class Seen(NamedTuple):
-    """What an attack may depend on when it makes a message to worker `receiver`, i."""
+    """The information an attack may use for a message to worker `receiver`, i."""
 
     receiver: int
     rows: Mapping[int, Tensor]
-    """y_j [P] by worker, of i and its neighbors at least."""
+    """y_j [P] by worker, including at least i and its neighbors."""
     weights: Mapping[int, float]
     """W_ij of i and its neighbors, workers ascending."""
     attackers: frozenset[int]
@@ -35,27 +35,27 @@ class Seen(NamedTuple):
 
     @property
     def honest(self) -> list[int]:
-        """The neighbors of i, and i, that are no attackers."""
+        """Return i and its neighbors that are not attackers."""
         return [j for j in self.weights if j not in self.attackers]
 
 
 class Attack(Settings, ABC, where="attack"):
-    """What the attackers among the workers do."""
+    """The behavior of the attackers."""
 
     name: str
 
     flips_labels: ClassVar[bool] = False
-    """Whether attackers train on wrong labels, and send what comes of it."""
+    """Whether attackers train on wrong labels and send the result."""
 
     def attackers(self, num_workers: int, seed: int) -> list[int]:
-        """The numbers of the attackers, ascending."""
+        """Return the numbers of the attackers, ascending."""
         return []
 
     def check(self, num_workers: int) -> None:
-        """Raises ConfigError if the attack cannot be made on so many workers."""
+        """Raise ConfigError if the attack is impossible for this number of workers."""
 
     def message(self, a: int, seen: Seen) -> Tensor:
-        """What attacker a sends, [P]."""
+        """Return the message [P] of attacker a."""
         return seen.rows[a]
 
 
@@ -112,7 +112,7 @@ class SignFlip(Attackers):
     name: str = "sign_flip"
 
     def message(self, a: int, seen: Seen) -> Tensor:
-        """-y_a."""
+        """Return -y_a."""
         return -seen.rows[a]
 
 
@@ -127,14 +127,14 @@ class Noise(Attackers):
     sigma: float = setting(1.0, at_least=0)
 
     def message(self, a: int, seen: Seen) -> Tensor:
-        """y_a + sigma N; N is addressed by (seed, attacker, round)."""
+        """Return y_a + sigma N; N is addressed by (seed, attacker, round)."""
         y, generator = seen.rows[a], torch_generator("cpu", seen.seed, "attack: noise", a, seen.round)
         return y.add(torch.randn(y.shape, generator=generator, dtype=y.dtype).to(y.device), alpha=self.sigma)
 
 
 @dataclass
 class LabelFlip(Attackers):
-    """Attackers train on labels C - 1 - c instead of c, of C classes, and send what they have learned."""
+    """Attackers train on labels C - 1 - c instead of c, of C classes, and send the result."""
 
     name: str = "label_flip"
     flips_labels: ClassVar[bool] = True
@@ -142,7 +142,7 @@ class LabelFlip(Attackers):
 
 @dataclass
 class Alie(Attackers):
-    """A little is enough: attackers send worker i the mean of the honest around it, less z standard deviations.
+    """A little is enough: attackers send worker i the mean of its honest neighborhood minus z standard deviations.
 
         m_ai = mu - z sd    mean and standard deviation (over count - 1) of each coordinate, of i and its honest
                             neighbors
@@ -157,7 +157,7 @@ class Alie(Attackers):
     z: float | None = setting(None, at_least=-1e6, at_most=1e6)
 
     def check(self, num_workers: int) -> None:
-        """There is a z."""
+        """Check that z exists."""
         super().check(num_workers)
         f = len(self.attackers(num_workers, 0))
         if self.z is None and not 0 < _share(num_workers, f) < 1:
@@ -167,7 +167,7 @@ class Alie(Attackers):
             )
 
     def message(self, a: int, seen: Seen) -> Tensor:
-        """mu - z sd."""
+        """Return mu - z sd."""
         i, n = seen.receiver, seen.num_workers
         z = NormalDist().inv_cdf(_share(n, len(seen.attackers))) if self.z is None else self.z
         around = torch.stack([seen.rows[j] for j in sorted({i, *seen.honest})])
@@ -177,13 +177,13 @@ class Alie(Attackers):
 
 
 def _share(n: int, f: int) -> float:
-    """(n - f - s) / (n - f): the share of the honest that may be farther from the mean than an attacker is."""
+    """Return (n - f - s) / (n - f), the share of honest workers that may be farther from the mean than an attacker."""
     return (n - f - (n // 2 + 1 - f)) / (n - f)
 
 
 @dataclass
 class Dissensus(Attackers):
-    """Attackers push worker i away from its honest neighbors, as far as their weights let them.
+    """Attackers push worker i away from its honest neighbors, as far as their weights allow.
 
         m_ai = y_i - epsilon sum_{honest j} W_ij (y_j - y_i) / sum_{attackers b} W_ib
 
@@ -196,7 +196,7 @@ class Dissensus(Attackers):
     epsilon: float = setting(1.5, at_least=0)
 
     def message(self, a: int, seen: Seen) -> Tensor:
-        """y_i - epsilon (pull of the honest) / (weight of the attackers)."""
+        """Return y_i - epsilon (pull of honest workers) / (weight of attackers)."""
         i, y = seen.receiver, seen.rows[seen.receiver]
         pull = torch.zeros_like(y)
         for j in seen.honest:

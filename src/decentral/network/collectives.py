@@ -1,4 +1,4 @@
-"""All-reduce by messages between processes: the algorithms, and which of them `network.collective` stands for."""
+"""All-reduce algorithms from point-to-point messages between processes, selected by `network.collective`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from decentral.network.transports.posting import as_bytes
 from decentral.network.transports.transport import CPU, Buffer, Expected, Transport, binomial_tree
 
 Send = tuple[Tensor, Sequence[int]]
-"""Part of a row, and the processes that it goes to."""
+"""Part of a row, and its destination processes."""
 Receive = tuple[Tensor, int]
-"""Part of a row, and the process whose part it meets."""
+"""Part of a row, and the source process of the data to combine with it."""
 
 
 class Peers(NamedTuple):
-    """Process `rank` of `size`, who send each other messages through a transport. Empty ones do not travel."""
+    """Process `rank` of `size`, with messages over a transport. Empty messages are not sent."""
 
     transport: Transport
     rank: int
@@ -28,14 +28,14 @@ class Peers(NamedTuple):
     device: torch.device = CPU
 
     def put(self, sends: Sequence[Send], receives: Sequence[Receive]) -> None:
-        """Send parts, and put what comes in the place of others. What is sent changes by what comes of it at most."""
+        """Send parts and overwrite other parts with received data. Only data caused by a part may overwrite it."""
         expected = [Expected(peer, place.nbytes, place=as_bytes(place)) for place, peer in receives]
         for came, (place, _) in zip(self._exchange(sends, expected, unchanged=True), receives, strict=True):
             if came.data_ptr() != place.data_ptr():
                 place.copy_(came.view(place.dtype))
 
     def add(self, sends: Sequence[Send], receives: Sequence[Receive]) -> None:
-        """Send parts, and add what comes to others, in their order: the same ones, if they have gone by then."""
+        """Send parts, and add received data to parts, in order; these may be the sent parts, once they are gone."""
         same = any(part.data_ptr() == place.data_ptr() for part, _ in sends for place, _ in receives)
         expected = [Expected(peer, place.nbytes) for place, peer in receives]
         for came, (place, _) in zip(self._exchange(sends, expected, unchanged=not same), receives, strict=True):
@@ -49,14 +49,14 @@ class Peers(NamedTuple):
 
 
 AllReduce = Callable[[Tensor, float, Peers], None]
-"""An algorithm: x <- factor times the sum over processes of their x, one contiguous row [P], in place; on all at once.
-The sum is the same on all processes, bit for bit; its order of addition is the algorithm's."""
+"""An algorithm: x <- factor times the sum of x over processes, one contiguous row [P], in place; called by all at once.
+The sum is bitwise equal on all processes; the algorithm determines its order."""
 
 
 def ring(x: Tensor, factor: float, peers: Peers) -> None:
-    """The row in P shares: every one goes around, and is added to, in P - 1 steps, and in as many it gets to all.
+    """Ring all-reduce: a reduce-scatter of P shares in P - 1 steps, then an all-gather in as many.
 
-    Everybody sends and receives 2 (P - 1)/P rows.
+    Every process sends and receives 2 (P - 1)/P rows.
     """
     rank, size = peers.rank, peers.size
     following, previous = (rank + 1) % size, (rank - 1) % size
@@ -69,7 +69,7 @@ def ring(x: Tensor, factor: float, peers: Peers) -> None:
 
 
 def tree(x: Tensor, factor: float, peers: Peers) -> None:
-    """Whole rows up a binomial tree to process 0, which has the sum then, and down again."""
+    """Tree all-reduce: sum whole rows up a binomial tree to process 0, then broadcast down."""
     parent, children = binomial_tree(peers.rank, peers.size, root=0)
     for child in reversed(children):
         peers.add([], [(x, child)])
@@ -83,7 +83,7 @@ def tree(x: Tensor, factor: float, peers: Peers) -> None:
 
 
 def star(x: Tensor, factor: float, peers: Peers) -> None:
-    """Whole rows to process 0, which sends their sum back to everybody."""
+    """Star all-reduce: send whole rows to process 0, which returns their sum to all."""
     others = list(range(1, peers.size))
     if peers.rank:
         peers.put([(x, [0])], [])
@@ -94,7 +94,7 @@ def star(x: Tensor, factor: float, peers: Peers) -> None:
 
 
 def recursive_doubling(x: Tensor, factor: float, peers: Peers) -> None:
-    """In each of log2 P phases processes exchange whole rows in pairs, with those 1, 2, 4, ... from them."""
+    """Recursive doubling: in log2 P phases, processes at distance 1, 2, 4, ... exchange whole rows in pairs."""
 
     def among(place: int, ranks: Sequence[int]) -> None:
         distance = 1
@@ -108,8 +108,8 @@ def recursive_doubling(x: Tensor, factor: float, peers: Peers) -> None:
 
 
 def rabenseifner(x: Tensor, factor: float, peers: Peers) -> None:
-    """Pairs exchange halves of what they have, then halves of these, ..., until everybody has the sum of a P-th of the
-    row; then the same way back. 2 log2 P phases, 2 (P - 1)/P rows."""
+    """Rabenseifner's algorithm: recursive halving until every process has the sum of 1/P of the row, then recursive
+    doubling. 2 log2 P phases, 2 (P - 1)/P rows."""
 
     def among(place: int, ranks: Sequence[int]) -> None:
         ours, steps, distance = x, [], len(ranks) // 2
@@ -129,7 +129,7 @@ def rabenseifner(x: Tensor, factor: float, peers: Peers) -> None:
 
 
 def _by_halves(x: Tensor, peers: Peers, among: Callable[[int, Sequence[int]], None]) -> None:
-    """For algorithms `among` 2^d processes: (place of this one among them, all of them). Of more, so many give their
+    """Run an algorithm `among` 2^d processes: (index of this process, all of them). The surplus processes hand their
     row to another one before, and get the sum after."""
     core = 1 << (peers.size.bit_length() - 1)
     paired = 2 * (peers.size - core)
@@ -147,7 +147,7 @@ def _by_halves(x: Tensor, peers: Peers, among: Callable[[int, Sequence[int]], No
 
 
 Fastest = Callable[[int], CollectiveChoice]
-"""The collective that a model of the network says is fastest for rows of so many bytes."""
+"""Number of bytes in a row -> the fastest collective according to a network model."""
 
 _ALGORITHMS: dict[CollectiveChoice, AllReduce] = {
     CollectiveChoice.ring: ring,
@@ -159,7 +159,7 @@ _ALGORITHMS: dict[CollectiveChoice, AllReduce] = {
 
 
 def all_reduce(choice: CollectiveChoice, x: Tensor, factor: float, peers: Peers) -> bool:
-    """Carry out an algorithm, see `AllReduce`. False if nothing was done: the choice is what the transport has."""
+    """Run an algorithm, see `AllReduce`. Return False, without effect, if the choice is the transport's all-reduce."""
     if (algorithm := _ALGORITHMS.get(choice)) is None:
         return False
     if peers.size == 1:

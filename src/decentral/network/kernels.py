@@ -1,12 +1,11 @@
-"""The arithmetic of the verbs on rows.
+"""The arithmetic of the network's operations on rows.
 
-Long rows are worked on in place, in blocks of columns that stay in the cache, with some calls for each worker or edge.
-Where rows are short, these calls are all there is to pay: then a few indexed operations do it for all workers at once,
-at the price of temporaries as large as the messages. Measured on one core: relaying over `dbt` with n = 64 and P = 10
-takes 0.03 ms instead of 2.4 ms; with n = 16 and P = 6,090 the blocks win. And where a matrix has very many entries, a
-product with it mixes rows: with n = 1024 and P = 1000 a step on the exponential graph takes 1 ms instead of 50 ms, and
-on the complete graph 50 ms instead of a million calls. No product is taken with a weight that is zero for want of an
-edge, so that a nan stays with those who took it.
+Long rows are processed in place, in blocks of columns that fit in the cache, with a few calls per worker or edge. For
+short rows the calls dominate, so a few indexed operations process all workers at once, with temporaries as large as the
+messages. Measured on one core: relaying over `dbt` with n = 64 and P = 10 takes 0.03 ms instead of 2.4 ms; with n = 16
+and P = 6,090 the blocks win. Matrices with very many entries use a matrix product: with n = 1024 and P = 1000 a step on
+the exponential graph takes 1 ms instead of 50 ms, and on the complete graph 50 ms instead of a million calls. Missing
+edges never enter a product as zero weights, so a nan does not spread beyond its receivers.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ if TYPE_CHECKING:
     from decentral.topology.mixing_matrix import MixingMatrix
     from decentral.topology.rounds import RelayEdges
 
-_BLOCK_BYTES = 8 << 20  # of a block of rows on a CPU: for smaller ones, calls cost more than the cache saves
-_LEAST_COLUMNS = 1 << 14  # of a block: with fewer, calls take longer than what they do, however many rows there are
+_BLOCK_BYTES = 8 << 20  # of a block of rows on a CPU: for smaller blocks, calls cost more than the cache saves
+_LEAST_COLUMNS = 1 << 14  # of a block: with fewer, call overhead dominates for any number of rows
 _BLOCK_BYTES_GPU = 1 << 28  # launching a kernel costs more than memory does
 
 
 class Scratch:
-    """Memory for one block that is used again in every step."""
+    """Reusable memory for one block."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def rows(self, like: Tensor, *shape: int) -> Tensor:
-        """A tensor of this shape, with whatever is in it; what was taken before is overwritten."""
+        """Return an uninitialized tensor of this shape; it overwrites the previous one."""
         key, size = (like.device, like.dtype), math.prod(shape)
         if key not in self._memory or len(self._memory[key]) < size:
             self._memory[key] = like.new_empty(size)
         return self._memory[key][:size].view(shape)
 
     def copy(self, block: Tensor) -> Tensor:
-        """The block as it is now."""
+        """Return a copy of the block."""
         return self.rows(block, *block.shape).copy_(block)
 
 
 def blocks(num_columns: int, num_rows: int, like: Tensor) -> Iterator[slice]:
-    """Slices of range(num_columns), such that `num_rows` rows of a slice stay in the cache, unless there are many."""
+    """Yield slices of range(num_columns) whose `num_rows` rows fit in the cache, unless there are many."""
     limit = _BLOCK_BYTES if like.device.type == "cpu" else _BLOCK_BYTES_GPU
     size = max(_LEAST_COLUMNS, limit // max(1, num_rows * like.element_size()))
     for start in range(0, num_columns, size):
@@ -58,7 +57,7 @@ def blocks(num_columns: int, num_rows: int, like: Tensor) -> Iterator[slice]:
 
 
 def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
-    """Write the sum of weight * row over the terms, in order, to `out`, which is no row but possibly the first."""
+    """Write the sum of weight * row over the terms, in order, to `out`, which may alias only the first row."""
     if not terms:
         out.zero_()
         return
@@ -70,7 +69,7 @@ def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
 
 
 class Terms(NamedTuple):
-    """What the rows of some workers take."""
+    """The rows of W for some workers."""
 
     first: int  # of the workers, which are consecutive
     rows: dict[int, list[tuple[int, float]]]  # i -> its (j, W_ij), its own first, then j ascending; no identity rows
@@ -107,7 +106,7 @@ def mix(x: Tensor, terms: Terms, remote: dict[int, Tensor], scratch: Scratch) ->
 
 @cache
 def in_place_order(degree: int) -> tuple[int, ...]:
-    """The incoming messages over which `relay_from` may write outgoing messages 0, 1, ... if they go in place."""
+    """Return the incoming messages that `relay_from` may overwrite with outgoing messages 0, 1, ... in place."""
     if degree <= 2:
         return tuple(range(degree))[::-1]
     half = degree // 2
@@ -117,10 +116,10 @@ def in_place_order(degree: int) -> tuple[int, ...]:
 def relay_from(
     y: Tensor, incoming: Sequence[Tensor], outgoing: Sequence[Tensor], scratch: Sequence[Tensor] | Tensor
 ) -> None:
-    """outgoing_j <- y + the sum of all incoming messages but the j-th, by halves: 3 d log2(d) passes for degree d.
+    """outgoing_j <- y + the sum of all incoming messages but the j-th, by halving: 3 d log2(d) passes for degree d.
 
-    Nothing is ever subtracted: "everything minus what j sent" would keep an inf or nan of j's alive for ever.
-    Outgoing message j may lie where incoming message in_place_order(d)[j] is, or where y is if it is the only one.
+    It never subtracts: "the total minus j's message" would keep an inf or nan of j alive forever. Outgoing message j
+    may alias incoming message in_place_order(d)[j], or y if it is the only one.
     `scratch` has `scratch_rows(d)` rows.
     """
     if len(incoming) == 1:
@@ -139,12 +138,12 @@ def relay_from(
 
 
 def scratch_rows(degree: int) -> int:
-    """How many rows `relay_from` needs for so many messages."""
+    """Return the number of scratch rows that `relay_from` needs for this degree."""
     return 0 if degree <= 2 else 2 + scratch_rows(degree - degree // 2)
 
 
 def sum_of(y: Tensor, messages: Sequence[Tensor], out: Tensor) -> Tensor:
-    """y + the sum of the messages. `out` may be where none of them is."""
+    """Return y + the sum of the messages. `out` must not alias a message."""
     torch.add(y, messages[0], out=out)
     for message in messages[1:]:
         out.add_(message)
@@ -163,18 +162,18 @@ _HUB_DEGREE = 64
 
 
 def on_gpu(rows: Tensor) -> bool:
-    """Whether these rows are on a GPU, with numbers in them (unlike fake tensors)."""
+    """Return whether these rows are real data on a GPU (unlike fake tensors)."""
     return rows.is_cuda and type(rows) is Tensor
 
 
 def small(rows: Tensor, copies: int) -> bool:
-    """Whether `copies` temporaries like these rows are cheap. (Only on a CPU: elsewhere indexed sums have no fixed
+    """Return whether `copies` temporaries like these rows are cheap. (CPU only: elsewhere indexed sums have no fixed
     order.)"""
     return rows.device.type == "cpu" and 0 < rows.numel() * copies <= _LIMIT_NUMBERS
 
 
 def mixing_table(W: MixingMatrix) -> tuple[Tensor, Tensor]:
-    """(j, W_ij) of each row i, j ascending, padded with (i, 0): indices [n, D] and weights [n, D]."""
+    """Return (j, W_ij) of each row i, j ascending, padded with (i, 0): indices [n, D] and weights [n, D]."""
     entries = np.diff(W.starts)
     width = max(1, int(entries.max()))
     index, weight = np.arange(W.num_workers)[:, None].repeat(width, axis=1), np.zeros((W.num_workers, width))
@@ -184,23 +183,23 @@ def mixing_table(W: MixingMatrix) -> tuple[Tensor, Tensor]:
 
 
 def mix_small(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
-    """sum_j W_ij x_j: [n, ..., P'] -> the same, new. A row that takes nothing keeps 0 times its own."""
+    """Return sum_j W_ij x_j: [n, ..., P'] -> the same shape, new. A row without entries becomes 0 times itself."""
     index, weight = table
     weight = weight.to(x.dtype).view(*weight.shape, *([1] * (x.dim() - 1)))
     return (x[index] * weight).sum(1)
 
 
 class RelayTable:
-    """Index tables for relaying rows [n, P] over edges, with everyone in this process.
+    """Index tables for relaying rows [n, P] over edges, with all workers in this process.
 
-    A worker with many neighbours (a hub, more than 64 of them) is not in the table, which would be as wide as it has
-    neighbours for everybody: all that comes but one message is what comes before it and what comes after it.
+    The table omits hubs, workers with more than 64 neighbors, since all its rows would be as wide as their degree.
+    For a hub, the sum of all messages but one is a prefix sum plus a suffix sum.
     """
 
     def __init__(self, edges: RelayEdges, pieces: Sequence[slice], num_coordinates: int) -> None:
         P, E, d = num_coordinates, len(edges), len(pieces)
         own = [np.arange(P)[piece] for piece in pieces]
-        columns = np.full((d, max(map(len, own))), P)  # P: a column of zeros beside the others
+        columns = np.full((d, max(map(len, own))), P)  # P: an extra column of zeros
         for h, coordinates in enumerate(own):
             columns[h, : len(coordinates)] = coordinates
         self.y = torch.from_numpy(edges.src[:, None] * (P + 1) + columns[edges.piece])
@@ -210,8 +209,8 @@ class RelayTable:
         others = np.where(hub, 0, into - 1)[source]
         place = np.arange(others.max(initial=0))[:, None]
         candidate = first[source] + place
-        candidate += candidate >= edges.reverse  # all that come to the source, but from where this one goes
-        self.others = torch.from_numpy(np.where(place < others, candidate, E))  # E: a row of zeros below the others
+        candidate += candidate >= edges.reverse  # all messages to the source, except from this edge's destination
+        self.others = torch.from_numpy(np.where(place < others, candidate, E))  # E: an extra row of zeros
         self.hubs = [
             (slice(first[node], first[node] + into[node]), torch.from_numpy(edges.reverse[first[node] :][: into[node]]))
             for node in np.flatnonzero(hub)
@@ -229,7 +228,7 @@ class RelayTable:
 
 
 def _sum_of_others(m: Tensor) -> Tensor:
-    """sum_{l != j} m_l for each row j, [D, P] -> the same. Nothing is subtracted, so that no nan or inf stays."""
+    """Return sum_{l != j} m_l for each row j, [D, P] -> the same. No subtraction, so that no nan or inf persists."""
     none = m.new_zeros(1, m.shape[1])
     before, after = torch.cat([none, m[:-1]]).cumsum(0), torch.cat([none, m[1:].flip(0)]).cumsum(0).flip(0)
     return before.add_(after)
@@ -245,14 +244,14 @@ def collect_small(m: Tensor, x: Tensor, pieces: Sequence[slice], nodes: Tensor) 
 
 
 _FEW_ENTRIES = 4096
-_PRODUCT_BYTES = 64 << 20  # of the rows that a product works on at once
+_PRODUCT_BYTES = 64 << 20  # of the rows per product
 
 
 class Product:
     """W x for the rows `workers` of W, with columns for the local workers and then for `others`.
 
-    A matrix at least a quarter full is dense, any other one compressed by rows. A weight that is zero for want of an
-    edge is multiplied with finite numbers only: a nan stays with those who took it.
+    A matrix at least a quarter full is dense, others are in CSR format. Zero weights of missing edges multiply finite
+    numbers only, so a nan does not spread beyond its receivers.
     """
 
     def __init__(self, W: MixingMatrix, workers: range, others: Sequence[int] = ()) -> None:
@@ -269,13 +268,13 @@ class Product:
         self._sparse: dict[torch.dtype, csr_array] = {}
 
     def suits(self, x: Tensor) -> bool:
-        """Whether it should and can be done for such rows. (On a GPU, where none is looked at, if no entry is zero.)"""
+        """Return whether a product suits these rows. (On a GPU, without reading them: only if no entry is zero.)"""
         if len(self._weight) <= _FEW_ENTRIES or x.dtype not in (torch.float32, torch.float64):
             return False
         return x.device.type == "cpu" or self._full
 
     def into(self, x: Tensor, remote: Sequence[Tensor] = ()) -> None:
-        """x_i <- sum_j W_ij x_j in place, for the local rows x [k, ..., P'] and those of the others [..., P']."""
+        """x_i <- sum_j W_ij x_j in place, for the local rows x [k, ..., P'] and the remote ones [..., P']."""
         rows = len(x) + len(remote)
         size = max(1, _PRODUCT_BYTES // (rows * x[0, ..., :1].numel() * x.element_size()))
         for start in range(0, x.shape[-1], size):
@@ -302,7 +301,7 @@ class Product:
             W[np.repeat(np.arange(self._shape[0]), np.diff(self._starts)), self._columns] = self._weight
             self._dense[key] = torch.from_numpy(W).to(block)
         allowed = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False  # the precision of training is not that of an average
+        torch.backends.cuda.matmul.allow_tf32 = False  # an average needs full precision even if training uses TF32
         try:
             return self._dense[key] @ block
         finally:

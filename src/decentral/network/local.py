@@ -1,4 +1,4 @@
-"""All workers in this process: rows are moved by indexing."""
+"""All workers in this process: communication is indexing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ else:
 
 
 class LocalNetwork(Network):
-    """The simulator: k = n. On long rows every verb works in place, with one block of columns as scratch memory."""
+    """The simulator: k = n. On long rows every operation works in place, with a block of columns as scratch memory."""
 
     def __init__(self, rounds: Rounds, losses: Losses) -> None:
         super().__init__(rounds, range(rounds.num_workers), losses)
@@ -32,15 +32,15 @@ class LocalNetwork(Network):
         self._indices: dict[torch.device, list[Tensor]] = {}  # for each piece, its rows of m
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows themselves."""
+        """Return the rows themselves."""
         return rows.cpu()
 
     def average(self, x: Tensor) -> Tensor:
-        """1/n sum_j x_j: [n, P] -> [P]."""
+        """Return 1/n sum_j x_j: [n, P] -> [P]."""
         return x.mean(0)
 
     def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
-        """Nothing travels: all is done at the end."""
+        """Defer all work to the end: there are no messages."""
         return lambda: self._mix(x, exchange) if exchange.pieces else self._mean(x)
 
     def _mix(self, x: Tensor, exchange: Exchange) -> None:
@@ -57,7 +57,7 @@ class LocalNetwork(Network):
             self._mix_piece(x[..., piece], {}, exchange, h)
 
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
-        """All leave their shares before all take theirs, so that none has to be kept. Column h of p is for piece h."""
+        """Push all shares before collecting any, so that none needs storage. Column h of p is for piece h."""
         self._mix(x, shares)
         self._mix(p, shares)
         return x, p
@@ -69,7 +69,7 @@ class LocalNetwork(Network):
     def _relay(self, y: Tensor, m: Tensor) -> Tensor:
         if not len(m):
             return m
-        if kernels.small(m, 8):  # relaying gathers more than once what it writes
+        if kernels.small(m, 8):  # relaying reads more than it writes
             if y.shape[-1] not in self._relay_tables:
                 pieces = self.rounds.slices(y.shape[-1])
                 self._relay_tables[y.shape[-1]] = kernels.RelayTable(self.edges, pieces, y.shape[-1])
@@ -117,7 +117,7 @@ class LocalNetwork(Network):
 
 
 def _relayed(edges: Sequence[int], stars: Sequence[Star], reverse: Sequence[int]) -> sums.Plan:
-    """What `relay` sums: (the row of who sends, all messages to it but the one of who receives)."""
+    """Return the sums of `relay`: (the sender's row, all messages to it except the receiver's)."""
     places, own, others = [], [], []
     for i, into in stars:
         for place in into:

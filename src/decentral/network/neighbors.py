@@ -1,7 +1,7 @@
-"""Weighted sums of what neighbours send, with the weights of one call, between ranks or between machines of ranks.
+"""Weighted sums of neighbors' rows, with weights given per call, between ranks or between machines of ranks.
 
-Each rank knows its own neighbours and weights only, so that the graph may change with data and nobody else takes part.
-What is the same in every call, a round of a topology, goes through `Network.mix`.
+Each rank knows only its own neighbors and weights, so the graph may depend on data and other ranks are not involved.
+Fixed rounds of a topology use `Network.mix`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Split, slices
 
 Begun = tuple[list[Work], Callable[[], None]]
-"""Messages under way, and what writes the results once they have all been waited for."""
+"""Messages in flight, and a function that writes the results after all have arrived."""
 
 
 class Star(NamedTuple):
-    """What this rank does in a call: its own weight w_ii, r_ij by source rank and s_ji by destination rank."""
+    """A rank's part in a call: its own weight w_ii, r_ij by source rank and s_ji by destination rank."""
 
     own: float
     sources: Mapping[int, float]
@@ -32,7 +32,7 @@ class Star(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A row [P] that a rank sends and mixes, with the place of the result: the row itself, or another, or nowhere."""
+    """A row [P] that a rank sends and mixes, with the output: the row itself, another one, or none."""
 
     row: Tensor
     star: Star
@@ -42,8 +42,8 @@ class Term(NamedTuple):
 def begin_sums(terms: Sequence[Term]) -> Begun:
     """out <- w_ii x_i + sum_j r_ij (s_ij x_j), in this order with sources ascending, for every row x_i.
 
-    What is sent is scaled before: one buffer for all destinations if all s are equal (the row itself if they are 1),
-    else one each. What takes the row of one source as it is, is received where it belongs.
+    Rows are scaled before sending: one buffer for all destinations if all s are equal (the row itself if they are 1),
+    else one each. A result that equals the row of one source is received in place.
     """
     incoming = [_buffers(term) for term in terms]
     outgoing = [_scaled(term.row, term.star.destinations) for term in terms]
@@ -69,15 +69,15 @@ def begin_sums(terms: Sequence[Term]) -> Begun:
 def begin_between_machines(rows: Sequence[Tensor], outs: Sequence[Tensor], rank: int, star: Star, L: int) -> Begun:
     """The same for machines of L ranks: out <- w_mm mean_m + sum_k r_mk (s_mk mean_k), on every rank of machine m.
 
-    `star` are the weights between the ranks of one place on all machines. The three exchanges are those of
-    `topology.machines.hierarchical_phases`, with these weights between machines: P numbers in a row, 2 (1 - 1/L) P are
-    sent inside the machine and P / L to each other machine. The first exchange is under way when this returns.
+    `star` has the weights between ranks at the same place of all machines. The three exchanges are those of
+    `topology.machines.hierarchical_phases`, with these weights between machines: of P numbers in a row, 2 (1 - 1/L) P
+    are sent within the machine and P / L to each other machine. The first exchange is in flight on return.
     """
     return _begin_hierarchical(rows, outs, rank, star, L, 1 / L)
 
 
 def begin_inside_machines(rows: Sequence[Tensor], outs: Sequence[Tensor], rank: int, L: int, mean: bool) -> Begun:
-    """out <- the sum, or the mean, over the L ranks of this machine; of sums, rows may hold integers."""
+    """out <- the sum or mean over the L ranks of this machine; for sums, rows may hold integers."""
     return _begin_hierarchical(rows, outs, rank, Star(1, {}, {}), L, 1 / L if mean else 1)
 
 
@@ -86,7 +86,7 @@ def _begin_hierarchical(
 ) -> Begun:
     scatter, gather, mine = *_inside(rank, L), rank % L
     shards, results = [_shards(row, L) for row in rows], [_shards(out, L) for out in outs]
-    own = [parts[mine] for parts in results]  # nobody is sent what this rank has of it
+    own = [parts[mine] for parts in results]  # this rank's share, which is not sent
     first = [
         Term(part, _looked_after(each, weight), total) if place == mine else Term(part, each, None)
         for parts, total in zip(shards, own, strict=True)
@@ -110,7 +110,7 @@ def _now(terms: Sequence[Term]) -> None:
 
 @lru_cache(64)
 def _inside(rank: int, L: int) -> tuple[list[Star], list[Star]]:
-    """What this rank does with each shard in the first and in the last exchange, which stay inside its machine."""
+    """Return this rank's part for each shard in the first and last exchange, which stay within its machine."""
     machine, place = divmod(rank, L)
     scatter, _, gather = hierarchical_phases(MixingMatrix.identity(1), L)
     return (
@@ -120,14 +120,14 @@ def _inside(rank: int, L: int) -> tuple[list[Star], list[Star]]:
 
 
 def _star(W: MixingMatrix, place: int, first: int) -> Star:
-    """What worker `place` does with the matrix W of a machine, whose first rank is `first`."""
+    """Return the part of worker `place` in the matrix W of a machine whose first rank is `first`."""
     row = dict(W.row(place))
     destinations = {int(i) + first: 1 for i in W.dst[W.src == place] if i != place}
     return Star(row.pop(place, 0.0), {j + first: weight for j, weight in row.items()}, destinations)
 
 
 def _looked_after(star: Star, weight: float) -> Star:
-    """The same for the shard that this rank looks after, with one weight for all of the machine."""
+    """Return the part for the shard that this rank owns, with one weight for the whole machine."""
     return Star(weight, dict.fromkeys(star.sources, weight), star.destinations)
 
 
@@ -136,7 +136,7 @@ def _shards(row: Tensor, L: int) -> list[Tensor]:
 
 
 def _as_it_is(term: Term) -> bool:
-    """Whether the result is the row of one source, or nothing but what is there already."""
+    """Return whether the result is the row of a single source, or unchanged."""
     own, sources, _ = term.star
     kept = own == 1 and not sources and term.out is term.row
     received = own == 0 and list(sources.values()) == [1] and (term.out is not term.row or not term.star.destinations)
@@ -144,13 +144,13 @@ def _as_it_is(term: Term) -> bool:
 
 
 def _buffers(term: Term) -> dict[int, Tensor]:
-    """Where the row of each source is received."""
+    """Return the receive buffer of each source."""
     if term.out is not None and _as_it_is(term):
         return dict.fromkeys(term.star.sources, term.out)
     return {j: SPARE.take(term.row) for j in term.star.sources}
 
 
 def _scaled(row: Tensor, destinations: Mapping[int, float]) -> dict[float, Tensor]:
-    """s x for every s that some destination has; the row itself for 1."""
+    """Return s x for every distinct s of the destinations; the row itself for 1."""
     factors = sorted(set(destinations.values()))
     return {s: row if s == 1 else torch.mul(row, s, out=SPARE.take(row)) for s in factors}

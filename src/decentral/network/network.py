@@ -1,4 +1,4 @@
-"""The contract between algorithms and whatever carries their messages."""
+"""The communication interface of algorithms."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ else:
 
 
 class Network(PayloadVerbs, ABC):
-    """The verbs: what an algorithm can do with the rows of its local workers; with other things: `PayloadVerbs`.
+    """Communication operations on the rows of the local workers; `PayloadVerbs` has those on other data.
 
-    Rows are [k, ..., P]: the last dimension is that of the model, cut in d pieces by the topology; whatever lies in
-    between travels in the same message. A verb owns the rows it is given and may return them (donation). Messages on
-    edges are rows [E, ceil(P / d)], one for each edge into a local worker; of a shorter piece the last column is not
-    used.
+    Rows are [k, ..., P]: the last dimension is that of the model, cut into d pieces by the topology; dimensions in
+    between share a message. An operation owns the rows it receives and may return them (donation). Messages on edges
+    are rows [E, ceil(P / d)], one for each edge into a local worker; a shorter piece leaves the last column unused.
 
-    `traffic` observes what is sent, for bytes and for time: a message for each off-diagonal W_ij that is not zero
-    (mix), for each edge (relay). What is needed for evaluation only is not counted.
+    `traffic` records bytes and time of messages: one for each nonzero off-diagonal W_ij (mix) or each edge (relay).
+    Communication for evaluation only is not counted.
     """
 
     def __init__(self, rounds: Rounds, workers: range, losses: Losses) -> None:
@@ -47,11 +46,11 @@ class Network(PayloadVerbs, ABC):
         self.delivery = Delivery(rounds, losses)
         self.reliable = losses.probability == 0
         self.combine: Callable[..., None] | None = None
-        """What `mix` does with the rows instead of W: called with the round, and what `Exchange.combine` is."""
+        """A replacement for W in `mix`, called with the round and the arguments of `Exchange.combine`."""
         self.fastest: Fastest | None = None
-        """What decides for `network.collective=auto`: a model of the network, the same on all processes."""
+        """The network model that decides `network.collective=auto`, the same on all processes."""
         self.flushed = True
-        """Whether no share is on its way, so that there is nothing to `drain`; the same answer on all processes."""
+        """Whether no share is in flight, so that `drain` has no work; the same on all processes."""
         self._mean_delays: dict[bool, float] = {}
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
@@ -59,18 +58,18 @@ class Network(PayloadVerbs, ABC):
 
     @property
     def waited_s(self) -> float:
-        """How long this process has had nothing to do but to wait for messages of other processes."""
+        """Return the time that this process has waited for messages of other processes, in seconds."""
         return 0.0
 
     @property
     def prices(self) -> Prices | None:
-        """What is known of the time that collectives take; None: nothing."""
+        """Return the known costs of collectives; None if unknown."""
         return self.traffic.prices
 
     def attend(self, present: np.ndarray | None) -> None:
-        """From now on only these workers take part, bool [n], at least one; None: all.
+        """Set the present workers, bool [n], at least one; None: all.
 
-        The absent keep what they have, are in no mean, and neither send nor receive: messages on their edges are zero.
+        Absent workers keep their rows, are in no mean, and neither send nor receive: messages on their edges are zero.
         """
         self.delivery.present = None if present is None or present.all() else present
         self.traffic.n = self.n if present is None else int(present.sum())
@@ -78,16 +77,16 @@ class Network(PayloadVerbs, ABC):
             self.traffic.clock.present = self.delivery.present
 
     def move(self, x: Tensor, A: MixingMatrix) -> Tensor:
-        """x_i <- sum_j A_ij x_j, whoever is present: what workers hand over that leave or come back."""
+        """x_i <- sum_j A_ij x_j for all workers, present or not: the handover when workers leave or return."""
         return self._begin_all(x, [exchange((A,), Split.contiguous)])()
 
-    # -- verbs that communicate ----------------------------------------------------------------------------------------
+    # -- operations that communicate -----------------------------------------------------------------------------------
 
     def ping(self, num_bytes: int) -> float:
-        """How many seconds a message of so many bytes takes, of those that go one way at the same time the slowest one.
+        """Return the one-way time in seconds of a message of `num_bytes`, the slowest of simultaneous ones.
 
-        Two by two workers (in real time: processes) send one there and back: first 0 and 1, 2 and 3, ..., then 1 and
-        2, ..., and the last one and 0 where that comes out even. In simulated time where there is some.
+        Pairs of workers (in real time: processes) exchange messages: first 0 and 1, 2 and 3, ..., then 1 and 2, ...,
+        and the last one and 0 if their number is even. Uses simulated time if there is any.
         """
         if self.traffic.clock is None:
             return self._ping(num_bytes)
@@ -103,10 +102,10 @@ class Network(PayloadVerbs, ABC):
         return self.begin_mix(x, round, lazy)()
 
     def begin_mix(self, x: Tensor, round: int, lazy: bool = False) -> Callable[[], Tensor]:
-        """`mix`, in the background: rows travel until what is returned is called, which gives the mixed rows, once.
+        """Begin `mix` in the background and return a function that completes it, once, with the mixed rows.
 
-        Until then x may be read but must not change. Several may be on their way, which all processes begin in the same
-        order. Of a round of several exchanges the first is in the background.
+        Until then x may be read but must not change. Several may be in flight; all processes begin them in the same
+        order. In a round of several exchanges, only the first is in the background.
         """
         halve = lazy and self.delivery.in_several(round)
         planned = self.delivery.planned(round, lazy)
@@ -115,7 +114,7 @@ class Network(PayloadVerbs, ABC):
         return self._begin_all(x, planned, halve)
 
     def mix_with(self, x: Tensor, W: MixingMatrix | np.ndarray) -> Tensor:
-        """x_i <- sum_j W_ij x_j with a matrix, maybe dense [n, n], that depends on data, the same on all processes."""
+        """x_i <- sum_j W_ij x_j with a data-dependent matrix, possibly dense [n, n], the same on all processes."""
         return self.move(x, self.delivery.among(MixingMatrix.of(W)))
 
     def mean(self, x: Tensor) -> Tensor:
@@ -124,11 +123,10 @@ class Network(PayloadVerbs, ABC):
             return self._mean(x)
 
     def mean_at(self, x: Tensor, count: int, places: Callable[[], np.ndarray]) -> Tensor:
-        """x_i <- 1/n sum_j x_j at `count` different places of a row, the same on all processes: an all-reduce of so
-        many numbers. [k, P] -> the same.
+        """x_i <- 1/n sum_j x_j at `count` distinct coordinates, the same on all processes: an all-reduce of `count`
+        numbers. [k, P] -> the same.
 
-        Places are those of the rows' true length, see `row_length`; rows that only stand in for others stay as they
-        are.
+        Coordinates refer to the true row length, see `row_length`; placeholder rows are unchanged.
         """
         stands_in = x.shape[-1] in self.traffic.stands_for
         scale = 1.0 if stands_in else self.traffic.scale
@@ -139,30 +137,30 @@ class Network(PayloadVerbs, ABC):
             return x
 
     def row_length(self, x: Tensor) -> int:
-        """P of the rows x [k, P], or of those that they stand in for."""
+        """Return P of the rows x [k, P], or of the rows they represent."""
         return self._true(x.shape[-1])[0]
 
     def begin_mean(self, x: Tensor) -> None:
-        """The `mean` of these rows begins, in the background in simulated time, and is counted. They may be read, but
-        must not change, until `end_mean`, which carries it out."""
+        """Begin the `mean` of these rows, in the background in simulated time, and count it. They may be read but must
+        not change until `end_mean`, which computes it."""
         self.traffic.begin_collective("all_reduce", self._row_bytes(x), later=True)
 
     def end_mean(self, x: Tensor) -> Tensor:
-        """What `begin_mean` has begun for these rows: x_i <- 1/n sum_j x_j. [k, ..., P] -> the same."""
+        """Complete `begin_mean` for these rows: x_i <- 1/n sum_j x_j. [k, ..., P] -> the same."""
         self.traffic.arrive()
         return self._mean(x)
 
     def push(self, x: Tensor, p: Tensor, round: int) -> tuple[Tensor, Tensor]:
-        """Push-sum without waiting: shares are left with their receivers, and what has been left here is taken.
+        """Asynchronous push-sum: write shares into the receivers' slots, and collect the arrived ones.
 
             slot_ji += W_ji (x_i, p_i) for all j != i, (x_i, p_i) <- W_ii (x_i, p_i);  (x_i, p_i) += sum_j slot_ij,
             slot_ij := 0
 
         with W of this round, column-stochastic. x [k, P] and the push-sum weights p [k, d] (float64, on the CPU) are
-        donated. In one process, all leave their shares before all take theirs: x <- W x, p <- W p. Between processes
-        the sums of x and p are kept over workers and slots, and with the slots only; see `drain`. A share stays with
-        its sender, whatever W, if it is lost, or if its receiver has not taken the one before. A message is a share of
-        a row, and 8 bytes for that of p; one that stays is counted.
+        donated. In one process, all push before any collects: x <- W x, p <- W p. Between processes only the sums of x
+        and p over workers plus slots are preserved; see `drain`. For any W, a share stays with its sender if it is lost
+        or if its receiver has not taken the previous one. A message is a share of a row, and 8 bytes for that of p; a
+        share that stays is counted, too.
         """
         shares = self.delivery.shares(round)
         num_bytes = self._piece_bytes(shares, x)
@@ -171,15 +169,15 @@ class Network(PayloadVerbs, ABC):
         return self._push(x, p, shares)
 
     def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Bring home the shares that `push` left on their way: all processes call this after the same round.
+        """Deliver all shares of `push` in flight: all processes call this after the same round.
 
-        Raises LostMass if the p of all workers do not add up to n.
+        Raises LostMass if the p of all workers do not sum to n.
         """
         return x, p
 
     def relay(self, y: Tensor, m: Tensor, round: int, later: bool = False) -> Tensor:
-        """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is left as it is, m is
-        donated. `later`: in simulated time messages are on their way until `arrive`.
+        """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is unchanged, m is donated.
+        `later`: in simulated time messages are in flight until `arrive`.
 
         Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
@@ -193,7 +191,7 @@ class Network(PayloadVerbs, ABC):
         return m
 
     def arrive(self) -> None:
-        """In simulated time, wait for the messages that `relay` or `relay_payloads` has sent `later`."""
+        """Wait, in simulated time, for the messages that `relay` or `relay_payloads` sent with `later`."""
         self.traffic.arrive()
 
     # -- local arithmetic ----------------------------------------------------------------------------------------------
@@ -236,7 +234,7 @@ class Network(PayloadVerbs, ABC):
     def scale(self, x: Tensor, a: Tensor) -> Tensor:
         """Piece h of x_i <- a[i, h] times it, for the local workers: [k, ..., P], [k, d] -> [k, ..., P].
 
-        No pass over memory where all factors are 1 in the precision of x.
+        Skips the pass over memory if all factors are 1 in the precision of x.
         """
         a = a.to(x.dtype)
         if bool((a == 1).all()):
@@ -247,31 +245,31 @@ class Network(PayloadVerbs, ABC):
         return x
 
     def no_messages(self, x: Tensor) -> Tensor:
-        """Zero messages on all local edges for rows like x [k, P]: [E, ceil(P / d)]."""
+        """Return zero messages on all local edges for rows like x [k, P]: [E, ceil(P / d)]."""
         return x.new_zeros(len(self.local_edges), max(self.piece_widths(x.shape[-1])))
 
     def outgoing(self, y: Tensor, m: Tensor) -> list[Tensor]:
-        """What is to go back over each local edge e = (i -> j): y_j + sum_{l in N_j, l != i} m_{l->j}, each [P_h].
+        """Return the sum to send back over each local edge e = (i -> j): y_j + sum_{l in N_j, l != i} m_{l->j}, [P_h].
 
-        For those who send something else than these sums; `relay` does both. y [k, P] is left as it is; the sums lie
-        in it or in m [E, ceil(P / d)], which is donated.
+        For algorithms that transform these sums before sending; `relay` does both. y [k, P] is unchanged; the sums are
+        views of it or of m [E, ceil(P / d)], which is donated.
         """
         going: dict[int, Tensor] = {}
         self._add_up(y, m, going)
         return [going[row] for row in range(len(m))]
 
-    # -- small numbers that every process computes for all workers, so that they are never sent ------------------------
+    # -- small numbers that every process computes for all workers, so they are never sent ------------------------
 
     def known_ones(self) -> Tensor:
-        """Ones [n, d], float64 on the CPU: the push-sum weights at the start."""
+        """Return ones [n, d], float64 on the CPU: the initial push-sum weights."""
         return torch.ones(self.n, self.rounds.num_pieces, dtype=torch.float64)
 
     def mix_known(self, w: Tensor, round: int) -> Tensor:
-        """w_i <- sum_j W_ij w_j for numbers [n, d] known everywhere, with the losses of this round."""
+        """w_i <- sum_j W_ij w_j for numbers [n, d] known to all processes, with the losses of this round."""
         return torch.from_numpy(self.delivery.apply(w.numpy(), round))
 
     def no_counts(self) -> Tensor:
-        """Zero counts on the edges of all workers: float64 on the CPU."""
+        """Return zero counts on the edges of all workers: float64 on the CPU."""
         return torch.zeros(len(self.edges), dtype=torch.float64)
 
     def relay_counts(self, c: Tensor, round: int) -> Tensor:
@@ -283,34 +281,34 @@ class Network(PayloadVerbs, ABC):
         return delivered
 
     def collect_counts(self, c: Tensor) -> Tensor:
-        """sum_{j in N_i} c_{j->i} for all workers and pieces: [edges] -> [n, d]."""
+        """Return sum_{j in N_i} c_{j->i} for all workers and pieces: [edges] -> [n, d]."""
         edges = self._edge_tensors
         return torch.zeros_like(self.known_ones()).index_put_((edges["dst"], edges["piece"]), c, accumulate=True)
 
     def mean_delay(self, overlap: bool) -> float:
-        """mean_ij max(tau_ij - 1, 0), or with overlap mean_ij tau_ij (RelaySum paper, appendix D.1)."""
+        """Return mean_ij max(tau_ij - 1, 0), or with overlap mean_ij tau_ij (RelaySum paper, appendix D.1)."""
         if overlap not in self._mean_delays:
             self._mean_delays[overlap] = mean_delay(self.rounds, overlap)
         return self._mean_delays[overlap]
 
-    # -- what a run asks of it -----------------------------------------------------------------------------------------
+    # -- for the run, not for algorithms -------------------------------------------------------------------------------
 
     @abstractmethod
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all workers on every process, on the CPU: [k, ...] -> [n, ...]. For evaluation; not counted."""
+        """Gather the rows of all workers on every process's CPU: [k, ...] -> [n, ...]. For evaluation; not counted."""
 
     @abstractmethod
     def average(self, x: Tensor) -> Tensor:
-        """1/n sum_j x_j as one new row: [k, P] -> [P]. For evaluation; not counted."""
+        """Return 1/n sum_j x_j as one new row: [k, P] -> [P]. For evaluation; not counted."""
 
-    # -- what an implementation does -----------------------------------------------------------------------------------
+    # -- for implementations -----------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
-        """Begin to mix x in place; what is returned, when called, ends it."""
+        """Begin to mix x in place; return a function that completes it."""
 
     def _mean(self, x: Tensor) -> Tensor:
-        """The mean of those that are present, for them."""
+        """Average the rows of the present workers."""
         present = self.delivery.present
         if present is None:
             return self._mean_of_all(x)
@@ -325,7 +323,7 @@ class Network(PayloadVerbs, ABC):
     def _mean_of_all(self, x: Tensor) -> Tensor: ...
 
     def _ping(self, num_bytes: int) -> float:
-        """`ping` in real time; within a process nothing crosses."""
+        """`ping` in real time; 0 within a process."""
         return 0.0
 
     @abstractmethod
@@ -336,14 +334,14 @@ class Network(PayloadVerbs, ABC):
 
     @property
     def facts(self) -> dict[str, str]:
-        """How it carries rows, for the records."""
+        """Return how it carries rows, for the run's records."""
         return {}
 
     def close(self) -> None:
-        """Release what is held; the network is not used afterwards."""
+        """Release all resources; the network must not be used afterwards."""
 
     def _mix_piece(self, x: Tensor, remote: dict[int, Tensor], exchange: Exchange, h: int) -> None:
-        """Mix piece h of the local rows [k, ..., P'] with the rows that have come, by their workers."""
+        """Mix piece h of the local rows [k, ..., P'] with the received rows, by worker."""
         W, memo = exchange.pieces[h], exchange.memo
         if exchange.combine is not None:
             exchange.combine(x, remote, W, self.workers.start)
@@ -366,8 +364,8 @@ class Network(PayloadVerbs, ABC):
         kernels.mix(x, memo["terms", h], remote, self.scratch)
 
     def _add_up(self, y: Tensor, m: Tensor, going: dict[int, Tensor]) -> None:
-        """What goes back over each local edge, to the rows `going` by edge; where none is given it is written over the
-        messages m that have come, or is the row of y itself, and noted there."""
+        """Write the sum for each local edge to the rows `going` by edge. If one is missing, overwrite the received
+        messages m, or use the row of y itself, and record it there."""
         pieces, widths = self.rounds.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
         for (edges, stars), piece, width in zip(self.stars, pieces, widths, strict=True):
             source = y[:, piece]
@@ -387,7 +385,7 @@ class Network(PayloadVerbs, ABC):
         kernels.relay_from(y, incoming, outgoing, self._relay_scratch.rows(y, rows, len(y)) if rows else ())
 
     def _begin_all(self, x: Tensor, exchanges: Sequence[Exchange], halve: bool = False) -> Callable[[], Tensor]:
-        """The exchanges of a round, one after the other; `halve`: (x + the result) / 2 instead of the result."""
+        """Run the exchanges of a round in order; `halve`: return (x + the result) / 2 instead of the result."""
         own, first = x.clone() if halve else None, [self._begin_observed(x, each) for each in exchanges[:1]]
 
         def finish() -> Tensor:
@@ -400,7 +398,7 @@ class Network(PayloadVerbs, ABC):
         return finish
 
     def _begin_observed(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
-        """`_begin`, counted, and in simulated time, too."""
+        """`_begin` with counting and simulated time."""
         finish = self._begin(x, exchange)
         if exchange.pieces:
             num_bytes = self._piece_bytes(exchange, x)
@@ -416,31 +414,31 @@ class Network(PayloadVerbs, ABC):
         return finish_in_time
 
     def _row_bytes(self, x: Tensor) -> float:
-        """Of a worker's row of x [k, ..., P], or of the one that it stands for."""
+        """Return the bytes of a worker's row of x [k, ..., P], or of the row it represents."""
         length, scale = self._true(x.shape[-1])
         return math.prod(x.shape[1:-1]) * length * x.element_size() * scale
 
     def _piece_bytes(self, exchange: Exchange, x: Tensor) -> list[float]:
-        """Of each piece of a worker's row, or of the one that it stands for."""
+        """Return the bytes of each piece of a worker's row, or of the row it represents."""
         length, scale = self._true(x.shape[-1])
         between = math.prod(x.shape[1:-1]) * x.element_size() * scale
         pieces = slices(length, len(exchange.pieces), exchange.split)
         return [len(range(length)[piece]) * between for piece in pieces]
 
     def _true(self, length: int) -> tuple[int, float]:
-        """How long rows of this length are, and how many times as large yet."""
+        """Return the true length of rows of this length, and the remaining scale factor."""
         stands_for, scale = self.traffic.stands_for, self.traffic.scale
         return (stands_for[length], 1.0) if length in stands_for else (length, scale)
 
 
 def _collected(edges: Sequence[int], stars: Sequence[Star], weight: float) -> sums.Plan:
-    """What `collect` sums: (a worker's own row, the messages that have come to it)."""
+    """Return the sums of `collect`: (a worker's own row, the messages it received)."""
     own = [[(i, weight)] for i, _ in stars]
     return [i for i, _ in stars], [own, [[(edges[place], weight) for place in into] for _, into in stars]]
 
 
 def pairings(n: int) -> list[list[tuple[int, int]]]:
-    """Neighbours in number two by two: everybody in one pair at most; then those between these pairs."""
+    """Pair workers with consecutive numbers, each in at most one pair; then those between these pairs."""
     first = [(i, i + 1) for i in range(0, n - 1, 2)]
     second = [(i, i + 1) for i in range(1, n - 1, 2)] + [(n - 1, 0)] * (n > 2 and n % 2 == 0)
     return [pairs for pairs in (first, second) if pairs]

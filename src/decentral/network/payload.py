@@ -1,6 +1,6 @@
-"""What a worker sends instead of a dense row: named tensors whose lengths change from step to step; and their verbs.
+"""Payloads, which replace dense rows by named tensors of varying lengths, and their communication operations.
 
-Both rows and payloads travel over the edges that `EdgeLayout` numbers.
+Both rows and payloads are sent over the edges that `EdgeLayout` numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from decentral.topology.delivery import Delivery, Neighbors
 from decentral.topology.rounds import RelayEdges, Rounds
 
 Sizes = dict[str, tuple[torch.dtype, int]]
-"""Of a payload: for each of its tensors, by name and in order, its type and how many numbers it has."""
+"""Name -> type and length of each tensor of a payload, in order."""
 
 _LENGTH_BYTES = 8
 
@@ -31,35 +31,35 @@ class Payload(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes its numbers take."""
+        """The size of its numbers in bytes."""
         return sum(each.nbytes for each in self.tensors.values())
 
     @property
     def sizes(self) -> Sizes:
-        """Types and lengths of its tensors."""
+        """Return types and lengths of its tensors."""
         return {name: (each.dtype, each.numel()) for name, each in self.tensors.items()}
 
     @property
     def parts(self) -> list[Tensor]:
-        """Its tensors in the order in which they travel: those of wide numbers first, so that all lie aligned."""
+        """Return its tensors in sending order: wide types first, so that all are aligned."""
         return [self.tensors[name] for name in _order(self.sizes)]
 
 
 class Known(NamedTuple):
-    """What the payloads of all workers look like, known to everybody by now."""
+    """Types and sizes of the payloads of all workers, known to all processes."""
 
     each: Sequence[Sizes]
-    num_bytes: np.ndarray  # of the numbers of each payload: int64 [n]
-    length_bytes: int = 0  # what the lengths add to each message, where somebody had to say them
+    num_bytes: np.ndarray  # of each payload: int64 [n]
+    length_bytes: int = 0  # added to each message for its lengths, unless they are known
 
 
 def bytes_of(sizes: Sizes) -> int:
-    """How many bytes the numbers of such a payload take."""
+    """Return the size of such a payload in bytes."""
     return sum(length * dtype.itemsize for dtype, length in sizes.values())
 
 
 def unpacked(flat: Tensor, sizes: Sizes) -> Payload:
-    """The payload whose `parts` lie in `flat`, uint8 [bytes_of(sizes)], one after the other: views of it."""
+    """Return the payload whose `parts` are concatenated in `flat`, uint8 [bytes_of(sizes)], as views of it."""
     found, start = {}, 0
     for name in _order(sizes):
         dtype, length = sizes[name]
@@ -69,10 +69,7 @@ def unpacked(flat: Tensor, sizes: Sizes) -> Payload:
 
 
 def check_alike(payloads: Sequence[Payload], sizes: Sizes | None) -> None:
-    """Refuse payloads that have not the same names and types, or, where `sizes` are given, are not as they say.
-
-    Raises ValueError, before anything is sent.
-    """
+    """Raise ValueError before sending, unless payloads have equal names and types and match `sizes`, if given."""
     for payload in payloads:
         if any(each.dim() != 1 for each in payload.tensors.values()):
             raise ValueError("the tensors of a payload have one dimension")
@@ -87,11 +84,11 @@ def _order(sizes: Sizes) -> list[str]:
 
 
 Star = tuple[int, list[int]]
-"""A local worker with edges, and where among the messages of a piece its own lie."""
+"""A local worker with edges, and the positions of its messages among those of a piece."""
 
 
 class EdgeLayout:
-    """The edges and pieces of the rounds of a topology, for the workers that this process hosts."""
+    """The edges and pieces of a topology's rounds, for the workers of this process."""
 
     def __init__(self, rounds: Rounds, workers: range) -> None:
         self.rounds = rounds
@@ -99,24 +96,23 @@ class EdgeLayout:
         self.n = rounds.num_workers
 
     def piece_widths(self, num_coordinates: int) -> list[int]:
-        """How many coordinates each piece has."""
+        """Return the number of coordinates of each piece."""
         return [len(range(num_coordinates)[piece]) for piece in self.rounds.slices(num_coordinates)]
 
     @cached_property
     def edges(self) -> RelayEdges:
-        """All edges; asked for by algorithms that relay, whose topology has been checked to be static and
-        undirected."""
+        """All edges, for relaying algorithms, whose topology was checked to be static and undirected."""
         return self.rounds.edges()
 
     @cached_property
     def local_edges(self) -> range:
-        """The edges into local workers: consecutive, by the order of `RelayEdges`."""
+        """The edges into local workers: consecutive in the order of `RelayEdges`."""
         first, last = np.searchsorted(self.edges.dst, [self.workers.start, self.workers.stop])
         return range(int(first), int(last))
 
     @cached_property
     def stars(self) -> list[tuple[list[int], list[Star]]]:
-        """For each piece: its rows of m, and for each local worker with edges where among those its messages lie."""
+        """For each piece: its rows of m, and for each local worker with edges its messages' positions among them."""
         local = slice(self.local_edges.start, self.local_edges.stop)
         found = []
         for h in range(self.rounds.num_pieces):
@@ -129,7 +125,7 @@ class EdgeLayout:
 
     @cached_property
     def _local_nodes(self) -> Tensor:
-        """For each local edge, the number of its receiver's piece: local worker * d + piece."""
+        """For each local edge, its receiver and piece: local worker * d + piece."""
         local = slice(self.local_edges.start, self.local_edges.stop)
         d = self.rounds.num_pieces
         return torch.from_numpy((self.edges.dst[local] - self.workers.start) * d + self.edges.piece[local])
@@ -140,21 +136,21 @@ class EdgeLayout:
 
 
 class PayloadVerbs(EdgeLayout, ABC):
-    """The payloads of a verb have tensors of the same names and types on all workers.
+    """Communication operations on payloads, which have tensors of the same names and types on all workers.
 
-    `sizes` says what every one of them looks like, if that is known: then nothing but numbers travels. None: lengths
-    depend on the data, may differ from worker to worker, and travel, too: 8 bytes for each tensor in each message.
-    Both are counted. (Between processes everybody hears all lengths, so that everybody knows what was sent and
-    how long it took. What goes further than to those who receive the payload itself is not counted.)
+    If `sizes` describes every payload, only numbers are sent. None: lengths depend on the data, may differ between
+    workers, and are sent, too: 8 bytes for each tensor in each message. Both are counted. (Between processes all
+    lengths go to all processes, so that each knows what was sent and how long it took. Lengths sent to processes that
+    do not receive the payload are not counted.)
 
-    What is returned can be read until the next of these verbs, and is not written to: it may be the sender's own.
+    Results are valid until the next of these operations and must not be written: they may belong to the sender.
     """
 
     delivery: Delivery
     traffic: Traffic
 
     def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
-        """Those of the k local workers -> those of all n, by their numbers. Each is sent n - 1 times."""
+        """Return the payloads of all n workers, by number, from those of the k local ones. Each is sent n - 1 times."""
         known = self._known(payloads, sizes)
         num_bytes = self._told(known)
         self.traffic.count_senders(np.full(self.n, self.n - 1), num_bytes)
@@ -162,7 +158,7 @@ class PayloadVerbs(EdgeLayout, ABC):
             return self._allgather(payloads, known)
 
     def broadcast(self, payload: Payload | None, root: int, sizes: Sizes) -> Payload:
-        """Worker `root`'s, on every process; that which hosts it gives it, the others' is not looked at.
+        """Return worker `root`'s payload on every process; the process that hosts it provides it, others are ignored.
 
         It is sent n - 1 times.
         """
@@ -176,10 +172,10 @@ class PayloadVerbs(EdgeLayout, ABC):
             return self._broadcast(ours, root, sizes)
 
     def swap(self, payloads: Sequence[Payload], round: int, sizes: Sizes | None = None) -> list[dict[int, Payload]]:
-        """Every worker gives its payload to those who take something of it in this round: W_ij != 0, in any piece.
+        """Send every worker's payload to its out-neighbors of this round: W_ij != 0, in any piece.
 
-        Those of the k local workers -> for each of them {j: the payload of j}, j ascending, without those that got
-        lost. Each is sent once over every edge.
+        Takes the payloads of the k local workers and returns for each {j: the payload of j}, j ascending, without lost
+        ones. Each is sent once over every edge.
         """
         known, neighbors = self._known(payloads, sizes), self.delivery.neighbors(round)
         num_bytes = self._told(known)
@@ -190,11 +186,10 @@ class PayloadVerbs(EdgeLayout, ABC):
     def relay_payloads(
         self, payloads: Sequence[Payload], round: int, sizes: Sequence[Sizes], later: bool = False
     ) -> list[Payload | None]:
-        """A payload over every edge that rows are relayed over; those of piece h look like sizes[h]. `later`: see
-        `Network.relay`.
+        """Send a payload over every relay edge; those of piece h have sizes[h]. `later`: see `Network.relay`.
 
-        payloads[e] goes back over the local edge e = (i -> j), from j to i. What is returned has, for each local edge,
-        the payload that has come over it, or None where it got lost.
+        payloads[e] goes back over the local edge e = (i -> j), from j to i. Returns, for each local edge, the payload
+        received over it, or None if it was lost.
         """
         if len(payloads) != len(self.local_edges) or len(sizes) != self.rounds.num_pieces:
             raise ValueError(
@@ -211,13 +206,13 @@ class PayloadVerbs(EdgeLayout, ABC):
         return came
 
     def _send_over_edges(self, num_bytes: Sequence[float], later: bool) -> None:
-        """A message of so many bytes, for each piece, goes over every edge between workers that are present."""
+        """Count messages of these sizes, per piece, over every edge between present workers."""
         edges = self.delivery.carried(self.edges)
         self.traffic.count_pieces(np.bincount(edges.piece, minlength=self.rounds.num_pieces).tolist(), num_bytes)
         self.traffic.begin(edges, num_bytes, later=later)()
 
     def _known(self, payloads: Sequence[Payload], sizes: Sizes | None) -> Known:
-        """What the payloads of all n workers look like."""
+        """Return types and sizes of the payloads of all n workers."""
         if len(payloads) != len(self.workers):
             raise ValueError(f"{len(payloads)} payloads were given for {len(self.workers)} local workers")
         check_alike(payloads, sizes)
@@ -228,13 +223,13 @@ class PayloadVerbs(EdgeLayout, ABC):
         return Known(each, num_bytes, _LENGTH_BYTES * len(each[0]))
 
     def _bytes_of(self, sizes: Sizes) -> float:
-        """Of a payload, or of the one that it stands for."""
+        """Return the bytes of a payload, or of the payload it represents."""
         scale = self.traffic.scale
         single = 1.0 if self.traffic.stands_for else scale
         return sum(length * dtype.itemsize * (scale if length > 1 else single) for dtype, length in sizes.values())
 
     def _told(self, known: Known) -> np.ndarray:
-        """The same of each worker's payload [n], with the lengths that travel."""
+        """Return the bytes of each worker's payload [n], including sent lengths."""
         plain = self.traffic.scale == 1
         return (known.num_bytes if plain else np.array(list(map(self._bytes_of, known.each)))) + known.length_bytes
 
@@ -242,20 +237,20 @@ class PayloadVerbs(EdgeLayout, ABC):
 
     @abstractmethod
     def _everybodys_sizes(self, payloads: Sequence[Payload]) -> list[Sizes]:
-        """What the payloads of all n workers look like."""
+        """Return types and lengths of the payloads of all n workers."""
 
     @abstractmethod
     def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]:
-        """Those of all workers."""
+        """Return the payloads of all workers."""
 
     @abstractmethod
     def _broadcast(self, payload: Payload | None, root: int, sizes: Sizes) -> Payload:
-        """Worker `root`'s."""
+        """Return worker `root`'s payload."""
 
     @abstractmethod
     def _swap(self, payloads: Sequence[Payload], neighbors: Neighbors, known: Known) -> list[dict[int, Payload]]:
-        """For each local worker those of the workers that it hears of."""
+        """Return, for each local worker, the payloads of its in-neighbors."""
 
     @abstractmethod
     def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]:
-        """Those that have come over the local edges."""
+        """Return the payloads received over the local edges."""

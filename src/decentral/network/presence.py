@@ -1,5 +1,4 @@
-"""Which ranks of a script are there, and what they are about to do: a death or a mistake is noticed by those, too, that
-never wait for it."""
+"""Liveness and next calls of a script's ranks, so that all ranks notice a death or a mismatch, even without waiting."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ _GLANCE_S, _DYING_S = 0.1, 0.5
 _HERE, _LEFT, _HEARD = 0, 1, 2
 _KEPT, _TEXT_BYTES = 4096, 256
 _SHOWN, _ITEMS, _LONG = 4, 8, 400
-"""Groups of ranks, items of a group, and how many characters may be shown that all ranks share."""
+"""Limits of messages: groups of ranks, items of a group, and characters that all ranks share."""
 
 
 class Gone(ConnectionError):
-    """Ranks have ended without leaving the group."""
+    """Ranks ended without leaving the group."""
 
     def __init__(self, ranks: list[int]) -> None:
         which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
@@ -37,15 +36,15 @@ class Gone(ConnectionError):
 
 
 class Presence:
-    """A file without a name: byte r says how rank r stands to the group, and rank r locks it.
+    """An unnamed file: byte r is the status of rank r in the group, and rank r locks it.
 
-    The kernel releases the lock when the process of the rank ends, however it ends, and whatever children it has.
-    Sees the ranks of its own host. To be made by all ranks at once.
+    The kernel releases the lock when the rank's process ends for any reason, even if children survive.
+    Sees the ranks of its own host. All ranks create it at once.
     """
 
     def __init__(self, world: World) -> None:
         self.rank, self.heard = world.rank, False
-        """Whether this rank was told that others are gone or late."""
+        """Whether this rank learned that others are gone or late."""
         self._next_s, self._others = 0.0, list[int]()
         ours = host()
         self._file = os.memfd_create("decentral") if ours else -1
@@ -61,10 +60,10 @@ class Presence:
             os.pwrite(self._file, bytes([_HERE]), world.rank)
             fcntl.lockf(self._file, fcntl.LOCK_EX, 1, world.rank)
             self._others = [rank for rank, at in enumerate(hosts) if at == ours and rank != world.rank]
-        dist.all_reduce(place)  # everybody has locked its byte
+        dist.all_reduce(place)  # every rank has locked its byte
 
     def look(self, now: bool = False) -> None:
-        """Raise Gone if a rank has died. Unless it has to be `now`, that is looked at ten times a second at most."""
+        """Raise Gone if a rank has died. Checks at most ten times a second, unless `now`."""
         if now or time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _GLANCE_S
             of_themselves, because_of_others = self._gone()
@@ -73,7 +72,7 @@ class Presence:
                 raise Gone(ranks)
 
     def named(self, error: Exception) -> Exception:
-        """An error of a connection; or Gone if a rank has died, which may take it a moment."""
+        """Return the connection error, or Gone if a rank died, which may take a moment to show."""
         deadline = time.monotonic() + (_DYING_S if isinstance(error, ConnectionError) else 0)
         while not (ranks := self._gone()[0]) and time.monotonic() < deadline:
             time.sleep(_GLANCE_S / 10)
@@ -81,12 +80,12 @@ class Presence:
         return Gone(ranks) if ranks else error
 
     def hear(self) -> None:
-        """Others are the reason if this rank ends now."""
+        """Record that other ranks are the reason if this rank ends now."""
         self.heard = True
         self._mark(_HEARD)
 
     def leave(self, properly: bool) -> None:
-        """Go away; the others hear of it unless it is done `properly`."""
+        """Leave the group; the others are told unless it is `properly` done."""
         if properly and not self.heard:
             self._mark(_LEFT)
         if self._file >= 0:
@@ -98,7 +97,7 @@ class Presence:
             os.pwrite(self._file, bytes([how]), self.rank)
 
     def _gone(self) -> tuple[list[int], list[int]]:
-        """The ranks that have ended of themselves without leaving, and those that did because of others."""
+        """Return the ranks that ended on their own without leaving, and those that ended because of others."""
         ended = [rank for rank in self._others if self._is_free(rank)]
         marks = os.pread(self._file, max(ended) + 1, 0) if ended else b""
         return [r for r in ended if marks[r] == _HERE], [r for r in ended if marks[r] == _HEARD]
@@ -113,11 +112,11 @@ class Presence:
 
 
 _here: list[Presence] = []
-"""That of the latest process group, as long as this process is in it."""
+"""The presence in the latest process group, while this process is in it."""
 
 
 def enter(world: World) -> Presence:
-    """Be present from now on; all ranks at once."""
+    """Register this rank as present; all ranks at once."""
     leave(properly=True)
     _here.append(Presence(world))
     return _here[0]
@@ -141,10 +140,10 @@ def leave(properly: bool) -> None:
 
 
 class Calls:
-    """The calls of all ranks, in their order; to be made by all ranks of a host at once.
+    """The ordered calls of all ranks; all ranks of a host create it at once.
 
-    A rank writes number and checksum of its call before it takes part in it, and looks at those of the others, so that
-    of two ranks that do different things the later one notices. Costs a microsecond and never waits.
+    Before a call, a rank writes its number and checksum and compares those of the others, so the later of two ranks
+    with different calls notices. Costs a microsecond and never waits.
     """
 
     def __init__(self, size: int) -> None:
@@ -156,9 +155,9 @@ class Calls:
         self._fence = threading.Lock()
 
     def announce(self, text: str, kind: str | None = None) -> None:
-        """Say what this rank is about to do with all the others, who do the same, or the same kind of thing if given.
+        """Announce the next collective call of this rank; others must make the same, or one of the same kind if given.
 
-        Raises ConfigError if another rank is at something else; then, and ever after, as the others may be stuck.
+        Raises ConfigError if another rank makes a different call; then and ever after, as the others may be stuck.
         """
         if self._broken:
             raise ConfigError(self._broken)
@@ -167,16 +166,16 @@ class Calls:
         self._count += 1
         self._texts[self._rank][:] = packed
         self._words[self._rank][self._count % _KEPT] = self._count << 32 | checksum
-        with self._fence:  # what is read below is read after this has been written
+        with self._fence:  # the reads below happen after this write
             pass
         if difference := self.difference():
             self._broken = difference
             raise ConfigError(difference)
 
     def difference(self) -> str:
-        """Who is at what, if another rank has said something else than this one for the latest call; else ""."""
+        """Describe which rank makes which call, if another rank's latest call differs from this one; else ""."""
         place, count = self._count % _KEPT, self._count
-        said = [words[place] for words in self._words]  # read once: others go on meanwhile
+        said = [words[place] for words in self._words]  # read once: others continue meanwhile
         own = said[self._rank]
         for word in said:
             if word != own and word >> 32 >= count > 0:
@@ -187,7 +186,7 @@ class Calls:
 
 
 def difference(contents: dict[int, str]) -> str:
-    """Which ranks are about to do what."""
+    """Describe which ranks make which call."""
     ranks: dict[str, list[int]] = {}
     for rank, content in contents.items():
         ranks.setdefault(content, []).append(rank)

@@ -1,4 +1,4 @@
-"""Workers in several processes: what leaves the process travels by a transport."""
+"""Workers in several processes, connected by a transport."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PINGS = 3
 
 
 def split_workers(num_workers: int, num_processes: int) -> list[range]:
-    """The workers of each process: consecutive, sizes differ by at most one, the larger ones first."""
+    """Return the workers of each process: consecutive, sizes differ by at most one, larger ones first."""
     size, larger = divmod(num_workers, num_processes)
     starts = [p * size + min(p, larger) for p in range(num_processes + 1)]
     return [range(a, b) for a, b in pairwise(starts)]
@@ -41,16 +41,16 @@ def split_workers(num_workers: int, num_processes: int) -> list[range]:
 def join(
     rounds: Rounds, losses: Losses, device: torch.device, rank: int, size: int, settings: NetworkSettings
 ) -> ProcessNetwork:
-    """The network of process `rank` of `size`; all of them call this at once. Raises what `open_transport` raises."""
+    """Create the network of process `rank` of `size`; all call this at once. Raises what `open_transport` raises."""
     layout = split_workers(rounds.num_workers, size)
     return ProcessNetwork(rounds, losses, device, rank, layout, open_transport(settings, layout, device), settings)
 
 
 class _Carried(NamedTuple):
-    """The rows of one shape and type that cross in a round. Row i of a process has number d i + h for piece h of d."""
+    """The rows of one shape and type exchanged in a round. Piece h of d of a process's row i has number d i + h."""
 
     pieces: list[slice]
-    sends: list[tuple[int, int, list[int], int]]  # local place, piece, who needs it, number
+    sends: list[tuple[int, int, list[int], int]]  # local index, piece, destinations, number
     expected: list[Expected]
     received: list[list[int]]  # worker of each received row, by piece
     shapes: list[torch.Size]  # of the pieces of a row
@@ -61,15 +61,15 @@ class _Carried(NamedTuple):
 
 
 class ProcessNetwork(Network):
-    """This process hosts some of the n workers; needs an initialised process group (gloo or nccl).
+    """This process hosts some of the n workers; needs an initialized process group (gloo or nccl).
 
-    One message for each row that another process needs (mix), or for each edge that is cut (relay). `wire_bytes` and
-    `wire_messages` count what this process really sends; with one worker per process their sum is `bytes_sent` and
-    `messages_sent` (all-reduce apart, and where no message is lost: a lost one is counted, but mixing does not send
-    it).
+    It sends one message for each row that another process needs (mix), or for each edge between processes (relay).
+    `wire_bytes` and `wire_messages` count what this process really sends. With one worker per process their sum over
+    processes is `bytes_sent` and `messages_sent` (except for all-reduce and losses: a lost message is counted, but
+    mixing does not send it).
 
-    With one worker of degree d per process, in passes over a row (a read or a write), the transport apart: mixing takes
-    2 + 3 d, relaying 6 for d = 2 and 15 for d = 3, nothing for d = 1 where the row can be sent as it lies.
+    With one worker of degree d per process, in passes over a row (a read or a write), excluding the transport: mixing
+    takes 2 + 3 d, relaying 6 for d = 2 and 15 for d = 3, none for d = 1 if the row can be sent in place.
     """
 
     def __init__(
@@ -82,15 +82,15 @@ class ProcessNetwork(Network):
         transport: Transport,
         settings: NetworkSettings | None = None,
     ) -> None:
-        """`layout` are the workers of each process, from `split_workers`; this is process `rank`.
+        """Create the network of process `rank`; `layout` has the workers of each process, from `split_workers`.
 
-        `settings` are for windows, which are opened when they are needed.
+        `settings` configure windows, which are opened on demand.
         """
         super().__init__(rounds, layout[rank], losses)
         self.settings = settings or NetworkSettings()
         self._pushes: Pushes | None = None
         self.note_pushes: Callable[[int, int, str, list[int]], object] | None = None
-        """Called with the number of a piece and what `Window.note` is called with."""
+        """Called with the index of a piece and the arguments of `Window.note`."""
         self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
@@ -99,17 +99,17 @@ class ProcessNetwork(Network):
 
     @property
     def wire_bytes(self) -> int:
-        """What this process has sent to others."""
+        """The bytes that this process has sent to others."""
         return self.transport.wire_bytes + (self._pushes.wire_bytes if self._pushes else 0)
 
     @property
     def wire_messages(self) -> int:
-        """In how many messages."""
+        """The number of messages that this process has sent."""
         return self.transport.wire_messages + (self._pushes.wire_messages if self._pushes else 0)
 
     @property
     def waited_s(self) -> float:
-        """How long this process has waited for others."""
+        """The time that this process has waited for others, in seconds."""
         return self.transport.waited_s
 
     @property
@@ -118,13 +118,13 @@ class ProcessNetwork(Network):
         return {"transport": self.transport.name}
 
     def close(self) -> None:
-        """Let go of the transport and of windows."""
+        """Close the transport and all windows."""
         if self._pushes is not None:
             self._pushes.close()
         self.transport.close()
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all workers on every process, on the CPU."""
+        """Gather the rows of all workers on every process's CPU."""
         largest = len(self.layout[0])
         padded = rows.new_zeros(largest, *rows.shape[1:], device=self.device)
         padded[: len(rows)] = rows
@@ -133,7 +133,7 @@ class ProcessNetwork(Network):
         return torch.cat([part[: len(workers)] for part, workers in zip(parts, self.layout, strict=True)]).cpu()
 
     def average(self, x: Tensor) -> Tensor:
-        """1/n sum_j x_j: [k, P] -> [P]."""
+        """Return 1/n sum_j x_j: [k, P] -> [P]."""
         return self.transport.total(x.sum(0), 1 / self.n)
 
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ class ProcessNetwork(Network):
         return x
 
     def _ping(self, num_bytes: int) -> float:
-        """By the clock of the first one of each pair; the least of some attempts, as others use this machine, too."""
+        """Time it by the clock of the first of each pair; the minimum of several attempts on a shared machine."""
         content = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         self.transport.reserve(num_bytes)
         slowest = 0.0
@@ -196,7 +196,7 @@ class ProcessNetwork(Network):
         self.transport.done()
 
     def _everybodys(self, seconds: float) -> float:
-        """The largest that a process has; the same on all of them."""
+        """Return the maximum over processes, on all of them."""
         rows = torch.full((len(self.workers), 1), seconds, dtype=torch.float64, device=self.device)
         return float(self.gather(rows).max())
 
@@ -254,7 +254,7 @@ class ProcessNetwork(Network):
         )
 
     def _needed_elsewhere(self, src: np.ndarray, dst: np.ndarray) -> list[tuple[int, int]]:
-        """Worker j and process p, sorted, for each j of whose another process p needs something."""
+        """Return sorted pairs (worker j, process p) for each other process p that needs data of j."""
         peer = self.owner[dst]
         cut = peer != self.owner[src]
         pairs = np.unique(np.stack([src[cut], peer[cut]], axis=1), axis=0).tolist()
@@ -276,7 +276,7 @@ class ProcessNetwork(Network):
 
     @cached_property
     def _cut_edges(self) -> list[tuple[CutEdge, int]]:
-        """The edges from other processes into this one, each with its piece; widths are filled in later."""
+        """Return the edges from other processes into this one, each with its piece; widths are filled in later."""
         firsts = np.searchsorted(self.edges.dst, [workers.start for workers in self.layout])
         found = []
         for e in self.local_edges:
@@ -288,7 +288,7 @@ class ProcessNetwork(Network):
 
     @cached_property
     def _inner_edges(self) -> list[tuple[int, int, int]]:
-        """(row of m, row for the message that goes back, piece) of the edges between local workers."""
+        """Return (row of m, row for the opposite message, piece) of the edges between local workers."""
         first = self.local_edges.start
         return [
             (e - first, int(self.edges.reverse[e]) - first, int(self.edges.piece[e]))
@@ -296,12 +296,12 @@ class ProcessNetwork(Network):
             if int(self.owner[self.edges.src[e]]) == self.rank
         ]
 
-    # -- payloads: a buffer for each of them and process ---------------------------------------------------------------
+    # -- payloads: one buffer per payload and process ---------------------------------------------------------------
 
     def _everybodys_sizes(self, payloads: Sequence[Payload]) -> list[Sizes]:
-        """Of which everybody knows names and types. Not counted.
+        """Exchange lengths; names and types are known to all. Not counted.
 
-        Raises ValueError if processes have tensors of other names or types.
+        Raises ValueError if tensor names or types differ between processes.
         """
         kinds = {name: dtype for name, (dtype, _) in payloads[0].sizes.items()}
         signature = zlib.crc32(repr(kinds).encode())
@@ -370,7 +370,7 @@ class ProcessNetwork(Network):
     def _exchange(
         self, payloads: Sequence[Payload], known: Known, peers: Sequence[Sequence[int]], workers: Sequence[int]
     ) -> dict[int, Payload]:
-        """Those that come from these workers, and the local ones, by worker; each local one goes to its peers."""
+        """Send each local payload to its peers; return those of these workers and the local ones, by worker."""
         of_processes = np.add.reduceat(known.num_bytes, [workers.start for workers in self.layout])
         self.transport.reserve(int(of_processes.max()), len(self.layout[0]))
         buffers = []

@@ -1,4 +1,4 @@
-"""How a worker mixes the models that it hears where some may be false: `robust=`."""
+"""Robust mixing of received models, some of which may be Byzantine: `robust=`."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ _TOLERANCE = 1e-12  # of sums of weights, such as those of thirds
 
 
 class Robust(Settings, ABC, where="robust"):
-    """A data-dependent row of W, which the receiver computes from what it hears:
+    """A data-dependent row of W, computed by the receiver from its messages:
 
         x_i <- y_i + sum_j W_ij s_ij (m_j - y_i)
 
-    with m_j what j sends (y_j where it is honest) and s_ij from 0 to 1, from the distances |m_j - y_i|.
+    with j's message m_j (y_j if it is honest) and s_ij from 0 to 1, from the distances |m_j - y_i|.
     """
 
     name: str
 
     def mixed(self, messages: Tensor, weights: np.ndarray, own: int) -> Tensor:
-        """x_i [P], from m_j [r, P] and W_ij [r] of i and its neighbors, workers ascending; row `own` is y_i."""
+        """Return x_i [P] from m_j [r, P] and W_ij [r] of i and its neighbors, workers ascending; row `own` is y_i."""
         y = messages[own]
         v = messages - y
         distances = torch.linalg.vector_norm(v, dim=1, dtype=torch.float64).cpu().numpy()
         return y + torch.from_numpy(weights * self.shares(distances, weights, own)).to(v) @ v
 
     def shares(self, d: np.ndarray, w: np.ndarray, own: int) -> np.ndarray:
-        """s_ij [r] from |m_j - y_i| [r] and W_ij [r]."""
+        """Return s_ij [r] from |m_j - y_i| [r] and W_ij [r]."""
         return np.ones_like(d)
 
 
 @dataclass
 class PlainMixing(Robust):
-    """Gossip averaging, which believes every message: s_ij = 1."""
+    """Gossip averaging, which trusts every message: s_ij = 1."""
 
     name: str = "none"
 
@@ -60,7 +60,7 @@ class Clip(Robust):
 
     tau  largest distance that is not clipped
 
-    He, Karimireddy and Jaggi (arXiv:2202.01545), with a radius that is given.
+    He, Karimireddy and Jaggi (arXiv:2202.01545), with a fixed radius.
     """
 
     name: str = "clip"
@@ -88,7 +88,7 @@ class Tolerant(Robust):
     weight: float | None = setting(None, at_least=0, at_most=1)
 
     def ranked(self, d: np.ndarray, w: np.ndarray, own: int) -> tuple[np.ndarray, np.ndarray, float]:
-        """The places by distance (ties by number), the running sum of their weights, and b."""
+        """Return the order by distance (ties by number), the cumulative weights in this order, and b."""
         order = np.argsort(d, kind="stable")
         b = float(np.sort(np.delete(w, own))[::-1][: self.tolerate].sum()) if self.weight is None else self.weight
         return order, np.cumsum(w[order]), b
@@ -96,7 +96,7 @@ class Tolerant(Robust):
 
 @dataclass
 class ClipHe(Tolerant):
-    """ClippedGossip with the radius of its analysis, from the distances to the nearest.
+    """ClippedGossip with the radius of its analysis, from the smallest distances.
 
         tau^2 = 1/b sum_{k < k*} w_k d_k^2,   k* the first of those sorted by distance (own first, at 0) with
                                               w_1 + ... + w_k* >= total - b
@@ -117,10 +117,10 @@ class ClipHe(Tolerant):
 
 @dataclass
 class CSPlus(Tolerant):
-    """CS+: all beyond the nearest of total weight 1 - 2b are clipped to the distance of the last of these.
+    """CS+: messages beyond the nearest of total weight 1 - 2b are clipped to the largest distance among these.
 
         k* the first of those sorted by distance (own first, at 0) with w_1 + ... + w_k* >= total - 2b
-        tau = d_k* where they are equal, else the distance before it (0 if there is none)
+        tau = d_k* if they are equal, else the distance before it (0 if there is none)
 
     Gaucher, Dieuleveut and Hendrikx, ICML 2025 (arXiv:2410.10418).
     """
@@ -138,9 +138,9 @@ class CSPlus(Tolerant):
 
 @dataclass
 class NearestNeighbors(Tolerant):
-    """NNA: the weight b is taken from the farthest, going inwards, and given to the worker itself.
+    """NNA: weight b is moved from the farthest neighbors, going inward, to the worker itself.
 
-    The neighbor at the margin keeps what is left of its weight. Gaucher, Dieuleveut and Hendrikx (arXiv:2410.10418),
+    The neighbor at the margin keeps the rest of its weight. Gaucher, Dieuleveut and Hendrikx (arXiv:2410.10418),
     after Farhadkhani et al. (arXiv:2302.01772). Departure: the released code keeps the other part of the weight at the
     margin, so that with equal weights one neighbor too many is dropped.
     """
@@ -157,7 +157,7 @@ class NearestNeighbors(Tolerant):
 
 @dataclass
 class Trimmed(Robust):
-    """Coordinate-wise trimmed mean: own and heard without the f largest and the f smallest; W gives the graph only.
+    """Coordinate-wise trimmed mean of own and received models, without the f largest and f smallest; W is only a graph.
 
     tolerate  f; a worker with fewer than 2 f messages takes the median
 
@@ -170,7 +170,7 @@ class Trimmed(Robust):
     def mixed(self, messages: Tensor, weights: np.ndarray, own: int) -> Tensor:
         """See `Robust`."""
         f, rows = min(self.tolerate, (len(messages) - 1) // 2), list(messages)
-        for k in range(f):  # bubbles: on few rows much faster than sorting all coordinates
+        for k in range(f):  # bubble sort: on few rows much faster than sorting all coordinates
             up, down = range(k, len(rows) - 1 - k), reversed(range(k, len(rows) - 2 - k))
             for j in (*up, *down):
                 rows[j], rows[j + 1] = torch.minimum(rows[j], rows[j + 1]), torch.maximum(rows[j], rows[j + 1])
@@ -178,18 +178,18 @@ class Trimmed(Robust):
 
 
 class Adversaries(NamedTuple):
-    """Who sends what instead of its model, and how receivers mix what they hear."""
+    """The attackers' messages and the receivers' robust mixing."""
 
     rule: Robust
     attack: Attack
     attackers: frozenset[int]
-    """Those that send something else."""
+    """The workers that send other messages than their models."""
     seed: int
 
     def combine(self, round: int, x: Tensor, others: dict[int, Tensor], W: MixingMatrix, first: int) -> None:
-        """Mix the rows x [k, P] of workers first, first + 1, ... in place, with the rows of others that they hear.
+        """Mix the rows x [k, P] of workers first, first + 1, ... in place with the received rows of others.
 
-        Messages are made where they are received: all that an attack depends on is there.
+        The receiver computes an attacker's message, since it has everything that the attack depends on.
         """
         rows = others | {first + place: row for place, row in enumerate(x)}
         mixed = []

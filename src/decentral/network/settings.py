@@ -9,12 +9,12 @@ from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
 
 SMALL_BYTES = 64
-"""Of the small message of a probe."""
+"""Size of a probe's small message."""
 _MOST_PROBED = 1_000_000_000
 
 
 class Carrier(Enum):
-    """What carries rows between processes: shared memory among those of one host, or torch.distributed."""
+    """The transport between processes: shared memory on one host, or torch.distributed."""
 
     auto = "auto"
     shared_memory = "shared_memory"
@@ -22,7 +22,7 @@ class Carrier(Enum):
 
 
 class CollectiveChoice(Enum):
-    """How processes carry out an all-reduce."""
+    """The all-reduce algorithm between processes."""
 
     library = "library"
     auto = "auto"
@@ -35,7 +35,7 @@ class CollectiveChoice(Enum):
 
 @dataclass
 class NetworkSettings(Settings, where="network"):
-    """Faults to inject, and the patience of the processes with each other.
+    """Faults to inject, timeouts, and communication between processes.
 
     drop_probability    each directed message of each round and tree is lost with this probability, seeded by the run's
                         seed
@@ -68,18 +68,18 @@ class NetworkSettings(Settings, where="network"):
 
     @property
     def limited(self) -> str:
-        """What is slower than it could be, as key=value; '' for nothing."""
+        """Return the artificial limits as key=value; '' for none."""
         if self.bandwidth_gbps is not None:
             return f"network.bandwidth_gbps={self.bandwidth_gbps:g}"
         return f"network.latency_ms={self.latency_ms:g}" if self.latency_ms else ""
 
     @property
     def seconds_per_byte(self) -> float:
-        """At the limited bandwidth."""
+        """Return the seconds per byte at the limited bandwidth."""
         return 0.0 if self.bandwidth_gbps is None else 8e-9 / self.bandwidth_gbps
 
     def check_several(self, processes: int) -> None:
-        """Raises ConfigError if messages are limited and there is one process, so that there are none."""
+        """Raise ConfigError if messages are limited but a single process sends none."""
         if self.limited and processes == 1:
             raise ConfigError(
                 f"{self.limited} needs messages between processes, and a single process has none: use several, such "

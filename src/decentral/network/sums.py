@@ -1,7 +1,7 @@
-"""Sums of rows on a GPU, where each number is read and written once: a kernel of Triton.
+"""A Triton kernel that sums rows on a GPU, reading and writing each number once.
 
-With some calls of torch for each worker or edge, mixing over a ring takes ten passes over memory instead of two, and
-relaying over double trees hundreds of calls.
+With several torch calls per worker or edge, mixing over a ring takes ten passes over memory instead of two, and
+relaying over double trees takes hundreds of calls.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ except ImportError:  # torch without CUDA, or not on Linux
     triton = None
 
 _MOST_ROWS, _MOST_TERMS = 128, 16
-_TILE = 8192  # numbers that a program of the kernel holds
+_TILE = 8192  # numbers per kernel program
 
 
 def suit(*each: Tensor) -> bool:
-    """Whether these rows [k, P] can be summed by the kernel."""
+    """Return whether the kernel can sum these rows [k, P]."""
     return triton is not None and all(
         kernels.on_gpu(x) and x.dim() == 2 and x.dtype in (torch.float32, torch.float64) for x in each
     )
 
 
 class Terms(NamedTuple):
-    """Which rows are summed: for each of R sums, places [R, D] (-1: none) and weights [R, D]."""
+    """The rows to sum: for each of R sums, indices [R, D] (-1: none) and weights [R, D]."""
 
     rows: Tensor
     weights: Tensor
 
     @classmethod
     def of(cls, terms: Sequence[Sequence[tuple[int, float]]], like: Tensor) -> Terms:
-        """From (place, weight) of the terms of each sum."""
+        """Create them from (index, weight) of the terms of each sum."""
         width = max(1, *map(len, terms))
         rows, weights = np.full((len(terms), width), -1, dtype=np.int32), np.zeros((len(terms), width))
         for r, some in enumerate(terms):
@@ -50,13 +50,13 @@ class Terms(NamedTuple):
 
 
 Plan = tuple[Sequence[int], list[Sequence[Sequence[tuple[int, float]]]]]
-"""Which rows are written; and for each of one or two groups of rows, which of them each sum takes with what weight."""
+"""The rows to write; and for one or two groups of rows, the rows and weights of each sum."""
 
 
 def written(memo: dict[Any, Any], key: object, plan: Callable[[], Plan], out: Tensor, *groups: Tensor) -> bool:
-    """Whether the kernel has written the sums of rows of `groups`, which may be those of `out`, to rows of `out`.
+    """Write the sums of rows of `groups`, which may be those of `out`, to rows of `out`; return whether it could.
 
-    Else nothing has changed. `memo` keeps the plan.
+    Otherwise nothing changes. `memo` caches the plan.
     """
     if not suit(out, *groups):
         return False
@@ -108,7 +108,7 @@ if triton is not None:
             total += weight[:, None] * tl.load(
                 b + row[:, None] * b_row + column[None, :] * b_column, mask=there, other=0.0
             )
-        tl.debug_barrier()  # all is read before anything is written, in these columns
+        tl.debug_barrier()  # read all before any write, in these columns
         place = tl.load(places + r, mask=r < R, other=0).to(tl.int64)
         inside = (r < R)[:, None] & (column < P)[None, :]
         tl.store(out + place[:, None] * to_row + column[None, :] * to_column, total, mask=inside)

@@ -1,4 +1,4 @@
-"""What a network's verbs cost, observed: bytes and messages of all workers, and the time that they take."""
+"""The communication cost of a network: bytes and messages of all workers, and their time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from decentral.topology.rounds import RelayEdges
 
 WEIGHT_BYTES = 8
-"""Of a push-sum weight, in the message with the row that it belongs to."""
+"""Size of a push-sum weight, sent with its row."""
 
 Wait = Callable[[], object]
 
 
 class Traffic:
-    """Hears of everything that the verbs of a network send.
+    """Records everything that the network's operations send.
 
     bytes_begun, messages_begun   what all n workers together have begun to send, whatever the number of processes: a
                message for each edge
@@ -36,43 +36,43 @@ class Traffic:
         self.n = num_workers
         self.bytes_begun = self.messages_begun = 0
         self.scale = 1.0
-        """How many times as large what is exchanged is in truth: the verbs of a network tell of so many bytes."""
+        """Factor by which true messages are larger than the exchanged ones."""
         self.stands_for: dict[int, int] = {}
-        """Length of rows that only stand in for others -> length of these. What is a single number in a payload of
-        such rows does not grow with the row."""
+        """Length of placeholder rows -> true length. Single numbers in a payload of such rows do not scale with the
+        row."""
         self.overlaps = False
-        """Whether collectives are of gradients, and travel while these are computed."""
+        """Whether collectives carry gradients and overlap their computation."""
         self.clock: Clock | None = None
         self.measured: Prices | None = None
         self.carried: dict[str, list[float]] = {}
 
     @property
     def bytes_sent(self) -> int:
-        """What has been sent: in simulated time without what is on its way out of a port."""
+        """The bytes sent so far: in simulated time without those still leaving a port."""
         return self.bytes_begun - (0 if self.clock is None else self.clock.not_left()[0])
 
     @property
     def messages_sent(self) -> int:
-        """The same in messages."""
+        """The number of messages sent so far, likewise."""
         return self.messages_begun - (0 if self.clock is None else self.clock.not_left()[1])
 
     @property
     def prices(self) -> Prices | None:
-        """What is known of the time that collectives take: as measured, or else as simulated; None: nothing."""
+        """The costs of collectives as measured, else as simulated; None if unknown."""
         return self.clock if self.measured is None else self.measured
 
     def count(self, num_messages: int, bytes_each: float, extra: int = 0) -> None:
-        """Count messages of bytes_each bytes of rows, and `extra` bytes each."""
+        """Count messages of bytes_each bytes of rows plus `extra` bytes each."""
         self.messages_begun += num_messages
         self.bytes_begun += num_messages * (round(bytes_each) + extra)
 
     def count_pieces(self, num_messages: Sequence[int], num_bytes: Sequence[float], extra: int = 0) -> None:
-        """Count the messages of each piece h: num_messages[h] of num_bytes[h] bytes, and `extra` bytes each."""
+        """Count the messages of each piece h: num_messages[h] of num_bytes[h] plus `extra` bytes each."""
         for messages, each in zip(num_messages, num_bytes, strict=True):
             self.count(messages, each, extra)
 
     def count_senders(self, num_messages: np.ndarray, num_bytes: np.ndarray) -> None:
-        """Each worker sends so many messages, of so many bytes each: int64 [n]."""
+        """Count the messages of each worker, and the bytes of each message: int64 [n]."""
         self.messages_begun += int(num_messages.sum())
         self.bytes_begun += round(num_messages @ num_bytes)
 
@@ -83,13 +83,13 @@ class Traffic:
         extra: int = 0,
         later: bool = False,
     ) -> Wait:
-        """These messages leave now in simulated time, see `Clock.begin`; they have been counted. What is returned, when
-        called, waits for them. With `later`, `arrive` does so in another step."""
+        """Begin to send these already counted messages in simulated time, see `Clock.begin`. Return a function that
+        waits for them. With `later`, `arrive` waits for them in another step."""
         return self._waiting(None if self.clock is None else self.clock.begin(over, num_bytes, extra), later)
 
     def begin_collective(self, name: str, num_bytes: float, later: bool = False) -> Wait:
-        """The same for an all_reduce, allgather or broadcast. An all_reduce is counted here: in simulated time as the
-        collective that carries it out, else as a ring of all workers."""
+        """Begin an all_reduce, allgather or broadcast likewise. An all_reduce is counted here: in simulated time as its
+        actual algorithm, else as a ring of all workers."""
         underway: Underway | None = None
         messages, rows = 2 * (self.n - 1) * self.n, 2.0 * (self.n - 1)
         if self.clock is not None:
@@ -100,13 +100,13 @@ class Traffic:
         return self._waiting(underway, later)
 
     def arrive(self) -> None:
-        """In simulated time, wait for what has begun first of all that is waited for later."""
+        """Wait, in simulated time, for the oldest messages begun with `later`."""
         if self.clock is not None and self.clock.underway:
             self.clock.wait(self.clock.underway.pop(0))
 
     @contextmanager
     def collective(self, name: str, num_bytes: float) -> Iterator[None]:
-        """A collective is carried out, which takes its time."""
+        """Spend the time of a collective."""
         self.begin_collective(name, num_bytes)()
         if self.clock is not None or self.measured is None:
             yield

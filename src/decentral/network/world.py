@@ -1,4 +1,4 @@
-"""Where a run happens: this process among the others, and its device."""
+"""The process group of a run, this process's rank in it, and its device."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class World:
-    """Process `rank` of `size`, with one device. With size > 1, or under torchrun, the process group is initialised."""
+    """Process `rank` of `size`, with one device. With size > 1, or under torchrun, the process group is initialized."""
 
     rank: int
     size: int
     device: torch.device
     distributed: bool = False
     calls: Calls | None = None
-    """Where the ranks of a script on one host say what they are about to do."""
+    """The announced calls of a script's ranks on one host."""
 
     @property
     def leader(self) -> bool:
-        """Whether this is the process that writes the results and speaks."""
+        """Whether this is the process that writes the results and prints."""
         return self.rank == 0
 
     @property
     def blind(self) -> bool:
-        """Whether there are other ranks, and no way to see what they are about to do without a message."""
+        """Whether there are other ranks whose next calls are visible only by message."""
         return self.size > 1 and self.calls is None
 
     def announce(self, text: str, kind: str | None = None) -> None:
-        """Say what this rank is about to do with all the others, who do the same, or the same kind of thing if given.
+        """Announce the next collective call of this rank; others must make the same, or one of the same kind if given.
 
-        Raises ConfigError if one is at something else.
+        Raises ConfigError if another rank makes a different call.
         """
         if self.calls is not None:
             self.calls.announce(text, kind)
 
     def agree(self, value: int) -> int:
-        """The leader's value, on every process."""
+        """Return the leader's value on every process."""
         if not self.distributed:
             return value
         shared = torch.tensor([value], dtype=torch.int64, device=self.device)
@@ -50,11 +50,11 @@ class World:
         return int(shared.item())
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag, whether some process has set it: the same answer everywhere."""
+        """Return, for each flag, whether any process has set it; the same on all processes."""
         return tuple(bool(flag) for flag in self.largest(*flags))
 
     def largest(self, *values: int) -> tuple[int, ...]:
-        """For each value, the largest that some process has: the same answer everywhere."""
+        """Return, for each value, the maximum over processes; the same on all processes."""
         if not self.distributed:
             return values
         shared = torch.tensor(values, dtype=torch.int32, device=self.device)
@@ -62,7 +62,7 @@ class World:
         return tuple(shared.tolist())
 
     def collect(self, content: bytes) -> list[bytes]:
-        """What each process gives, which has the same length on all of them, by rank."""
+        """Gather the contents of all processes, which have equal lengths, by rank."""
         if not self.distributed:
             return [content]
         ours = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.device)
@@ -71,7 +71,7 @@ class World:
         return [part.cpu().numpy().tobytes() for part in shared]
 
     def collect_any(self, content: bytes) -> list[bytes]:
-        """The same for any lengths. Nothing is unpickled: what comes over a network may come from anybody."""
+        """Gather contents of any lengths. Nothing is unpickled: network data is untrusted."""
         (longest,) = self.largest(len(content))
         packed = self.collect(len(content).to_bytes(8, "big") + content.ljust(longest, b"\0"))
         return [each[8 : 8 + int.from_bytes(each[:8], "big")] for each in packed]

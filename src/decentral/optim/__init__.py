@@ -1,1 +1,1 @@
-"""Local optimizers on rows, u = Opt(g), never communicated: one file for each; `rows` has the sums they are made of."""
+"""Local optimizers on rows, u = Opt(g), without communication: one file for each; `rows` has in-place arithmetic."""

@@ -44,12 +44,12 @@ class Adam(Optimizer):
     counts_rows: ClassVar[bool] = True
 
     def init(self, x: Tensor) -> Buffers:
-        """Both moments, (m, v) = (0, 0), [k, P] each."""
+        """Return both moments, (m, v) = (0, 0), [k, P] each."""
         return x.new_zeros(x.shape), x.new_zeros(x.shape)
 
     def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
-        """d = m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon) / (1 - beta1^k) [k, P], k = t + 1, in the memory of g;
-        quasi-hyperbolic as the class says."""
+        """Return d = m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon) / (1 - beta1^k) [k, P], k = t + 1, in the memory of g;
+        see the class for the quasi-hyperbolic form."""
         m, v = buffers
         of_m = by_taken(t, lambda t: 1 - self.beta1 ** (t + 1), g)
         of_v = by_taken(t, lambda t: sqrt(1 - self.beta2 ** (t + 1)), g)
@@ -66,7 +66,7 @@ class Adam(Optimizer):
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov & Hutter, ICLR 2019, arXiv:1711.05101).
 
-        u = -lr (d + weight_decay x),   d as Adam has it, without weight decay
+        u = -lr (d + weight_decay x),   d as in Adam, without weight decay
 
     The same as `torch.optim.AdamW`; clipped (clip_norm, null for none) as by `torch.nn.utils.clip_grad_norm_`.
     """
@@ -75,17 +75,17 @@ class AdamW(Adam):
     weight_decay: float = setting(0.01, at_least=0)
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """The gradient, clipped, in the memory of g."""
+        """Return the clipped gradient, in the memory of g."""
         return g if self.clip_norm is None else clip(g, self.clip_norm)
 
     def decayed(self, d: Tensor, x: Tensor) -> Tensor:
-        """d + weight_decay x [k, P], in the memory of d."""
+        """Return d + weight_decay x [k, P], in the memory of d."""
         return add(d, x, alpha=self.weight_decay) if self.weight_decay else d
 
 
 @dataclass
 class ADOPT(AdamW):
-    """ADOPT: Adam whose gradient is normalised by the moment before it (Taniguchi et al., NeurIPS 2024).
+    """ADOPT: Adam that normalizes the gradient by the previous second moment (Taniguchi et al., NeurIPS 2024).
 
         z  = clip(g / max(sqrt(v), epsilon), -c, c),   c = t^(1/4);   m <- beta1 m + (1 - beta1) z
         u  = -lr (m + weight_decay x);   then v <- beta2 v + (1 - beta2) g^2
@@ -105,7 +105,7 @@ class ADOPT(AdamW):
             raise ConfigError("optim.epsilon_hat=true needs a bias correction, and optim=adopt has none: leave it out.")
 
     def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
-        """d = m, or s z + (1 - s) m [k, P], in the memory of g."""
+        """Return d = m, or s z + (1 - s) m [k, P], in the memory of g."""
         m, v = buffers
         if t == 0:
             v.addcmul_(g, g)

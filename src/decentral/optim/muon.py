@@ -1,4 +1,4 @@
-"""Muon: momentum of matrices, made nearly orthogonal."""
+"""Muon: nearly orthogonalized momentum of matrices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Polynomial(Enum):
-    """Which polynomials a s + b s^3 + c s^5 are applied to the singular values, one after the other."""
+    """The sequence of polynomials a s + b s^3 + c s^5 applied to the singular values."""
 
     quintic = "quintic"
     triples = "triples"
@@ -29,7 +29,7 @@ class Polynomial(Enum):
 
 
 class Scale(Enum):
-    """By what an orthogonal direction of a matrix [r, c] is multiplied."""
+    """The scale of an orthogonal direction of a matrix [r, c]."""
 
     original = "original"
     match_rms_adamw = "match_rms_adamw"
@@ -38,7 +38,7 @@ class Scale(Enum):
 
 
 class Compute(Enum):
-    """The type in which directions are made orthogonal."""
+    """The type in which directions are orthogonalized."""
 
     own = "own"
     bf16 = "bf16"
@@ -70,15 +70,15 @@ _SCALES: dict[Scale, Callable[[int, int], float]] = {
 
 
 def hidden_matrices(layout: RowLayout, named: list[str], last: bool) -> list[bool]:
-    """Which parameters are hidden matrices: those with two dimensions or more whose names contain none of `named`, but
-    for the last one of all with `last`, the head."""
+    """Return which parameters are hidden matrices: those with two or more dimensions whose names contain none of
+    `named`; with `last`, the last matrix, the head, is not one."""
     numbers = [i for i, shape in enumerate(layout.shapes) if len(shape) > 1]
     hidden = {i for i in numbers[: len(numbers) - last] if not any(part in layout.names[i] for part in named)}
     return [i in hidden for i in range(len(layout.shapes))]
 
 
 class _Places:
-    """Where matrices of each shape [r, c] lie in a row, and all other parameters; no settings."""
+    """Positions of the matrices of each shape [r, c] and of all other parameters in a row; no settings."""
 
     _groups: dict[tuple[int, int], list[slice]]
     _others: list[slice]
@@ -92,9 +92,9 @@ class Muon(_Places, AdamW):
         u  = -lr (s O(d) + weight_decay x)                          for a matrix [r, c]
         O(d):  X = d / |d|_F;   five times  A = X X^T,  X <- a X + (b A + c A^2) X
 
-    so that O applies five polynomials a s + b s^3 + c s^5 to the singular values of d, which take them near 1. A
+    so O applies five polynomials a s + b s^3 + c s^5 to the singular values of d, which move them close to 1. A
     convolution [o, i, h, w] is the matrix [o, i h w]. Vectors, matrices whose names contain one of `adamw`, and the
-    last matrix (the head) take `u = -adamw_scale lr (d_adamw + weight_decay x)`. Nothing is communicated. O is not
+    last matrix (the head) use `u = -adamw_scale lr (d_adamw + weight_decay x)`. There is no communication. O is not
     linear: methods that average updates instead of gradients or models are not exact with it.
 
     momentum       momentum mu
@@ -129,7 +129,7 @@ class Muon(_Places, AdamW):
     num_buffers: ClassVar[int | None] = None  # rows of parts of a model
 
     def rule(self, lr: Callable[[int], float], layout: RowLayout) -> LocalRule:
-        """For rows of this layout: equal matrices are a group, whose momentum lies side by side."""
+        """Return the rule for rows of this layout: matrices of equal shape form a group with contiguous momentum."""
         bound = copy.copy(self)
         shapes = [(shape[0], prod(shape[1:])) if len(shape) > 1 else None for shape in layout.shapes]
         hidden = hidden_matrices(layout, self.adamw, self.adamw_last)
@@ -146,12 +146,12 @@ class Muon(_Places, AdamW):
         return LocalRule(bound, lr)
 
     def init(self, x: Tensor) -> Buffers:
-        """The momentum of matrices, and both moments of AdamW's parameters: 0."""
+        """Return the momentum of matrices and both moments of AdamW's parameters, all 0."""
         matrices = sum(r * c * len(places) for (r, c), places in self._groups.items())
         return x.new_zeros(len(x), matrices), *super().init(x.new_empty(len(x), x.shape[1] - matrices))
 
     def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
-        """d [k, P], in the memory of g: s O(d) of matrices, and AdamW's of the others."""
+        """Return d [k, P], in the memory of g: s O(d) for matrices, and AdamW's for the others."""
         import torch
 
         m, *moments = buffers
@@ -173,7 +173,7 @@ class Muon(_Places, AdamW):
         return g, buffers
 
     def decayed(self, d: Tensor, x: Tensor) -> Tensor:
-        """d + weight_decay x [k, P], in the memory of d; of AdamW's parameters as their rates are."""
+        """Return d + weight_decay x [k, P], in the memory of d; for AdamW's parameters scaled by their rates."""
         if not self.weight_decay:
             return d
         for place in self._others:
@@ -181,7 +181,7 @@ class Muon(_Places, AdamW):
         return add(d, x, alpha=self.weight_decay)
 
     def orthogonal(self, d: Tensor) -> Tensor:
-        """O of each matrix of d [..., r, c]; 0 for 0."""
+        """Return O of each matrix of d [..., r, c]; 0 for 0."""
         import torch
 
         X = (d.to(torch.bfloat16) if self.compute is Compute.bf16 else d).reshape(-1, *d.shape[-2:])

@@ -1,4 +1,4 @@
-"""Local optimizers, u = Opt(g): the contract of one, and what an algorithm asks of one with its learning rate."""
+"""Local optimizers, u = Opt(g): their interface, and the view of an algorithm, with the learning rate."""
 
 from __future__ import annotations
 
@@ -19,82 +19,81 @@ if TYPE_CHECKING:
 
 Buffers = tuple["Tensor", ...]
 Taken = int | list[int]
-"""How many steps were taken before this one: by all workers, or by each of them."""
+"""Number of steps before this one: of all workers, or of each of them."""
 
 
 class Optimizer(Settings, ABC, where="optim"):
     """A local optimizer on rows: from the gradients g to the directions d of the updates u = -lr d, without the rate.
 
-    Everything is elementwise, so that the k workers of a process are updated at once: all tensors are [k, P]. Nothing
-    is communicated. Weight decay is L2: g <- g + weight_decay x before anything else, on every parameter, biases
-    included (the RelaySGD authors exempt batch-norm weights; their VGG-11 has none).
+    Everything is elementwise, so that the k workers of a process are updated at once: all tensors are [k, P]. There is
+    no communication. Weight decay is L2: g <- g + weight_decay x before anything else, on every parameter, including
+    biases (the RelaySGD authors exempt batch-norm weights; their VGG-11 has none).
 
     clip_norm   maximum norm of each worker's gradient, over all parameters (of the mean where gradients are averaged)
     """
 
     weight_decay: float
     clip_norm: float | None = None
-    """c: gradients g of workers with ||g|| > c are made that long, g <- g c / (||g|| + 1e-6), each worker's by itself;
-    as `torch.nn.utils.clip_grad_norm_`. Before weight decay. What algorithms hand to the local optimizer is what is
-    clipped: a worker's own gradient, or the mean of all with an algorithm that averages gradients."""
+    """c: each worker's gradient with ||g|| > c is scaled, g <- g c / (||g|| + 1e-6), as in
+    `torch.nn.utils.clip_grad_norm_`. Before weight decay. It clips the gradient that the algorithm passes: a worker's
+    own, or the mean of all in an algorithm that averages gradients."""
 
     num_buffers: ClassVar[int | None] = None
-    """How many rows [k, P] `init` gives, at most, whose mean over workers means something; None: not known."""
+    """The maximum number of rows [k, P] of `init` with a meaningful mean over workers; None: unknown."""
 
     counts_rows: ClassVar[bool] = False
-    """Whether `direction` takes a number of steps for each row; if not, it is called with rows that have the same."""
+    """Whether `direction` takes a step count per row; if not, it is called for rows with equal counts."""
 
     def rule(self, lr: Callable[[int], float], layout: RowLayout) -> LocalOptimizer:
-        """What an algorithm asks: this optimizer with the learning rate lr(t), for rows of this layout.
+        """Return the algorithm's view: this optimizer with the learning rate lr(t), for rows of this layout.
 
-        One that looks at the names and shapes of parameters keeps the layout here; see `optim/muon.py`.
+        Optimizers that use names and shapes of parameters keep the layout here; see `optim/muon.py`.
         """
         return LocalRule(self, lr)
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """The gradient, clipped and with weight decay, c(g) + weight_decay x [k, P], in the memory of g."""
+        """Return the gradient, clipped and with weight decay, c(g) + weight_decay x [k, P], in the memory of g."""
         if self.clip_norm is not None:
             g = clip(g, self.clip_norm)
         return add(g, x, alpha=self.weight_decay) if self.weight_decay else g
 
     def decayed(self, d: Tensor, x: Tensor) -> Tensor:
-        """The direction d at x [k, P] with weight decay that is not part of the gradient, in the memory of d; here
-        there is none."""
+        """Return the direction d at x [k, P] with decoupled weight decay, in the memory of d; none by default."""
         return d
 
     @abstractmethod
     def init(self, x: Tensor) -> Buffers:
-        """What the optimizer remembers between steps, for models x [k, P]: rows [k, P], as they are before step 0."""
+        """Return the optimizer's buffers before step 0, for models x [k, P]: rows [k, P]."""
 
     @abstractmethod
     def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
-        """The direction d [k, P] of step t = 0, 1, ... for the regularised gradient g [k, P], and the new buffers.
+        """Return the direction d [k, P] of step t = 0, 1, ... for the regularized gradient g [k, P], and new buffers.
 
-        Workers that were absent at times have taken fewer steps than others; then t has a number for each of them, if
+        Workers that were absent have taken fewer steps than others; then t has a number for each of them, if
         `counts_rows`.
-        d lies in the memory of g or is one of the buffers: the caller may read it, and overwrite g.
+        d is in the memory of g or is one of the buffers: the caller may read it, and overwrite g.
         """
 
 
 class LocalOptimizer(Protocol):
-    """What an algorithm asks of the local optimizer, the papers' u_i = Opt(g_i, gamma_t): for rows [k, P].
+    """The algorithm's view of the local optimizer, the papers' u_i = Opt(g_i, gamma_t), for rows [k, P].
 
-    One of three things: the update u (calling it), the model after it, x + u (`adapt`), or the direction d of the
-    update -gamma_t d (`direction`, of a `regularised` gradient), where the algorithm has a momentum of its own.
-    `LocalRule` is that for the optimizers of this package; a script's torch optimizer is another one
+    It returns the update u (by a call), the model after it, x + u (`adapt`), or the direction d of the update
+    -gamma_t d (`direction`, of a `regularised` gradient), for algorithms with their own momentum. `LocalRule`
+    implements it for the optimizers of this package; a script's torch optimizer is another implementation
     (`decentral.wrap`).
     """
 
     def lr(self, t: int) -> float:
-        """The learning rate gamma_t of step t; or a row of rates [1, P], one for each coordinate."""
+        """Return the learning rate gamma_t of step t; or a row of rates [1, P], one per coordinate."""
 
     def init(self, x: Tensor) -> Buffers:
-        """What the optimizer remembers between steps, for models x [k, P]: `opt` in the state of an algorithm."""
+        """Return the optimizer's buffers for models x [k, P]: `opt` in the state of an algorithm."""
 
     def __call__(
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """The update u^t = Opt(g, gamma_t) [k, P] in the memory of g, and the new buffers; x stays as it is.
+        """Return the update u^t = Opt(g, gamma_t) [k, P] in the memory of g, and the new buffers; x is unchanged.
 
         g [k, P] is the gradient at x [k, P], without weight decay; `lr` is used instead of gamma_t.
         """
@@ -102,34 +101,34 @@ class LocalOptimizer(Protocol):
     def adapt(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """x^{t+1/2} = x + u^t [k, P] in the memory of x, or of `out` (then x stays as it is), and the new buffers.
+        """Return x^{t+1/2} = x + u^t [k, P] in the memory of x or of `out` (then x is unchanged), and the new buffers.
 
         g [k, P] is the gradient at x [k, P], without weight decay, and is overwritten: `out` may be g. `lr` is used
         instead of gamma_t.
         """
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """The gradient g [k, P] at x [k, P] with weight decay, g + weight_decay x, in the memory of g."""
+        """Return the gradient g [k, P] at x [k, P] with weight decay, g + weight_decay x, in the memory of g."""
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The direction d [k, P] of the update -gamma_t d for a regularised gradient g [k, P] at x [k, P], and the new
-        buffers.
+        """Return the direction d [k, P] of the update -gamma_t d for a regularized gradient g [k, P] at x [k, P], and
+        the new buffers.
 
-        d lies in the memory of g or of a buffer: it may be read, and g overwritten. x stays as it is.
+        d is in the memory of g or of a buffer: it may be read, and g overwritten. x is unchanged.
         """
 
 
 class LocalRule(NamedTuple):
-    """A `LocalOptimizer` made of an optimizer of this package and a learning rate."""
+    """A `LocalOptimizer` from an optimizer of this package and a learning rate."""
 
     optimizer: Optimizer
     lr: Callable[[int], float]
     """step t -> gamma_t; or rates [1, P], one for each coordinate, or [k, 1], one for each worker"""
     taken: Callable[[int], Taken] = int
-    """step t -> how many steps the buffers have seen before it"""
+    """step t -> number of earlier steps that the buffers have seen"""
 
     def init(self, x: Tensor) -> Buffers:
-        """The optimizer's buffers, rows [k, P] as they are before step 0."""
+        """Return the optimizer's buffers before step 0, rows [k, P]."""
         return self.optimizer.init(x)
 
     def __call__(
@@ -151,7 +150,7 @@ class LocalRule(NamedTuple):
         return self.optimizer.regularised(g, x)
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The optimizer's direction d [k, P] for a regularised gradient at x, in the memory of g or of a buffer."""
+        """The optimizer's direction d [k, P] for a regularized gradient at x, in the memory of g or of a buffer."""
         taken = self.taken(t)
         if isinstance(taken, int) or self.optimizer.counts_rows:
             d, buffers = self.optimizer.direction(g, buffers, taken)
@@ -164,14 +163,14 @@ class LocalRule(NamedTuple):
 
 
 class UnevenRule(NamedTuple):
-    """A `LocalOptimizer` whose workers take different numbers of steps: the update of a worker that idles is 0.
+    """A `LocalOptimizer` whose workers take different numbers of steps: the update of an idle worker is 0.
 
-    A worker's optimizer counts the steps that the worker has taken; its rate is that of the run's step.
+    A worker's optimizer counts its own steps; its rate follows the run's step.
     """
 
     rule: LocalOptimizer
     local_steps: LocalSteps
-    """Of the k local workers."""
+    """The local steps of the k local workers."""
 
     def lr(self, t: int) -> float:
         """See `LocalOptimizer`."""
@@ -203,11 +202,11 @@ class UnevenRule(NamedTuple):
         return self.rule.regularised(g, x)
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """Raises NotImplementedError: methods that ask for directions are refused (`Algorithm.only_local_between`)."""
+        """Raise NotImplementedError: methods that use directions are refused (`Algorithm.only_local_between`)."""
         raise NotImplementedError
 
     def _groups(self, t: int, lr: float | Tensor | None) -> Iterator[tuple[list[int], int, Any]]:
-        """The rows of active workers that have taken equally many steps, that number, and their rates."""
+        """Yield groups of active workers with equal step counts: their rows, the count, and their rates."""
         active, taken = self.local_steps.active(t), self.local_steps.taken(t)
         rate = self.rule.lr(t) if lr is None else lr
         for number in sorted(set(taken[active].tolist())):
@@ -221,10 +220,10 @@ def _put(rows: list[int], into: Sequence[Tensor], values: Sequence[Tensor]) -> N
 
 
 def by_taken(t: Taken, value: Callable[[int], float], like: Tensor) -> Any:
-    """A number that depends on the steps that were taken before: one for all rows, or those of rows, [k, 1]."""
+    """Return a number that depends on the earlier steps: one for all rows, or one per row, [k, 1]."""
     return value(t) if isinstance(t, int) else like.new_tensor([[value(each)] for each in t])
 
 
 def is_zero(lr: float | Tensor) -> bool:
-    """Whether a learning rate is 0, or each of a row of them: as in the first step of a warm-up."""
+    """Return whether a learning rate, or every rate of a row, is 0, as in the first step of a warm-up."""
     return not (lr if isinstance(lr, float | int) else lr.any())

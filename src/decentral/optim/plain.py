@@ -1,4 +1,4 @@
-"""Optimizers of torch, or of a module of one's own, by their dotted names: optim=torch.optim:RAdam."""
+"""Optimizers of torch or of a user's module, by their dotted names: optim=torch.optim:RAdam."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
 
 
 _TRIED = 12
-"""How many steps are tried before a run begins."""
+"""Number of test steps before a run."""
 _KEPT = (
     "keep it in state[parameter], as a tensor or a number, or as a number of the group, or use another optimizer, such "
     "as torch.optim:RAdam."
 )
 _SOME_RATE = 0.1
-"""What an optimizer is made with where its rate is 0 yet."""
+"""Initial learning rate of an optimizer whose current rate is 0."""
 
 
 @dataclass
 class PlainOptimizer(Plain, Settings, where="optim"):
-    """A torch optimizer; its parameters are the settings, less the learning rate, which is `lr`.
+    """A torch optimizer; its parameters are the settings, except the learning rate, which is `lr`.
 
-    Each worker has one, with a state by itself, as if it trained alone: u_i = Opt_i(g_i). All parameters of the model
-    are one group.
+    Each worker has one with a separate state, as if it trained alone: u_i = Opt_i(g_i). All parameters of the model are
+    one group.
 
     clip_norm   maximum norm of each worker's gradient, clipped before the optimizer's step, as by
                 `torch.nn.utils.clip_grad_norm_`
     """
 
     clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)
-    weight_decay = 0.0  # of an optimizer without this parameter
+    weight_decay = 0.0  # for optimizers without this parameter
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for settings that the optimizer refuses, or if it cannot be several workers' at once."""
+        """Raise ConfigError for settings that the optimizer refuses, or if it cannot serve several workers at once."""
         if getattr(self, "maximize", False):
             raise ConfigError("optim.maximize=true cannot be used: training minimizes; leave it out.")
         self._try()
 
     def made(self, parameters: list[nn.Parameter], lr: float) -> Any:
-        """The optimizer of a worker. Raises ConfigError where it cannot be made."""
+        """Create the optimizer of a worker. Raises ConfigError if that fails."""
         with self.explained():
             made = self.target()(parameters, **self.settings(), **taken(self.target(), {"lr": lr}))
             if "lr" not in made.param_groups[0]:
@@ -66,7 +66,7 @@ class PlainOptimizer(Plain, Settings, where="optim"):
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """What the optimizer raises becomes a ConfigError."""
+        """Convert exceptions of the optimizer to ConfigError."""
         import torch
 
         try:
@@ -81,11 +81,11 @@ class PlainOptimizer(Plain, Settings, where="optim"):
             ) from error
 
     def rule(self, lr: Callable[[int], float], layout: RowLayout) -> TorchRows:
-        """One for each worker, on rows of this layout."""
+        """Return an optimizer for each worker, on rows of this layout."""
         return TorchRows(self, lr, layout)
 
     def _try(self) -> None:
-        """Two workers whose states are rows take the steps of two that have an optimizer each."""
+        """Check that two workers with states in rows take the same steps as two with separate optimizers."""
         import torch
 
         from decentral.compression.rows import RowLayout
@@ -111,10 +111,10 @@ class PlainOptimizer(Plain, Settings, where="optim"):
 
 
 class _Slot(NamedTuple):
-    """Where the rows of a buffer hold an entry of an optimizer's state."""
+    """The position of an entry of an optimizer's state in the rows of a buffer."""
 
     owner: int | None
-    """Which parameter it is of; None: of the group."""
+    """The parameter it belongs to; None: the group."""
     key: str
     kind: type
     shape: tuple[int, ...]
@@ -123,15 +123,15 @@ class _Slot(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a number of Python, not a tensor."""
+        """Whether it is a Python number, not a tensor."""
         return issubclass(self.kind, int | float)
 
 
 class TorchRows(TorchRule):
-    """A torch optimizer for each of k workers, whose states are rows.
+    """A torch optimizer for each of k workers, with states in rows.
 
-    A torch optimizer makes its state in its first step. So do workers here, whose first steps may be different ones:
-    the first buffer counts 1 for those that have taken one.
+    A torch optimizer creates its state in its first step. So does each worker here, possibly at different steps: the
+    first buffer is 1 for workers that have taken one.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class TorchRows(TorchRule):
         self._proportional: bool | None = None
 
     def init(self, x: Tensor) -> Buffers:
-        """Rows for what the optimizer keeps once it has taken two steps. Raises ConfigError if it cannot."""
+        """Return rows for the optimizer's state after two steps. Raises ConfigError if that is impossible."""
         import torch
 
         row = x[:1].clone()
@@ -178,7 +178,7 @@ class TorchRows(TorchRule):
         return self._laid_out(x, held)
 
     def _laid_out(self, x: Tensor, held: list[tuple[int | None, str, Any]]) -> Buffers:
-        """A buffer for all that has a name and a type in common; numbers are kept beside the processor."""
+        """Return a buffer for all entries of a common name and type; numbers stay on the CPU."""
         import torch
 
         self._slots, sizes = [], {("", torch.float64, torch.device("cpu")): 1}
@@ -197,12 +197,12 @@ class TorchRows(TorchRule):
         return tuple(torch.zeros(len(x), size, dtype=kind[1], device=kind[2]) for kind, size in sizes.items())
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """The gradient, clipped, and with weight decay where that is part of the gradient; in g's memory."""
+        """Return the gradient, clipped, and with weight decay if that is part of the gradient; in g's memory."""
         g = self._clipped(g)
         return add(g, x, alpha=self._weight_decay) if self._weight_decay else g
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """See `TorchRule`. Raises ConfigError for an optimizer whose updates are not proportional to the rate."""
+        """See `TorchRule`. Raises ConfigError if the updates are not proportional to the rate."""
         if self._proportional is None:
             self._proportional = _is_proportional(self.optimizer)
         if not self._proportional:
@@ -215,7 +215,7 @@ class TorchRows(TorchRule):
     def step_at(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, lr: float | None, regularised: bool = False
     ) -> None:
-        """See `TorchRule`: the optimizer takes a step with each of the rows."""
+        """See `TorchRule`: the optimizer takes a step on each row."""
         rates = self._rates(self.lr(t) if lr is None else lr, len(x))
         if not regularised:
             g = self._clipped(g)
@@ -238,7 +238,7 @@ class TorchRows(TorchRule):
                 made.step()
             self._check_kept(made, parameters, *before)
             for one, place in zip(parameters, self._layout.slices, strict=True):
-                if one.data_ptr() != x[row, place].data_ptr():  # it has given the parameter other memory
+                if one.data_ptr() != x[row, place].data_ptr():  # it moved the parameter to other memory
                     x[row, place] = one.data.reshape(-1)
             if decay is not None:
                 group["weight_decay"] = decay
@@ -246,7 +246,7 @@ class TorchRows(TorchRule):
             buffers[0][row] = 1
 
     def _rates(self, lr: Any, k: int) -> list[float]:
-        """Of k workers; `lr` is a number or rates [k, 1]. Raises ConfigError for rates of coordinates."""
+        """Return k workers' rates; `lr` is a number or rates [k, 1]. Raises ConfigError for rates per coordinate."""
         if isinstance(lr, int | float):
             return [lr] * k
         if lr.shape != (k, 1):
@@ -263,7 +263,7 @@ class TorchRows(TorchRule):
         return [nn.Parameter(x.new_zeros(shape)) for shape in self._layout.shapes]
 
     def _point(self, parameters: list[nn.Parameter], x: Tensor, g: Tensor) -> None:
-        """Let the parameters be parts of a row x [P], and their gradients those of g [P]."""
+        """Make the parameters views of a row x [P], and their gradients views of g [P]."""
         for one, place, shape in zip(parameters, self._layout.slices, self._layout.shapes, strict=True):
             one.grad = None
             one.data, one.grad = x[place].view(shape), g[place].view(shape)
@@ -291,7 +291,7 @@ class TorchRows(TorchRule):
         group: dict[str, float],
         attributes: dict[str, float],
     ) -> None:
-        """Raises ConfigError for what it keeps or has changed in this step and no row holds."""
+        """Raise ConfigError for state that it keeps or changed in this step but that no row holds."""
         held = {(slot.owner, slot.key) for slot in self._slots}
         new = [key for owner, one in enumerate(parameters) for key in made.state[one] if (owner, key) not in held]
         now = _numbers(made.param_groups[0])
@@ -314,7 +314,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _is_proportional(optimizer: PlainOptimizer) -> bool:
-    """Whether an update at ten times the learning rate is ten times as large, from the same state."""
+    """Return whether ten times the learning rate gives ten times the update, from the same state."""
 
     def update(rate: float) -> Tensor:
         import torch
@@ -334,6 +334,6 @@ def _is_proportional(optimizer: PlainOptimizer) -> bool:
 
 @cache
 def plain(name: str) -> type:
-    """The optimizer for `module:Name`. Raises ConfigError if there is no such thing."""
+    """Return the optimizer for `module:Name`. Raises ConfigError if it does not exist."""
     first = next(iter(parameters_of(function("optim", name))), "")
     return component_from("optim", name, PlainOptimizer, (first, "lr"))

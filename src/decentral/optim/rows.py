@@ -1,10 +1,10 @@
-"""Sums and differences of rows that allocate nothing: what the formulas of optimizers and algorithms are written in.
+"""Allocation-free sums and differences of rows, for the formulas of optimizers and algorithms.
 
-One rule, as for torch's own `out=`: **the result lies in the memory of `out`, by default that of the first argument**,
-whose old values are gone. `out` may be any of the arguments. All others stay as they are. So `c = sub(x, y, out=y)` is
-c = x - y in the memory of y, and afterwards there is no y any more; always go on with what a call returns.
+One rule, as for torch's own `out=`: **the result is in the memory of `out`, by default that of the first argument**,
+whose old values are overwritten. `out` may be any of the arguments. All others are unchanged. So
+`c = sub(x, y, out=y)` is c = x - y in the memory of y, and y is no longer valid; always use the returned value.
 
-Rows are of any shape, [k, P] or [k, 2, P]; `alpha` is a number, or a row of numbers [1, P], one for each coordinate.
+Rows are of any shape, [k, P] or [k, 2, P]; `alpha` is a number, or a row of numbers [1, P], one per coordinate.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(x: Tensor, y: Tensor, alpha: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
-    """x + alpha y, in the memory of x or of `out`: 3 passes over memory."""
+    """Return x + alpha y, in the memory of x or of `out`: 3 passes over memory."""
     try:
         if out is None and type(alpha) is float:
             return x.add_(y) if alpha == 1.0 else x.add_(y, alpha=alpha)
@@ -27,7 +27,7 @@ def add(x: Tensor, y: Tensor, alpha: float | Tensor = 1.0, out: Tensor | None = 
 
 
 def sub(x: Tensor, y: Tensor, alpha: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
-    """x - alpha y, in the memory of x or of `out`: 3 passes over memory."""
+    """Return x - alpha y, in the memory of x or of `out`: 3 passes over memory."""
     try:
         if out is None and type(alpha) is float:
             return x.sub_(y) if alpha == 1.0 else x.sub_(y, alpha=alpha)
@@ -37,22 +37,22 @@ def sub(x: Tensor, y: Tensor, alpha: float | Tensor = 1.0, out: Tensor | None = 
 
 
 def scale(x: Tensor, a: float | Tensor) -> Tensor:
-    """a x, in the memory of x; `a` is a number, or a row of numbers [1, P]."""
+    """Return a x, in the memory of x; `a` is a number, or a row of numbers [1, P]."""
     return x.mul_(a)
 
 
 def divide(x: Tensor, a: float | Tensor) -> Tensor:
-    """x / a, in the memory of x; `a` is a number, or a row of numbers [1, P]."""
+    """Return x / a, in the memory of x; `a` is a number, or a row of numbers [1, P]."""
     return x.div_(a)
 
 
 def copy(x: Tensor, out: Tensor) -> Tensor:
-    """x as it is now, in the memory of `out`."""
+    """Copy x to the memory of `out`."""
     return out.copy_(x)
 
 
 def clip(x: Tensor, norm: float) -> Tensor:
-    """Each row x_i [P] of x [k, P] times min(1, norm / (||x_i|| + 1e-6)), in the memory of x: 3 passes over memory."""
+    """Scale each row x_i [P] of x [k, P] by min(1, norm / (||x_i|| + 1e-6)), in place: 3 passes over memory."""
     import torch
 
     lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -60,9 +60,9 @@ def clip(x: Tensor, norm: float) -> Tensor:
 
 
 def _infinite(alpha: float | Tensor, x: Tensor) -> float:
-    """What the type of x makes of a number that is too large for it, which torch does not take: the run diverges.
+    """Convert a number too large for the type of x, which torch rejects, to the type's infinity: the run diverges.
 
-    Called while an error is handled, which is raised again if that is not the reason for it.
+    Called while handling an error; re-raises it if it has another cause.
     """
     import torch
 

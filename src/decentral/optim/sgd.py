@@ -47,11 +47,11 @@ class SGD(Optimizer):
             raise ConfigError("optim.nesterov=true needs momentum: set optim.momentum, for example to 0.9.")
 
     def init(self, x: Tensor) -> Buffers:
-        """The momentum m = 0 [k, P], if there is any."""
+        """Return the momentum m = 0 [k, P], if there is any."""
         return (x.new_zeros(x.shape),) if self.momentum else ()
 
     def direction(self, g: Tensor, buffers: Buffers, t: Taken) -> tuple[Tensor, Buffers]:
-        """d = g, or with momentum m (or as the class says) [k, P]; in the memory of g, or m itself."""
+        """Return d = g, or with momentum m (or the class's other forms) [k, P]; in the memory of g, or m itself."""
         if not self.momentum:
             return g, buffers
         (m,) = buffers

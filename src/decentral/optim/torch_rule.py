@@ -1,4 +1,4 @@
-"""A torch optimizer as the local optimizer of an algorithm: what does not depend on where it keeps its state."""
+"""A torch optimizer as the local optimizer of an algorithm: the part independent of where it keeps its state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class TorchRule(ABC):
-    """A `LocalOptimizer` whose update u = Opt(g) is what the `step()` of a torch optimizer does to parameters at x with
-    the gradients g: the difference of before and after."""
+    """A `LocalOptimizer` whose update u = Opt(g) is the change of parameters x by a torch optimizer's `step()` with
+    gradients g."""
 
     def __init__(self) -> None:
         self._scratch = threading.local()
@@ -26,21 +26,21 @@ class TorchRule(ABC):
     def step_at(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, lr: float | None, regularised: bool = False
     ) -> None:
-        """The optimizer's step on the rows x [k, P], in place; at its own learning rate where `lr` is None.
+        """Take the optimizer's step on the rows x [k, P], in place; at its own learning rate if `lr` is None.
 
-        `regularised` gradients g [k, P] have the weight decay that is part of the gradient.
+        `regularised` gradients g [k, P] already include L2 weight decay.
         """
 
     def __call__(
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """The update u [k, P] in g's memory: 5 passes over memory more than the optimizer's own."""
+        """Return the update u [k, P] in g's memory: 5 more passes over memory than the optimizer's own."""
         return sub(self._beside(x, g, buffers, t, lr), x, out=g), buffers
 
     def adapt(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """x + u [k, P]: in x's memory, at no cost but the optimizer's own; or (out) beside it, with 2 passes more."""
+        """Return x + u [k, P]: in x's memory, at no extra cost; or in `out`, with 2 more passes."""
         if out is None:
             self.step_at(x, g, buffers, t, lr)
             return x, buffers
@@ -48,16 +48,16 @@ class TorchRule(ABC):
         return y if out.data_ptr() == g.data_ptr() else copy(y, out=out), buffers
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The d [k, P] of u = -lr d for a gradient that is regularised already; in g's memory.
+        """Return the d [k, P] of u = -lr d for a regularized gradient; in g's memory.
 
-        It is what the optimizer does at the learning rate 1, on which its updates depend linearly.
+        It is the optimizer's update at learning rate 1, as updates are linear in the rate.
         """
         return sub(x, self._beside(x, g, buffers, t, lr=1.0, regularised=True), out=g), buffers
 
     def _beside(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, lr: float | None, regularised: bool = False
     ) -> Tensor:
-        """x + u in memory that this thread uses again in the next step."""
+        """Return x + u in memory that this thread reuses in the next step."""
         import torch
 
         moved = getattr(self._scratch, "moved", None)
@@ -68,8 +68,8 @@ class TorchRule(ABC):
 
 
 def l2(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> float:
-    """The L2 weight decay of a group of parameters, which is added to the gradient before anything else; 0 where it is
-    decoupled from the gradient, as in AdamW."""
+    """Return the L2 weight decay of a parameter group, which is added to the gradient first; 0 if it is decoupled, as
+    in AdamW."""
     import torch
 
     coupled = isinstance(optimizer, tuple(getattr(torch.optim, name) for name in _DECAYS_GRADIENTS))

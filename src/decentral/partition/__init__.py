@@ -1,1 +1,1 @@
-"""How the training set is dealt out to the workers: iid, dirichlet, dirichlet_thesis, shards, natural."""
+"""Partitions of the training set over the workers: iid, dirichlet, dirichlet_thesis, shards, natural."""

@@ -1,4 +1,4 @@
-"""Dealing the training set out to the workers: the contract, each way to do it, and a table of what was done."""
+"""Partitions of the training set over the workers: the interface, all kinds, and a table of the result."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from decentral.store.files import csv_text, write_text
 
 
 class Partition(Settings, ABC, where="partition"):
-    """Deals the training set out to the workers. Pure and seeded: every process computes the same partition."""
+    """A partition of the training set over the workers. Pure and seeded: every process computes the same one."""
 
     @abstractmethod
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """For each worker the int64 indices of its samples; together they hold each of 0 ... N-1 exactly once.
+        """Return the int64 indices of each worker's samples; together they contain each of 0 ... N-1 exactly once.
 
-        Raises ConfigError where `check` does, and where the labels make the partition impossible.
+        Raises ConfigError if `check` does, or if the labels make the partition impossible.
         """
 
     def check(self, num_train: int, num_workers: int) -> None:
-        """Raise ConfigError if `num_train` samples cannot be dealt to `num_workers`; fast, before data is loaded."""
+        """Raise ConfigError if `num_train` samples cannot be split over `num_workers`; fast, before data is loaded."""
         if num_workers < 1:
             raise ConfigError(f"num_workers={num_workers} is out of range; use a number >= 1.")
         if num_workers > num_train:
@@ -35,21 +35,21 @@ class Partition(Settings, ABC, where="partition"):
             )
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:
-        """Raise ConfigError if samples with so many different labels cannot be dealt to `num_workers`."""
+        """Raise ConfigError if samples with `num_labels` distinct labels cannot be split over `num_workers`."""
 
 
 def class_counts(labels: np.ndarray, indices: list[np.ndarray], num_classes: int) -> np.ndarray:
-    """How many samples of each class each worker holds: [n, C] int64."""
+    """Return the number of samples of each class on each worker: [n, C] int64."""
     return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in indices]).astype(np.int64)
 
 
 def own_test_set(counts: np.ndarray, labels: np.ndarray, seed: int, worker: int) -> np.ndarray:
-    """The numbers of the test examples with these labels [N'] that have the class distribution of a worker that holds
-    counts [C] training examples of each class: as many as there are, none twice, in a random order.
+    """Return the indices of a maximal test set, among examples with these labels [N'], with the class distribution of a
+    worker that holds counts [C] training examples of each class: distinct, in random order.
 
     With p_c the worker's share of class c and N'_c test examples of it, m p_c (rounded) of these are drawn for the
-    largest m with m p_c <= N'_c; classes without test examples are left out. Which ones is decided by (seed, worker);
-    two workers may have some in common. Raises ConfigError where a worker's classes have no test examples.
+    largest m with m p_c <= N'_c; classes without test examples are skipped. (seed, worker) determines the draw; test
+    sets of two workers may overlap. Raises ConfigError if a worker's classes have no test examples.
     """
     there = np.bincount(labels, minlength=len(counts))
     held = np.where(there > 0, counts, 0)
@@ -67,7 +67,7 @@ def own_test_set(counts: np.ndarray, labels: np.ndarray, seed: int, worker: int)
 
 
 def save_table(counts: np.ndarray, path: str | Path, dealt: str = "class") -> None:
-    """`counts` [n, C] as CSV with the columns worker, class_0, class_1, ..., total; `dealt` is what is not a class."""
+    """Write `counts` [n, C] as CSV with columns worker, class_0, class_1, ..., total; `dealt` replaces "class"."""
     head = ["worker", *(f"{dealt}_{c}" for c in range(counts.shape[1])), "total"]
     write_text(Path(path), csv_text(head, ([worker, *row, sum(row)] for worker, row in enumerate(counts.tolist()))))
 
@@ -84,7 +84,7 @@ class IID(Partition):
     groups: int = setting(1, at_least=1, older=1)
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """In a group, sizes differ by at most one."""
+        """Return the indices; sizes within a group differ by at most one."""
         self.check(len(labels), num_workers)
         found, order = list[np.ndarray](), numpy_generator(seed, "partition").permutation(len(labels))
         classes = np.array_split(np.unique(labels), self.groups)
@@ -93,7 +93,7 @@ class IID(Partition):
         return found
 
     def check(self, num_train: int, num_workers: int) -> None:
-        """Every group has a worker."""
+        """Check that every group has a worker."""
         super().check(num_train, num_workers)
         if self.groups > num_workers:
             raise ConfigError(
@@ -101,7 +101,7 @@ class IID(Partition):
             )
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:
-        """Every group has a class."""
+        """Check that every group has a class."""
         if self.groups > max(1, num_labels):
             raise ConfigError(
                 f"partition.groups={self.groups} exceeds the {num_labels} classes of this data=: use fewer groups."
@@ -110,7 +110,7 @@ class IID(Partition):
 
 @dataclass
 class Shards(Partition):
-    """Samples sorted by class, cut into shards, a few shards dealt to each worker: about that many classes each.
+    """Samples sorted by class and cut into shards, a few shards per worker: about that many classes each.
 
     McMahan et al., AISTATS 2017 (arXiv:1602.05629), section 3: `shards_per_worker` = 2. Shards differ in size by at
     most one sample; within a class the samples keep their order.
@@ -120,14 +120,14 @@ class Shards(Partition):
     shards_per_worker: int = setting(2, at_least=1)
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """Sizes differ by at most `shards_per_worker`."""
+        """Return the indices; sizes differ by at most `shards_per_worker`."""
         self.check(len(labels), num_workers)
         shards = np.array_split(np.argsort(labels, kind="stable"), num_workers * self.shards_per_worker)
         dealt = numpy_generator(seed, "partition").permutation(len(shards)).reshape(num_workers, -1)
         return [np.concatenate([shards[s] for s in mine]) for mine in dealt]
 
     def check(self, num_train: int, num_workers: int) -> None:
-        """No shard may be empty."""
+        """Check that no shard is empty."""
         super().check(num_train, num_workers)
         if num_workers * self.shards_per_worker > num_train:
             raise ConfigError(
@@ -138,16 +138,16 @@ class Shards(Partition):
 
 @dataclass
 class Natural(Partition):
-    """Whole sources: files, speakers or sections of running text; of labelled data, whole classes.
+    """Whole sources: files, speakers or sections of running text; of labeled data, whole classes.
 
-    The largest source goes to worker 0, and each of the others to the worker that has the fewest samples by then (the
-    first of them). Heterogeneity that nobody made; nothing is drawn. With as many sources as workers each has one.
+    The largest source goes to worker 0, and each next one to the worker with the fewest samples so far (the first on
+    ties). Natural heterogeneity, without randomness. With as many sources as workers each has one.
     """
 
     name: str = "natural"
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """Sizes differ as the sources do."""
+        """Return the indices; sizes depend on the sources."""
         self.check(len(labels), num_workers)
         sources, sizes = np.unique(labels, return_counts=True)
         self.check_labels(len(sources), num_workers)
@@ -160,7 +160,7 @@ class Natural(Partition):
         return [np.flatnonzero(worker_of[labels] == worker) for worker in range(num_workers)]
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:
-        """There is a source for each worker."""
+        """Check that there is a source for each worker."""
         if num_labels < num_workers:
             raise ConfigError(
                 f"num_workers={num_workers} exceeds the {num_labels} sources of this data=, and partition=natural "
@@ -174,8 +174,8 @@ class Dirichlet(Partition):
 
     Vogels et al., NeurIPS 2021 (arXiv:2110.04175), appendix D, exactly as their code does it: the draw of
     `dirichlet_shares` from RandomState(seed + 100). The draw is uneven; with `even` (as in their runs) the shares are
-    laid end to end and cut into n equal parts, so that neighbours in index order share classes. Without `even` each
-    worker keeps what was drawn: at least half of its group's average.
+    concatenated and cut into n equal parts, so neighbors in index order share classes. Without `even` each worker keeps
+    its draw: at least half of its group's average.
     """
 
     name: str = "dirichlet"
@@ -183,14 +183,14 @@ class Dirichlet(Partition):
     even: bool = True
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """Sizes differ by at most one if `even`."""
+        """Return the indices; sizes differ by at most one if `even`."""
         self.check(len(labels), num_workers)
         random = np.random.RandomState((seed + 100) % 2**32)
         shares = dirichlet_shares(labels, num_workers, self.alpha, random)
         return np.array_split(np.concatenate(shares), num_workers) if self.even else shares
 
     def check(self, num_train: int, num_workers: int) -> None:
-        """The uneven draw can leave nobody without samples only if there are two for each worker."""
+        """Check for two samples per worker, so that the uneven draw gives every worker some."""
         super().check(num_train, num_workers)
         if not self.even and num_workers > num_train // 2:
             raise ConfigError(
@@ -201,12 +201,12 @@ class Dirichlet(Partition):
 
 @dataclass
 class DirichletThesis(Partition):
-    """Class proportions drawn from Dir(alpha), as in Bohl's thesis (2022): its seed 0 is the one of all its runs.
+    """Class proportions drawn from Dir(alpha), as in Bohl's thesis (2022), where all runs use seed 0.
 
-    `dirichlet_shares` drawn from RandomState(seed), laid end to end and cut into slices of floor(N / n).
-    Departures: the thesis always draws with seed 0, here it is the run's; it drops the last N mod n samples, here they
-    go one each to the first workers, because a partition holds every sample. Within a slice the thesis shuffles once
-    and keeps that order in every epoch; the order of visits is not the partition's business here.
+    `dirichlet_shares` drawn from RandomState(seed), concatenated and cut into slices of floor(N / n).
+    Departures: the thesis always draws with seed 0, this uses the run's; it drops the last N mod n samples, here the
+    first workers get one each, because a partition contains every sample. Within a slice the thesis shuffles once and
+    keeps that order in every epoch; here the partition does not determine the order of visits.
     """
 
     name: str = "dirichlet_thesis"
@@ -232,7 +232,7 @@ MAX_BLOCK = 256
 def dirichlet_shares(
     labels: np.ndarray, num_workers: int, alpha: float, random: np.random.RandomState
 ) -> list[np.ndarray]:
-    """Uneven shares of 0 ... N-1, one for each worker, skewed by class.
+    """Return uneven shares of 0 ... N-1, one per worker, skewed by class.
 
     Lin et al., ICML 2021 (arXiv:2102.04761), in the form of the RelaySGD authors' code. Samples are shuffled, workers
     handled in groups of at most ten; every group but the last takes int(10 / n N) samples, the last takes the rest. In
@@ -240,13 +240,13 @@ def dirichlet_shares(
 
         p ~ Dir(alpha, ..., alpha),    p_j <- 0 for workers that hold N_g / n_g samples or more,    p <- p / sum_j p_j,
 
-    and all of it is repeated until every worker holds at least int(N_g / n_g / 2), and one. Where p is 0 / 0 (all
-    of it on full workers, or alpha so small that every draw underflows) the authors' arithmetic gives the class to the
-    last worker.
+    and all of it is repeated until every worker holds at least int(N_g / n_g / 2), and one. If p is 0 / 0 (all mass on
+    full workers, or alpha so small that every draw underflows) the authors' arithmetic gives the class to the last
+    worker.
 
     Departure: with tiny alpha, or fewer classes than workers in a group, their loop practically never ends. After 5000
-    tries, which the papers' settings do not reach, `_fill` cuts the classes: a worker takes no more than its equal
-    share, and what is too much goes on to others, so that all are equal in size and hold as few classes as they can.
+    tries, which the papers' settings do not reach, `_fill` cuts the classes: a worker takes at most its equal share,
+    and the excess goes to others, so that all have equal size and as few classes as possible.
     """
     num_classes = int(labels.max()) + 1
     shuffled = random.permutation(len(labels))
@@ -268,10 +268,10 @@ def dirichlet_shares(
 def _draw_until_balanced(
     class_sizes: np.ndarray, num_workers: int, alpha: float, random: np.random.RandomState
 ) -> np.ndarray:
-    """Where each worker's piece of each class ends, [C, n_g]; one draw of C proportions is a try.
+    """Return the end of each worker's piece of each class, [C, n_g]; one draw of C proportions is a try.
 
-    Tries are drawn and judged in blocks, which is twenty times faster; the generator is then put back to where it would
-    be had it stopped at the accepted one.
+    Tries are drawn and checked in blocks, which is twenty times faster; the generator is then reset to its state right
+    after the accepted try.
     """
     minimum = max(1, int(0.5 * class_sizes.sum() / num_workers))
     concentrations, num_classes = np.repeat(alpha, num_workers), len(class_sizes)
@@ -291,7 +291,7 @@ def _draw_until_balanced(
 
 
 def _ends(proportions: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
-    """[tries, C, n_g] proportions -> where the workers' pieces end in each class, int [tries, C, n_g]."""
+    """Convert proportions [tries, C, n_g] to the ends of the workers' pieces in each class, int [tries, C, n_g]."""
     num_tries, _, num_workers = proportions.shape
     ends = np.zeros(proportions.shape, dtype=np.int64)
     held = np.zeros((num_tries, num_workers), dtype=np.int64)
@@ -306,9 +306,9 @@ def _ends(proportions: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
 
 
 def _fill(proportions: np.ndarray, class_sizes: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """Ends [C, n_g] for proportions [C, n_g] when every worker holds exactly its equal share, up to one sample.
+    """Return ends [C, n_g] for proportions [C, n_g] such that every worker holds its equal share, up to one sample.
 
-    Each class is cut as far as there is room; the rest of it fills up the workers in a random order.
+    Each class is cut as far as workers have room; the rest fills up the workers in random order.
     """
     num_workers = proportions.shape[1]
     room = np.diff(np.arange(num_workers + 1) * class_sizes.sum() // num_workers)

@@ -1,4 +1,4 @@
-"""Partitions from a function of a module of one's own: partition=mymodule:function."""
+"""Partitions from a user's function: partition=mymodule:function."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from decentral.registry import blame
 from decentral.registry.signature import Plain, component_from, taken
 
 GIVEN = ("labels", "num_workers", "seed")
-"""What the function is told, where a parameter has this name."""
+"""Arguments passed to the function if it has a parameter of this name."""
 
 
 class PlainPartition(Plain, Partition):
     """A function that returns the samples of each worker; its other parameters are the settings.
 
-    It is told the `labels` int64 [N] of the training set, `num_workers` and the run's `seed`.
+    It receives the `labels` int64 [N] of the training set, `num_workers` and the run's `seed`.
     """
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """What the function returns, called with seeded generators. Raises ConfigError for what is no partition."""
+        """Call the function with seeded generators. Raises ConfigError if the result is not a partition."""
         self.check(len(labels), num_workers)
         parts, again = (self._dealt(labels, num_workers, seed) for _ in range(2))
         sizes = [len(one) for one in parts]
@@ -49,7 +49,7 @@ class PlainPartition(Plain, Partition):
         return [one.astype(np.int64) for one in parts]
 
     def _dealt(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """What one call of the function returns; it gets labels of its own."""
+        """Return the result of one call of the function, which gets a copy of the labels."""
         known = dict(zip(GIVEN, (labels.copy(), num_workers, seed), strict=True))
         with blame.named(), seeded(seed, "partition"):
             made: Any = self.target()(**self.settings(), **taken(self.target(), known))
@@ -64,5 +64,5 @@ class PlainPartition(Plain, Partition):
 
 @cache
 def plain(name: str) -> type:
-    """The partition for `module:function`. Raises ConfigError if there is no such thing."""
+    """Return the partition for `module:function`. Raises ConfigError if it does not exist."""
     return component_from("partition", name, PlainPartition, GIVEN)

@@ -181,10 +181,10 @@ def report_pages(results_dir: Path, made: Iterable[Run] = ()) -> tuple[list[Item
 
 
 def gather(results_dir: Path, known: dict[Path, Run]) -> tuple[list[Item], list[str]]:
-    """Every study of the catalogue and every one with results in `results_dir`, in the order of the papers; and a
+    """Every study of the catalog and every one with results in `results_dir`, in the order of the papers; and a
     remark for each directory there that cannot be read, which is left out.
 
-    Raises ConfigError if the catalogue is wrong.
+    Raises ConfigError if the catalog is wrong.
     """
     items: dict[str, Item] = {}
     for name in catalogue.names():

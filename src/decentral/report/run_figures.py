@@ -33,7 +33,7 @@ KINDS = {
     "wait": ("waiting", "#DDDDDD"),
     "away": ("away", "#F4F4F4"),
 }
-"""What a worker does -> in words, and the colour."""
+"""What a worker does -> in words, and the color."""
 _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 _LINE_STYLES = ("-", "--", ":", "-.")
@@ -87,7 +87,7 @@ def draw_partition(run_dir: Path) -> None:
 
 
 def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
-    """Draw the first steps, about 12, of the first 32 workers: a bar for each, in the colours of what it does."""
+    """Draw the first steps, about 12, of the first 32 workers: a bar for each, in the colors of what it does."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator

@@ -1,7 +1,7 @@
-"""One look everywhere: colours, markers and line styles, the same for an algorithm in all figures.
+"""One look everywhere: colors, markers and line styles, the same for an algorithm in all figures.
 
-Colours are those of Okabe and Ito, which people with any kind of colour vision tell apart, and a few dark ones for
-what goes beyond eight. The algorithm sets colour and marker, the topology the line style.
+Colors are those of Okabe and Ito, which people with any kind of color vision tell apart, and a few dark ones for
+what goes beyond eight. The algorithm sets color and marker, the topology the line style.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORKERS: dict[str, tuple[str, str, str]] = {
     "mean": ("mean over workers", BLUE, "o"),
     "averaged": ("averaged model", GREEN, "s"),
 }
-"""Aggregates over the workers of one run: words, colour, marker."""
+"""Aggregates over the workers of one run: words, color, marker."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Look:
     marker: str
     line: Any = "-"
     hollow: bool = False
-    """Whether markers are filled with white: a variant (with momentum, say) of the algorithm with that colour."""
+    """Whether markers are filled with white: a variant (with momentum, say) of the algorithm with that color."""
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ _OF_ONE_ALGORITHM = {
     "star": ("#AA4499", "D"),
     "ring": ("#6699CC", "v"),
 }
-"""Colour and marker of topologies where there is nothing else to be told apart; others have those of the algorithm."""
+"""Color and marker of topologies where there is nothing else to be told apart; others have those of the algorithm."""
 _OF_VARIANTS = ("D", "^", "v")
 """Markers of further variants of an algorithm."""
 _TOPOLOGY_WORDS = {
@@ -148,8 +148,8 @@ _BEYOND = ("#E07B00", "#A50026")
 def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
     """A look for each line, given its method and (as long, or empty) its topology.
 
-    Methods that are not known get further colours, by their name; two of them never the same. One that has no topology
-    either, where others have one, is a reference. Where all lines are of one algorithm, its topologies have colours of
+    Methods that are not known get further colors, by their name; two of them never the same. One that has no topology
+    either, where others have one, is a reference. Where all lines are of one algorithm, its topologies have colors of
     their own; where all are on one topology, lines are solid.
     """
     canonical = [_canonical(method) for method in methods]
@@ -184,7 +184,7 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
 
 
 def ordered_looks(count: int) -> list[Look]:
-    """Looks for lines that are told apart by something else than a method, no two of one colour: from dark to light;
+    """Looks for lines that are told apart by something else than a method, no two of one color: from dark to light;
     more than five go on to red."""
     last, few = max(count - 1, 1), count <= len(_ORDERED)
     scale = _ORDERED if few else (*_ORDERED, *_BEYOND)
@@ -200,7 +200,7 @@ def ordered_looks(count: int) -> list[Look]:
 
 
 def _mixed(scale: Sequence[str], place: float) -> str:
-    """The colour at a place of a scale: between two of its colours, their mixture."""
+    """The color at a place of a scale: between two of its colors, their mixture."""
     first = min(int(place), len(scale) - 2)
     one, other = (bytes.fromhex(colour[1:]) for colour in scale[first : first + 2])
     mixture = bytes(round(low + (place - first) * (high - low)) for low, high in zip(one, other, strict=True))
@@ -285,7 +285,7 @@ def _squeeze(text: str) -> str:
 
 
 def _places(names: list[str]) -> dict[str, int]:
-    """A place among the further colours for each name, by its hash, the next free one if it is taken."""
+    """A place among the further colors for each name, by its hash, the next free one if it is taken."""
     taken: dict[str, int] = {}
     for name in names:
         place = zlib.crc32(name.encode()) % len(_FURTHER)

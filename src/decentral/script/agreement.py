@@ -1,4 +1,4 @@
-"""Before messages are sent: do all ranks mean the same? If not, every rank raises the same error instead of waiting."""
+"""Checks before sending that all ranks make the same call. If not, every rank raises the same error, without a hang."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SHOWN = 4
 
 
 class Proposal(NamedTuple):
-    """What one rank is about to do: `content` has to be the same everywhere, `length` need not be.
+    """One rank's next call: `content` must be the same on all ranks, `length` may differ.
 
-    `sources` and `destinations` are the ranks that it receives from and sends to; None: whoever names this rank.
-    `problem` says why it cannot, in a sentence, so that the others hear of it.
+    `sources` and `destinations` are the ranks that it receives from and sends to; None: those that name this rank.
+    `problem` is a sentence on why the call is impossible, for all ranks to report.
     """
 
     verb: str
@@ -32,7 +32,7 @@ class Proposal(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """Whom this rank receives from and sends to, ascending, and the `length` of every rank."""
+    """The ranks that this rank receives from and sends to, ascending, and the `length` of every rank."""
 
     sources: list[int]
     destinations: list[int]
@@ -40,13 +40,13 @@ class Agreement(NamedTuple):
 
 
 def agree(world: World, proposal: Proposal) -> Agreement:
-    """One small all-gather, which all ranks take part in.
+    """Compare the proposals of all ranks in one small all-gather.
 
-    j sends to i if j names i as a destination or i names j as a source. A rank that has named neither side of an edge
-    hears of it from the other end (inference of sources from destinations and the reverse).
+    j sends to i if j names i as a destination or i names j as a source. A rank that names neither side of an edge
+    learns it from the other end (inference of sources from destinations and vice versa).
 
     Raises:
-        ConfigError: on every rank, if a rank has a problem, if contents differ, or if both ends of an edge have spoken
+        ConfigError: on every rank, if a rank has a problem, if contents differ, or if both ends of an edge are named
             and do not match.
     """
     world.announce(f"{proposal.verb} of {proposal.content}", kind="what is compared first")
@@ -77,9 +77,9 @@ def agree(world: World, proposal: Proposal) -> Agreement:
 
 @contextmanager
 def heard_by_all(world: World, checked: bool = True) -> Iterator[None]:
-    """What one rank raises inside, before anything is sent, all ranks raise, if the call is `checked`.
+    """Raise on all ranks what one rank raises inside, before anything is sent, if the call is `checked`.
 
-    The others come to `agree` after the block.
+    The other ranks reach `agree` after the block.
     """
     try:
         yield
@@ -90,9 +90,9 @@ def heard_by_all(world: World, checked: bool = True) -> Iterator[None]:
 
 
 def agree_once(world: World, proposal: Proposal, checked: bool, seen: set[str]) -> None:
-    """Agree if the call is `checked`, and about what has not been `seen`: so ranks that begin differently hear of it.
+    """Agree if the call is `checked` or not yet `seen`, so that a first mismatch between ranks is detected.
 
-    What has been seen is announced, without waiting.
+    Calls already seen are announced without waiting.
     """
     text = f"{proposal.verb} of {proposal.content}"
     if checked or text not in seen:
@@ -102,8 +102,8 @@ def agree_once(world: World, proposal: Proposal, checked: bool, seen: set[str]) 
 
 
 def _table(world: World, proposal: Proposal) -> np.ndarray:
-    """[n, 5 + 2 n], a line for each rank: problem, content, length, whether it names sources, destinations; the two as
-    zeros and ones."""
+    """Return [n, 5 + 2 n], a row for each rank: problem, content, length, whether it names sources, destinations; both
+    as zeros and ones."""
     n = world.size
     line = np.zeros(5 + 2 * n, dtype=np.int64)
     line[:3] = bool(proposal.problem), zlib.crc32(f"{proposal.verb} {proposal.content}".encode()), proposal.length

@@ -1,4 +1,4 @@
-"""An algorithm of `decentral-run` in a script: its own steps, with a torch optimizer as the local rule (`algo=`)."""
+"""Algorithms of `decentral-run` in a script, with a torch optimizer as the local rule (`algo=`)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from decentral.script.parameters import Guard, ParameterRow
 
 
 class ScriptRule(TorchRule):
-    """The torch optimizer of a script, k = 1. The buffers stay in the optimizer's own state."""
+    """The torch optimizer of a script, k = 1. Its buffers stay in the optimizer's state."""
 
     def __init__(self, optimizer: Optimizer, parameters: ParameterRow) -> None:
         super().__init__()
         self._optimizer, self._parameters = optimizer, parameters
 
     def lr(self, t: int) -> float:
-        """The learning rate that all groups of parameters have now.
+        """Return the current learning rate of all parameter groups.
 
-        Raises ConfigError if they differ: an algorithm that asks has one learning rate in its formula.
+        Raises ConfigError if they differ: the formula of the calling algorithm has one learning rate.
         """
         rates = {float(group["lr"]) for group in self._optimizer.param_groups}
         if len(rates) != 1:
@@ -40,13 +40,13 @@ class ScriptRule(TorchRule):
         return rates.pop()
 
     def init(self, x: Tensor) -> Buffers:
-        """None: they are the torch optimizer's."""
+        """Return no buffers: the torch optimizer has them."""
         return ()
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """g + weight_decay x where the optimizer's weight decay is part of the gradient; in g's memory.
+        """Return g + weight_decay x if the optimizer's weight decay is part of the gradient; in g's memory.
 
-        Raises ConfigError for an optimizer that ascends: the momentum of the algorithms that ask for this descends.
+        Raises ConfigError for an optimizer with `maximize`: the calling algorithms have a descending momentum.
         """
         if any(group.get("maximize") for group in self._optimizer.param_groups):
             raise ConfigError(
@@ -83,7 +83,7 @@ class ScriptRule(TorchRule):
 
 
 class AlgorithmStep:
-    """The steps of an algorithm. Between them the parameters are `algorithm.models(state)`, in that very memory."""
+    """The steps of an algorithm. Between steps the parameters share the memory of `algorithm.models(state)`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class AlgorithmStep:
     ) -> None:
         """`compressor` is bound to the rows of these parameters."""
         self.net, self.inner, self.round, self.guard = net, inner, 0, guard
-        self.accumulating, self.away = False, False  # nothing is sent before `step` anyhow
+        self.accumulating, self.away = False, False  # nothing is sent before `step`
         self._parameters = parameters
         self._algorithm = algorithm.bind(ScriptRule(inner, parameters), compressor)
         self._asked = False
@@ -104,38 +104,38 @@ class AlgorithmStep:
 
     @property
     def name(self) -> str:
-        """As `decentral.wrap` was told."""
+        """Its name as passed to `decentral.wrap`."""
         compressor = self._algorithm.compressor
         sent = "" if isinstance(compressor, NoCompression) else f", compress={compressor!r}"
         return f"algo={self._algorithm!r}{sent}"
 
     @property
     def rows(self) -> list[Tensor]:
-        """The parameters, as a row [1, P] that may be written to."""
+        """The parameters, as a writable row [1, P]."""
         return [self._parameters.row]
 
     @property
     def under_way(self) -> bool:
-        """Whether rows of a step that is not finished are travelling: never."""
+        """Whether rows of an unfinished step are in flight: never."""
         return False
 
     def step(self) -> None:
-        """One step with the gradients that have been accumulated."""
+        """Take one step with the accumulated gradients."""
         self._asked = False
         self._set(self._algorithm.step(self._state, self._gradient, self.net, self.round))
         self.round += 1
 
     def flush(self) -> None:
-        """Bring home what is on its way, together with all other ranks."""
+        """Deliver all messages in flight, together with all other ranks."""
         self._set(self._algorithm.flush(self._state, self.net))
 
     def change(self) -> str:
-        """Why what is trained is not what was laid out; "" if it is."""
+        """Describe how the trained parameters differ from the registered ones; "" if they do not."""
         return self.guard.change(self._parameters.in_place())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the optimizer's state: the round and the algorithm's tensors of this rank, the
-        residuals of compression among them."""
+        """Return the checkpoint content besides the optimizer's state: the round and this rank's tensors of the
+        algorithm, including compression residuals."""
         self.flush()
         tensors = {name: value.clone() for name, value in self._tensors().items()}
         algorithm, compress = type(self._algorithm).__name__, self._algorithm.compressor.name
@@ -143,7 +143,7 @@ class AlgorithmStep:
         return {"round": self.round, **own, "state": tensors}
 
     def load(self, state: dict[str, Any]) -> None:
-        """What `state` gave, into the memory that is there. Raises ValueError if it is not of this algorithm."""
+        """Load the result of `state` into existing memory. Raises ValueError if it is of another algorithm."""
         self.flush()
         name = type(self._algorithm).__name__
         if state.get("algorithm") != name:
@@ -170,12 +170,12 @@ class AlgorithmStep:
         self.round = int(state["round"])
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
     def _gradient(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        """The algorithm's oracle: the gradients that the script has computed, which are those at the parameters.
+        """Return the gradients that the script computed at the parameters: the algorithm's oracle.
 
-        `workers`, some of the local ones, can only be the one that there is.
+        `workers` can only be the single local worker.
         """
         if self._asked or x.data_ptr() != self._parameters.row.data_ptr():
             raise RuntimeError(
@@ -191,10 +191,10 @@ class AlgorithmStep:
         self._parameters.move_to(self._algorithm.models(state))
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors of the state by name; the torch optimizer has its buffers itself."""
+        """Return the tensors of the state by name, without the torch optimizer's buffers."""
         return {name: value for name, value in self._state._asdict().items() if isinstance(value, Tensor)}
 
 
 def _shape(value: Tensor | None) -> tuple[int, ...] | None:
-    """None for what is empty, which a state of another version may lack."""
+    """Return None for an empty tensor, which a state of another version may lack."""
     return tuple(value.shape) if value is not None and value.numel() else None

@@ -1,4 +1,4 @@
-"""From the arguments of a verb to an operation under way: what is asked, whether all ranks mean it, what is posted."""
+"""From the arguments of an operation to messages in flight: parse, check agreement of all ranks, and post."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ Named = Mapping[int, float] | Sequence[int]
 """Ranks with weights, or ranks alone, whose weights are 1."""
 
 Values = Tensor | Sequence[Tensor] | nn.Module
-"""What verbs take: a tensor, several tensors, or a module, whose parameters are meant."""
+"""The input of operations: a tensor, several tensors, or a module, which stands for its parameters."""
 
 
 class Bundle:
-    """Tensors of any shape and layout as flat rows, one for each dtype and device: what travels in one message.
+    """Tensors of any shape and layout as flat rows, one for each dtype and device; a row is sent as one message.
 
     rows      [P] each, by first appearance; of a contiguous tensor that is alone in its row, the tensor's own memory
     inplace   whether results are written into the tensors
     """
 
     def __init__(self, x: Values, inplace: bool = False) -> None:
-        """Raises ConfigError for what is no tensor, and for none at all."""
+        """Flatten the tensors. Raises ConfigError for other types and for no tensors."""
         self.single, self.inplace = isinstance(x, Tensor), inplace
         tensors = [x] if isinstance(x, Tensor) else list(x.parameters() if isinstance(x, nn.Module) else x)
         wrong = next((type(item).__name__ for item in tensors if not isinstance(item, Tensor)), "")
@@ -52,11 +52,11 @@ class Bundle:
 
     @property
     def content(self) -> str:
-        """Dtypes, shapes and kinds of device in words: what all ranks have to agree about."""
+        """Return dtypes, shapes and device types as text, which all ranks must agree on."""
         return ", ".join(f"{_dtype(tensor)} {list(tensor.shape)} on {tensor.device.type}" for tensor in self.tensors)
 
     def writable(self, copies: bool = True) -> list[Tensor]:
-        """The rows, or where these are the memory of x, which stays, copies of them (or as much memory)."""
+        """Return the rows, or copies (or equal memory) of rows that share the memory of x, which must not change."""
         owned = [
             row.data_ptr() != self.tensors[at[0]].data_ptr() for row, at in zip(self.rows, self._places, strict=True)
         ]
@@ -64,7 +64,7 @@ class Bundle:
         return [row if own or self.inplace else instead(row) for row, own in zip(self.rows, owned, strict=True)]
 
     def restore(self, results: Sequence[Tensor]) -> Tensor | list[Tensor]:
-        """The results [P] of the rows in the shapes of the tensors: views, or the tensors themselves if in place."""
+        """Return the results [P] of the rows in the tensors' shapes: views, or the tensors themselves if in place."""
         restored = list(self.tensors)
         for places, result in zip(self._places, results, strict=True):
             sizes = [self.tensors[place].numel() for place in places]
@@ -82,13 +82,13 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def carried() -> list[str]:
-    """Kinds of device whose tensors the process group carries from rank to rank."""
+    """Return the device types that the process group supports."""
     pairs = [entry.split(":") for entry in dist.get_backend_config().split(",")]
     return [kind for kind, backend in pairs if (kind, backend) in (("cpu", "gloo"), ("cpu", "mpi"), ("cuda", "nccl"))]
 
 
 def bundle_of(x: Values, verb: str, weighted: bool, inplace: bool = False) -> Bundle:
-    """The tensors; ConfigError for what this verb or the process group cannot take."""
+    """Return the tensors as a bundle. Raise ConfigError for types that the operation or group does not support."""
     bundle = Bundle(x, inplace)
     kinds = carried()
     for tensor in bundle.tensors:
@@ -106,7 +106,7 @@ def bundle_of(x: Values, verb: str, weighted: bool, inplace: bool = False) -> Bu
 
 
 class Weights(NamedTuple):
-    """w_ii, r_ij by source and s_ji by destination; None: nobody is named, whoever names this rank is meant."""
+    """w_ii, r_ij by source and s_ji by destination; None: inferred from the ranks that name this one."""
 
     own: float
     sources: dict[int, float] | None
@@ -122,12 +122,12 @@ def read(
     kind: str = "rank",
     key: str = "weights",
 ) -> Weights:
-    """Checked; `kind` is what is named: ranks, or machines, of which there are `size`, and this is number `rank`.
+    """Check the weights and return them. They name `size` ranks or machines (`kind`); this is number `rank`.
 
-    `key` is what the arguments' names end in.
+    `key` is the suffix of the arguments' names.
 
     Raises:
-        ConfigError: no weight of its own, a weight that is no finite number, a number that is nobody's.
+        ConfigError: no weight for this rank, a weight that is not finite, or a number out of range.
     """
     if own is None:
         raise ConfigError(
@@ -144,7 +144,7 @@ def read(
 
 
 def _named(key: str, ranks: Named | None, rank: int, size: int, kind: str) -> dict[int, float] | None:
-    """Ascending."""
+    """Return the named weights, ranks ascending."""
     if ranks is None:
         return None
     pairs = ranks.items() if isinstance(ranks, Mapping) else [(j, 1.0) for j in ranks]
@@ -171,24 +171,24 @@ def _number(key: str, weight: float) -> float:
 
 
 def check_machines(workers_per_machine: int, size: int) -> None:
-    """Refuse machines that the ranks cannot be dealt to."""
+    """Raise ConfigError if the ranks do not divide into such machines."""
     if workers_per_machine < 1 or size % workers_per_machine:
         raise ConfigError(f"workers_per_machine={workers_per_machine} does not divide the {size} ranks: use a divisor.")
 
 
 def of_machines(workers_per_machine: int) -> str:
-    """Which machines there are, for what all ranks have to agree about."""
+    """Return the machines as text, which all ranks must agree on."""
     return f", {workers_per_machine} ranks per machine" if workers_per_machine > 1 else ""
 
 
 def rank_of(key: str, named: int, size: int) -> int:
-    """A rank; ConfigError, naming the argument, if it is none."""
+    """Return a valid rank; raise ConfigError, naming the argument, otherwise."""
     if not hasattr(named, "__index__") or not 0 <= int(named) < size:
         raise ConfigError(f"{key}={named!r} is not a rank: use 0 to {size - 1}.")
     return int(named)
 
 
-# -- verbs -------------------------------------------------------------------------------------------------------------
+# -- operations --------------------------------------------------------------------------------------------------------
 
 
 def begin_weighted(
@@ -202,7 +202,7 @@ def begin_weighted(
 ) -> Handle:
     """x_i <- w_ii x_i + sum_j r_ij (s_ij x_j) between ranks, or with the means of machines between those.
 
-    `weights` reads what the caller gave, by rank; the sides that it left out are found out if the call is `checked`.
+    `weights` reads the caller's weights by rank; missing sides are inferred if the call is `checked`.
     """
     with heard_by_all(world, checked):
         bundle, named = bundle_of(x, verb, weighted=True, inplace=inplace), weights()
@@ -223,9 +223,9 @@ def begin_weighted(
 def begin_total(
     world: World, x: Values, op: str, workers_per_machine: int | None, checked: bool, inplace: bool, seen: set[str]
 ) -> Handle:
-    """The sum or mean over all ranks, or over those of this machine; of sums, x may hold integers.
+    """Begin the sum or mean over all ranks, or over those of this machine; for sums, x may hold integers.
 
-    Over all ranks, what is not in `seen` is checked, and is there afterwards.
+    Over all ranks, content that is not in `seen` is checked and added to it.
     """
     verb, L = "allreduce", workers_per_machine
     with heard_by_all(world, checked):
@@ -252,7 +252,7 @@ def begin_total(
 
 
 def begin_broadcast(world: World, x: Values, root: int, checked: bool, inplace: bool, seen: set[str]) -> Handle:
-    """The values of rank `root`. What is not in `seen` is checked, and is there afterwards."""
+    """Begin to broadcast the values of rank `root`. Content that is not in `seen` is checked and added to it."""
     with heard_by_all(world, checked):
         rank_of("root", root, world.size)
         bundle = bundle_of(x, "broadcast", weighted=False, inplace=inplace)
@@ -265,7 +265,7 @@ def begin_broadcast(world: World, x: Values, root: int, checked: bool, inplace: 
 def begin_neighbor_allgather(
     world: World, x: Tensor, sources: Sequence[int] | None, destinations: Sequence[int] | None, checked: bool
 ) -> Handle:
-    """The x of the sources in the order in which they are named, ascending where they are found out."""
+    """Begin to gather the sources' x in the named order; inferred sources are ascending."""
     verb = "neighbor_allgather"
     with heard_by_all(world, checked):
         bundle_of(x := _joinable(x, verb), verb, weighted=False)
@@ -278,7 +278,7 @@ def begin_neighbor_allgather(
         assert sources is not None and destinations is not None
         own = torch.tensor([len(x)], device=x.device)
         found = [Message(torch.empty_like(own), j) for j in sources]
-        wait(post([Message(own, j) for j in destinations], found))  # asked of nobody else
+        wait(post([Message(own, j) for j in destinations], found))  # exchanged with neighbors only
         lengths = [int(message.values) for message in found]
     parts = [x.new_empty(length, *x.shape[1:]) for length in lengths]
     receives = [Message(part.view(-1), j) for part, j in zip(parts, sources, strict=True)]
@@ -287,7 +287,7 @@ def begin_neighbor_allgather(
 
 
 def begin_allgather(world: World, x: Tensor) -> Handle:
-    """The x of all ranks; they travel as long as the longest one."""
+    """Begin to gather the x of all ranks, padded to the longest one."""
     with heard_by_all(world):
         x = _joinable(x, "allgather")
     lengths = agree(world, Proposal("allgather", _content_but_length(x), (), (), len(x))).lengths
@@ -304,12 +304,12 @@ def begin_allgather(world: World, x: Tensor) -> Handle:
 
 
 def _joinable(x: Tensor, verb: str) -> Tensor:
-    """The tensor as it can be sent; ConfigError for what has no dimension 0."""
+    """Return the tensor in sendable form. Raise ConfigError if it has no dimension 0."""
     if not isinstance(x, Tensor) or x.dim() == 0:
         raise ConfigError(f"{verb} concatenates along dimension 0: give x at least one dimension.")
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _content_but_length(x: Tensor) -> str:
-    """What has to be the same on all ranks whose tensors are joined along dimension 0."""
+    """Return, as text, the properties that must agree for concatenation along dimension 0."""
     return Bundle([x[:0]]).content.replace("[0", "[any", 1)

@@ -1,4 +1,4 @@
-"""What code is, for a fingerprint: classes, functions, instructions and what they read, without calling any of it."""
+"""Fingerprints of code: classes, functions, instructions and the globals they read, without calling any of it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ NOISE = frozenset(
     | {"_torchdynamo_wrapper_id", "__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__"}
     | {"__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__abstractmethods__"}
 )
-"""Names in classes and functions whose values decide nothing, or follow from the rest."""
+"""Attributes of classes and functions that do not affect results, or follow from the rest."""
 
 _DYNAMIC = (eval, exec, globals, __import__, importlib.import_module, sys.modules)
-"""Ways to objects that the code does not name."""
+"""Functions that access objects which the code does not name."""
 
 EXACT: dict[type, Callable[[Any], Any]] = {
     types.NoneType: bool,
@@ -45,11 +45,11 @@ EXACT: dict[type, Callable[[Any], Any]] = {
 
 
 class UnknownError(Exception):
-    """Something has no value that can be compared."""
+    """An object cannot be compared by value."""
 
 
 def add_class(walk: Walk, cls: type) -> None:
-    """By what is in it; of a class of an installed package, by its name, version, and what has been replaced."""
+    """Add a class by its content; one of an installed package by name, version, and replaced attributes."""
     qualname = type.__dict__["__qualname__"].__get__(cls)
     version = version_of(cls)
     walk.put(version, qualname)
@@ -62,14 +62,14 @@ def add_class(walk: Walk, cls: type) -> None:
         if name in NOISE or type(value) in (types.MemberDescriptorType, types.GetSetDescriptorType):
             continue
         if name == "__hash__" and "<attrs" in getattr(getattr(value, "__code__", None), "co_filename", ""):
-            continue  # it contains a number of this process
-        # what libraries keep in a class under such a name was made from the rest
+            continue  # it contains a process-specific number
+        # libraries cache data under such names in a class, derived from the rest
         with suppress(*[UnknownError] if name.startswith("__") else ()):
             walk.entries([(name, value)])
 
 
 def add_patches(walk: Walk, namespace: Mapping[str, Any], qualname: str) -> None:
-    """What was put into a namespace of an installed package from elsewhere."""
+    """Add objects that other code put into a namespace of an installed package."""
     for name, value in list(namespace.items()):
         module = value.__globals__.get("__name__") if type(value) is types.FunctionType else None
         if module and (not release(module) or (qualname and value.__qualname__ != f"{qualname}.{name}")):
@@ -77,7 +77,7 @@ def add_patches(walk: Walk, namespace: Mapping[str, Any], qualname: str) -> None
 
 
 def add_function_of_c(walk: Walk, value: Any) -> None:
-    """A function or method of C, by its name and by what it belongs to."""
+    """Add a C function or method by its name and owner."""
     module = where_found(value)
     walk.put(value.__qualname__, module)
     if module:
@@ -87,7 +87,7 @@ def add_function_of_c(walk: Walk, value: Any) -> None:
 
 
 def add_function(walk: Walk, function: types.FunctionType) -> None:
-    """By its code and all that it holds; a function of an installed package by its name and version."""
+    """Add a function by its code and everything it holds; one of an installed package by name and version."""
     module = str(function.__globals__.get("__name__"))
     version = release(module)
     walk.put(version, function.__name__)
@@ -98,15 +98,15 @@ def add_function(walk: Walk, function: types.FunctionType) -> None:
     else:
         add_code(walk, function.__code__, function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # nothing is in it yet
+        with suppress(ValueError):  # an empty cell
             walk.entries([(name, cell.cell_contents)])
     walk.entries(enumerate([function.__defaults__, function.__kwdefaults__]))
-    if not (version and walk.of_code):  # torch notes on its own functions that they were used
+    if not (version and walk.of_code):  # torch marks its functions as used
         walk.entries((name, one) for name, one in vars(function).items() if name not in NOISE)
 
 
 def add_code(walk: Walk, code: types.CodeType, scope: Mapping[str, Any] | None = None) -> None:
-    """Instructions and constants, and the globals and modules that they read from this scope."""
+    """Add instructions and constants, and the globals and modules that they read from this scope."""
     walk.put("code", code.co_code, code.co_exceptiontable)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     walk.put(str(counts), str((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)))
@@ -128,7 +128,7 @@ def add_code(walk: Walk, code: types.CodeType, scope: Mapping[str, Any] | None =
 
 
 def _add_read(walk: Walk, names: Sequence[str], scope: Mapping[str, Any]) -> None:
-    """A global with those of its attributes that are read: of a module they alone count."""
+    """Add a global with the attributes that are read; for a module only these count."""
     around = scope.get("__builtins__", builtins)
     known = scope if names[0] in scope else vars(around) if isinstance(around, types.ModuleType) else around
     if names[0] not in known:
@@ -149,7 +149,7 @@ def _add_read(walk: Walk, names: Sequence[str], scope: Mapping[str, Any]) -> Non
 
 
 def add_module(walk: Walk, module: types.ModuleType) -> None:
-    """By its version, or else by all that is in it."""
+    """Add a module by its version, or else by its whole content."""
     name = vars(module).get("__name__")
     version = release(name)
     if version:
@@ -163,17 +163,17 @@ def _add_contents(walk: Walk, module: types.ModuleType) -> None:
 
 
 def is_class(value: Any) -> bool:
-    """Whether it is a class, of whatever metaclass."""
+    """Return whether it is a class, of any metaclass."""
     return type in type(value).__mro__
 
 
 def name_of(kind: type) -> str:
-    """The full name of a class."""
+    """Return the full name of a class."""
     return ".".join(str(type.__dict__[name].__get__(kind)) for name in ("__module__", "__qualname__"))
 
 
 def where_found(value: Any) -> str:
-    """The module of an installed package that has a function of C under its name, or ''."""
+    """Return the module of an installed package that has a C function under its name, or ''."""
     with suppress(AttributeError):
         module, name = (object.__getattribute__(value, one) for one in ("__module__", "__name__"))
         if isinstance(module, str) and release(module) and is_found(value, module, name):
@@ -182,7 +182,7 @@ def where_found(value: Any) -> str:
 
 
 def is_found(value: Any, module: str, qualname: str) -> bool:
-    """Whether it is what its module has under this name."""
+    """Return whether its module has it under this name."""
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         found = vars(found).get(part) if hasattr(found, "__dict__") else None
@@ -190,7 +190,7 @@ def is_found(value: Any, module: str, qualname: str) -> bool:
 
 
 def version_of(cls: type) -> str:
-    """Which package, of which version, a class is from; '' for one of one's own, or made on the way."""
+    """Return package and version of a class; '' for user classes and dynamically created ones."""
     module, qualname = (type.__dict__[name].__get__(cls) for name in ("__module__", "__qualname__"))
     if cls.__flags__ & HEAP_TYPE and not (isinstance(module, str) and is_found(cls, module, qualname)):
         return ""
@@ -198,7 +198,7 @@ def version_of(cls: type) -> str:
 
 
 def has_hidden_state(kind: type) -> bool:
-    """Whether objects of it have more than attributes and slots: something that is known to C alone."""
+    """Return whether its objects have state beyond attributes and slots, known to C only."""
     slots = sum(type(one) is types.MemberDescriptorType for base in kind.__mro__ for one in vars(base).values())
     slots += bool(kind.__dictoffset__ and not kind.__flags__ & _MANAGED_DICT)
     slots += bool(kind.__weakrefoffset__ and not kind.__flags__ & _MANAGED_WEAKREF)
@@ -206,7 +206,7 @@ def has_hidden_state(kind: type) -> bool:
 
 
 def reads(code: types.CodeType) -> Iterator[Sequence[str]]:
-    """The globals that code reads, each with the attributes that are read of it at once: `torch`, `nn`, `Linear`."""
+    """Yield the globals that code reads, each with its chain of attributes: `torch`, `nn`, `Linear`."""
     names: list[str] = []
     for one in dis.get_instructions(code):
         if names and one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -218,12 +218,12 @@ def reads(code: types.CodeType) -> Iterator[Sequence[str]]:
 
 
 def imports(code: types.CodeType, scope: Mapping[str, Any]) -> Iterator[tuple[types.ModuleType, Sequence[str]]]:
-    """The modules of one's own that code imports when it is called, with the names that it imports from each."""
+    """Yield the user modules that code imports when called, with the names imported from each."""
     steps = list(dis.get_instructions(code))
     for at, one in enumerate(steps):
         if one.opname == "IMPORT_NAME":
             level, names = steps[at - 2].argval, steps[at - 1].argval
-            with suppress(Exception):  # one that is missing is missed when it is called
+            with suppress(Exception):  # a missing module fails when the code is called
                 name = importlib.util.resolve_name("." * level + one.argval, scope.get("__package__"))
                 if not installed(name):
                     yield importlib.import_module(name), names or ()

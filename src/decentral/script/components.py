@@ -1,4 +1,4 @@
-"""The topology and the algorithm that a script names, with settings, or gives as an object or as matrices."""
+"""Topologies, algorithms and compressors of a script: by name with settings, as objects, or as matrices."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _KINDS = "topology must be the name of a topology, a Topology, a matrix W [n, n]
 
 
 def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
-    """`topology` is the name of a topology, with its settings; or a Topology; or W [n, n], or one for each round.
+    """Create a topology from its name with settings; from a Topology; or from W [n, n], or one per round.
 
     Raises:
-        ConfigError: a name, a setting or a value that does not exist, settings for what has none, no numbers.
+        ConfigError: an unknown name, setting or value; settings for an object; matrices that are not numeric.
     """
     if isinstance(topology, str):
         others = "every", "global_every", "workers_per_machine"
@@ -40,17 +40,17 @@ def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
 
 
 def has_setting(topology: object, key: str) -> bool:
-    """Whether the topology of this name has such a setting of its own."""
+    """Return whether the topology of this name has such a setting."""
     known = components("topology")
     return isinstance(topology, str) and topology in known and key in settings_of(known[topology])
 
 
 def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
-    """`algo` is the name of an algorithm, with its settings, or an `Algorithm`.
+    """Create an algorithm from its name with settings, or return a given `Algorithm`.
 
     Raises:
-        ConfigError: a name, a setting or a value that does not exist, settings for an object; an algorithm that does
-            not train, or has no steps.
+        ConfigError: an unknown name, setting or value; settings for an object; an algorithm that does not train or has
+            no synchronous steps.
     """
     algorithm = cast(Algorithm, chosen("algorithms", algo, Algorithm, _as_dict("algo", settings), ()))
     if algorithm.needs_samples:
@@ -67,7 +67,7 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
 
 
 class Compression(NamedTuple):
-    """What is sent instead of rows, before the model's layout is known."""
+    """A compressor before the model's layout is known."""
 
     compressor: Compressor
     seed: int
@@ -75,14 +75,14 @@ class Compression(NamedTuple):
 
 
 def compression_from(compress: object, settings: dict[str, Any] | None) -> Compression:
-    """`compress` is the name of a compressor, with its settings, or a `Compressor`, or None.
+    """Create the compression from a compressor's name with settings, a `Compressor`, or None.
 
-    The settings may say more than the compressor's own: `seed` (0), from which what is random in messages follows, and
-    `steps_per_epoch`, in which `warmup_epochs` are counted.
+    Besides the compressor's own, the settings may include `seed` (0), for randomness in messages, and
+    `steps_per_epoch`, which converts `warmup_epochs`.
 
     Raises:
-        ConfigError: a name, a setting or a value that does not exist, settings for an object or for nothing,
-            `warmup_epochs` without `steps_per_epoch`.
+        ConfigError: an unknown name, setting or value; settings for an object or for None; `warmup_epochs` without
+            `steps_per_epoch`.
     """
     own = _as_dict("compress", settings)
     if compress is None and own:
@@ -111,7 +111,7 @@ def _as_dict(key: str, settings: object) -> dict[str, Any]:
 
 
 def chosen(package: str, given: object, base: type, settings: dict[str, Any], others: Sequence[str]) -> object:
-    """The component of this name with these settings, or the one that is given. Raises ConfigError if it is neither."""
+    """Return the component of this name with these settings, or the given one. Raises ConfigError if it is neither."""
     key = _KEYS[package]
     if isinstance(given, str):
         return _by_name(package, given, settings, others)
@@ -126,7 +126,7 @@ def chosen(package: str, given: object, base: type, settings: dict[str, Any], ot
 
 
 def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence[str]) -> object:
-    """The component of a package with this name; `others` are settings that belong to somebody else."""
+    """Return the component of a package with this name; `others` are settings of other components."""
     cls, key = component(package, name), _KEYS[package]
     if cls is None:
         raise ConfigError(f"{key}='{name}' does not exist.{suggest(name, components(package))}")
@@ -138,12 +138,12 @@ def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence
 
 
 def settings_of(cls: type) -> list[str]:
-    """What a component can be told."""
+    """Return the settings of a component."""
     return [field.name for field in dataclasses.fields(cls) if field.name != "name" and field.init]
 
 
 def _numbers(matrices: Any) -> list[np.ndarray]:
-    """The matrices of a period, float64."""
+    """Return the matrices of a period, float64."""
     try:
         array = np.array([np.asarray(part, dtype=np.float64) for part in matrices])
     except (TypeError, ValueError, RuntimeError) as error:
@@ -157,9 +157,10 @@ _SETTING = re.compile(r"\b(?:topology|communication|algo|compress)\.(\w+)=(\w[\w
 
 
 def in_a_script(sentence: str, algo: bool = False) -> str:
-    """`topology.weights=metropolis` is weights='metropolis' in a call, and `compress=topk` is compress='topk'.
+    """Rewrite settings in a message as Python arguments: `topology.weights=metropolis` as weights='metropolis', and
+    `compress=topk` as compress='topk'.
 
-    `algo=sgp` is mode='push_sum', or algo='sgp' for somebody who speaks of algorithms.
+    `algo=sgp` becomes mode='push_sum', or algo='sgp' if the call uses algorithms.
     """
 
     def argument(found: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""A digest of objects: equal in every process where they compute the same, and another one where they may not."""
+"""A digest of objects: equal in every process if they compute the same, different if they may not."""
 
 from __future__ import annotations
 
@@ -42,47 +42,47 @@ _PICKLING = ("__reduce_ex__", "__reduce__", "__getstate__", "__getnewargs_ex__",
 
 
 def fingerprint(value: Any, name: str) -> tuple[str, str]:
-    """Return a digest of all that decides what `value` computes, and '' or what in it cannot be compared by value.
+    """Return a digest of all that determines what `value` computes, and '' or a part that has no comparable value.
 
-    In the second case the digest is new each time. `name` is what the value is called in that sentence.
+    In the second case the digest is new each time. `name` is the value's name in that sentence.
 
     Code counts by its instructions, constants, closures, defaults and the globals that it reads; an object by its class
-    and attributes; tensors and arrays by content, and by what they share. What belongs to Python or to an installed
-    package counts by name and version. Code of a user's class is not called: no `__eq__`, `__hash__`, `__repr__`,
-    property or `__reduce__`. Addresses, names of files and the order of sets do not count.
+    and attributes; tensors and arrays by content and shared memory. Objects of Python or of an installed package count
+    by name and version. Code of user classes is not called: no `__eq__`, `__hash__`, `__repr__`, property or
+    `__reduce__`. Addresses, file names and the order of sets do not count.
     """
     walk = Walk(name)
     try:
         walk.whole(value)
     except UnknownError as error:
         return os.urandom(8).hex(), str(error)
-    except Exception as error:  # nested too deeply, or of a class that does not even let itself be looked at
+    except Exception as error:  # nested too deeply, or a class that resists inspection
         return os.urandom(8).hex(), f"{name} cannot be compared by value ({type(error).__name__})"
     return walk.digest.hexdigest()[:16], ""
 
 
 def trail(module: nn.Module) -> list[list[str]]:
-    """Pairs (where, digest so far) of what decides the outputs of `module` beside what its `state_dict` replaces.
+    """Return pairs (where, digest so far) of all that determines the outputs of `module` besides its `state_dict`.
 
-    The first pair that differs from that of another module says where they differ. What cannot be compared by value
-    counts as equal.
+    The first pair that differs from another module's shows where they differ. Parts that cannot be compared by value
+    count as equal.
     """
     walk = Walk(type(module).__name__, of_code=True)
     walk.put(release("os"), release("torch"))
     walk._mark("the version of Python or torch")
-    with suppress(Exception):  # nested too deeply: what comes before it counts
+    with suppress(Exception):  # nested too deeply: use the part before it
         walk.whole(module)
     return walk.trail
 
 
 def content(tensor: Tensor) -> Any:
-    """The bytes of a dense tensor, as a flat array."""
+    """Return the bytes of a dense tensor, as a flat array."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.flatten().view(torch.uint8).numpy()
 
 
 class Walk:
-    """A fingerprint on its way.
+    """A fingerprint under construction.
 
     digest    of what was met so far
     trail     that digest in hexadecimal digits, after each module and each piece of code, with its place
@@ -91,7 +91,7 @@ class Walk:
     """
 
     def __init__(self, name: str, of_code: bool = False) -> None:
-        """of_code: leave out tensors that are attributes of modules, and what cannot be compared."""
+        """Start a fingerprint. of_code: omit tensor attributes of modules, and parts that cannot be compared."""
         self.digest, self.trail = hashlib.sha256(), list[list[str]]()
         self.of_code, self._passed_over = of_code, [UnknownError] if of_code else []
         self._path = [name]
@@ -103,7 +103,7 @@ class Walk:
         self._modes: dict[int, bool] = {}
 
     def whole(self, value: Any) -> None:
-        """The value, and what holds for all modules."""
+        """Add the value, and settings shared by all modules."""
         if isinstance(value, nn.Module):
             self._modes = dict.fromkeys(_registered(value), value.training)
         self.add(value)
@@ -122,7 +122,7 @@ class Walk:
             self.entries((word, os.environ[word]) for word in sorted(self.words & os.environ.keys()))
 
     def add(self, value: Any) -> None:
-        """A value, by the nearest of its classes that is known here."""
+        """Add a value, by the nearest known class in its MRO."""
         kind = type(value)
         if kind in EXACT:
             written = value if kind in (str, bytes) else hex(value) if kind is int else repr(value)
@@ -138,7 +138,7 @@ class Walk:
         next((_HOW[base] for base in kind.__mro__ if base in _HOW), Walk._object)(self, value)
 
     def put(self, *words: Any) -> None:
-        """Texts or bytes, each with its length."""
+        """Add texts or bytes, each with its length."""
         for word in words:
             data = word.encode("utf-8", "surrogatepass") if isinstance(word, str) else memoryview(word)
             self.digest.update(b"%d:" % len(data))
@@ -146,7 +146,7 @@ class Walk:
 
     @contextmanager
     def at(self, name: Any) -> Iterator[None]:
-        """Inside, one step further from the value, for `unknown`."""
+        """Descend into a part of the value, for the location in `unknown`."""
         self._path.append(f".{name}" if type(name) is str else f"[{name}]" if type(name) is int else "[...]")
         try:
             yield
@@ -154,7 +154,7 @@ class Walk:
             self._path.pop()
 
     def unknown(self, what: str) -> NoReturn:
-        """Raise UnknownError for what the walk is at."""
+        """Raise UnknownError for the current part."""
         raise UnknownError(f"{self._where()} {what} cannot be compared by value")
 
     def _where(self) -> str:
@@ -164,7 +164,7 @@ class Walk:
         self.trail.append([where, self.digest.hexdigest()[:8]])
 
     def later(self, word: str, contents: Callable[[Walk, Any], None], value: Any) -> None:
-        """The word now; the contents of the value when all else has been added."""
+        """Add the word now, and the contents of the value at the end."""
         self.put(word)
         if self._waiting is None:
             contents(self, value)
@@ -174,7 +174,7 @@ class Walk:
     # -- objects -------------------------------------------------------------------------------------------------------
 
     def entries(self, entries: Iterable[tuple[Any, Any]]) -> None:
-        """Names, or keys, with values, in this order."""
+        """Add names or keys with values, in this order."""
         for name, value in entries:
             with self.at(name), suppress(*self._passed_over):
                 self.add(name)
@@ -182,7 +182,7 @@ class Walk:
         self.put("end")
 
     def _state(self, value: Any) -> None:
-        """The attributes and slots of an object."""
+        """Add the attributes and slots of an object."""
         kind = type(value)
         if kind.__dictoffset__:
             own = object.__getattribute__(value, "__dict__")
@@ -194,11 +194,11 @@ class Walk:
         for base in kind.__mro__:
             for name, slot in vars(base).items() if base.__flags__ & HEAP_TYPE else ():
                 if type(slot) is types.MemberDescriptorType:
-                    with suppress(AttributeError):  # nothing is in it yet
+                    with suppress(AttributeError):  # an empty slot
                         self.entries([(name, slot.__get__(value, kind))])
 
     def _object(self, value: Any) -> None:
-        """By what foreign code pickles it as, or else by its attributes and slots."""
+        """Add an object by its pickled form if its code is third-party, else by attributes and slots."""
         kind = type(value)
         self.add(kind)
         how = [next((base for base in kind.__mro__ if name in vars(base)), object) for name in _PICKLING]
@@ -224,7 +224,7 @@ class Walk:
         self._state(value)
 
     def _derived(self, value: Any) -> None:
-        """A number, text or bytes of a class derived from these."""
+        """Add a number, text or bytes of a derived class."""
         kind = type(value)
         base = next(base for base in kind.__mro__ if base in EXACT)
         self.add(kind)
@@ -252,7 +252,7 @@ class Walk:
             self._state(value)
 
     def _set(self, value: Any) -> None:
-        """Its members' digests, sorted."""
+        """Add the sorted digests of its members."""
         kind = type(value)
         base = set if set in kind.__mro__ else frozenset
         self.add(kind)
@@ -270,7 +270,7 @@ class Walk:
     # -- torch ---------------------------------------------------------------------------------------------------------
 
     def _tensor(self, value: Tensor) -> None:
-        """With its type, hooks and attributes, and where it lies in a memory that it shares."""
+        """Add a tensor with its type, hooks, attributes, and position in shared memory."""
         self.add(type(value))
         with torch._C.DisableTorchFunctionSubclass():
             self.put(str(value.dtype), str(value.requires_grad), str(value.layout))
@@ -294,13 +294,13 @@ class Walk:
             self._state(value)
 
     def _network(self, module: nn.Module) -> None:
-        """Its attributes. Hooks count by their order; of the mode, whether it is another one than the whole's."""
+        """Add a module's attributes. Hooks count by order; the mode only if it differs from the whole's."""
         self.add(type(module))
         kept = dict(vars(module))
         hooks = {name: kept[name] for name in _HOOKS & kept.keys()}
         places = {key: place for place, key in enumerate(sorted({key for one in hooks.values() for key in one}))}
         for name, one in hooks.items():
-            kept[name] = [(places[key], hook) for key, hook in one.items()]  # the keys are numbers of this process
+            kept[name] = [(places[key], hook) for key, hook in one.items()]  # the keys are process-specific
         if id(module) in self._modes and "training" in kept:
             kept["training"] = "as all" if kept["training"] == self._modes[id(module)] else "otherwise"
         if self.of_code:
@@ -317,7 +317,7 @@ class Walk:
 
 
 def _registered(module: nn.Module) -> Iterator[int]:
-    """The ids of a module and of all below it, which `train` and `eval` reach."""
+    """Yield the IDs of a module and its submodules, which `train` and `eval` reach."""
     yield id(module)
     for one in vars(module)["_modules"].values():
         if one is not None:
@@ -354,4 +354,4 @@ _HOW: dict[type, Callable[[Walk, Any], None]] = {
     **dict.fromkeys((types.BuiltinFunctionType, types.MethodWrapperType), add_function_of_c),
     **dict.fromkeys(_OF_C, lambda walk, value: walk.entries([(value.__name__, value.__objclass__)])),
 }
-"""Type -> how its objects are added; the nearest base counts. Others: `Walk._object`."""
+"""Type -> the function that adds its objects, by nearest base. Others: `Walk._object`."""

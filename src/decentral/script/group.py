@@ -1,4 +1,4 @@
-"""All ranks together: the verbs that know no neighbours."""
+"""Operations over all ranks, without a topology."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ T = TypeVar("T")
 _NO_MORE: Any = object()
 
 _LEAVING: WeakSet[Group] = WeakSet()
-"""The groups on the process group of `decentral.join`, which the last one to close ends."""
+"""The groups on the process group of `decentral.join`; the last one to close destroys it."""
 
 
 class Group:
-    """This process as number `rank` of `size`."""
+    """This process as rank `rank` of `size`."""
 
     def __init__(self, world: World, check: bool | None, leaves: bool) -> None:
-        """`leaves`: whether `close` ends the process group of torch.distributed, if no other group needs it."""
+        """Create the group. `leaves`: `close` destroys torch.distributed's process group if no other group needs it."""
         self.rank, self.size = world.rank, world.size
         self.world = world
         self._check, self.turn = check, Turn(f"rank {self.rank}", by_thread=True)
@@ -41,12 +41,12 @@ class Group:
         self._leaves = leaves
         if leaves:
             _LEAVING.add(self)
-        if self.device.type == "cuda":  # nccl wants all ranks to take part in the first call
+        if self.device.type == "cuda":  # nccl needs all ranks in the first call
             dist.all_reduce(torch.zeros(1, device=self.device))
 
     @property
     def device(self) -> torch.device:
-        """Where tensors are best: this process's GPU, if the group carries those, else the CPU."""
+        """The preferred device of tensors: this process's GPU if the group supports GPUs, else the CPU."""
         return torch.device("cuda", torch.cuda.current_device()) if "cuda" in calls.carried() else torch.device("cpu")
 
     # -- tensors -------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class Group:
         check: bool | None = None,
         async_op: bool = False,
     ) -> Handle:
-        """1/n sum_j x_j, or sum_j x_j, over all ranks; or, with `workers_per_machine`, over those of this machine."""
+        """Return 1/n sum_j x_j, or sum_j x_j, over all ranks, or, with `workers_per_machine`, over this machine's."""
         checked = self._checks(check, self.world.blind)
         return calls.begin_total(self.world, x, op, workers_per_machine, checked, inplace, self._seen)
 
@@ -70,12 +70,12 @@ class Group:
     def broadcast(
         self, x: Values, root: int = 0, *, inplace: bool = False, check: bool | None = None, async_op: bool = False
     ) -> Handle:
-        """x of rank `root`, on every rank; the others give tensors of the same shapes and dtypes."""
+        """Return x of rank `root` on every rank; the others pass tensors of the same shapes and dtypes."""
         return calls.begin_broadcast(self.world, x, root, self._checks(check, self.world.blind), inplace, self._seen)
 
     @verb
     def allgather(self, x: Tensor, *, async_op: bool = False) -> Handle:
-        """The x of all ranks, one after the other along dimension 0, in which lengths may differ."""
+        """Concatenate the x of all ranks along dimension 0, in which lengths may differ."""
         return calls.begin_allgather(self.world, x)
 
     @guarded
@@ -95,28 +95,28 @@ class Group:
     def broadcast_optimizer_state(self, optimizer: Optimizer, root: int = 0) -> None:
         """Give every rank the state of rank `root`'s optimizer, and its settings such as the learning rate.
 
-        The optimizers of the others may have no state yet.
+        The other optimizers may have no state yet.
         """
         with torch.no_grad():
             self.world.announce(f"broadcast_optimizer_state from rank {root}")
             parameters.broadcast_optimizer(optimizer, self.world, root)
 
     def allreduce_parameters(self, module: nn.Module) -> None:
-        """Set parameters and buffers to their mean over all ranks, in place. Counters, which are integers, stay."""
+        """Set parameters and buffers to their mean over all ranks, in place. Integer counters are unchanged."""
         named = dict([*module.named_parameters(), *module.named_buffers()])
         if tensors := [tensor for name, tensor in named.items() if has_mean(module, name, tensor)]:
             self.allreduce(tensors, inplace=True)
 
     def equally(self, batches: Iterable[T]) -> Iterator[T]:
-        """As many of this rank's batches as the rank with fewest has, so that all ranks step equally often.
+        """Yield as many batches of this rank as the rank with the fewest has, so that all ranks step equally often.
 
-        All ranks begin it at once. Where each rank's batches have a length (a list, most DataLoaders) the ranks compare
-        these once; otherwise before every batch, which is a small all-reduce each time. What one rank has beyond that
-        is left out; shuffled anew in every epoch, nothing is left out for good.
+        All ranks call it at once. If each rank's batches have a length (a list, most DataLoaders), the ranks compare
+        these once; otherwise before every batch, by a small all-reduce. Extra batches are dropped; with reshuffling in
+        every epoch, no example is dropped for good.
         """
         try:
             own = len(batches)  # type: ignore[arg-type]
-        except TypeError:  # a generator, or a DataLoader over what has no length
+        except TypeError:  # a generator, or a DataLoader without length
             own = -1
         less_the_fewest, unknown = self._equally(-own, int(own < 0))
         if not unknown:
@@ -133,14 +133,14 @@ class Group:
     # -- around them ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Leave, when all ranks do: what was opened here is closed. Verbs cannot be called afterwards."""
+        """Leave together with all ranks, and close everything opened here. No operation is possible afterwards."""
         self._close(wait=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        self._close(wait=kind is None)  # who fails does not wait for those who wait for it
+        self._close(wait=kind is None)  # after a failure, do not wait for ranks that wait for this one
 
     def _close(self, wait: bool) -> None:
         if self.turn.over or self.turn.forked:  # the connections belong to another process
@@ -150,7 +150,7 @@ class Group:
             if wait:
                 presence.look(now=True)
             if self._leaves and wait and dist.is_initialized():
-                self.barrier()  # nobody leaves while another still talks
+                self.barrier()  # no rank leaves while another still communicates
             left = wait
         finally:
             self.turn.over = "after the group was closed: call decentral.join again"
@@ -164,7 +164,7 @@ class Group:
             dist.destroy_process_group()
 
     def _checks(self, check: bool | None, default: bool) -> bool:
-        """Whether a call is checked: as it says, or as the group says, or as is usual."""
+        """Return whether to check a call: by its argument, else the group's, else the default."""
         return next(choice for choice in (check, self._check, default) if choice is not None)
 
     @guarded

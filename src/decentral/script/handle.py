@@ -1,5 +1,4 @@
-"""Verbs: whose turn it is, what is under way, and how a script ends that a rank has broken off: in a sentence that says
-why."""
+"""Operations: call order, handles of operations in flight, and one-sentence errors when a rank fails."""
 
 from __future__ import annotations
 
@@ -42,30 +41,30 @@ _HINT = (
 
 
 _PACKAGE = Path(decentral.__file__).resolve().parent
-_STORE_S = 2.0  # that a rank waits for torchrun, to hear whether another has spoken
+_STORE_S = 2.0  # seconds that a rank waits for torchrun to learn whether another rank reported
 
 
 class Turn:
-    """Whose turn it is to call the verbs of an object: one thread of the process that made it, until it is over."""
+    """The right to call the operations of an object: one thread of the creating process, until it is closed."""
 
     def __init__(self, what: str, by_thread: bool) -> None:
-        """`what` has the verbs. `by_thread`: ranks pair its calls by their order, which one thread decides."""
+        """Guard the operations of `what`. `by_thread`: ranks match calls by order, so one thread must make them."""
         self.over = ""
-        """Why no verb can be called any more."""
+        """Why no operation is possible any more."""
         self._what = what
         self.process, self._by_thread = os.getpid(), threading.current_thread() if by_thread else None
         self.difference: Callable[[], str] = str
-        """Who is at what, if ranks are known to be at different things; else ""."""
+        """Describe which rank makes which call, if they are known to differ; else ""."""
         self._lock = threading.RLock()
         self._under_way = ""
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a copy of the one that has the connections."""
+        """Whether this process is a fork of the one with the connections."""
         return os.getpid() != self.process
 
     def take(self, verb: str) -> None:
-        """Begin a verb. Raises RuntimeError for one that would come between those of the other ranks."""
+        """Begin an operation. Raises RuntimeError for one that would interleave with those of other ranks."""
         if self.over:
             raise RuntimeError(f"{verb} {self.over}")
         refuse_a_fork(self.process, verb)
@@ -83,13 +82,13 @@ class Turn:
         self._under_way = verb
 
     def give_back(self) -> None:
-        """End a verb."""
+        """End an operation."""
         self._under_way = ""
         self._lock.release()
 
 
 def refuse_a_fork(process: int, what: str) -> None:
-    """RuntimeError if this process is not the one that has the connections, but a copy of it."""
+    """Raise RuntimeError if this process is a fork of the one with the connections."""
     if os.getpid() != process:
         raise RuntimeError(
             f"{what} in process {os.getpid()}, which was forked from process {process} after decentral.join: only "
@@ -98,7 +97,7 @@ def refuse_a_fork(process: int, what: str) -> None:
 
 
 def guarded(method: Callable[P, R]) -> Callable[P, R]:
-    """A verb, of an object with a `turn`: other ranks take part in it, and its errors are sentences."""
+    """Make a method a collective operation of an object with a `turn`, with one-sentence errors."""
     name = method.__name__.lstrip("_")
 
     @wraps(method)
@@ -119,7 +118,7 @@ def guarded(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def verb(method: Callable[P, Handle]) -> Callable[P, Any]:
-    """A guarded method that begins a message; callers get its result, or with `async_op=True` the handle."""
+    """Make a method that begins an operation return its result, or with `async_op=True` the handle."""
     name = f"decentral.{method.__name__}"
 
     @guarded
@@ -134,7 +133,7 @@ def verb(method: Callable[P, Handle]) -> Callable[P, Any]:
 
 @contextmanager
 def hinted() -> Iterator[None]:
-    """An error of the transport (a rank that is gone, or does something else) gets a note that says what to look at."""
+    """Add a hint to errors of the transport (a rank that is gone or makes another call)."""
     try:
         yield
     except (RuntimeError, OSError) as error:
@@ -153,21 +152,21 @@ def _raise_with_a_hint(error: Exception) -> NoReturn:
 
 
 def is_hinted(error: BaseException) -> bool:
-    """Whether it is an error of the transport, of those that the others have their part in."""
+    """Return whether it is a transport error, which other ranks may have caused."""
     return isinstance(error, presence.Gone) or any(note.startswith(_HINT) for note in getattr(error, "__notes__", []))
 
 
 class Handle:
-    """A verb under way: `wait()` gives its result, `done()` says whether the messages have arrived.
+    """An operation in flight: `wait()` returns its result, `done()` tells whether the messages have arrived.
 
-    Until `wait()` has returned, the tensors that were given must not be changed (they are sent from where they lie) and
-    the result does not exist. What takes several phases (hierarchical verbs) has the first one under way; the others
-    follow in `wait()`. Handles may be waited for in any order, but that of a verb with several phases at the same place
-    among the calls of all ranks.
+    Until `wait()` returns, the input tensors must not change (they are sent in place) and the result does not exist.
+    Operations with several phases (hierarchical ones) have only the first in flight; the others run in `wait()`.
+    Handles may be waited for in any order, but one with several phases at the same position among the calls of all
+    ranks.
     """
 
     def __init__(self, verb: str, works: Sequence[Work] | None, *finish: Callable[[], Any]) -> None:
-        """`works` are to be waited for (None: `finish` waits); the last `finish` to be called has the result."""
+        """Create a handle that waits for `works` (None: `finish` waits); the last `finish` returns the result."""
         self.verb = verb
         self._process = os.getpid()
         self._works = works
@@ -176,7 +175,7 @@ class Handle:
         self._arrival: Future[None] | None = None
 
     def wait(self) -> Any:
-        """The result, when all messages have come and those sent have gone; the same one when asked again."""
+        """Wait for all messages and return the result; later calls return the same object."""
         if self._finish:
             refuse_a_fork(self._process, f"wait() for {self.verb}")
             with torch.no_grad(), record_function(f"decentral.{self.verb}.wait"), hinted():
@@ -191,13 +190,13 @@ class Handle:
         return self._result
 
     def done(self) -> bool:
-        """Whether `wait()` would find all messages arrived and sent; never blocks.
+        """Return whether `wait()` would not block; never blocks.
 
-        gloo does not say whether a message has arrived until somebody waits for it. So the first question starts a
-        thread that does; nothing is spent on handles that are never asked.
+        gloo reports the arrival of a message only after a wait. So the first call starts a thread that waits; handles
+        without a call cost nothing.
 
         Raises:
-            ConfigError: it is a round of the schedule, of which nobody knows before `wait()`.
+            ConfigError: it is a round of the schedule, whose state is unknown before `wait()`.
         """
         if not self._finish:
             return True
@@ -216,7 +215,7 @@ class Handle:
 
 
 def _arrival(works: Sequence[Work]) -> Future[None]:
-    """Wait for works in a thread of its own."""
+    """Wait for works in a separate thread."""
     arrival: Future[None] = Future()
 
     def run() -> None:
@@ -224,7 +223,7 @@ def _arrival(works: Sequence[Work]) -> Future[None]:
             for work in works:
                 work.wait()
             arrival.set_result(None)
-        except BaseException as error:  # raised again by whoever waits for the handle
+        except BaseException as error:  # re-raised when the handle is waited for
             arrival.set_exception(error)
 
     threading.Thread(target=on_the_same_gpu(run), name="decentral handle", daemon=True).start()
@@ -235,26 +234,25 @@ def _arrival(works: Sequence[Work]) -> Future[None]:
 
 
 def end_in_a_sentence() -> None:
-    """From now on, what the library refuses and what ranks suffer from each other ends a script with one sentence.
+    """End scripts with one sentence for errors of this library and for failures of other ranks.
 
-    A rank that waits in vain takes its neighbours with it, and each of them has a traceback of its own, through code
-    that is not the user's. Instead, the first of them says what happened, and in which line of the script; where a rank
-    has died, all of them do. The exit status is 1 on all of them. DECENTRAL_TRACEBACK=1 brings the tracebacks back. Any
-    other exception is as it was.
+    A failing rank takes its neighbors down, each with its own traceback through code that is not the user's. Instead,
+    the first of them reports what happened, and in which line of the script; if a rank died, all of them do. The exit
+    status is 1 on all of them. DECENTRAL_TRACEBACK=1 restores tracebacks. Other exceptions are unchanged.
     """
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook()
 
 
 class _Hook:
-    """What Python calls with an exception that nobody has caught."""
+    """The excepthook, called with an uncaught exception."""
 
     def __init__(self) -> None:
         self._before = sys.excepthook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         ours = isinstance(error, ConfigError) or is_hinted(error)
-        if isinstance(error, RuntimeError):  # the package itself says that a call came at the wrong time
+        if isinstance(error, RuntimeError):  # raised by the package for a call at the wrong time
             ours |= Path(traceback.extract_tb(trace)[-1].filename).resolve().is_relative_to(_PACKAGE)
         if not ours or os.environ.get("DECENTRAL_TRACEBACK"):
             self._before(kind, error, trace)
@@ -263,11 +261,11 @@ class _Hook:
 
 
 def leave_at_the_end(rank: int) -> None:
-    """When this process ends, it leaves the group; if another rank has died by then, with a sentence and status 1.
+    """Leave the group when this process ends; if another rank has died, with an error sentence and status 1.
 
-    That of a rank that is ended by an exception is noticed by the others.
+    The other ranks notice a rank that ends with an exception.
     """
-    Finalize(None, _leave, (rank,), exitpriority=-1)  # runs in processes of multiprocessing, too; late in both
+    Finalize(None, _leave, (rank,), exitpriority=-1)  # also runs in multiprocessing children; late in both
 
 
 def _leave(rank: int) -> None:
@@ -285,7 +283,7 @@ def _leave(rank: int) -> None:
 
 
 def sentence(error: BaseException) -> str:
-    """Which rank was where, what it ran into, and what to do about it."""
+    """Describe where a rank failed, why, and what to do."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if blame.is_own(frame.filename)]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     rank = f"rank {dist.get_rank()}" if dist.is_initialized() else f"rank {place().rank}" if under_torchrun() else ""
@@ -295,7 +293,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _is_first() -> bool:
-    """Whether no other rank of this attempt has spoken: torchrun counts. Where it is silent, all of them speak."""
+    """Return whether this rank reports first in this attempt, by torchrun's counter; without a counter, all report."""
     if not under_torchrun():
         return True
     try:
@@ -313,7 +311,7 @@ def _is_first() -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch writes about a store whose process is gone: pages, and not through Python."""
+    """Suppress torch's long native output about a store whose process is gone."""
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
     try:
@@ -325,7 +323,7 @@ def quiet() -> Iterator[None]:
 
 
 def answers(address: str, port: int) -> bool:
-    """Whether somebody listens there."""
+    """Return whether a server listens at the address."""
     try:
         socket.create_connection((address, port), _STORE_S).close()
     except OSError:

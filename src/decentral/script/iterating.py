@@ -1,4 +1,4 @@
-"""The iterates of an algorithm on a network, with an oracle of the user's own: `decentral.iterates`."""
+"""The iterates of an algorithm with a user-defined oracle: `decentral.iterates`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def iterates(
 ) -> np.ndarray:
     """Return the models of all workers before the first and after each step, float64 [steps + 1, n, P].
 
-    All workers are in this process; no run is stored. The steps are those of `decentral-run`.
+    All workers are in this process; no run is stored. The steps are the same as in `decentral-run`.
 
     >>> import numpy as np, decentral
     >>> b = np.arange(4.0)[:, None]  # worker i's optimum
@@ -52,25 +52,25 @@ def iterates(
     True
 
     Args:
-        algo: Name of an algorithm with steps, or an `Algorithm`.
+        algo: Name of an algorithm with synchronous steps, or an `Algorithm`.
         topology: Name of a topology, a `Topology`, W [n, n], or [T, n, n] with a matrix for each round, which repeat.
-            Algorithms that do not use it take any.
-        oracle: oracle(x [n, P], t) -> the gradients [n, P] of the workers at their models in step t. It gets a
-            float64 array, a copy, and gives an array or a tensor.
-        x0: The start [P] of all, or [n, P] of each.
-        steps: How many steps are taken.
-        lr: The learning rate, or step t -> its rate.
-        num_workers: n, where neither x0 [n, P] nor the topology says it.
+            Algorithms that do not use it accept any.
+        oracle: oracle(x [n, P], t) -> the gradients [n, P] of the workers at their models in step t. It receives a
+            float64 array, a copy, and returns an array or a tensor.
+        x0: The start [P] of all workers, or [n, P] of each.
+        steps: Number of steps.
+        lr: The learning rate, or a function from step t to the rate.
+        num_workers: n, if neither x0 [n, P] nor the topology determines it.
         optim: Name of a local optimizer, or an `Optimizer`.
-        compress: Name of a compressor, a `Compressor`, or None: what is usual, which is none but for demo.
-        every: Local steps: communicate in every so many steps only.
-        drop_probability: Each message is lost with this probability.
-        seed: Decides which messages are lost.
-        algo_settings, topology_settings, optim_settings, compress_settings: Settings of what is named.
+        compress: Name of a compressor, a `Compressor`, or None: the algorithm's default, which is none except for demo.
+        every: Local steps: communicate in every `every`-th step only.
+        drop_probability: Probability of losing each message.
+        seed: Determines which messages are lost.
+        algo_settings, topology_settings, optim_settings, compress_settings: Settings of the named components.
 
     Raises:
-        ConfigError: for what `decentral-run` refuses, a start that the algorithm cannot have, or an oracle that gives
-            another shape.
+        ConfigError: for a setup that `decentral-run` refuses, an invalid start for the algorithm, or an oracle result
+            of the wrong shape.
     """
     algorithm, topology = algorithm_from(algo, algo_settings), topology_from(topology, topology_settings or {})
     optimizer = cast(Optimizer, chosen("optim", optim, Optimizer, dict(optim_settings or {}), ()))

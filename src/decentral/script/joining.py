@@ -1,4 +1,4 @@
-"""Joining the other processes."""
+"""Join the other processes: `decentral.join`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from decentral.topology.trees import Chain
 
 _ROUNDS_COMPARED = 64
 _GLANCE_S = 0.01
-_LAST_S = 1.0  # that rank 0, which serves the store, waits longer than the others
+_LAST_S = 1.0  # extra seconds that rank 0, which serves the store, waits
 _USUAL_PATIENCE_S = 120.0
 
 
@@ -54,42 +54,42 @@ def join(
     timeout_s: float | None = None,
     **settings: Any,
 ) -> Peers:
-    """This process as one worker among the others, with mixing matrices W for every round. All ranks call this at once.
+    """Join the group as one worker, with mixing matrices W for every round. All ranks call this at once.
 
-    Under torchrun the ranks are its processes, and torch.distributed is initialised (gloo for CPUs, and nccl for GPUs)
-    unless that has been done. Without torchrun this is a group of one.
+    Under torchrun the ranks are its processes, and torch.distributed is initialized (gloo for CPUs, and nccl for GPUs)
+    unless it already is. Without torchrun this is a group of one.
 
-    topology              the name of a topology, whose `settings` may follow (`decentral-run --help topology=ring`); a
-                          `decentral.topology.topology.Topology`; a matrix W [n, n]; or a list of such, one for each
-                          round of a period. W[i, j] is what rank i takes from rank j, and is authoritative. Entries
-                          are at least 0; rows sum to 1 (pull), or columns do (push).
+    topology              the name of a topology, with optional `settings` (`decentral-run --help topology=ring`); a
+                          `decentral.topology.topology.Topology`; a matrix W [n, n]; or a list of matrices, one for each
+                          round of a period. W[i, j] is the weight of rank j's values at rank i, and is authoritative.
+                          Entries are at least 0; rows sum to 1 (pull), or columns do (push).
     workers_per_machine   L > 1: ranks i L to i L + L - 1 are on machine i, and the topology connects machines:
                           x_i <- sum_J W_IJ (mean of machine J)
-    every                 local steps: communicate in every so many rounds, the last of each (every=4: in the rounds
-                          3, 7, 11, ...); in the others W = I
-    global_every          every so many communications, the mean of all ranks instead of the topology
-    needs                 what your algorithm asks of W, by name, checked now: doubly_stochastic, row_stochastic,
+    every                 local steps: communicate in every `every`-th round only, the last of each group (every=4: in
+                          rounds 3, 7, 11, ...); in the others W = I
+    global_every          in every `global_every`-th communication, the mean of all ranks instead of the topology
+    needs                 requirements of your algorithm on W, by name, checked now: doubly_stochastic, row_stochastic,
                           column_stochastic, connected, undirected, static, symmetric, tree, d2_spectrum
-    check                 whether verbs compare what all ranks are about to do before they send, so that a mistake is an
-                          error on every rank instead of a hang: True, False, or None, which checks calls that name
-                          ranks. Costs a small all-gather; each call may say otherwise.
+    check                 whether operations first compare the calls of all ranks, so that a mistake is an error on
+                          every rank instead of a hang: True, False, or None, which checks calls that name ranks. Costs
+                          a small all-gather; each call may override it.
     device                cpu, cuda, or auto: cuda if every process of this host can have a GPU
-    timeout_s             how long a rank waits for another (None: as long as `init_process_group` was told, where the
-                          script has called it; else 120 s)
+    timeout_s             how long a rank waits for another (None: the timeout of `init_process_group`, if the script
+                          called it; else 120 s)
 
     Raises:
-        ConfigError: on every rank, for arguments that make no sense on one of them or are not the same on all.
+        ConfigError: on every rank, for arguments that are invalid on one of them or differ between ranks.
     """
     plan, problem = None, ""
     try:
         plan = _plan(topology, settings, workers_per_machine, every, global_every, needs)
         cuda, patience_s = _wants_cuda(device), _patience(timeout_s)
-    except ConfigError as error:  # the others have to hear of it
+    except ConfigError as error:  # must reach the other ranks
         problem, cuda, patience_s = in_a_script(str(error)), _wants_cuda("auto"), _USUAL_PATIENCE_S
     end_in_a_sentence()
     fresh = not dist.is_initialized()
     _initialise(cuda, patience_s)
-    end_in_a_sentence()  # torch has set a hook of its own
+    end_in_a_sentence()  # torch has set its own hook
     try:
         return _peers(plan, problem, check, patience_s)
     except BaseException:
@@ -99,7 +99,7 @@ def join(
 
 
 def _peers(plan: _Plan | None, problem: str, check: bool | None, patience_s: float) -> Peers:
-    """The group, if all ranks mean the same."""
+    """Return the group if all ranks agree."""
     on_cpu = "cpu:gloo" in dist.get_backend_config()
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
     known = _announced.get(dist.group.WORLD)
@@ -125,10 +125,10 @@ def _peers(plan: _Plan | None, problem: str, check: bool | None, patience_s: flo
 
 
 _entered: WeakSet[object] = WeakSet()
-"""The process groups whose ranks look whether the others are there."""
+"""The process groups whose ranks check for the presence of others."""
 
 _announced: WeakKeyDictionary[object, Calls] = WeakKeyDictionary()
-"""Where all groups of a process group say what they do, if all ranks are on one host."""
+"""The announced calls of all groups on a process group, if all ranks are on one host."""
 
 
 class _Plan(NamedTuple):
@@ -138,7 +138,7 @@ class _Plan(NamedTuple):
 
     @property
     def content(self) -> str:
-        """What has to be the same on all ranks."""
+        """Return, as text, what must agree on all ranks."""
         checksum = 0
         for round in range(min(self.schedule.period, _ROUNDS_COMPARED)):
             for W in self.schedule.mixing(round):
@@ -175,7 +175,7 @@ def _plan(
             "topology."
         )
     if n == 1:
-        found = Chain()  # alone there is nobody to talk to, whatever the graph of many would be
+        found = Chain()  # a single rank has no neighbors, whatever the topology
     schedule = communication.schedule(found, n)
     asked = {need.name if isinstance(need, Need) else need for need in needs}
     for name in sorted(asked - Need.__members__.keys()):
@@ -188,7 +188,7 @@ def _plan(
 
 
 def _patience(timeout_s: float | None) -> float:
-    """Seconds that a rank waits: as told, or as the script's own `init_process_group` was."""
+    """Return the timeout in seconds: as given, or that of the script's own `init_process_group`."""
     if timeout_s is not None:
         number: float = convert(float, timeout_s, "timeout_s")
         if not 0 < number <= 1e6:
@@ -216,21 +216,21 @@ def _wants_cuda(device: str) -> bool:
 
 
 def _size() -> int:
-    """How many ranks there are or will be."""
+    """Return the number of ranks, present or future."""
     if dist.is_initialized():
         return dist.get_world_size()
     return place().size if under_torchrun() else 1
 
 
 _opened: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-"""The process groups that `join` has initialised, each with the number of the process that has its connections."""
+"""The process groups that `join` initialized, each with the ID of the process with its connections."""
 
 
 def _initialise(cuda: bool, timeout_s: float) -> None:
-    """Initialise torch.distributed unless somebody has."""
+    """Initialize torch.distributed unless it already is."""
     if dist.is_initialized():
         return refuse_a_fork(_opened.get(dist.group.WORLD, os.getpid()), "decentral.join")
-    import torch.distributed.nn.functional  # later, its default arguments would keep the group for ever
+    import torch.distributed.nn.functional  # imported later, its default arguments would keep the group alive
 
     timeout = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
@@ -241,7 +241,7 @@ def _initialise(cuda: bool, timeout_s: float) -> None:
     if here == size:
         stay_on_this_machine()
     if under_torchrun():
-        # each group, and each attempt of torchrun, has its own addresses: those of the last one are dead
+        # each group, and each attempt of torchrun, has its own addresses: old ones are dead
         prefix = f"decentral {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {next(_groups)}"
         store = dist.PrefixStore(prefix, _store(rank, size, timeout_s))
         store.set_timeout(timeout)
@@ -257,7 +257,7 @@ def _initialise(cuda: bool, timeout_s: float) -> None:
 
 
 def _end() -> None:
-    """gloo's threads must be gone before the interpreter is, or they abort it. A fork has none."""
+    """End gloo's threads before the interpreter, which they would otherwise abort. A fork has none."""
     if dist.is_initialized() and _opened.get(dist.group.WORLD) == os.getpid():
         dist.destroy_process_group()
 
@@ -267,7 +267,7 @@ _groups = count()
 
 @cache
 def _store(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
-    """One for all groups of this process, since rank 0 may be the one who serves it."""
+    """Return the store of all groups of this process, since rank 0 may serve it."""
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank > 0:
         _until(lambda: answers(address, port), timeout_s, lambda: f"rank 0 at {address}:{port} to join")

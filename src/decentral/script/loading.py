@@ -1,4 +1,4 @@
-"""What a run has left: its models, its metrics and its configuration."""
+"""Load the results of a run: models, metrics and configuration."""
 
 from __future__ import annotations
 
@@ -37,35 +37,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run that is over, as `load` and `train` return it."""
+    """The result of a run, as `load` and `train` return it."""
 
     directory: Path
     status: str
     """done, or diverged, running, interrupted, failed."""
     settings: dict[str, Any] = field(repr=False)
-    """Every setting as on the command line (`algo`, `algo.fill`, `lr`), those that were not given, too."""
+    """All settings as on the command line (`algo`, `algo.fill`, `lr`), including defaults."""
     metrics: pd.DataFrame = field(repr=False)
-    """A row for each number: step, epoch, wall_s, bytes_sent, worker (a number, worst, mean or averaged), split, metric
-    and value."""
+    """One row per value: step, epoch, wall_s, bytes_sent, worker (a number, worst, mean or averaged), split, metric and
+    value."""
     models: list[nn.Module] = field(repr=False)
-    """Every worker's model, in evaluation mode; the worst worker's only where all of them would take more than 2 GB."""
+    """Every worker's model, in evaluation mode; only the worst worker's if all would take more than 2 GB."""
     averaged: nn.Module | None = field(repr=False)
-    """The average of all workers' parameters, with batch statistics of its own. Without models (save=none, a task
-    without networks, or the run has diverged) it is None, and `models` is empty."""
+    """The average of all workers' parameters, with its own batch statistics. Without models (save=none, a task without
+    networks, or a diverged run) it is None, and `models` is empty."""
     reused: bool = field(default=False, repr=False)
-    """Whether `train` found it done already, and computed nothing."""
+    """Whether `train` found a finished run and computed nothing."""
 
     _absolute: Path = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_absolute", Path(os.path.abspath(self.directory)))  # after os.chdir, too
+        object.__setattr__(self, "_absolute", Path(os.path.abspath(self.directory)))  # survives os.chdir
 
     def plot(self, metric: str | None = None, x: str | None = None) -> Figure | Axes:
-        """The run's figure, learning_curves.png of its directory.
+        """Plot the run's figure, learning_curves.png of its directory.
 
-        With `metric` or `x` one panel instead, as axes: the metric ('accuracy', or with its split 'local accuracy'; by
-        default what the run is judged by) of the worst worker, the averaged model and all workers' mean over epoch,
-        step, wall_s, bytes_sent or simulated_s. Raises ConfigError if nothing was evaluated yet.
+        With `metric` or `x`, plot one panel instead and return its axes: the metric ('accuracy', or with its split
+        'local accuracy'; by default the run's target metric) of the worst worker, the averaged model and the mean over
+        workers against epoch, step, wall_s, bytes_sent or simulated_s. Raises ConfigError before the first evaluation.
         """
         import matplotlib.pyplot as plt
 
@@ -102,10 +102,10 @@ class Trained:
         return axes
 
     def translate(self, sentences: Sequence[str], model: nn.Module | None = None) -> list[str]:
-        """What the averaged model, or `model`, writes for these sentences; for runs of task=translation.
+        """Translate sentences with the averaged model, or with `model`; for runs of task=translation.
 
-        Translations are written as in evaluations (`task.beam`). Raises ConfigError for a run of another task, without
-        models or whose data are gone, and for sentences that are empty, too long, or of unknown words.
+        Decoding is as in evaluations (`task.beam`). Raises ConfigError for a run of another task, without models or
+        whose data are gone, and for sentences that are empty, too long, or contain unknown words.
         """
         from decentral.tasks.problems.translation import translate
 
@@ -129,12 +129,12 @@ def load(
     config_dir: str | Path | None = None,
     trust: bool = False,
 ) -> Trained:
-    """The models, metrics and settings of a run: its directory, or its id in `results_dir`, or in its
-    folder `own`, where studies are.
+    """Load the models, metrics and settings of a run, by its directory or ID; `results_dir` and its folder `own`, where
+    studies are, are searched.
 
-    `model` is what it was trained with, if that was given to `train` as an object: a warning says where its code or its
-    attributes differ from those of the run. `config_dir` is the folder with its components of one's own. Nothing that
-    is read is executed, unless `trust` lets it import the `module:Name` that the run names as its model or data.
+    `model` is the object it was trained with, if `train` got one: a warning says where its code or attributes differ
+    from those of the run. `config_dir` is the folder with your own components. Nothing that is read is executed, unless
+    `trust` allows importing the `module:Name` that the run names as its model or data.
 
     Raises ConfigError if there is no such run, or if the file with its models is missing, damaged or of another run.
     """
@@ -151,7 +151,7 @@ def load(
 
 
 def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], nn.Module]]) -> Trained:
-    """What is in the directory of a run; `maker` returns for its settings what makes a module as it was trained."""
+    """Load a run from its directory; `maker` returns, for its settings, a factory of the module as it was trained."""
     status = str((RunStore.peek(directory) or {}).get("status", "unknown"))
     if status == Status.running and not is_locked(directory / LOCK):
         status = str(Status.interrupted)
@@ -171,7 +171,7 @@ def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], 
 def _maker(
     directory: Path, settings: Mapping[str, Any], model: nn.Module | Callable[..., nn.Module] | None, trust: bool
 ) -> Callable[[], nn.Module]:
-    """What makes a module as it was trained."""
+    """Return a factory of the module as it was trained."""
     if model is None and "given" in (settings.get("model"), settings.get("data")):
         raise ConfigError(
             f"{directory} was trained with a model or data from Python: give the module, load(..., model=net)."
@@ -195,7 +195,7 @@ def _maker(
 
 
 def _differs(model: nn.Module | Callable[..., nn.Module], directory: Path) -> str:
-    """Where its code and attributes are not those of the run; "" if nowhere, or if the run has not stored them."""
+    """Say where its code and attributes differ from the run's; "" if nowhere, or if the run did not store them."""
     import torch
 
     from decentral.script.fingerprint import trail
@@ -216,7 +216,7 @@ def _called(model: Callable[..., nn.Module]) -> nn.Module:
         raise ConfigError(
             f"model={name} cannot be called without arguments: {error}. Give the module itself, or lambda: {name}(...)."
         ) from None
-    except ValueError:  # nothing is known of its arguments
+    except ValueError:  # its signature is unknown
         pass
     return model()
 
@@ -234,12 +234,12 @@ def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> n
 
 
 def runs(results_dir: str | Path = "results") -> pd.DataFrame:
-    """All runs in a folder of results, a row for each: id, status, directory, settings and last metrics.
+    """Return all runs in a results folder, one row per run: id, status, directory, settings and last metrics.
 
-    A setting has the name that it has on the command line (`algo`, `algo.fill`, `lr`), where it makes a difference:
-    the topology of an all-reduce has none. A metric is called 'test accuracy (worst)', and so on for mean and averaged;
-    'steps/s' and 'examples/s' are the throughput of training. A run that cannot be read has its status only. Raises
-    ConfigError if there is no such folder.
+    Settings have their command-line names (`algo`, `algo.fill`, `lr`); those without effect are omitted, such as the
+    topology of an all-reduce. Metrics are named 'test accuracy (worst)', likewise for mean and averaged; 'steps/s' and
+    'examples/s' are the training throughput. An unreadable run has only its status. Raises ConfigError if there is no
+    such folder.
     """
     rows = []
     if not os.path.isdir(at_home(results_dir)):
@@ -253,7 +253,7 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
 
 
 def _applicable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Without those of groups that the task or the algorithm does not use."""
+    """Drop the settings of groups that the task or the algorithm does not use."""
     task, algo = (components(GROUPS[group]).get(str(settings.get(group))) for group in ("task", "algo"))
     unused = {"data", "env", "partition", "model"} - set(getattr(task, "uses", GROUPS))
     unused |= set() if getattr(algo, "uses_topology", True) else {"topology", "communication"}
@@ -270,7 +270,7 @@ def _directory(run: str | Path, results_dir: str | Path) -> Path:
     if not isinstance(run, str | Path):
         raise ConfigError(f"run={run!r} is not a run: give its ID, as listed by decentral.runs(), or its directory.")
     results = at_home(results_dir)
-    folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands, and of studies
+    folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands and of studies
     for path in (at_home(run), *folders):
         if os.path.isfile(path / "config.yaml"):
             return path
@@ -280,7 +280,7 @@ def _directory(run: str | Path, results_dir: str | Path) -> Path:
 def _last(directory: Path) -> dict[str, Any]:
     try:
         rows = read_metrics(directory)
-    except ConfigError:  # a line of it is damaged
+    except ConfigError:  # it has a damaged line
         return {}
     step = max((row["step"] for row in rows), default=0)
     last = [row for row in rows if row["step"] == step and isinstance(row["worker"], str)]

@@ -1,4 +1,4 @@
-"""The short forms of a decentralized step (`mode=`): parameters travel in buckets, some during the passes."""
+"""The built-in modes of a decentralized step (`mode=`): parameters are sent in buckets, some during the passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decentral.script.parameters import Bucket, FlatParameters, Guard
 
 
 class Mode(Enum):
-    """What a step does; see `decentral.DecentralizedOptimizer`."""
+    """The formula of a step; see `decentral.DecentralizedOptimizer`."""
 
     atc = "atc"
     awc = "awc"
@@ -24,7 +24,7 @@ class Mode(Enum):
 
 
 class _Hook:
-    """Acts before a forward pass of the module itself; that of a copy of it, or of a file with it, does nothing."""
+    """A forward pre-hook of the module itself; in copies of it, also from files, it does nothing."""
 
     def __init__(self, act: Callable[[nn.Module], object]) -> None:
         self._act = act
@@ -37,7 +37,7 @@ class _Hook:
 
 
 class ModeStep:
-    """The steps of a mode, with hooks on the model that begin to send buckets early (`overlap`)."""
+    """The steps of a mode, with model hooks that start sending buckets early (`overlap`)."""
 
     def __init__(
         self,
@@ -50,12 +50,12 @@ class ModeStep:
         guard: Guard,
     ) -> None:
         self.net, self.inner, self.mode, self.round, self.guard = net, inner, mode, 0, guard
-        self.accumulating = False  # whether more backward passes of this step will follow
-        self.away = False  # whether the parameters are not this rank's own for a while
+        self.accumulating = False  # whether more backward passes of this step follow
+        self.away = False  # whether the parameters are temporarily not this rank's own
         self._flat, self._overlap = flat, overlap
         self._weights = net.known_ones()
-        self._mixings: list[Callable[[], Tensor]] = []  # of the first buckets, those that are on their way
-        self._missing: list[set[nn.Parameter]] = []  # by bucket: whose gradients have not come yet
+        self._mixings: list[Callable[[], Tensor]] = []  # of the first buckets, those in flight
+        self._missing: list[set[nn.Parameter]] = []  # by bucket: parameters whose gradients are pending
         self._hooks: list[Any] = []
         self._forget()
         if overlap and mode is Mode.awc:
@@ -67,21 +67,21 @@ class ModeStep:
 
     @property
     def name(self) -> str:
-        """As `decentral.wrap` was told."""
+        """Its name as passed to `decentral.wrap`."""
         return f"mode={self.mode.value}"
 
     @property
     def rows(self) -> list[Tensor]:
-        """The parameters, as rows [1, P'] that may be written to."""
+        """The parameters, as writable rows [1, P']."""
         return [bucket.row for bucket in self._flat.buckets]
 
     @property
     def under_way(self) -> bool:
-        """Whether rows of a step that is not finished are travelling."""
+        """Whether rows of an unfinished step are in flight."""
         return bool(self._mixings)
 
     def step(self) -> None:
-        """One step; waits for the ranks that this one averages with."""
+        """Take one step; waits for the ranks that this one averages with."""
         {
             Mode.atc: self._adapt_then_combine,
             Mode.awc: self._adapt_while_combining,
@@ -92,18 +92,18 @@ class ModeStep:
         self._forget()
 
     def flush(self) -> None:
-        """Nothing is on its way between steps."""
+        """Do nothing: no messages are in flight between steps."""
 
     def change(self) -> str:
-        """Why what is trained is not what was laid out; "" if it is."""
+        """Describe how the trained parameters differ from the registered ones; "" if they do not."""
         return self.guard.change(self._flat.in_place())
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the optimizer's state: the round and the push-sum weights [n, d]."""
+        """Return the checkpoint content besides the optimizer's state: the round and the push-sum weights [n, d]."""
         return {"round": self.round, "weights": self._weights.clone()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """What `state` gave. Raises ValueError if it is an algorithm's."""
+        """Load the result of `state`. Raises ValueError if it is an algorithm's."""
         if "weights" not in state:
             raise ValueError(f"this state_dict is of {state.get('algorithm')}, not of {self.name} as wrapped here")
         weights = state["weights"].clone()
@@ -112,7 +112,7 @@ class ModeStep:
         self.round, self._weights = int(state["round"]), weights if self.mode is Mode.push_sum else self._weights
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -146,21 +146,21 @@ class ModeStep:
             self.net.weigh(bucket.row, 1 / self._weights)
 
     def _all_reduce(self) -> None:
-        """As DistributedDataParallel with find_unused_parameters: a gradient that some ranks lack is zero there."""
+        """All-reduce like DistributedDataParallel with find_unused_parameters: missing gradients count as zero."""
         for bucket in self._flat.buckets:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in bucket.ordered]
-            have = bucket.row.new_tensor([float(p.grad is not None) for p in bucket.ordered])  # travels behind them
+            have = bucket.row.new_tensor([float(p.grad is not None) for p in bucket.ordered])  # sent after them
             mean = self.net.mean(torch.cat([*(g.reshape(-1) for g in gradients), have]).view(1, -1)).view(-1)
             *parts, some = mean.split([*(g.numel() for g in gradients), len(have)])
             for parameter, part, has in zip(bucket.ordered, parts, some.unbind(), strict=True):
-                if parameter.grad is not None or has:  # asks the device only where it must
+                if parameter.grad is not None or has:  # synchronizes with the device only if necessary
                     parameter.grad = part.view_as(parameter)
         self.inner.step()
 
-    # -- buckets on their way ------------------------------------------------------------------------------------------
+    # -- buckets in flight --------------------------------------------------------------------------------------------
 
     def _launch(self, bucket: Bucket, adapt: bool) -> None:
-        with self.guard.hears():  # a backward pass may have come here
+        with self.guard.hears():  # a backward pass may call this
             if adapt:
                 self._step_of(bucket)
             self._mixings.append(self.net.begin_mix(bucket.row, self.round))
@@ -184,7 +184,7 @@ class ModeStep:
                 self._begin_all()
 
     def _arrival(self, number: int) -> Callable[[Tensor], None]:
-        """What to do when a parameter of bucket `number` has its gradient: all ranks launch the buckets in order."""
+        """Return the hook for a new gradient of a parameter in bucket `number`: all ranks launch buckets in order."""
 
         @torch.no_grad()
         def arrived(parameter: Tensor) -> None:
@@ -202,7 +202,7 @@ class ModeStep:
         return arrived
 
     def _step_of(self, bucket: Bucket) -> None:
-        """The optimizer's own step for the parameters of a bucket, with its usual groups and state."""
+        """Take the optimizer's own step for the parameters of a bucket, with its usual groups and state."""
         groups = self.inner.param_groups
         parts = [{**group, "params": [p for p in group["params"] if p in bucket.parameters]} for group in groups]
         before = [dict(part) for part in parts]

@@ -1,4 +1,4 @@
-"""A torch optimizer whose steps also average with other ranks."""
+"""A torch optimizer whose steps also average parameters with other ranks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from decentral.script.parameters import broadcast, mean
 from decentral.script.peers import Peers
 
 KEY = "decentral"
-"""Where the state of an optimizer has the round and the like: beside its parameters, where torch keeps it."""
+"""The key of the round and other state in an optimizer's state, next to its parameters, where torch keeps it."""
 
 
 class DecentralizedOptimizer(Optimizer):
-    """The steps of a torch optimizer, u_i = Opt(g_i), joined with averaging over the ranks of `net`.
+    """The steps of a torch optimizer, u_i = Opt(g_i), combined with averaging over the ranks of `net`.
 
         atc          x_i <- sum_j W_ij (x_j + u_j)                       adapt, then combine
         awc          x_i <- sum_j W_ij x_j + u_i                         adapt while combining
@@ -34,23 +34,23 @@ class DecentralizedOptimizer(Optimizer):
 
     or with a step of an algorithm of `decentral-run` (`algo=`), whose formula is in `decentral.algorithms`.
 
-    W is that of round t in step t = 0, 1, ... of this optimizer, whatever the number of buckets, forward or backward
-    passes. Ying et al. 2021, (22) and (23), whose gradient is meant at x^(k-1); Assran et al. 2019 for push_sum, whose
-    model parameters are the z_i. Optimizer state stays local. In awc, g_i is the gradient at x_i, but the optimizer
-    sees the averaged parameters, so that weight decay acts on those, as in BlueFog.
+    Step t = 0, 1, ... of this optimizer uses W of round t, for any number of buckets, forward or backward passes. Ying
+    et al. 2021, (22) and (23), with the gradient taken at x^(k-1); Assran et al. 2019 for push_sum, whose model
+    parameters are the z_i. Optimizer state stays local. In awc, g_i is the gradient at x_i, but the optimizer sees the
+    averaged parameters, so weight decay acts on those, as in BlueFog.
 
-    With `overlap`, rows travel during the forward and the backward pass (awc: from the first training forward of a
-    step on), or during the backward pass (atc: a bucket of parameters is updated as soon as its gradients are there,
-    so that gradients cannot be clipped or unscaled first).
+    With `overlap`, messages overlap the forward and backward passes (awc: starting at the first training forward of a
+    step), or the backward pass (atc: a bucket of parameters is updated as soon as its gradients are ready, so gradients
+    cannot be clipped or unscaled first).
 
-    With an algorithm, the parameters between steps are the models x_i of the algorithm; a parameter without a gradient
-    counts as one whose gradient is zero.
+    With an algorithm, the parameters between steps are the models x_i of the algorithm; a missing gradient counts as
+    zero.
 
-    Learning rate schedulers, `state_dict` and `zero_grad` work as with the optimizer itself. Every rank calls `step`
+    Learning rate schedulers, `state_dict` and `zero_grad` work as with the wrapped optimizer. All ranks call `step`
     equally often.
     """
 
-    _step_supports_amp_scaling = True  # a GradScaler calls step() where gradients have overflowed, too
+    _step_supports_amp_scaling = True  # a GradScaler also calls step() after an overflow
 
     def __init__(self, peers: Peers, net: Network, model: nn.Module, how: ModeStep | AlgorithmStep) -> None:
         """See `decentral.wrap`. The parameters must be the same on all ranks."""
@@ -59,14 +59,14 @@ class DecentralizedOptimizer(Optimizer):
 
     @property
     def round(self) -> int:
-        """How many steps have been taken: the round of the topology that the next one uses."""
+        """The number of steps taken, which is the topology round of the next step."""
         return self._how.round
 
     # -- what a training loop calls ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step of this rank; waits for those it averages with. Raises what the network raises."""
+        """Take one step; waits for the ranks that this one averages with. Raises what the network raises."""
         if closure is not None:
             raise TypeError("a decentralized step does not support a closure: call backward() before step()")
         refuse_a_fork(self.peers.turn.process, "step()")
@@ -81,7 +81,7 @@ class DecentralizedOptimizer(Optimizer):
                 self._how.step()
 
     def _overflows(self) -> bool:
-        """Unscale the gradients for a GradScaler; whether those of a rank are infinite, so that all skip the step."""
+        """Unscale the gradients for a GradScaler; return whether any rank's are infinite, so that all skip the step."""
         if (found := getattr(self, "found_inf", None)) is None:
             return False
         if self._how.under_way:
@@ -97,7 +97,7 @@ class DecentralizedOptimizer(Optimizer):
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
-        """For all backward passes of a step but the last: gradients add up, and nothing is updated or sent yet."""
+        """Accumulate gradients without updates or messages, for all backward passes of a step but the last."""
         before, self._how.accumulating = self._how.accumulating, True
         try:
             yield
@@ -105,15 +105,15 @@ class DecentralizedOptimizer(Optimizer):
             self._how.accumulating = before
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """`accumulate`, as torch's DistributedDataParallel calls it."""
+        """`accumulate`, under the name in torch's DistributedDataParallel."""
         return self.accumulate()
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, all ranks have the mean of their parameters and floating-point buffers (the statistics of batch norm)
-        for evaluation; afterwards their own again. All ranks enter it, after equally many steps.
+        """Give all ranks the mean of their parameters and floating-point buffers (batch norm statistics), to evaluate;
+        restore their own on exit. All ranks enter it after equally many steps.
 
-        Of what has no mean (counters, the vectors of spectral norm, floats of 8 bits), all have rank 0's.
+        Values without a mean (counters, the vectors of spectral norm, 8-bit floats) are rank 0's.
         """
         problem = self._not_idle("averaged()") or self._how.change()
         with torch.no_grad(), hinted():
@@ -141,7 +141,7 @@ class DecentralizedOptimizer(Optimizer):
                     tensor.copy_(saved)
 
     def close(self) -> Optimizer:
-        """Take the hooks off the model and let go of the network; the optimizer that was wrapped."""
+        """Remove the hooks from the model, close the network, and return the wrapped optimizer."""
         self._how.close()
         self._closed = True
         self.net.close()
@@ -149,7 +149,7 @@ class DecentralizedOptimizer(Optimizer):
         return self.inner
 
     def _not_idle(self, what: str) -> str:
-        """Why rows that travel forbid this; "" if none do."""
+        """Explain why rows in flight forbid this; "" if there are none."""
         refuse_a_fork(self.peers.turn.process, what)
         if not self._how.under_way:
             return ""
@@ -184,10 +184,10 @@ class DecentralizedOptimizer(Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """That of the wrapped optimizer, with the round and the push-sum weights or the algorithm's state.
+        """Return the state of the wrapped optimizer, with the round and the push-sum weights or the algorithm's state.
 
-        To be loaded by the same rank. With algo='async_push_sum' all ranks call it at once, after equally many steps:
-        what is on its way is brought home first.
+        Load it on the same rank. With algo='async_push_sum' all ranks call this at once, after equally many steps:
+        shares in flight are delivered first.
         """
         self._require_idle("state_dict()")
         with torch.no_grad(), hinted():
@@ -195,10 +195,10 @@ class DecentralizedOptimizer(Optimizer):
             return {**saved, "state": {**saved["state"], KEY: own}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` gave on this rank; all ranks load theirs. The model's parameters are loaded apart, as
-        always.
+        """Load the result of `state_dict` on this rank; all ranks load theirs. Load the model's parameters separately,
+        as usual.
 
-        Raises ValueError for what is no state of a decentralized optimizer, or of another algorithm.
+        Raises ValueError for a state that is not of a decentralized optimizer, or of another algorithm.
         """
         self._require_idle("load_state_dict()")
         saved = dict(state_dict["state"])
@@ -210,24 +210,24 @@ class DecentralizedOptimizer(Optimizer):
         try:
             with torch.no_grad(), hinted():
                 self._how.load(own)
-        except ValueError:  # all of it or nothing
+        except ValueError:  # all or nothing
             self.inner.load_state_dict(before)
             raise
 
     def register_step_pre_hook(self, hook: Any) -> Any:
-        """One of the wrapped optimizer, whose steps are called with it."""
+        """Register a hook on the steps of the wrapped optimizer."""
         return self.inner.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Any) -> Any:
-        """One of the wrapped optimizer."""
+        """Register a hook of the wrapped optimizer."""
         return self.inner.register_step_post_hook(hook)
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
-        """Not possible any more."""
+        """Refuse: groups are fixed after wrapping."""
         raise RuntimeError("add parameter groups before decentral.wrap, not after it")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Not possible: it holds connections."""
+        """Refuse to pickle: the optimizer holds connections."""
         raise TypeError(
             "a DecentralizedOptimizer is connected to other ranks and cannot be copied or saved: use its "
             "state_dict(), or its .inner, the optimizer that was wrapped"

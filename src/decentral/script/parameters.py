@@ -1,5 +1,5 @@
-"""The parameters of a model: the same start for all ranks, as views of flat rows, in buckets or in one piece, and the
-guard that they stay those that were laid out."""
+"""The parameters of a model: a common start for all ranks, views of flat rows, in buckets or in one piece, and a guard
+against changed parameters."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def start(
 ) -> None:
     """Give all ranks the parameters and buffers of rank `root`.
 
-    "auto" is rank 0, unless all ranks have loaded checkpoints of their own: then each keeps what it has. That is so if
+    "auto" is rank 0, unless all ranks have loaded their own checkpoints: then each keeps its parameters. That is so if
     the optimizers were decentralized before (`resumes`), or if all have a state, or have loaded an empty one, and the
-    states or the weights differ. Where weights differ, rank 0 says what was done.
+    states or the weights differ. If weights differ, rank 0 reports the decision.
 
-    synchronous    whether gradients are averaged, so that parameters that differ would do so for ever
+    synchronous    whether gradients are averaged, so that different parameters would stay different
     """
     named = dict([*model.named_parameters(), *model.named_buffers()])
     bundle = Bundle(list(named.values()))
@@ -99,20 +99,20 @@ def start(
 
 
 def _distance(own: Tensor, other: Tensor) -> float:
-    """The largest difference of two tensors; 0 if they are equal, NaN if that is where one of them has none."""
+    """Return the largest difference of two tensors; 0 if they are equal, NaN if only one has a NaN somewhere."""
     if torch.equal(as_bytes(own.contiguous()), as_bytes(other.contiguous())):
         return 0.0
     wide = torch.complex128 if own.is_complex() else torch.float64
-    return float((own.to(wide) - other.to(wide)).abs().max()) or 1e-300  # 0 and -0, say
+    return float((own.to(wide) - other.to(wide)).abs().max()) or 1e-300  # such as 0 and -0
 
 
 def _has_loaded(optimizer: Optimizer) -> bool:
-    """Whether the optimizer has loaded a state, be it empty: torch puts the parameters last in its groups then."""
+    """Return whether the optimizer loaded a state, even an empty one: torch then puts parameters last in groups."""
     return all(next(reversed(group)) == "params" for group in optimizer.param_groups)
 
 
 def _summary(optimizer: Optimizer) -> list[float]:
-    """How many numbers the state of an optimizer has, and two sums of them: what differs where states do."""
+    """Return the size of an optimizer's state and two checksums, which differ between different states."""
     entries = [entry for key, entry in optimizer.state.items() if isinstance(key, Tensor)]
     tensors = [value.double() for entry in entries for value in entry.values() if isinstance(value, Tensor)]
     return [
@@ -123,17 +123,17 @@ def _summary(optimizer: Optimizer) -> list[float]:
 
 
 def broadcast_optimizer(optimizer: Optimizer, world: World, root: int) -> None:
-    """Load the state of rank `root`'s optimizer everywhere: its settings, such as the learning rate, and its moments.
+    """Load the state of rank `root`'s optimizer on all ranks: its settings, such as the learning rate, and its moments.
 
     The other ranks' optimizers may have no state yet.
 
-    Raises ConfigError, on all ranks, if there is something else in it than tensors and plain values.
+    Raises ConfigError, on all ranks, if it contains anything but tensors and plain values.
     """
     content = io.BytesIO()
     if world.rank == root:
         try:
             torch.save(optimizer.state_dict(), content)
-        except (pickle.PicklingError, AttributeError, TypeError):  # what pickle raises for a lambda, a lock, ...
+        except (pickle.PicklingError, AttributeError, TypeError):  # pickle raises these for a lambda, a lock, ...
             content = io.BytesIO()
     (size,) = world.largest(len(content.getvalue()))
     shared = torch.frombuffer(bytearray(content.getvalue() or max(1, size)), dtype=torch.uint8).to(world.device)
@@ -150,12 +150,12 @@ def broadcast_optimizer(optimizer: Optimizer, world: World, root: int) -> None:
 
 
 def travels(parameter: nn.Parameter, trained: set[nn.Parameter]) -> bool:
-    """Whether a parameter changes in training: the optimizer has it, and it is not frozen."""
+    """Return whether training changes a parameter: the optimizer has it, and it is not frozen."""
     return parameter in trained and parameter.requires_grad
 
 
 class Bucket:
-    """Some consecutive parameters of one flat row: what travels together."""
+    """Consecutive parameters of one flat row, which are sent together."""
 
     def __init__(self, row: Tensor, parameters: Sequence[nn.Parameter]) -> None:
         self.row = row  # [1, P']: the memory of the parameters
@@ -164,14 +164,14 @@ class Bucket:
 
 
 class FlatParameters:
-    """Moves parameters into flat rows, one for each dtype, of which they are views afterwards.
+    """Parameters moved into flat rows, one per dtype, of which they become views.
 
-    Buckets hold whole parameters, `bucket_bytes` of them or a little more, the last parameters first: backward passes
-    give gradients in about that order.
+    Buckets hold whole parameters, of `bucket_bytes` or a little more, the last parameters first, which is about the
+    order of gradients in a backward pass.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int) -> None:
-        """Raises ConfigError for parameters on several devices, and for none at all."""
+        """Flatten the parameters. Raises ConfigError for several devices and for no parameters."""
         _check_devices(parameters)
         self.buckets: list[Bucket] = []
         self._places: list[tuple[nn.Parameter, int]] = []
@@ -194,18 +194,18 @@ class FlatParameters:
             start = stop
 
     def in_place(self) -> bool:
-        """False if a parameter has been given other memory since (by `model.to(...)`, say)."""
+        """Return False if a parameter has other memory by now (for example, after `model.to(...)`)."""
         return all(parameter.data_ptr() == place for parameter, place in self._places)
 
 
 class ParameterRow:
-    """The parameters as one row [1, P], in the order of the model: what an algorithm works on.
+    """The parameters as one row [1, P], in the order of the model, for an algorithm.
 
-    The row may lie elsewhere after every step (`move_to`); the parameters are always views of it.
+    The row may move with every step (`move_to`); the parameters are always views of it.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Raises ConfigError for parameters on several devices or of several dtypes, and for none at all."""
+        """Flatten the parameters. Raises ConfigError for several devices or dtypes and for no parameters."""
         _check_devices(parameters)
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
         if len(dtypes) > 1:
@@ -220,15 +220,15 @@ class ParameterRow:
         self._lay()
 
     def move_to(self, row: Tensor) -> None:
-        """Let the parameters be views of this row [1, P], with what is in it."""
+        """Make the parameters views of this row [1, P], with its values."""
         if row.data_ptr() != self.row.data_ptr():
             self.row = row
             self._lay()
 
     def gradient(self) -> Tensor:
-        """The gradients that the backward passes have left: a row [1, P], zero where there is none.
+        """Return the accumulated gradients as a row [1, P], zero for missing ones.
 
-        It is a copy, in memory that is used again in the next step.
+        It is a copy, in memory that the next step reuses.
         """
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self.parameters]
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient.view(-1))
@@ -236,7 +236,7 @@ class ParameterRow:
 
     @contextmanager
     def with_gradient(self, g: Tensor) -> Iterator[None]:
-        """Inside, the parameters have the gradients g [1, P]; afterwards their own again."""
+        """Give the parameters the gradients g [1, P]; restore their own on exit."""
         own = [parameter.grad for parameter in self.parameters]
         for parameter, part in zip(self.parameters, g.view(-1).split(self._sizes), strict=True):
             parameter.grad = part.view(parameter.shape)
@@ -247,7 +247,7 @@ class ParameterRow:
                 parameter.grad = gradient
 
     def in_place(self) -> bool:
-        """False if a parameter has been given other memory since."""
+        """Return False if a parameter has other memory by now."""
         parts = self.row.view(-1).split(self._sizes)
         pairs = zip(self.parameters, parts, strict=True)
         return all(p.dtype == part.dtype and p.data_ptr() == part.data_ptr() for p, part in pairs)
@@ -269,9 +269,9 @@ def _check_devices(parameters: Sequence[nn.Parameter]) -> None:
 
 
 class Guard:
-    """Refuses to average parameters that are not those of `decentral.wrap`, on every rank.
+    """A guard that refuses, on every rank, to average parameters other than those of `decentral.wrap`.
 
-    A refusal on one rank closes its network. The others, who wait for it, read in the store of the group why.
+    A refusal on one rank closes its network. The waiting ranks read the reason from the store of the group.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Guard:
         rank: int,
         close: Callable[[], None],
     ) -> None:
-        """`parameters` are those that travel; `close` closes the network. All ranks make their guards in one order."""
+        """Guard the averaged `parameters`; `close` closes the network. All ranks create their guards in one order."""
         self._model, self._optimizer, self.rank, self._close = model, optimizer, rank, close
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._trained = self._in_groups()
@@ -291,9 +291,9 @@ class Guard:
         self._key = f"decentral refused {next(_wrapped)}"
 
     def require(self, problem: str) -> None:
-        """Raise ConfigError if there is a problem, and let the others do so."""
+        """Raise ConfigError on all ranks if there is a problem."""
         if problem:
-            with suppress(Exception):  # without a store the others hear only that this rank is gone
+            with suppress(Exception):  # without a store the others only notice that this rank is gone
                 store = _get_default_store()
                 store.set(self._key, f"rank {self.rank}: {problem}")
                 store.check([self._key])  # set() does not wait until the others can read it
@@ -302,8 +302,8 @@ class Guard:
 
     @contextmanager
     def hears(self) -> Iterator[None]:
-        """An error of the transport inside is what another rank has refused, if one has; that of a step with a number
-        too large for the parameters, which torch does not take, is refused."""
+        """Replace an error of the transport by another rank's refusal, if there is one; refuse a step with a number too
+        large for the parameters' type, which torch rejects."""
         try:
             with hinted():
                 yield
@@ -316,11 +316,11 @@ class Guard:
                 told = store.get(self._key).decode() if store.check([self._key]) else ""
             if not told:
                 raise
-            self._close()  # ranks that wait for this one hear of it, too
+            self._close()  # waiting ranks notice, too
             raise ConfigError(told) from error
 
     def change(self, in_place: bool) -> str:
-        """What is not as it was; "" if all is. `in_place`: whether the parameters lie where they were put."""
+        """Describe a change of the model; "" if there is none. `in_place`: whether the parameters kept their memory."""
         if not in_place:
             return (
                 "the parameters have moved since decentral.wrap: call model.to(...), .half() and the like before "
@@ -348,10 +348,10 @@ class Guard:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _lay_out(self) -> None:
-        """Keep which parameters and submodules each module has: cheaper to compare than the model is to walk."""
+        """Record the parameters and submodules of each module: comparing them is cheaper than walking the model."""
         modules = list(self._model.modules())
         self._parts = [part for module in modules for part in (vars(module)["_parameters"], vars(module)["_modules"])]
-        self._alive = [*modules, *self._names]  # so that no other object takes the place of one in memory
+        self._alive = [*modules, *self._names]  # keeps the objects alive, so that their ids stay unique
         self._places_were = self._places()
 
     def _places(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""One worker among others: partial averaging."""
+"""Partial averaging with neighbors: `Peers`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ _SHAPES_IN_SHARED_MEMORY = 64
 
 
 class Peers(Group):
-    """This process as worker `rank` of `size`, from `decentral.join`; a context manager that leaves at its end.
+    """This process as worker `rank` of `size`, from `decentral.join`; a context manager that leaves on exit.
 
-    All ranks call the same verbs in the same order. A verb takes a tensor of any shape, layout and dtype, on `device`
-    or on the CPU; or a list of tensors, or a module, whose parameters are meant: these travel fused, one message for
-    each dtype, and a list comes back. Gradients do not flow through verbs.
+    All ranks call the same operations in the same order. An operation takes a tensor of any shape, layout and dtype, on
+    `device` or on the CPU; or a list of tensors, or a module, which stands for its parameters. These are fused into one
+    message per dtype, and the result is a list. Gradients do not flow through operations.
 
-    - The result is new memory; x itself is changed only with `inplace=True`, which then is the result.
-    - With `async_op=True` a verb returns a `Handle` at once: `handle.wait()` gives the result. Until then, x must not
-      change.
-    - `check` overrides the `check` of `join` for a call: True compares, before anything is sent, what all ranks are
-      about to do, and raises ConfigError on every one of them if it does not fit together. The group works on
-      afterwards.
+    - The result is new memory; x changes only with `inplace=True` and then is the result.
+    - With `async_op=True` an operation returns a `Handle` at once: `handle.wait()` returns the result. Until then, x
+      must not change.
+    - `check` overrides the `check` of `join` for a call: True compares the calls of all ranks before anything is sent,
+      and raises ConfigError on every rank if they do not match. The group remains usable.
 
-    `topology` and `communication` are what `join` was told. `schedule.matrices(round)` has W [n, n] of a round as a
-    tuple of read-only arrays, one for each piece that the topology cuts tensors into (nearly always a single one).
+    `topology` and `communication` are the arguments of `join`. `schedule.matrices(round)` returns W [n, n] of a round
+    as a tuple of read-only arrays, one for each piece that the topology cuts tensors into (nearly always a single one).
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Peers(Group):
         timeout_s: float = 120.0,
         leaves: bool = False,
     ) -> None:
-        """See `decentral.join`. `leaves`: whether `close` ends the process group, too."""
+        """See `decentral.join`. `leaves`: `close` also destroys the process group."""
         super().__init__(world, check, leaves)
         self.topology, self.schedule, self.timeout_s = topology, schedule, timeout_s
         self.communication = communication or Communication()
@@ -82,17 +81,17 @@ class Peers(Group):
     ) -> Handle:
         """x_i <- sum_j W_ij x_j with W of this round; or, with weights, x_i <- w_ii x_i + sum_j r_ij (s_ij x_j).
 
-        Without weights, this is a round of the schedule (hierarchical and global ones too). With them, it is a call on
-        a graph of its own, which may change with data: `self_weight` is w_ii; `src_weights` {j: r_ij}, with which this
-        rank weighs what it receives from j; `dst_weights` {j: s_ji}, with which it scales what it sends to j before it
-        is sent. Ranks without weights mean 1.
+        Without weights, this is a round of the schedule (including hierarchical and global ones). With weights, the
+        call defines its own graph, which may depend on data: `self_weight` is w_ii; `src_weights` {j: r_ij} weighs what
+        this rank receives from j; `dst_weights` {j: s_ji} scales what it sends to j, before sending. A list of ranks
+        means weights of 1.
 
-        - push: self_weight and dst_weights. Who sends to this rank is found out (r = 1).
-        - pull: self_weight and src_weights. Who wants to hear from this rank is found out (s = 1).
-        - push-pull: all three. src_weights and dst_weights of all ranks have to match, which is checked unless
-          check=False; only then ranks without neighbours need not call.
+        - push: self_weight and dst_weights. The senders to this rank are inferred (r = 1).
+        - pull: self_weight and src_weights. The receivers from this rank are inferred (s = 1).
+        - push-pull: all three. src_weights and dst_weights of all ranks must match, which is checked unless
+          check=False; only then ranks without neighbors need not call.
 
-        The sum is taken in order: x_i first, then sources ascending. Ying et al., "BlueFog", 2021, (10) to (12).
+        The order of summation is x_i first, then sources ascending. Ying et al., "BlueFog", 2021, (10) to (12).
         """
         name = "neighbor_allreduce"
         if self_weight is None and src_weights is None and dst_weights is None:
@@ -115,14 +114,14 @@ class Peers(Group):
         check: bool | None = None,
         async_op: bool = False,
     ) -> Handle:
-        """x_m <- w_mm mean_m + sum_k r_mk (s_mk mean_k), for machines m with L ranks each; mean_k is that of machine k.
+        """x_m <- w_mm mean_m + sum_k r_mk (s_mk mean_k), for machines m of L ranks; mean_k is the mean of machine k.
 
-        Machine m has the ranks m L to m L + L - 1, all of which give the same weights. Without weights, w is the matrix
-        of this round that the topology of `join` has for size / L machines. Otherwise as in `neighbor_allreduce`.
+        Machine m has the ranks m L to m L + L - 1, which all pass the same weights. Without weights, w is the matrix of
+        this round of the topology of `join` for size / L machines. Otherwise as in `neighbor_allreduce`.
 
-        Reduce-scatter in the machine, every shard between the ranks of one place on all machines, all-gather in the
-        machine: all network cards are used, and each rank sends 1/L of x to other machines. With async_op, the first of
-        the three is in the background.
+        Three phases: reduce-scatter within the machine, an exchange of each shard between the ranks at one place of all
+        machines, all-gather within the machine. This uses all network cards, and each rank sends 1/L of x to other
+        machines. With async_op, only the first phase is in the background.
         """
         name, L = "hierarchical_neighbor_allreduce", workers_per_machine
         if self_weight is None and src_machine_weights is None and dst_machine_weights is None:
@@ -152,7 +151,7 @@ class Peers(Group):
     ) -> Handle:
         """x_i <- self_weight x_i + pair_weight x_target; the two ranks name each other.
 
-        The others need not call, unless check=True; a rank that sits out names None and keeps x.
+        Other ranks need not call, unless check=True; a rank without a partner passes None and keeps x.
         """
 
         def weights() -> Weights:
@@ -174,10 +173,10 @@ class Peers(Group):
         check: bool | None = None,
         async_op: bool = False,
     ) -> Handle:
-        """What neighbours have, one after the other along dimension 0, in which lengths may differ; not x itself.
+        """Concatenate the neighbors' tensors, without x itself, along dimension 0, in which lengths may differ.
 
-        The neighbours are those of the round, sources ascending; or `src_ranks`, in this order, and `dst_ranks`, of
-        which one suffices: the other is found out.
+        The neighbors are those of the round, sources ascending; or `src_ranks`, in this order, and `dst_ranks`. One of
+        the two is enough: the other is inferred.
         """
         if src_ranks is None and dst_ranks is None:
             src_ranks, dst_ranks = self.in_neighbors(round), self.out_neighbors(round)
@@ -188,10 +187,10 @@ class Peers(Group):
     def infer_ranks(
         self, src_ranks: Sequence[int] | None = None, dst_ranks: Sequence[int] | None = None
     ) -> tuple[list[int], list[int]]:
-        """The sources and destinations of this rank, ascending, when every rank names one side, or both.
+        """Return the sources and destinations of this rank, ascending, from the side or sides that every rank names.
 
-        For a graph that stays: ask once, then call with both sides and check=False. Raises ConfigError on every rank if
-        what they name does not match.
+        For a static graph: call this once, then pass both sides and check=False. Raises ConfigError on every rank if
+        the named ranks do not match.
         """
 
         with heard_by_all(self.world):
@@ -200,12 +199,12 @@ class Peers(Group):
         return agreement.sources, agreement.destinations
 
     def in_neighbors(self, round: int = 0) -> list[int]:
-        """The ranks that this one takes from in a round, ascending."""
+        """Return the ranks that this one receives from in a round, ascending."""
         edges = self._edges(round)
         return edges.src[edges.dst == self.rank].tolist()
 
     def out_neighbors(self, round: int = 0) -> list[int]:
-        """The ranks that take from this one in a round, ascending."""
+        """Return the ranks that receive from this one in a round, ascending."""
         edges = self._edges(round)
         return edges.dst[edges.src == self.rank].tolist()
 
@@ -229,11 +228,10 @@ class Peers(Group):
         return Handle(name, None, lambda: bundle.restore([mixing()[0] for mixing in mixings]))
 
     def _network(self, verb: str, x: torch.Tensor, workers_per_machine: int) -> ProcessNetwork:
-        """A network for each kind of device, and for machines of so many ranks, opened at its first use by all at once.
+        """Return the network of a device type and machine size, opened by all ranks at its first use.
 
-        The first time that rows of a length and dtype come, all ranks compare them: later mistakes end in an error,
-        too. Shared memory keeps a place for every length of rows that it has seen, so rows of more than a few different
-        lengths go through torch.distributed.
+        All ranks compare the first rows of each length and dtype: later mistakes also end in an error. Shared memory
+        keeps a buffer for every row length, so after a few different lengths rows use torch.distributed.
         """
         carrier, shape = Carrier.auto, (x.numel(), x.dtype)
         if shape not in self._compared:

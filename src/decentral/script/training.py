@@ -1,4 +1,4 @@
-"""Training from a notebook or a script, in this process: one's own module and data in the place of components."""
+"""Training from a notebook or a script, in this process, with your own module and data: `decentral.train`."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from decentral.data.dataset import LabelledData
 
 _ARGUMENTS = {"model": "the first argument", "data": "train_data", "results_dir": "the argument results_dir"}
-"""Settings that are given to `train` otherwise."""
+"""Settings that `train` takes as arguments of other names."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def _in_frames_of_the_user(function: Callable[P, T]) -> Callable[P, T]:
-    """The function; what fails in the user's code fails with the frames of that code alone, and a note that says so."""
+    """Show errors in the user's code with the frames of that code only, and a note that says so."""
 
     @wraps(function)
     def call(*arguments: P.args, **settings: P.kwargs) -> T:
@@ -78,30 +78,30 @@ def train(
     config_dir: str | Path | None = None,
     **settings: Any,
 ) -> Trained:
-    """Train a model for each of n simulated workers, and return what has become of them.
+    """Train a model on n simulated workers and return the results.
 
         result = decentral.train(net, train_data, test_data, algo="relaysgd", topology="dbt", num_workers=16, alpha=0.1)
         result.averaged, result.models, result.metrics, result.plot()
 
-    model         a torch.nn.Module, from which all workers start; a class or function that makes one (called with the
-                  run's seed, and with num_classes=, in_channels= or in_features= if it asks for them); or the name of
-                  one of ours, such as "cnn"
+    model         a torch.nn.Module, from which all workers start; a class or function that creates one (called with the
+                  run's seed, and with num_classes=, in_channels= or in_features= if it has such parameters); or the
+                  name of a built-in model, such as "cnn"
     train_data    a map-style data set of pairs (tensor, label), which is split over the workers by `alpha`; or the name
-    test_data     of one of ours, such as "digits", which has its own test data; None for a task without data, as in
+    test_data     of a built-in one, such as "digits", which has its own test data; None for a task without data, as in
                   decentral.train("policy_mlp", None, task="rl", env="CartPole-v1")
-    settings      as on the command line of `decentral-run`, those of a part as a dictionary, as in
-                  evaluation={"examples": 500}; every text is taken as it is, with its commas, quotes, and ${...}
+    settings      as on the command line of `decentral-run`, those of a component as a dictionary, as in
+                  evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}
     overrides     settings in the grammar of the command line: "schedule=constant", "schedule.warmup_epochs=5"
-    config_dir    a folder with components of one's own, as `--config-dir`
+    config_dir    a folder with your own components, as `--config-dir`
 
-    It is a run as any other: in this process, shown while it works, stored in `results_dir`, resumed if it was
-    interrupted (the same call goes on), not computed again if it is done, which is said (rerun=True does that). A run
-    that diverges is warned of. Its id depends on the settings, on all that decides what the model computes (see
-    docs/own_components.md), on all examples and labels.
+    It is a run like any other: in this process, with progress output, stored in `results_dir`. The same call resumes an
+    interrupted run. A finished run is not repeated, which is reported (rerun=True repeats it). A diverging run gives a
+    warning. Its ID depends on the settings, on everything that determines what the model computes (see
+    docs/own_components.md), and on all examples and labels.
 
-    Raises ConfigError for what cannot be, whose `__cause__` is what your own code raised, if it did; any other
-    exception of your code as it is, with your frames (DECENTRAL_TRACEBACK=1: all of them) and the place in a note; and
-    KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
+    Raises ConfigError for an invalid setup, with the exception of your own code as `__cause__`, if there was one; any
+    other exception of your code unchanged, with your frames (DECENTRAL_TRACEBACK=1: all of them) and the place in a
+    note; and KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
     """
     folder = None if config_dir is None else str(config_dir)
     config = _composed(model, train_data, test_data, [*_words(settings), *overrides], str(results_dir), folder)
@@ -129,7 +129,7 @@ def train(
 def _composed(
     model: Any, train_data: Any, test_data: Any, words: list[str], results_dir: str, config_dir: str | None
 ) -> Config:
-    """The configuration of a call of `train`, whose settings are `words` of a command line."""
+    """Return the configuration of a call of `train`; its settings are `words` of a command line."""
     made: dict[str, Any] = {}
     chosen: list[str] = []
     for word in words:
@@ -169,7 +169,7 @@ def _composed(
 
 
 def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:
-    """Settings as they are written on the command line; the `name` of a part chooses it."""
+    """Return settings as written on the command line; the `name` of a component selects it."""
     found = list[str]()
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -181,7 +181,7 @@ def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """Return a value as written on the command line."""
     value = plain(value)
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -192,7 +192,7 @@ def _word(value: Any) -> str:
 
 @dataclass
 class GivenModel(PlainModel):
-    """A module, which is where all workers start, or what makes one: it is called with seeded generators.
+    """A module, from which all workers start, or a factory of one, called with seeded generators.
 
     content    a digest of all that decides what it computes
     """
@@ -203,7 +203,7 @@ class GivenModel(PlainModel):
 
     @classmethod
     def of(cls, model: nn.Module | Callable[..., nn.Module]) -> GivenModel:
-        """Raises ConfigError if it is neither."""
+        """Wrap a module or factory. Raises ConfigError if it is neither."""
         if not callable(model):
             raise ConfigError(f"model= is a {type(model).__name__}: give a torch.nn.Module, or a class or function.")
         if isinstance(model, nn.Module):
@@ -215,7 +215,7 @@ class GivenModel(PlainModel):
         return found
 
     def look_at(self, data: LabelledData) -> None:
-        """What a class or function makes counts, too: it may depend on files, or on what else the code does not say."""
+        """Add the created module to the digest: it may depend on files or other state outside the code."""
         with seeded(0, "look at model"):
             original = self.made(data)
             made = self.tried(original, data)
@@ -223,12 +223,12 @@ class GivenModel(PlainModel):
         vars(self)["facts"] = {"code": trail(original)}
 
     def target(self) -> Callable[..., Any]:  # type: ignore[override]
-        """What makes the module."""
+        """Return the factory of the module."""
         made: Callable[..., Any] = self._make
         return made
 
     def settings(self) -> dict[str, Any]:
-        """None: what it is made with has been decided."""
+        """Return no settings: the arguments are fixed."""
         return {}
 
 
@@ -247,7 +247,7 @@ class GivenData(PlainData):
 
     @classmethod
     def of(cls, train: Any, test: Any) -> GivenData:
-        """Raises ConfigError if they are no such data sets."""
+        """Wrap the data sets. Raises ConfigError for other types."""
         found = cls()
         vars(found)["_both"] = train, test
         vars(found)["_found"] = found._made()
@@ -262,11 +262,11 @@ class GivenData(PlainData):
         return found
 
     def target(self) -> Callable[..., Any]:  # type: ignore[override]
-        """What returns both."""
+        """Return the function that returns both."""
         return lambda: self._both
 
     def settings(self) -> dict[str, Any]:
-        """None."""
+        """Return no settings."""
         return {}
 
     def _sets(self) -> Sets:
@@ -275,9 +275,9 @@ class GivenData(PlainData):
 
 
 def compared(value: Any, name: str) -> str:
-    """A digest of what a value computes; the user is told if it is a new one each time.
+    """Return a digest of what a value computes; tell the user if it is new each time.
 
-    Raises ConfigError if the processes of torchrun would each have another one.
+    Raises ConfigError if it would differ between the processes of torchrun.
     """
     digest, unknown = fingerprint(value, name)
     _say(unknown)
@@ -292,9 +292,9 @@ def _say(unknown: str) -> None:
 
 
 def _code(data: Any, above: tuple[Any, ...] = ()) -> list[Any]:
-    """What reads the examples: it may do so at random, and otherwise than when they were looked at.
+    """Return the code that reads the examples, which may be random or behave differently later.
 
-    Examples, caches, counters and paths among the attributes do not count: they show in what is read.
+    Examples, caches, counters and paths among the attributes do not count: they show in the examples read.
     """
     known = getattr(data, "__dict__", {})
     parts = [part for one in known.values() for part in _parts(one) if isinstance(part, Dataset)]
@@ -309,7 +309,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _decides(value: Any) -> bool:
-    """Whether how examples are read may depend on it: what is called, a probability, a switch, a configuration."""
+    """Return whether reading may depend on it: a callable, a probability, a switch, a configuration."""
     data = list, tuple, set, dict, int, str, bytes, os.PathLike, Tensor, np.ndarray, Dataset
     if any(callable(part) or type(part) in (bool, float) for part in _parts(value)):
         return True

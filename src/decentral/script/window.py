@@ -1,4 +1,4 @@
-"""One-sided communication for your own loop: neighbours write into a window, and need not wait for each other."""
+"""One-sided communication for your own loop: neighbors write into a window without waiting for each other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from decentral.topology.graph import union
 
 
 def _check(t: object, transport: object) -> None:
-    """ConfigError for what no window can be made of."""
+    """Raise ConfigError if a window cannot hold this tensor or use this transport."""
     if not isinstance(t, Tensor) or t.layout is not torch.strided:
         found = f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else f"{type(t).__name__}"
         raise ConfigError(f"a window needs a dense tensor, not {found}.")
@@ -34,7 +34,7 @@ def _check(t: object, transport: object) -> None:
 
 
 def _pairs(edges: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """The edges that a caller gives; ConfigError if they are no edges between ranks."""
+    """Return the caller's edges. Raise ConfigError if they are not edges between ranks."""
     try:
         named = sorted({(int(j), int(i)) for j, i in edges})
     except (TypeError, ValueError, OverflowError):
@@ -50,16 +50,16 @@ def _pairs(edges: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]
 class Window:
     """A tensor t_i of each rank i with a number p_i, and for each edge j -> i a slot at rank i that rank j writes into.
 
-        put             slot_ij := s_ij (t_j, p_j) for out-neighbours i; then (t_j, p_j) *= self_weight
-        accumulate      slot_ij += s_ij (t_j, p_j) for out-neighbours i; then (t_j, p_j) *= self_weight
-        push            accumulate, in equal shares unless told otherwise, where the last share was taken
-        get             slot_ij := r_ij (t_j, p_j) for in-neighbours j of rank i, from what j has by now
+        put             slot_ij := s_ij (t_j, p_j) for out-neighbors i; then (t_j, p_j) *= self_weight
+        accumulate      slot_ij += s_ij (t_j, p_j) for out-neighbors i; then (t_j, p_j) *= self_weight
+        push            accumulate, by default in equal shares, to slots whose last share was taken
+        get             slot_ij := r_ij (t_j, p_j) for in-neighbors j of rank i, with j's current values
         update          (t_i, p_i) := self_weight (t_i, p_i) + sum_j r_ij slot_ij
         collect         (t_i, p_i) += sum_j slot_ij;  slot_ij := 0
 
     No call waits for a call of another rank, only for the lock of a slot, which is held while it is written or read.
-    p_i starts at 1 and undergoes what t_i undergoes, in float64: t_i / p_i is the push-sum estimate. Asynchronous
-    push-sum (Ying et al., "BlueFog", 2021, (19) to (21)):
+    p_i starts at 1 and receives the same operations as t_i, in float64: t_i / p_i is the push-sum estimate.
+    Asynchronous push-sum (Ying et al., "BlueFog", 2021, (19) to (21)):
 
         with decentral.Window(x, peers, zero_init=True) as window:
             for _ in range(100):
@@ -68,11 +68,11 @@ class Window:
             window.drain()
             mean = window.estimate
 
-    Between ranks of one Linux host slots are shared memory, for tensors on the CPU; otherwise messages that a thread of
-    the receiving rank carries out. All ranks make, `drain`, `fence` and `free` a window at once.
+    Between ranks of one Linux host, slots of CPU tensors are shared memory; otherwise a thread of the receiving rank
+    handles messages. All ranks create, `drain`, `fence` and `free` a window at once.
 
-    Raises TimeoutError, from anything that waits, if a rank does not do its part within the `timeout_s` of
-    `decentral.join`, ConnectionError if one is gone, RuntimeError after the window was freed.
+    Waiting calls raise TimeoutError if a rank does not respond within the `timeout_s` of `decentral.join`, and
+    ConnectionError if one is gone. All calls raise RuntimeError after `free`.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class Window:
         zero_init: bool = False,
         transport: str = "auto",
     ) -> None:
-        """Register a copy of t, which is `Window.t` from then on: shape, floating dtype and device are those of t.
+        """Register a copy of t as `Window.t`, with the shape, floating dtype and device of t.
 
-        edges       pairs (source, destination), the same on all ranks; None: wherever the topology of `peers` sends
-                    something in some round
-        zero_init   slots start at zero, as push-sum needs it; otherwise each holds a copy of its owner's t and p
-        transport   shared_memory, torch (messages), or auto: shared memory wherever it can be
+        edges       pairs (source, destination), the same on all ranks; None: all edges of the topology of `peers` that
+                    carry messages in any round
+        zero_init   slots start at zero, as push-sum needs; otherwise each holds a copy of its owner's t and p
+        transport   shared_memory, torch (messages), or auto: shared memory wherever possible
 
         Raises:
             ConfigError: on every rank: tensors that differ in shape or dtype or are not floating-point, edges that
-                differ or name no rank, shared memory that cannot be had.
+                differ or have invalid ranks, or unavailable shared memory.
         """
         self._rank, self._size = peers.rank, peers.size
         schedule = peers.schedule
@@ -118,13 +118,13 @@ class Window:
             self._opened = open_window(settings, self._edges, layout, t.detach().reshape(1, -1), zero_init)
         self._shape, self.turn = t.shape, Turn("this window", by_thread=False)
 
-    # -- what is there -------------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------------
 
     @property
     def t(self) -> Tensor:
-        """This rank's tensor, where the window keeps it: yours to read and to change in place between calls.
+        """This rank's tensor in the window's memory; read it and change it in place between calls.
 
-        Others may `get` it at any time; `with window.mutex():` they do not while you change it.
+        Others may `get` it at any time, except inside `with window.mutex():`.
         """
         return self._asked("t").t[0].view(self._shape)
 
@@ -141,17 +141,17 @@ class Window:
 
     @property
     def version(self) -> dict[int, int]:
-        """In-neighbour -> how often its slot here was written since the last `update` or `collect` of it."""
+        """In-neighbor -> the number of writes to its slot here since the last `update` or `collect`."""
         return self._asked("version").versions(self._rank)
 
     @property
     def in_neighbors(self) -> list[int]:
-        """The ranks that have slots here."""
+        """The ranks with slots here."""
         return list(self._edges.senders[self._rank])
 
     @property
     def out_neighbors(self) -> list[int]:
-        """The ranks at which this one has slots."""
+        """The ranks where this one has slots."""
         return list(self._edges.receivers[self._rank])
 
     # -- one-sided operations ------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class Window:
     def put(self, dst_weights: Named | None = None, self_weight: float = 1.0) -> None:
         """slot_ij := s_ij (t_j, p_j) at the destinations i, by default all with weight 1; then t_j, p_j *= self_weight.
 
-        Raises ConfigError for a rank that is no out-neighbour, TimeoutError or ConnectionError if one is stuck or gone.
+        Raises ConfigError for a rank that is no out-neighbor, TimeoutError or ConnectionError if one hangs or is gone.
         """
         self._opened.put(self._rank, *self._outgoing(dst_weights, self_weight))
 
@@ -168,7 +168,7 @@ class Window:
     def accumulate(self, dst_weights: Named | None = None, self_weight: float = 1.0) -> None:
         """slot_ij += s_ij (t_j, p_j) at the destinations i, by default all with weight 1; then t_j, p_j *= self_weight.
 
-        The sum of all t and slots is kept where self_weight and the weights add up to one. Raises as `put` does.
+        Preserves the sum of all t and slots if self_weight and the weights sum to one. Raises as `put` does.
         """
         self._opened.accumulate(self._rank, *self._outgoing(dst_weights, self_weight))
 
@@ -176,8 +176,8 @@ class Window:
     def push(self, dst_weights: Named | None = None, self_weight: float | None = None) -> None:
         """`accumulate` for push-sum: by default 1 / (out-degree + 1) for every destination and for this rank.
 
-        A share whose receiver has not taken the one before stays here: a rank that is faster than its neighbours keeps
-        its mass, where `accumulate` would let its p go to zero. Raises as `put` does.
+        A share stays here while its receiver has not taken the previous one, so a rank that is faster than its
+        neighbors keeps its mass; with `accumulate` its p would go to zero. Raises as `put` does.
         """
         equal = 1 / (1 + len(self.out_neighbors))
         weights = dict.fromkeys(self.out_neighbors, equal) if dst_weights is None else dst_weights
@@ -188,7 +188,7 @@ class Window:
     def get(self, src_weights: Named | None = None) -> None:
         """slot_ij := r_ij (t_j, p_j) for the sources j, by default all with weight 1. Raises as `put` does.
 
-        The sources take no part, but across hosts this waits for their answer.
+        The sources do not participate, but across hosts this waits for their answer.
         """
         weights = self.in_neighbors if src_weights is None else src_weights
         self._opened.get(self._rank, read(1.0, weights, None, self._rank, self._size).sources or {})
@@ -199,8 +199,8 @@ class Window:
     ) -> Tensor:
         """(t_i, p_i) := self_weight (t_i, p_i) + sum_j r_ij slot_ij in place; returns t.
 
-        Without weights, those of the topology if it is the same in all rounds, otherwise 1 / (in-degree + 1) for all.
-        Versions of the slots used go back to 0, and with `reset` the slots too. Raises as `put` does.
+        The default weights are those of the topology if it is static, otherwise 1 / (in-degree + 1) for all. Resets the
+        versions of the slots used to 0, and with `reset` the slots, too. Raises as `put` does.
         """
         if self_weight is None and src_weights is None:
             uniform = 1 / (1 + len(self.in_neighbors))
@@ -213,7 +213,7 @@ class Window:
 
     @guarded
     def collect(self) -> Tensor:
-        """(t_i, p_i) += sum_j slot_ij, slot_ij := 0 with what is there by now; returns t.
+        """(t_i, p_i) += sum_j slot_ij, slot_ij := 0 with everything that has arrived; returns t.
 
         Warns once, with SmallWeight, if p falls below 0.001. Raises as `put` does.
         """
@@ -222,10 +222,11 @@ class Window:
 
     @guarded
     def mutex(self, owner: int | None = None, sender: int | None = None) -> AbstractContextManager[None]:
-        """`with window.mutex(i, j):` hold the slot of rank j at rank i: others wait. Without ranks: one's own t.
+        """Lock the slot of rank j at rank i, `with window.mutex(i, j):`; others wait. Without ranks: this rank's t.
 
-        May be nested: the slots of an owner in ascending order, and t last. If this rank dies, shared memory releases
-        it. With messages nothing does: who waits hears ConnectionError (rank i) or TimeoutError. Raises as `put` does.
+        Nesting is allowed: slots of an owner in ascending order, and t last. If this rank dies, shared memory releases
+        the lock. With messages it stays locked: waiting ranks get ConnectionError (rank i) or TimeoutError. Raises as
+        `put` does.
         """
         at = self._rank if owner is None else rank_of("owner", owner, self._size)
         return self._held(self._opened.mutex(at, at if sender is None else rank_of("sender", sender, self._size)))
@@ -248,22 +249,22 @@ class Window:
 
     @guarded
     def fence(self) -> None:
-        """Wait for all ranks: what any of them wrote before is there when this returns."""
+        """Wait for all ranks; all their earlier writes are visible on return."""
         self._opened.fence()
 
     @guarded
     def drain(self) -> Tensor:
-        """Bring home what is on its way, when all ranks have stopped pushing: a fence, and a last `collect`. Returns t.
+        """Deliver everything in flight, after all ranks stopped pushing: a fence, and a last `collect`. Returns t.
 
         Raises:
-            LostMass: the p of all ranks do not add up to what they were at first, up to 1e-9: something was lost, or
-                other operations were used than accumulate, with weights that add up to one, and collect.
+            LostMass: the sum of all p differs from the initial one by more than 1e-9: something was lost, or operations
+                other than collect and accumulate with weights that sum to one were used.
         """
         self._opened.drain()
         return self.t
 
     def free(self) -> None:
-        """A fence, and the end of the window, also if the fence fails. Does nothing the second time."""
+        """Fence and release the window, even if the fence fails. Has no effect the second time."""
         if self.turn.over or self.turn.forked:
             return
         try:
@@ -280,10 +281,10 @@ class Window:
         if error is None:
             self.free()
         else:
-            self._close()  # without the others, who may be anywhere
+            self._close()  # without synchronizing with the others
 
     def _asked(self, what: str) -> network.Window:
-        """What has the tensors, as long as it is there."""
+        """Return the underlying window, unless it was freed."""
         if self.turn.over:
             raise RuntimeError(f"{what} {self.turn.over}")
         return self._opened

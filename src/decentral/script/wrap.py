@@ -1,4 +1,4 @@
-"""`decentral.wrap`: a training script of your own, made decentralized in a line."""
+"""`decentral.wrap`: make your own training script decentralized in one line."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _METHODS: dict[Mode, type[Algorithm]] = {
     Mode.push_sum: SGP,
     Mode.allreduce: AllReduce,
 }
-"""What each mode is a short form of."""
+"""The algorithm that corresponds to each mode."""
 
 
 @hinted()
@@ -71,27 +71,27 @@ def wrap(
 ) -> DecentralizedOptimizer:
     """Make a model's training decentralized: the steps of the returned optimizer also average with other ranks.
 
-    All ranks call this at once, with the model on its device; the parameters become views of flat memory. What a step
-    computes is written at `decentral.DecentralizedOptimizer`.
+    All ranks call this at once, with the model on its device; the parameters become views of flat memory. See
+    `decentral.DecentralizedOptimizer` for the formula of a step.
 
-    topology         as in `decentral.join`, which this calls; its `settings` may follow, such as every=4
+    topology         as in `decentral.join`, which this calls, with optional `settings`, such as every=4
     mode             atc (the default), awc, push_sum (for directed graphs) or allreduce (the baseline)
     algo             instead of a mode, an algorithm of `decentral-run`, by name (relaysgd, gradient_tracking, ...) or
                      as an object: the same steps, with `optimizer` as the local rule u = Opt(g)
-    algo_settings    those of the algorithm of that name, as in algo_settings={"fill": "previous"}
-    compress         with algo=: what is sent instead of rows (topk, int8, powersgd, ...), by name or as an object
-    compress_settings  those of the compressor of that name, such as {"keep": 0.01}; also "seed", and
-                     "steps_per_epoch" for "warmup_epochs"
-    overlap          whether rows travel during the forward and backward passes. None: in awc. In atc, parameters are
-                     then updated during the backward pass: gradients cannot be clipped first, and
-                     `with optimizer.accumulate():` has to stand around all but the last backward of a step
-    bucket_mb        how much travels together in a mode: 8 megabytes unless told otherwise
-    broadcast_from   the rank whose parameters and buffers all start with; None: each keeps its own. "auto" is rank 0,
-                     unless all ranks have loaded a checkpoint of their own (optimizer states that differ, or that all
-                     have loaded): then each keeps its own. It warns where weights differ
+    algo_settings    settings of the named algorithm, as in algo_settings={"fill": "previous"}
+    compress         with algo=: the compressor of messages (topk, int8, powersgd, ...), by name or as an object
+    compress_settings  settings of the named compressor, such as {"keep": 0.01}; also "seed", and "steps_per_epoch" for
+                     "warmup_epochs"
+    overlap          whether messages overlap the forward and backward passes. None: in awc. In atc, this updates
+                     parameters during the backward pass: gradients cannot be clipped first, and
+                     `with optimizer.accumulate():` must surround all but the last backward of a step
+    bucket_mb        bucket size in a mode, in megabytes: 8 by default
+    broadcast_from   the rank whose parameters and buffers all ranks start with; None: each keeps its own. "auto" is
+                     rank 0, unless all ranks have loaded their own checkpoints (optimizer states that differ, or that
+                     all have loaded): then each keeps its own. It warns if weights differ
     peers            the group, from `decentral.join`, instead of a topology
 
-    Raises ConfigError on every rank for what cannot be, such as a topology that the mode or algorithm cannot use.
+    Raises ConfigError on every rank for an invalid setup, such as a topology that the mode or algorithm cannot use.
     """
     joined = peers or (topology if isinstance(topology, Peers) else None)
     group = joined or _joined(topology, settings)
@@ -109,7 +109,7 @@ def wrap(
 
 
 def _laid_out(model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group: Peers) -> DecentralizedOptimizer:
-    """The parameters in flat memory, with what steps on it, which goes on from a state that was loaded before."""
+    """Flatten the parameters and create the optimizer on them, continuing from a previously loaded state."""
     trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
     parameters = [p for p in model.parameters() if travels(p, trained)]
     if isinstance(how, _Steps):
@@ -146,7 +146,7 @@ def _joined(topology: object, settings: dict[str, Any]) -> Peers:
 
 
 def _misspelled(topology: object, settings: dict[str, Any]) -> str:
-    """Which of the settings is neither an argument nor one of the topology's, and what it might be; "" if all are."""
+    """Name a setting that is neither an argument nor the topology's, with a suggestion; "" if all are valid."""
     cls = components("topology").get(topology) if isinstance(topology, str) else Topology
     if cls is None:
         return ""
@@ -156,7 +156,7 @@ def _misspelled(topology: object, settings: dict[str, Any]) -> str:
 
 
 def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Peers) -> None:
-    """Refuse a topology or settings of one beside a group that has been joined."""
+    """Refuse a topology or its settings together with an existing group."""
     given = [f"{key}={value!r}" for key, value in settings.items()]
     given += [] if topology is _USUAL or isinstance(topology, Peers) else ["topology"]
     if given:
@@ -197,7 +197,7 @@ def _how(
     bucket_mb: float | None,
     peers: Peers,
 ) -> _Steps | _Mode:
-    """What a step is to be; ConfigError for what does not fit together, or not to the topology."""
+    """Return the kind of step. Raise ConfigError for arguments that conflict with each other or with the topology."""
     if algo is not None:
         if mode is not None:
             raise ConfigError(
@@ -240,7 +240,7 @@ def _checked_steps(
     refused: dict[str, Any],
     peers: Peers,
 ) -> _Steps:
-    """The steps of an algorithm; `refused` are arguments that are for modes."""
+    """Return the steps of an algorithm; `refused` are arguments for modes only."""
     try:
         algorithm = algorithm_from(algo, algo_settings)
         algorithm.check_optimizer(None)
@@ -269,7 +269,7 @@ def _checked_steps(
 
 
 def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int | str | None, peers: Peers) -> None:
-    """Raise ConfigError for what is wrong on this rank."""
+    """Raise ConfigError for invalid arguments on this rank."""
     if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
         found = f"{type(model).__name__} and {type(optimizer).__name__}"
         raise ConfigError(f"wrap needs a torch.nn.Module and a torch.optim.Optimizer, not {found}.")
@@ -306,7 +306,7 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
 
 
 def _described(model: nn.Module, optimizer: Optimizer) -> str:
-    """What has to be the same on all ranks: what is trained, by name, and all else that they start with."""
+    """Return, as text, what must agree on all ranks: trained parameters by name, and the rest of the start state."""
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     moving = [(name, p) for name, p in model.named_parameters() if travels(p, trained)]
     others = [(name, p) for name, p in model.named_parameters() if not travels(p, trained)]
@@ -319,7 +319,7 @@ def _described(model: nn.Module, optimizer: Optimizer) -> str:
 
 
 def _network(rows: Sequence[Tensor], peers: Peers) -> Network:
-    """One that mixes where the parameters are. Shared memory keeps a place for each row, of which it has few."""
+    """Return a network for the parameters' device. Shared memory keeps a buffer per row, of which there are few."""
     certain = Losses(0.0, 0)
     if peers.size == 1:
         return LocalNetwork(peers.schedule, certain)

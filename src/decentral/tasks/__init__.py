@@ -1,1 +1,1 @@
-"""What is optimised. One file per task."""
+"""What is optimized. One file per task."""

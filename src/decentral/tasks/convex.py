@@ -194,7 +194,7 @@ class Regression(Task):
             )
 
     def check(self, config: TaskConfig) -> None:
-        """Without regularisation, fewer samples than coordinates do not determine the optimum; all have to fit into
+        """Without regularization, fewer samples than coordinates do not determine the optimum; all have to fit into
         memory."""
         if self.samples is not None:
             n, m, d = self._arrays()["A"].shape

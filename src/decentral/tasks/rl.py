@@ -39,7 +39,7 @@ class RL(Task):
     An epoch is R steps: a rollout of every worker.
 
     Advantages, loss and initial values are those of CleanRL's PPO: `problems/ppo.py`. As there, an episode that was cut
-    off after its most steps counts as over, and advantages are normalised in each batch. With `model=policy_lstm` a
+    off after its most steps counts as over, and advantages are normalized in each batch. With `model=policy_lstm` a
     batch is whole pieces of episodes: batch_size / rollout_steps environments.
 
     The worker's scenes are what `partition` deals out to it, so that partition.alpha decides how much they differ.

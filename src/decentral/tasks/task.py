@@ -276,7 +276,7 @@ class Problem(ABC):
         Of all k of them, or of those of `workers`: places among the local ones, each once.
 
         Statistics are what the metrics are computed from once they are added up over test examples: how many were
-        recognised, the sum of their losses, and how many there are, say. See `finish`.
+        recognized, the sum of their losses, and how many there are, say. See `finish`.
         """
 
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:

@@ -156,7 +156,7 @@ def _radices(n: int, largest: int) -> tuple[list[int], int]:
 def _hyper_hypercube(sets: np.ndarray, largest: int) -> list[np.ndarray]:
     """Algorithm 1, for several sets of workers at once, [sets, m] with m a product of factors up to `largest`.
 
-    The groups of each round: those of a set that differ in one mixed-radix digit of their place only.
+    The groups of each round: workers of a set whose positions differ in one mixed-radix digit only.
     """
     radices, left = _radices(sets.shape[1], largest)
     assert left == 1

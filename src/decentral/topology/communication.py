@@ -27,7 +27,7 @@ def on_machines(topology: Topology, num_workers: int, workers_per_machine: int) 
     """Return the rounds W (x) J / L for a topology of machines with matrix W: each of L workers gets the mixed means.
 
     Raises:
-        ConfigError: the workers cannot be dealt to such machines, or the topology is not one graph.
+        ConfigError: the workers do not divide into such machines, or the topology is not a single graph.
     """
     L = workers_per_machine
     if num_workers % L:
@@ -72,7 +72,7 @@ def hierarchical_phases(machines: MixingMatrix, workers_per_machine: int) -> lis
     """
     n, L = machines.num_workers * workers_per_machine, workers_per_machine
     worker, scatter, between, gather = np.arange(n), [], [], []
-    for h in range(L):  # the shard, and the worker of each machine that looks after it
+    for h in range(L):  # the shard, and the worker of each machine that owns it
         keeper = worker // L * L + h
         others = np.flatnonzero(keeper != worker)
         ones = np.ones(len(others))

@@ -36,7 +36,7 @@ class Exchange:
     """One exchange of a round: a mixing matrix for each piece; no pieces mean the average of all workers."""
 
     pieces: tuple[MixingMatrix, ...]
-    sent: tuple[MixingMatrix, ...]  # the same before messages got lost: a lost message was sent, too
+    sent: tuple[MixingMatrix, ...]  # the same before losses: lost messages were sent, too
     split: Split
     memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
     combine: Callable[..., None] | None = None
@@ -87,7 +87,7 @@ class Delivery:
         self.rule: PresentRule | None = None
         """The rule for rounds with absent workers; None: all workers are always present."""
         self._kept: dict[object, Any] = {}
-        self._lost: tuple[RelayEdges, int, np.ndarray] | None = None  # the newest answer of `undelivered`
+        self._lost: tuple[RelayEdges, int, np.ndarray] | None = None  # the last result of `undelivered`
 
     def matrix(self, round: int, piece: int, lazy: bool, push: bool = False) -> MixingMatrix:
         """Return W of this round and piece, after losses; lazy: (W + I) / 2 before them.
@@ -200,7 +200,7 @@ class Delivery:
 
     def in_several(self, round: int) -> bool:
         """Return whether a round needs more than a single exchange with the matrices of the rounds."""
-        phases = self.rounds.phases(round)  # those of fewer workers are alike
+        phases = self.rounds.phases(round)  # fewer workers have the same kind of phases
         return bool(phases) and not in_one(phases)
 
     def _exchange(self, round: int, phase: Phase, lazy: bool) -> Exchange:

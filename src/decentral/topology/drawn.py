@@ -26,7 +26,7 @@ def targets(num_workers: int, sends: int, generator: np.random.Generator) -> np.
     n = num_workers
     if not sends:
         return np.empty((n, 0), dtype=np.int64)
-    if 4 * sends * sends > n:  # few would be right at the first attempt
+    if 4 * sends * sends > n:  # rejection sampling would rarely succeed
         hops = generator.permuted(np.tile(np.arange(1, n), (n, 1)), axis=1)[:, :sends]
         return np.asarray((np.arange(n)[:, None] + hops) % n)
     hops = np.empty((n, sends), dtype=np.int64)
@@ -147,7 +147,7 @@ class RandomRegular(GraphTopology):
         return self.degree
 
     def _drawn(self, n: int, degree: int, round: int, attempt: int) -> Graph:
-        if degree > (n - 1) / 2:  # of dense graphs it is quicker to draw what is not there
+        if degree > (n - 1) / 2:  # for dense graphs it is faster to draw the complement
             missing = _regular(n, n - 1 - degree, generator_of(self.seed, self.name, n, round, attempt))
             there = ~np.eye(n, dtype=bool)
             there[missing[:, 0], missing[:, 1]] = there[missing[:, 1], missing[:, 0]] = False

@@ -141,7 +141,7 @@ def breadth_first(graph: Graph, root: int) -> tuple[np.ndarray, np.ndarray]:
     parent = np.full(graph.num_workers, -1)
     parent[root] = root
     order = [root]
-    for at in order:  # grows while it is gone through
+    for at in order:  # grows during the loop
         found = senders[at]
         found = found[parent[found] < 0]
         parent[found] = at
@@ -168,6 +168,6 @@ def sum_of_tree_hops(tree: Graph) -> int:
     order, parent = breadth_first(tree, 0)
     below = [1] * tree.num_workers
     parents = parent.tolist()
-    for worker in order[:0:-1].tolist():  # everybody after all that were found from it
+    for worker in order[:0:-1].tolist():  # children before parents
         below[parents[worker]] += below[worker]
-    return 2 * sum(s * (tree.num_workers - s) for s in below)  # the root parts nobody: s = n
+    return 2 * sum(s * (tree.num_workers - s) for s in below)  # the root separates no pair: s = n

@@ -22,7 +22,7 @@ class InnerOuterRing(GraphTopology):
     sends and receives one message, so all weights are 1/2: doubly stochastic. The rounds repeat after L. With one
     machine, the worker at place t mod L sends nothing and keeps its model.
 
-    Source: Ying et al., "BlueFog", 2021 (its inner-outer ring schedule, which is refused for L = 2 as well).
+    Source: Ying et al., "BlueFog", 2021 (its inner-outer ring schedule, which also refuses L = 2).
     """
 
     name: str = "inner_outer_ring"

@@ -230,7 +230,7 @@ def _recovered(W: MixingMatrix) -> list[Fraction] | None:
         if any(rest):
             return None
     differences = np.abs(np.array([float(weight) for weight in weights]) - W.weight)
-    tolerances = np.where(W.src == W.dst, 1e-12, 1e-15)  # what is left of a row has been rounded more than once
+    tolerances = np.where(W.src == W.dst, 1e-12, 1e-15)  # the diagonal was rounded more than once
     return weights if sides and (differences <= tolerances).all() else None
 
 

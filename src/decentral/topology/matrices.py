@@ -15,7 +15,7 @@ _TOLERANCE = 1e-6  # matrices may come as float32
 
 @dataclass(eq=False)
 class Matrices(Topology):
-    """W [n, n] of each round of a period; W[i, j] is the weight of what rank i takes from rank j.
+    """W [n, n] of each round of a period; W[i, j] is the weight of rank j's row at rank i.
 
     Weights are at least 0, and all rows sum to 1 (pull) or all columns do (push), in every round.
     """
@@ -44,7 +44,7 @@ class Matrices(Topology):
                         f"{where} has {W[i, j]:g} at [{i}, {j}], which is {words}: use finite weights >= 0."
                     )
         off = [max(abs(W.sum(axis) - 1).max() for W in self.rounds) for axis in (1, 0)]
-        if min(off) > _TOLERANCE:  # rows that sum to one keep agreement, columns that do keep the sum
+        if min(off) > _TOLERANCE:  # row sums of one preserve consensus, column sums of one preserve the sum
             sums = (self.rounds[0].sum(axis) for axis in (1, 0))
             rows, columns = (f"[{', '.join(f'{value:.4g}' for value in each)}]" for each in sums)
             raise ConfigError(

@@ -92,7 +92,7 @@ def _array(made: Any) -> np.ndarray:
 
         try:
             nodes = sorted(made)
-        except TypeError:  # of several kinds: as they were added
+        except TypeError:  # labels of several types: keep insertion order
             nodes = list(made)
         return np.asarray(nx.to_numpy_array(made, nodes, dtype=bool, weight=None)).T
     return np.asarray(made)

@@ -50,7 +50,7 @@ class PresentRule:
             return rounds
         if (m := int(present.sum())) > 1:
             return self.schedule(m)
-        d = rounds.num_pieces  # a worker that is alone has no topology
+        d = rounds.num_pieces  # a single worker has no topology
         return Rounds(m, lambda round: (MixingMatrix.identity(m),) * d, num_pieces=d)
 
     def phases(self, rounds: Rounds, present: np.ndarray, round: int, lazy: bool) -> list[Phase]:

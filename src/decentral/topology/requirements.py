@@ -48,7 +48,7 @@ def _matrices(rounds: Rounds) -> Iterator[MixingMatrix]:
 
     Skips silent rounds and global averages: both satisfy every need except static.
     """
-    seen: dict[int, MixingMatrix] = {}  # keeps them alive, so that no other one gets their number
+    seen: dict[int, MixingMatrix] = {}  # keeps them alive, so that their ids stay unique
     for round in range(rounds.period):
         if rounds.phases(round) in ([], [MEAN]):
             continue
@@ -113,7 +113,7 @@ def _largest_edge_weight(rounds: Rounds) -> float:
     largest = max(map(largest_laplacian_eigenvalue, graphs))
     degree = max(int(A.indegree.max()) for A in graphs)
     bound = min(4 / (3 * largest), 1 / degree)
-    digits = 2 - math.floor(math.log10(bound))  # three significant ones
+    digits = 2 - math.floor(math.log10(bound))  # three significant digits
     return math.floor(bound * 10**digits) / 10**digits
 
 

@@ -93,7 +93,7 @@ class RelayEdges:
     dst: np.ndarray
     piece: np.ndarray
     reverse: np.ndarray
-    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # what is worked out from this once
+    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # cache of derived values
 
     def __len__(self) -> int:
         return len(self.src)
@@ -127,7 +127,7 @@ class Rounds:
         assert num_workers >= 1 and num_pieces >= 1 and period >= 1
         self.num_workers = num_workers
         self.num_pieces = num_pieces
-        self.period = period if num_workers > 1 else 1  # one that is alone does the same in every round
+        self.period = period if num_workers > 1 else 1  # a single worker does the same in every round
         self.every = every if num_workers > 1 else 1
         self.split = split
         self._compute = matrices
@@ -212,7 +212,7 @@ def mean_delay(rounds: Rounds, overlap: bool = False) -> float:
         is_tree = len(one) == 2 * (n - 1) and graph.is_undirected(one)
         total += graph.sum_of_tree_hops(one) if is_tree else int(graph.hops(one).sum())
     if not overlap:
-        total -= rounds.num_pieces * n * (n - 1)  # one for each pair of different workers
+        total -= rounds.num_pieces * n * (n - 1)  # one for each pair of distinct workers
     return total / (rounds.num_pieces * n * n)
 
 

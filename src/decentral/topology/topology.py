@@ -46,7 +46,7 @@ def mixing_matrix(A: Graph, weights: Weights, edge_weight: float | None, topolog
     """Return the mixing matrix W of a graph; `topology` is its name in messages.
 
     Raises:
-        ConfigError: metropolis on a directed graph, or an edge weight that leaves a worker a negative weight.
+        ConfigError: metropolis on a directed graph, or an edge weight that makes a diagonal weight negative.
     """
     if weights is Weights.uniform or (weights is Weights.auto and not is_undirected(A)):
         share = 1 / (1.0 + A.outdegree)
@@ -189,7 +189,7 @@ class GraphTopology(Topology):
             period=len(graphs),
         )
         for round in range(rounds.period):
-            rounds.mixing(round)  # refuses weights that do not suit this round
+            rounds.mixing(round)  # raises for weights that do not fit this round
         return rounds
 
     def repeating(self, num_workers: int, period: int, graphs: Callable[[int], tuple[Graph, ...]]) -> Repeating:

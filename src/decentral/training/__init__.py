@@ -1,1 +1,1 @@
-"""One run: assemble, take steps, evaluate, record, checkpoint. Names no algorithm, data set or topology."""
+"""One run: assemble, step, evaluate, record, checkpoint. Independent of algorithm, data set and topology."""

@@ -1,5 +1,5 @@
-"""What a run finds out and decides on its way: which share of the coordinates is sent (`compress.adapt=`), and what
-links are like (`network.measure=true`)."""
+"""Adaptation during a run: the share of coordinates sent (`compress.adapt=`), and link measurements
+(`network.measure=true`)."""
 
 from __future__ import annotations
 
@@ -24,32 +24,31 @@ if TYPE_CHECKING:
     from decentral.training.oracle import GradientOracle
 
 _READINGS = 5
-"""How many readings of the gain are averaged before it is compared: a reading is one step in ten."""
+"""Number of gain readings averaged before a comparison: a reading is one step in ten."""
 _STEPS_AVERAGED = 256
 
 
 class AdaptiveStepper(Stepper):
-    """`Stepper`, with a ratio c that is decided after the warm-up, and again when the network or the gain changes.
+    """A `Stepper` that chooses the ratio c after the warm-up, and again when the network or the gain changes.
 
-    Exploring: for each candidate `explore_steps` steps of training from where the run is, with the gain
-    ||C(e)||^2 / ||e||^2 of every step and worker averaged. Afterwards everything is as before: models, optimizer,
-    residuals, what else the compressor remembers, draws and losses of the oracle, and what the problem remembers. The
-    simulated time and the bytes that it takes are counted, as they are taken.
+    Exploring: each candidate trains for `explore_steps` steps from the current state, and the gain
+    ||C(e)||^2 / ||e||^2 is averaged over steps and workers. Afterwards everything is restored: models, optimizer,
+    residuals, the compressor's memory, draws and losses of the oracle, and the problem's state. Its simulated time and
+    bytes are counted, since they are really spent.
 
-    Deciding: the rule compares the communication time of the compressor's `combine` over the links as they are now,
-    or as they were measured last (`network.measure`), by the formulas of the collectives, and the gain, interpolated in
-    log c, at the ratios of a grid, or of the front that NSGA-II finds.
+    Deciding: the rule compares the communication time of the compressor's `combine` over the current links, or as last
+    measured (`network.measure`), by the formulas of the collectives, with the gain, interpolated in log c, at the
+    ratios of a grid or of the front that NSGA-II finds.
 
-    When: latency or seconds per byte of the slowest link differ by a tenth from those of the last decision: decide
-    again, as gains do not depend on the network. The gain over 50 steps differs by a tenth from that over the first 50
-    steps after the last decision: explore, and decide again.
+    When: if latency or seconds per byte of the slowest link differ by a tenth from those at the last decision, decide
+    again, as gains do not depend on the network. If the gain over 50 steps differs by a tenth from that over the first
+    50 steps after the last decision, explore and decide again.
 
-    The authors' code of "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks" does
-    otherwise: it explores on batches of the test data with residuals begun anew and uninitialised, restores models but
-    no momentum, fits an exponential to the costs, which it knows (off by 110 % at the strongest
-    compression), and a quotient of exponentials to the gains, solves with NSGA-II for one unknown, takes any change of
-    its schedule for a change of the network, and decides only then: never after the first exploration, nor after one
-    that the gain has led to.
+    Departures: the authors' code of "Flexible Communication for Optimal Distributed Learning over Unpredictable
+    Networks" explores on batches of the test data with new, uninitialized residuals, restores models but no momentum,
+    fits an exponential to the known costs (off by 110 % at the strongest compression) and a quotient of exponentials to
+    the gains, solves with NSGA-II for one unknown, treats any change of its schedule as a change of the network, and
+    decides only then: never after the first exploration or one caused by the gain.
     """
 
     def __init__(self, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor) -> None:
@@ -59,11 +58,11 @@ class AdaptiveStepper(Stepper):
         self.gradients = oracle
         self.size, self.dtype = x.shape[1], x.dtype
         self.gains: list[float] = []
-        """Of each candidate, as explored last."""
+        """The last explored gain of each candidate."""
         self.links: tuple[float, float] = (0.0, 0.0)
         """Latency and seconds per byte at the last decision."""
         self.readings: list[float] = []
-        """Of the gain, since it was compared last."""
+        """Readings of the gain since the last comparison."""
         self.usual: float | None = None
         """The gain over the first steps after the last decision."""
         self.ratios: list[list[float]] = []
@@ -72,12 +71,12 @@ class AdaptiveStepper(Stepper):
 
     @property
     def prices(self) -> Prices:
-        """What is known of the time that collectives take."""
+        """Return the known costs of collectives."""
         assert self.net.prices is not None
         return self.net.prices
 
     def before_step(self) -> None:
-        """See `Stepper`; then explore and decide, where it is time to."""
+        """See `Stepper`; then explore and decide if due."""
         super().before_step()
         if self.t < self.compressor.warmup_steps:
             return
@@ -88,7 +87,7 @@ class AdaptiveStepper(Stepper):
             self._decide()
 
     def step(self) -> None:
-        """Take a step, and look at its gain."""
+        """Take a step and read its gain."""
         super().step()
         if self.gains and (self.t - 1) % MEASURED_EVERY == 0:
             self._compare(self._gain())
@@ -97,14 +96,14 @@ class AdaptiveStepper(Stepper):
         """See `Stepper.choices`.
 
         ratios    [step, share of coordinates from then on] of each decision
-        explored  how often candidates were tried out
+        explored  number of explorations
         """
         if not self.ratios:
             return super().choices()
         return super().choices() | {"ratios": [[int(t), c] for t, c in self.ratios], "explored": self.explored}
 
     def on_the_way(self) -> dict[str, Any]:
-        """What was measured and decided so far."""
+        """Return the measurements and decisions so far."""
         names = ("gains", "links", "readings", "usual", "ratios", "explored")
         return super().on_the_way() | {"adaptive": {name: getattr(self, name) for name in names}}
 
@@ -117,13 +116,13 @@ class AdaptiveStepper(Stepper):
             self.compressor.send_share(self.ratios[-1][1])
 
     def _gain(self) -> float:
-        """||C(e)||^2 / ||e||^2 as read last, mean over all workers; the same on every process."""
+        """Return the last reading of ||C(e)||^2 / ||e||^2, averaged over workers; the same on every process."""
         found = self.algorithm.compression_stats(self.state)
         assert found is not None
         return self.net.gather(found)[:, 0].mean().item()
 
     def _compare(self, gain: float) -> None:
-        """Take a reading of the gain into account."""
+        """Process a reading of the gain."""
         self.readings.append(gain)
         if len(self.readings) < _READINGS:
             return
@@ -132,10 +131,10 @@ class AdaptiveStepper(Stepper):
         if self.usual is None:
             self.usual = mean
         elif changed(mean, self.usual):
-            self.gains = []  # before the next step they are explored again
+            self.gains = []  # explore again before the next step
 
     def _decide(self) -> None:
-        """Take the ratio that is best by the rule, over the links as they are now."""
+        """Choose the best ratio by the rule, at current link costs."""
         c = self.compressor
         if c.solver is Solver.nsga2 and len(c.candidates) > 1:
             ratios = front(c.candidates, self.gains, self._seconds)
@@ -149,7 +148,7 @@ class AdaptiveStepper(Stepper):
         self.links, self.readings, self.usual = self.prices.costs.slowest, [], None
 
     def _seconds(self, ratios: np.ndarray) -> np.ndarray:
-        """What communication takes in this step at these ratios [m], as links are now, each worked out exactly."""
+        """Return the exact communication time of this step at these ratios [m], at current link costs."""
         c, found = self.compressor, []
         for ratio in ratios.tolist():
             c.send_share(ratio)
@@ -157,8 +156,8 @@ class AdaptiveStepper(Stepper):
         return np.array(found)
 
     def _compute_s(self) -> float:
-        """How long the slowest worker's gradient takes in a step, on average over the first ones; without simulated
-        time: how long those of the slowest process have taken so far."""
+        """Return the mean gradient time of the slowest worker over the first steps; without simulated time, that of the
+        slowest process so far."""
         if self.net.traffic.clock is None:
             mean_s = self.gradients.seconds / max(1, self.gradients.calls)
             rows = torch.full((len(self.net.workers), 1), mean_s, dtype=torch.float64)
@@ -166,10 +165,10 @@ class AdaptiveStepper(Stepper):
         return float(self.net.traffic.clock.times.seconds(0, _STEPS_AVERAGED).max(axis=1).mean())
 
     def _explore(self) -> None:
-        """Find out the gain of every candidate; afterwards all is as it was, but for time and bytes."""
+        """Measure the gain of every candidate, then restore everything except time and bytes."""
         c, steps = self.compressor, self.compressor.explore_steps
         problem, keep = self.gradients.problem, c.keep
-        live = [*self.gradients.rows().values(), self.state.compression_stats]  # what a step changes beside its state
+        live = [*self.gradients.rows().values(), self.state.compression_stats]  # changed by a step besides the state
         kept, remembered = [each.clone() for each in live], copy.deepcopy(problem.state())
         c.measure_always(True)
         for ratio in c.candidates:
@@ -189,13 +188,13 @@ class AdaptiveStepper(Stepper):
 
 
 class Probe:
-    """Every so many steps, from step 0 on, a small and a large message from worker to worker, of s and l bytes:
+    """A periodic probe of links, from step 0 on: a small and a large message between workers, of s and l bytes:
 
         beta = (T_l - T_s) / (l - s),   alpha = T_s - s beta   at least 0, in seconds per byte and seconds
 
-    with the times of the slowest pair (`Network.ping`), simulated where there is simulated time, else real. All links
-    count as alike, and workers as able to send and to receive at the same time. From then on what is decided by what
-    links cost goes by these two numbers (`Network.prices`); what it takes stays what it is.
+    with the times of the slowest pair (`Network.ping`), in simulated time if there is any, else real. It assumes equal
+    links and workers that send and receive simultaneously. Decisions by link costs then use these two numbers
+    (`Network.prices`); actual times are unchanged.
     """
 
     def __init__(
@@ -206,7 +205,7 @@ class Probe:
         whole_phases: bool = True,
         num_processes: int = 1,
     ) -> None:
-        """`collective`, `whole_phases`: how an all-reduce is carried out, and its phases counted (`cluster.links`).
+        """`collective`, `whole_phases`: the all-reduce algorithm, and how its phases are counted (`cluster.links`).
 
         num_processes   whose messages are timed, where there is no simulated time
         """
@@ -219,7 +218,7 @@ class Probe:
         self.last = 0.0, 0.0
 
     def look(self, t: int) -> None:
-        """Before step t: send messages, if it is time to, and go by what is found from now on."""
+        """Probe before step t, if due, and use the result from now on."""
         if t % self._settings.measure_every_steps:
             return
         small, large = (self._net.ping(size) for size in (SMALL_BYTES, self._settings.measure_bytes))
@@ -248,7 +247,7 @@ class Probe:
         return {"times": self.times, "found": self.found, "last": list(self.last)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` once gave."""
+        """Restore the result of `state`."""
         self.times, self.found = state["times"], state["found"]
         if self.times:
             self._go_by(*state["last"])

@@ -1,4 +1,4 @@
-"""From a configuration to everything that a run needs: problem, network and method, at step 0."""
+"""Assemble a run from its configuration: problem, network and method, at step 0."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _EVALUATIONS = 100  # in a run of a task that does not say how often
 
 @dataclass
 class Run:
-    """Everything a run needs, assembled; the same on every process but for the workers it hosts."""
+    """Everything a run needs; the same on every process except for its local workers."""
 
     config: Config
     world: World
@@ -75,35 +75,34 @@ class Run:
     total_steps: int
     eval_every_steps: float
     examples_on_the_way: int | None
-    """How many test examples the evaluations before the last one look at; None for all."""
+    """Number of test examples in evaluations before the last one; None for all."""
     trace: Tensor | None
     """[steps + 1, n, P]: the models of all workers after each step, on the leader of a run with trace=true."""
     traced: dict[str, list[Tensor]] = field(default_factory=dict)
-    """Beside it, of each step: each field of the state, with trace=state; `simulated_s` where workers go on by
-    themselves."""
+    """Per step: each field of the state, with trace=state; `simulated_s` for asynchronous workers."""
     start: int = 0
-    """How many steps had been taken before this attempt."""
+    """Number of steps before this attempt."""
     evaluated_s: float = 0.0
     """The simulated time of the last evaluation."""
     times: Counter[str] = field(default_factory=Counter)
-    """Seconds in all attempts so far: `steps`, with what they wait for; of these `waiting`, until messages of other
-    processes were there, or asleep as a straggler (where the workers of a process have threads, their mean); and of
-    attempts before this one `data` and `passes`. Beside the steps `evaluation` and `checkpoints`."""
+    """Seconds in all attempts so far: `steps`, including waits; of these `waiting` for messages of other processes, or
+    asleep as a straggler (averaged over the threads of a process's workers); and, of earlier attempts, `data` and
+    `passes`. Besides steps: `evaluation` and `checkpoints`."""
     rejected: list[str] = field(default_factory=list)
-    """A sentence for each damaged checkpoint that was passed over."""
+    """A sentence for each damaged checkpoint that was skipped."""
     patience: Patience | None = None
-    """What may end the run early."""
+    """The early-stopping rule."""
     ended_early: bool = False
 
     def ends_at(self, t: int) -> bool:
-        """Whether these were all steps, the simulated time is over, or nothing improves any more."""
+        """Return whether the run ends: all steps taken, simulated time over, or no improvement."""
         stop_s, simulated_s = self.config.stop_after_simulated_s, self.stepper.simulated_s
         over = t == self.total_steps or self.ended_early
         return over or (stop_s is not None and simulated_s is not None and simulated_s >= stop_s)
 
     @property
     def net(self) -> Network:
-        """What carries the messages."""
+        """The network."""
         return self.stepper.net
 
     @property
@@ -113,17 +112,17 @@ class Run:
 
     @property
     def attackers(self) -> list[int]:
-        """Who is no honest worker, ascending."""
+        """The attackers, ascending."""
         return self.config.attack.attackers(self.net.n, self.config.seed)  # type: ignore[no-any-return]
 
     @property
     def simulated(self) -> str:
-        """Where it is in simulated time, in words; '' where time is not simulated."""
+        """Return the current simulated time in words; '' without simulated time."""
         return "" if self.stepper.simulated_s is None else duration(self.stepper.simulated_s)
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the metrics has to know."""
+        """Return notes for readers of the metrics."""
         notes, counts = list(self.problem.notes), self.config.task.num_examples(self.config)
         if attackers := self.attackers:
             numbers = ", ".join(map(str, attackers))
@@ -147,12 +146,12 @@ class Run:
 
     @property
     def spent_s(self) -> dict[str, float]:
-        """Where the time went, in all attempts.
+        """Return the seconds spent on each part, in all attempts.
 
-        passes        in forward and backward passes; on a GPU, where work is queued, until they were asked for
-        exchange      what is left of the steps: averaging, messages, the optimizer
+        passes        in forward and backward passes; on a GPU, where work is queued, until their results are used
+        exchange      the rest of the steps: averaging, messages, the optimizer
         waiting       for messages of other processes, or asleep
-        data          until batches were there
+        data          until batches were ready
         evaluation    in evaluations
         checkpoints   in checkpoints
         """
@@ -165,14 +164,14 @@ class Run:
         return {part: round(value, 6) for part, value in parts.items()}
 
     def close(self) -> None:
-        """Release what the stepper, the problem and the network hold."""
+        """Release the resources of the stepper, the problem and the network."""
         self.stepper.close()
         self.problem.close()
         self.net.close()
 
 
 def assemble(config: Config, world: World) -> Run:
-    """The problem, the network and the algorithm of this process, at step 0; all processes call this at once."""
+    """Create this process's problem, network and algorithm at step 0; all processes call this at once."""
     assert config.num_workers is not None
     keep_freed_memory()
     net = open_network(config, world)
@@ -207,7 +206,7 @@ def assemble(config: Config, world: World) -> Run:
     stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)
     counts, epochs = config.task.num_examples(config), total_steps / problem.steps_per_epoch
     some = None if counts is None else config.evaluation.on_the_way(counts[0], counts[1], net.n, epochs)
-    fields = state_fields(stepper.state)  # a state that cannot be stored is refused now, not at the first checkpoint
+    fields = state_fields(stepper.state)  # refuse an unstorable state now, not at the first checkpoint
     if config.trace == "state":
         rows = [value for _, _, values in fields for value in (values if isinstance(values, tuple) else [values])]
         if sum(each.nbytes for each in rows) * (total_steps + 1) * world.size > _LONGEST_TRACE:
@@ -227,10 +226,10 @@ def assemble(config: Config, world: World) -> Run:
 
 
 def eval_every_steps(config: Config, steps_per_epoch: float, total_steps: int) -> float:
-    """How many steps there are between two evaluations."""
+    """Return the number of steps between two evaluations."""
     if config.evaluation.every_epochs is not None:
         return max(1.0, config.evaluation.every_epochs * steps_per_epoch)
-    if config.stop_after_simulated_s is not None:  # nobody knows how many steps there will be
+    if config.stop_after_simulated_s is not None:  # the number of steps is unknown
         return 1.0
     return max(1.0, round(total_steps / _EVALUATIONS))
 
@@ -238,9 +237,9 @@ def eval_every_steps(config: Config, steps_per_epoch: float, total_steps: int) -
 def open_stepper(
     config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor, total_steps: int
 ) -> Stepper:
-    """What takes steps: all workers together, with a clock where a cluster is described, or each by itself.
+    """Create the stepper: synchronous, with a clock if there is a cluster, or asynchronous.
 
-    Between processes stragglers sleep; methods in rounds have the same clock there.
+    Between processes stragglers sleep; synchronous methods have the same clock there.
     """
     alone, virtual = isinstance(net, LocalNetwork), isinstance(config.cluster, VirtualCluster)
     by_itself = isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)
@@ -300,7 +299,7 @@ def open_stepper(
 
 
 def schedule_of(config: Config, total_steps: int) -> Schedule | None:
-    """Who is present when; None: everybody, always."""
+    """Return the schedule of present workers; None: all workers, always."""
     if isinstance(config.availability, AlwaysPresent):
         return None
     found: Schedule = config.availability.open(config.num_workers, config.seed, total_steps)
@@ -308,8 +307,8 @@ def schedule_of(config: Config, total_steps: int) -> Schedule | None:
 
 
 def _attendance(config: Config, algorithm: Algorithm, net: Network, oracle: Any, total_steps: int) -> Attendance | None:
-    """Who takes part in which steps. Raises ConfigError for a step in which so many are present that the topology does
-    not exist for them, or does not suit the method."""
+    """Return the attendance of workers. Raises ConfigError if, in some step, the topology does not exist for the number
+    of present workers, or does not satisfy the method's needs."""
     availability, relays = config.availability, Need.tree in algorithm.needs
     if (schedule := schedule_of(config, total_steps)) is None:
         return None
@@ -342,9 +341,9 @@ def _attendance(config: Config, algorithm: Algorithm, net: Network, oracle: Any,
 
 
 def _probe(config: Config, net: Network) -> Probe:
-    """What measures the network of a run on the way: its own, or in simulated time the one that is described.
+    """Return the probe of the run's network: the real one, or in simulated time the virtual one.
 
-    Between processes gloo and nccl carry out an all-reduce by a ring; in shared memory everybody adds up a share.
+    Between processes gloo and nccl all-reduce by a ring; in shared memory each process sums a share.
     """
     if net.traffic.clock is not None:
         assert isinstance(config.cluster, Machines)
@@ -363,7 +362,7 @@ def _clock(
     steps_per_epoch: float | None,
     spans: Spans | None = None,
 ) -> Clock:
-    """The clock of a method in rounds, the same on every process: it goes by numbers that all of them know."""
+    """Return the clock of a synchronous method, the same on every process: it depends on shared numbers only."""
     n = times.num_workers
     changing = cluster.changing(n, config.seed, steps_per_epoch)
     return Clock(n, times, cluster.costs(n), cluster.waits_for is WaitsFor.everyone, spans, changing)
@@ -379,7 +378,7 @@ def without_training(
     steps_per_epoch: float | None = None,
     spans: Spans | None = None,
 ) -> Stepper:
-    """The steps of a method in rounds with models of so many parameters, all zero: what they take, and send.
+    """Return a stepper of a synchronous method with zero models of `num_parameters`, for time and bytes only.
 
     Raises ConfigError if the network changes by epochs, and there are none (None).
     """
@@ -387,7 +386,7 @@ def without_training(
     clock = net.traffic.clock = _clock(config, cluster, times, steps_per_epoch, spans)
     phases = [each for t in range(min(net.rounds.period, _STEPS_AVERAGED)) for each in net.rounds.phases(t)]
     pieces = math.lcm(net.rounds.num_pieces, *(len(each.matrices) or 1 for each in phases))
-    few = pieces * min(num_parameters, config.compress.smallest_row)  # stand in for all
+    few = pieces * min(num_parameters, config.compress.smallest_row)  # represent all of them
     x = torch.zeros(n, num_parameters if n * num_parameters <= _FEW else few, dtype=dtype)
     clock.bytes_scale = net.traffic.scale = num_parameters / x.shape[1]
     net.traffic.stands_for = {x.shape[1]: num_parameters}
@@ -399,7 +398,7 @@ def without_training(
 
 
 class _Instant:
-    """An oracle that takes simulated time and gives zeros."""
+    """An oracle that takes simulated time and returns zeros."""
 
     present: np.ndarray | None = None
     problem = None
@@ -408,13 +407,13 @@ class _Instant:
         self.clock = clock
 
     def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        if workers is None:  # as the oracle of a run counts
+        if workers is None:  # counted like a run's oracle
             self.clock.gradient()
         return torch.zeros_like(x)
 
 
 def known_without_training(config: Config) -> bool:
-    """Whether what a method in rounds sends, and when, does not depend on gradients or on what is measured."""
+    """Return whether messages and times of a synchronous method are independent of gradients and measurements."""
     compress = config.compress
     return (
         compress.by_length
@@ -430,19 +429,19 @@ _EQUALLY_FAST = Machines(
 
 
 def _bytes(config: Config, num_parameters: int) -> int:
-    """Of so many parameters, in the precision of the run."""
+    """Return the bytes of `num_parameters` parameters, in the precision of the run."""
     return num_parameters * config.precision.dtype.itemsize
 
 
 def mean_seconds(times: GradientTimes) -> float:
-    """What a gradient takes on average, by its first ones."""
+    """Return the mean time of a gradient, from the first ones."""
     return float(times.seconds(0, _STEPS_AVERAGED).mean())
 
 
 def open_network(config: Config, world: World, *, loses: bool = True) -> Network:
-    """The network of a configuration, for the workers that this process hosts; all processes call this at once.
+    """Open the network of a configuration, for this process's workers; all processes call this at once.
 
-    Without `loses`, no message is lost, whatever the configuration says.
+    With loses=False no message is lost, regardless of the configuration.
     """
     rounds, losses = config.rounds(), Losses(config.network.drop_probability if loses else 0.0, config.seed)
     if not world.distributed:
@@ -455,8 +454,8 @@ def open_network(config: Config, world: World, *, loses: bool = True) -> Network
 
 
 def fastest_collective(config: Config, num_processes: int) -> Fastest | None:
-    """What decides for `network.collective=auto`, by the cost model: of the limits of messages between processes, or
-    else of the cluster that is described. None where neither is."""
+    """Return the rule for `network.collective=auto`, by the cost model of limited messages between processes, or else
+    of the cluster. None without either."""
     settings = config.network
     if settings.limited:
         links = Links(settings.latency_ms * 1e-3, settings.bandwidth_gbps or math.inf, copy_gbps=math.inf)
@@ -470,13 +469,13 @@ def fastest_collective(config: Config, num_processes: int) -> Fastest | None:
 
 
 def local_network(config: Config) -> LocalNetwork:
-    """The network of a configuration with all workers in this process; no message is lost."""
+    """Return the network of a configuration with all workers in this process and without losses."""
     return LocalNetwork(config.rounds(), Losses(0.0, config.seed))
 
 
 def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, steps_per_epoch: float = 1.0) -> Algorithm:
-    """The configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, and the
-    configured compression of rows of this layout."""
+    """Return the configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, and
+    the configured compression for rows of this layout."""
     compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.steps_per_message)
     algorithm: Algorithm = config.algo.bind(config.optim.rule(lr, layout), compressor)
     return algorithm
@@ -485,6 +484,6 @@ def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, ste
 def learning_rate(
     config: Config, steps_per_epoch: float, total_steps: int, own: Tensor | None = None
 ) -> Callable[[int], Any]:
-    """Step t -> lr, or the rates that workers have of their `own` [k, 1], times the factor of the schedule."""
+    """Return step t -> lr, or the workers' `own` rates [k, 1], times the factor of the schedule."""
     rate, lr = config.schedule.rates(steps_per_epoch, total_steps), config.lr if own is None else own
     return lambda t: lr * rate(t)

@@ -1,4 +1,4 @@
-"""Workers that leave and come back: who takes part in a step, what rests, and what those who come back take over."""
+"""Workers that leave and return: attendance per step, frozen rows, and the state that returning workers copy."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from decentral.training.oracle import GradientOracle
 
 _LATELY = 50
-"""Steps, in which somebody who has come back counts as returned."""
+"""Number of steps in which a worker counts as recently returned."""
 _ROUNDS = 256
-"""Of rounds that change, so many are looked at."""
+"""Number of rounds checked if they vary."""
 _ARRAYS, _COUNTS = (
     ("present", "attended", "steps", "updates", "returned"),
     ("in_pieces", "returns", "join_bytes", "begun_s"),
@@ -39,24 +39,23 @@ _ARRAYS, _COUNTS = (
 
 
 class Attendance:
-    """The steps of an algorithm for the workers S_t that are present; the rows of all others rest.
+    """The steps of an algorithm for the present workers S_t; the rows of all others are frozen.
 
-    At the beginning of step t, where S_t is another set than S_{t-1}:
+    At the beginning of step t, if S_t differs from S_{t-1}:
 
-    1. Fields that are equal on all who take part (`Algorithm.replicas`) are taken over by those who have missed steps,
-       from the lowest-numbered worker that has missed none.
-    2. Workers that come back (in S_t, not in S_{t-1}) take a model over, by `on_return`: the mean of D_i, the
-       neighbors of this round that are present now and were in the step before; if there are none, the lowest-numbered
-       worker that is. All at once.
-    3. Corrections are handed over or begin anew, by `on_leave`, and the algorithm makes mixtures anew (`regroup`).
+    1. Workers that missed steps copy the fields that are equal on all present workers (`Algorithm.replicas`) from the
+       lowest-numbered worker that missed none.
+    2. Returning workers (in S_t, not in S_{t-1}) copy a model, by `on_return`: the mean of D_i, the neighbors of this
+       round that are present now and were in the previous step; if there are none, that of the lowest-numbered such
+       worker. All simultaneously.
+    3. Corrections are handed over or reset, by `on_leave`, and the algorithm recomputes mixtures (`regroup`).
 
-    Mixing matrices among the present are doubly stochastic, and those of the absent the identity: sums over all workers
-    are kept. In an algorithm of which `attends_steps` steps belong together, S_t are those who are present in all of
-    them.
+    Mixing matrices are doubly stochastic among present workers and the identity for absent ones: sums over all workers
+    are preserved. In an algorithm with groups of `attends_steps` steps, S_t has the workers present in all of them.
 
-    In simulated time a step begins when the last of S_{t-1} is where it is, or if that is empty, when somebody is there
-    again. A schedule in seconds is asked then, once for the steps that belong together: who is there, and does not
-    crash before its gradients are done.
+    In simulated time a step begins when the last worker of S_{t-1} is ready, or, if S_{t-1} is empty, with the next
+    arrival. A schedule in seconds is then queried, once per group of steps, for the workers that are present and do not
+    crash before their gradients are done.
     """
 
     def __init__(
@@ -78,26 +77,26 @@ class Attendance:
         net.delivery.rule, net.reliable = rule, False
         oracle.present = np.ones(len(net.workers), dtype=bool)
         self.present = np.ones(net.n, dtype=bool)
-        """[n]: who takes part in the step that is taken, or was taken last."""
+        """[n]: the present workers of the current or last step."""
         self.attended = np.full(net.n, -1)
-        """[n]: the last step that each worker took part in."""
+        """[n]: the last step that each worker attended."""
         self.steps = np.zeros(net.n, dtype=np.int64)
-        """[n]: how many steps each worker has taken part in."""
+        """[n]: number of steps that each worker attended."""
         self.updates = np.zeros(net.n, dtype=np.int64)
-        """[n]: how many of them its local optimizer remembers, which it may have taken over."""
+        """[n]: number of steps in its local optimizer's state, which may be copied."""
         self.returned = np.full(net.n, -1)
-        """[n]: the step in which each worker came back last."""
+        """[n]: the step in which each worker last returned."""
         self.in_pieces = self.returns = self.join_bytes = 0
-        """In how many steps the present were not connected; how often somebody came back; the bytes that this took."""
+        """Numbers of steps with disconnected present workers, and of returns; bytes of the returns."""
         self.begun_s = 0.0
-        """When the newest step began, in simulated time."""
+        """Simulated time at the beginning of the latest step."""
         self.timekeeper: Attendance | None = None
-        """That of the steps that tell the time of a model of another size, which have been taken."""
+        """The attendance of the stepper that keeps the time of a model of another size."""
         self._pieces: dict[object, bool] = {}
         self._memory: dict[int, Tensor] = {}
 
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
-        """The state after step t, which is donated; with nobody present it is what it was."""
+        """Return the state after step t; s is donated. Without present workers it is unchanged."""
         before, clock = self.present, net.traffic.clock
         if clock is not None and before.any():
             self.begun_s = float(clock.now[before].max())
@@ -140,20 +139,20 @@ class Attendance:
         return torch.index_select(rows, 0, away.to(rows.device), out=memory[: len(away)])
 
     def _wait_for_all(self, clock: Clock) -> None:
-        """Until all are there, and stay until their gradients are done where they might crash."""
+        """Wait until all workers are present and, if they may crash, stay until their gradients are done."""
         crash = self.availability.detection_s is not None
         lasts = float(clock.gradients_s(self.algorithm.attends_steps).max()) if crash else 0.0
         self.begun_s = self.schedule.complete(self.begun_s, lasts)
         clock.wait(Underway(np.full(self.net.n, self.begun_s), *np.zeros((4, self.net.n))))
 
     def taken(self, t: int) -> Taken:
-        """How many steps the local optimizers of this process have taken before step t."""
+        """Return the number of steps of this process's local optimizers before step t."""
         own = self.updates[self.net.workers.start : self.net.workers.stop]
         of_present = np.unique(own[self.oracle.present])
         return int(of_present[0]) if len(of_present) == 1 else own.tolist()
 
     def attends(self, t: int) -> np.ndarray:
-        """S_t: bool [n]."""
+        """Return S_t: bool [n]."""
         H = self.algorithm.attends_steps
         first = t - t % H
         if self.timekeeper is not None:
@@ -163,7 +162,7 @@ class Attendance:
         return np.logical_and.reduce([self.schedule.at_step(step) for step in range(first, first + H)])
 
     def _is_there(self, steps: int) -> np.ndarray:
-        """Who is there now, and for so many steps."""
+        """Return the workers present now and for this number of steps."""
         clock, present = self.net.traffic.clock, self.schedule.at(self.begun_s)
         if clock is None or self.availability.detection_s is None:
             return present
@@ -171,7 +170,7 @@ class Attendance:
         return staying if staying.sum() >= self.availability.least else present
 
     def _waiting_for(self, left: np.ndarray, t: int) -> np.ndarray:
-        """Those who heard in step t - 1 from somebody who has crashed, or all where methods go by means: bool [n]."""
+        """Return the neighbors, in step t - 1, of crashed workers, or all workers for methods with a mean: bool [n]."""
         if self.availability.detection_s is None or t == 0 or not left.any():
             return np.zeros_like(left)
         if not self.algorithm.uses_topology:
@@ -220,7 +219,7 @@ class Attendance:
         return np.append(src, np.repeat(staying, len(alone))), np.append(dst, alone)
 
     def _round(self, t: int) -> int:
-        """The round of the topology whose neighbors are those of step t: the one to come where it is silent."""
+        """Return the topology round whose neighbors step t uses: the next one if its own is silent."""
         every = self.net.rounds.every
         return t // getattr(self.algorithm, "period_steps", 1) if every == 1 else t - t % every + every - 1
 
@@ -246,7 +245,7 @@ class Attendance:
                     rows.copy_(moved)
 
     def _heirs(self, left: np.ndarray, t: int) -> dict[int, list[int]]:
-        """Of workers that leave: their neighbors of the step before that stay, or else the first worker that does."""
+        """Return, for leaving workers, their neighbors of the previous step that stay, or else the first that does."""
         if self.availability.on_leave is not OnLeave.handover or not len(left):
             return {}
         neighbors, stay = self.net.delivery.neighbors(self._round(t - 1)), self.present & (self.attended == t - 1)
@@ -254,7 +253,7 @@ class Attendance:
         return {i: near or np.flatnonzero(stay)[:1].tolist() for i, near in found.items()}
 
     def _correct(self, s: Any, heirs: dict[int, list[int]]) -> None:
-        """c_j += c_i / |D_i| and c_i = 0 for each worker i that has left (handover); all c = 0 (restart)."""
+        """c_j += c_i / |D_i| and c_i = 0 for each leaving worker i (handover); all c = 0 (restart)."""
         c = self.algorithm.corrections(s)
         if c is not None and self.availability.on_leave is OnLeave.restart:
             c.zero_()
@@ -266,7 +265,7 @@ class Attendance:
             self._hand_over([c], MixingMatrix.of_entries(self.net.n, src, dst, weight))
 
     def _is_in_pieces(self) -> bool:
-        """Whether the edges among the present, of all rounds where these change, leave some of them apart."""
+        """Return whether the graph among present workers, over all rounds if they vary, is disconnected."""
         delivery = self.net.delivery
         if not self.algorithm.uses_topology or delivery.present is None or delivery.rule is None:
             return False
@@ -281,17 +280,17 @@ class Attendance:
         return self._pieces[key]
 
     def groups(self) -> dict[str, np.ndarray]:
-        """Whose models are looked at by themselves, bool [n]: those present, and of these who has come back lately."""
+        """Return the groups to evaluate separately, bool [n]: present workers, and recently returned ones."""
         lately = (self.returned >= 0) & (self.returned > self.attended.max() - _LATELY)
         return {"present": self.present, "returned": self.present & lately}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it."""
+        """Return its state for a checkpoint."""
         arrays = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
         return arrays | {name: getattr(self, name) for name in _COUNTS}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a state."""
         for name, value in state.items():
             setattr(self, name, value.numpy() if name in _ARRAYS else value)
         if self.present.any():
@@ -300,10 +299,10 @@ class Attendance:
     def facts(self) -> dict[str, Any]:
         """For the records.
 
-        attendance         share of the steps that each worker took part in
-        returns            how often somebody came back
-        in_pieces          share of the steps in which the present were not connected
-        join_bytes         what those who came back took over, all workers together: part of the bytes sent
+        attendance         share of steps that each worker attended
+        returns            number of returns
+        in_pieces          share of steps with disconnected present workers
+        join_bytes         bytes copied by returning workers, in total: part of the bytes sent
         """
         if self.timekeeper is not None:
             return self.timekeeper.facts()
@@ -317,7 +316,7 @@ class Attendance:
 
 
 def _row_fields(s: Any) -> list[tuple[str, Any]]:
-    """Fields of a state with a row for each local worker."""
+    """Return the fields of a state with a row for each local worker."""
     return [(name, value) for name, kind, value in state_fields(s) if kind in ("Rows", "Buffers")]
 
 

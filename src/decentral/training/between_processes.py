@@ -1,4 +1,4 @@
-"""Asynchronous methods for real: every worker of this process has a thread that carries out its program."""
+"""Asynchronous methods between real processes: a thread per local worker runs its program."""
 
 from __future__ import annotations
 
@@ -38,20 +38,19 @@ _FINISHED = 1 << 62
 
 
 class _Over(Exception):
-    """A worker is not to go on."""
+    """A worker must stop."""
 
 
 class ThreadedStepper(Stepper):
-    """The local workers of an asynchronous run between processes. A step is n gradients of all workers together.
+    """The local workers of an asynchronous run between processes. A step is n gradients, by any workers.
 
-    Workers go on by themselves up to the next pause (`may_go_on_to`), whether
-    anybody calls `step` or not. At a pause after t steps nobody has begun a gradient beyond n t (free-running methods),
-    or its own t (all others), and nothing is on its way: the state is that of a checkpoint. Time, where a method minds
-    it, stands still.
+    Workers run up to the next pause (`may_go_on_to`), independently of calls of `step`. At a pause after t steps no
+    worker has begun a gradient beyond n t in total (free-running methods), or beyond its own t (all others), and
+    nothing is in flight: the state is that of a checkpoint. Time, for methods that use it, is stopped.
 
-    The threads share the problem, which one of them uses at a time, and a tensor for the model at which it does; all
-    rows are the worker's own, or held. Programs are begun one after the other before there are threads, so that what
-    they look up in a topology need not be safe for several.
+    The threads share the problem, which one of them uses at a time, and a tensor for the model in use; other rows are
+    private to a worker or locked. Programs are started sequentially before the threads, so their topology look-ups need
+    not be thread-safe.
     """
 
     algorithm: AsynchronousAlgorithm
@@ -67,7 +66,7 @@ class ThreadedStepper(Stepper):
         mailbox: Mailbox,
         sleep: Sleep | None = None,
     ) -> None:
-        """`algorithm` has its local rule already; x [k, P] is the algorithm's from now on. All processes at once."""
+        """Create the stepper, on all processes at once; `algorithm` is bound, and x [k, P] is donated."""
         super().__init__(algorithm, net, oracle, x)
         self.team, self.mailbox, self.sleep, self.recorded = team, mailbox, sleep, oracle.recorded
         self._note = unnoted if oracle.recorded is None else oracle.recorded.note
@@ -87,13 +86,13 @@ class ThreadedStepper(Stepper):
         self._ages_before: Counter[int] = Counter()
         self._ages = self._ages_before
         self._latest = 0
-        """The last ticket of a local worker: that many gradients have all workers begun."""
+        """The last ticket of a local worker: the number of gradients that all workers have begun."""
         self._threads: list[threading.Thread] = []
 
-    # -- what the run loop asks ----------------------------------------------------------------------------------------
+    # -- for the run loop ----------------------------------------------------------------------------------------------
 
     def may_go_on_to(self, step: int) -> None:
-        """Let the workers go on up to this step, at which all processes pause."""
+        """Let the workers run up to this step, at which all processes pause."""
         self._quiet = False
         self._start()
         with self._gate:
@@ -101,14 +100,14 @@ class ThreadedStepper(Stepper):
             self._gate.notify_all()
 
     def step(self) -> None:
-        """Wait until the local workers have done their part of another n gradients."""
+        """Wait until the local workers have done their share of another n gradients."""
         self.t += 1
         all_are_there = lambda: min(self._position) >= self.t  # noqa: E731
         with self._unwrapped(), self._gate:
             self.mailbox.wait(self._gate, all_are_there, lambda: "the workers of this process", None, math.inf)
 
     def flush(self) -> None:
-        """Bring home what is on its way, at a pause: all processes call this after the same step."""
+        """Deliver everything in flight, at a pause: all processes call this after the same step."""
         if self._quiet:
             return
         with self._unwrapped():
@@ -123,20 +122,20 @@ class ThreadedStepper(Stepper):
         self._quiet = True
 
     def lateness(self) -> Lateness:
-        """How old contributions to sums of groups were, up to the last pause; for whom others waited is not known."""
+        """Return the staleness of contributions to group sums, up to the last pause; waits are not recorded."""
         return Lateness(dict(sorted(self._ages.items())), [])
 
     @property
     def waited_s(self) -> float:
-        """How long the local workers have waited for others, or slept, so far: on average, in seconds."""
+        """Return the mean time that local workers have waited or slept so far, in seconds."""
         return float(self._waited_s.mean())
 
     def on_the_way(self) -> dict[str, Any]:
-        """At a pause nothing is; but the ages so far."""
+        """Return the ages so far; at a pause nothing is in flight."""
         return {"ages": [[age, count] for age, count in self._ages.items()]}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
-        """Go on after `step` steps: the state's rows are there already."""
+        """Resume after `step` steps: the state's rows are already restored."""
         self.t = self._bound = step
         self.drawn = self.oracle.draws.tolist()
         self._latest = step * self.net.n
@@ -144,11 +143,11 @@ class ThreadedStepper(Stepper):
         self._ages = self._ages_before = Counter(dict(part["ages"]))
 
     def close(self) -> None:
-        """End all threads. In the middle of a step, which is after an error, they are left to end by themselves, but
-        compute nothing more."""
+        """End all threads. Within a step, that is, after an error, they are left to end on their own, without further
+        computation."""
         if not self._quiet:
             self.mailbox.fail(ConnectionError("this process has given up"))
-        with self._computing, self._gate:  # nobody is at the problem, which may be closed from now on
+        with self._computing, self._gate:  # no thread uses the problem, which may be closed from now on
             self._over = True
             self._gate.notify_all()
         self.mailbox.end(self._threads, "workers to end")
@@ -160,7 +159,7 @@ class ThreadedStepper(Stepper):
             self._everyone.close()
         self.mailbox.close()
 
-    # -- what operations ask, each worker in its thread ----------------------------------------------------------------
+    # -- for operations, each worker in its thread ---------------------------------------------------------------------
 
     def gradient(self, i: int, copied: bool) -> None:
         """See `cluster.operations.Host`."""
@@ -183,12 +182,12 @@ class ThreadedStepper(Stepper):
             with self._held(i):
                 at = self.at.copy_(self.models[place])
         else:
-            at = self.models[place : place + 1].data  # autograd minds what others do to rows beside it, but not of this
+            at = self.models[place : place + 1].data  # detached: autograd would track changes of neighboring rows
         g = self.oracle(at, [place])[0]
         if len(self.g) > 1:
             self.g[place].copy_(g)
         else:
-            self.g[place] = g  # nobody else asks for one meanwhile
+            self.g[place] = g  # no other thread computes one meanwhile
 
     def local(self, i: int, what: OnRow, timed: bool) -> None:
         """See `cluster.operations.Host`."""
@@ -252,12 +251,12 @@ class ThreadedStepper(Stepper):
         if self.recorded is not None:
             self.mailbox.barrier()
             self.recorded.begin()
-            self.mailbox.barrier()  # nobody does anything before all have begun
+            self.mailbox.barrier()  # no process acts before all have begun
         for i, program in zip(self.net.workers, programs, strict=True):
             self._threads.append(self.mailbox.start(f"worker {i}", self._work, i, program))
 
     def _rest(self, i: int) -> Iterator[Operation]:
-        """The program of worker i from where the worker is, which is before a gradient."""
+        """Return the program of worker i from its current position, before a gradient."""
         program, before = iter(self.algorithm.program(i, self.team)), self.drawn[self._place(i)]
         for operation in program:
             before -= isinstance(operation, Gradient)
@@ -266,7 +265,7 @@ class ThreadedStepper(Stepper):
         return iter(())
 
     def _meet(self, place: Any) -> None:
-        """Open what answers the messages of others, although no worker here may ever ask for it."""
+        """Open the place that answers others' messages, even if no local worker uses it."""
         if isinstance(place, Groups):
             self._groups[place] = WaitAvoidingGroups(
                 self.mailbox, place, self.state.send, first=self.t, kind=_GROUPS, note=self._note
@@ -322,12 +321,12 @@ class ThreadedStepper(Stepper):
             self._gate.notify_all()
 
     def _sent(self, place: int, messages: float, bytes_each: float) -> None:
-        """Count what was sent for a local worker, in its thread."""
+        """Count messages of a local worker, in its thread."""
         self._messages[place] += messages
         self._bytes[place] += messages * bytes_each
 
     def _count(self) -> None:
-        """At a pause: what all workers have sent since the one before, and the ages, of all."""
+        """Add up, at a pause, the messages and ages of all workers since the previous one."""
         own: Counter[int] = Counter()
         for groups in self._groups.values():
             own.update(groups.ages)
@@ -345,13 +344,13 @@ class ThreadedStepper(Stepper):
         self._ages = self._ages_before + Counter({age: count for age, count in enumerate(of_all) if count})
 
     def _now(self) -> float:
-        """The time by which rows change, in the unit of `Team.gradient_s`: a gradient of each worker takes one, however
-        long it takes on this machine. It is known from the gradients that all have begun."""
+        """Return the time in the unit of `Team.gradient_s`: one per gradient of each worker, regardless of the real
+        time, derived from the number of begun gradients."""
         return self.team.gradient_s * self._latest / self.net.n
 
     @contextmanager
     def _held(self, i: int) -> Iterator[None]:
-        """While nobody averages with the row of worker i."""
+        """Lock the row of worker i against averaging."""
         if not self._pairs:
             yield
             return
@@ -367,14 +366,14 @@ class ThreadedStepper(Stepper):
 
     @contextmanager
     def _noted(self, i: int, what: str, number: int, **facts: Any) -> Iterator[dict[str, Any]]:
-        """What a worker does in the block, to which facts may be added there."""
+        """Record the operation of a worker in the block, which may add facts."""
         began_ns = time.monotonic_ns()
         yield facts
         self._note(i, what, number, began_ns, **facts)
 
     @contextmanager
     def _unwrapped(self) -> Iterator[None]:
-        """Raises what has failed in another thread as if it had failed here, where it is no loss of a connection."""
+        """Re-raise another thread's failure here, unless it is a lost connection."""
         try:
             yield
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What a run keeps: its state as parts of a checkpoint, one for each process, and back for any number; and its models.
+"""Checkpoints and saved models: the state as one part per process, restored on any number of processes.
 
 The kinds of state (`Rows`, `EdgeRows`, `Shared`, `Buffers`, see algorithms/algorithm.py) are read from the annotations
 of the algorithm's `State`. Rows of workers and of edges are consecutive on a process, so a process finds its own rows
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from decentral.training.assemble import Run
 
 LIMIT_BYTES = 2 << 30
-"""If the models of all workers take more, only the worst worker's and the averaged one are kept."""
+"""Above this size of all workers' models, only the worst worker's and the averaged one are kept."""
 
 _KINDS = ("Rows", "EdgeRows", "Shared", "Buffers")
 
 
 def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) -> dict[str, Any]:
-    """This process's part: its workers and edges, the rows of both, and what is the same everywhere."""
+    """Return this process's part: its workers and edges, the rows of both, and the shared values."""
     part: dict[str, Any] = {"workers": [net.workers.start, net.workers.stop], "rows": {}, "edges": {}, "shared": {}}
     for name, kind, value in state_fields(state):
         if _is_empty(value):
@@ -63,8 +63,8 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
 def from_parts(
     parts: Sequence[dict[str, Any]], step: int, state: Any, problem: Problem, oracle: GradientOracle, net: Network
 ) -> None:
-    """Put this process's share of what the parts hold, after `step` steps, into a state of the right shapes, the
-    problem and the oracle."""
+    """Restore this process's share of the parts, after `step` steps, into a state of the right shapes, the problem and
+    the oracle."""
 
     def restore_rows(name: str, value: Tensor) -> None:
         _copy_cut(parts, "rows", "workers", name, net.workers, value)
@@ -104,15 +104,15 @@ def from_parts(
 
 
 def _older_states(part: dict[str, Any]) -> list[dict[str, Any]]:
-    """The buffers of modules, as they were written while they were rows."""
+    """Return the buffers of modules from the older format, in which they were rows."""
     buffers = {name.removeprefix("buffer "): rows for name, rows in part["rows"].items() if name.startswith("buffer ")}
     workers = range(part["workers"][1] - part["workers"][0])
     return [{"tensors": {name: rows[j] for name, rows in buffers.items()}} for j in workers] if buffers else []
 
 
 def whole_state(state: Any, world: World) -> dict[str, Tensor]:
-    """Copies of the fields of a state as they are on all processes together, on the CPU, named `state.x`, `state.opt.0`
-    and so on: on the leader; elsewhere nothing. All call this."""
+    """Gather CPU copies of a state's fields over all processes, named `state.x`, `state.opt.0` and so on, on the
+    leader; nothing on other processes. All call this."""
     own, shared = dict[str, Tensor](), set()
     for name, kind, value in state_fields(state):
         each = {f"state.{name}.{i}": buffer for i, buffer in enumerate(value)} if kind == "Buffers" else {}
@@ -130,12 +130,12 @@ def whole_state(state: Any, world: World) -> dict[str, Tensor]:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether there is nothing to remember: the residuals of what is sent as it is."""
+    """Return whether the value is empty, such as residuals without compression."""
     return isinstance(value, Tensor) and value.numel() == 0
 
 
 def state_fields(state: Any) -> list[tuple[str, str, Any]]:
-    """(name, kind, value) of each field of a State. Raises TypeError for one that is annotated as no kind."""
+    """Return (name, kind, value) of each field of a State. Raises TypeError for a field without a kind annotation."""
     annotations = type(state).__annotations__
     kinds: Callable[[Any], str] = lambda a: a.__forward_arg__ if isinstance(a, ForwardRef) else str(a)  # noqa: E731
     found = [(name, kinds(annotations[name]), getattr(state, name)) for name in state._fields]
@@ -146,7 +146,7 @@ def state_fields(state: Any) -> list[tuple[str, str, Any]]:
 
 
 def _copy_cut(parts: Sequence[dict[str, Any]], kind: str, span: str, name: str, wanted: range, value: Tensor) -> None:
-    """Copy rows `wanted` (global numbers) of a tensor that is spread over the parts into `value`."""
+    """Copy rows `wanted` (global numbers) of a tensor distributed over the parts into `value`."""
     for part in parts:
         start, stop = part[span]
         low, high = max(start, wanted.start), min(stop, wanted.stop)
@@ -155,21 +155,21 @@ def _copy_cut(parts: Sequence[dict[str, Any]], kind: str, span: str, name: str, 
 
 
 class Keeper:
-    """Writes the models where `save` says so. All processes call it after the same evaluations."""
+    """The writer of models, by `save`. All processes call it after the same evaluations."""
 
     def __init__(self, r: Run, store: RunStore) -> None:
         self._run, self._store = r, store
         best, facts = -math.inf, stored_facts(store.path)
         if r.config.save is Save.best and facts.get("run_id") == run_id(r.config):
-            with suppress(TypeError, ValueError, KeyError):  # what is there is not our own
+            with suppress(TypeError, ValueError, KeyError):  # the existing file is not ours
                 best = float(facts["score"])
         (self._best,) = struct.unpack("d", r.world.collect(struct.pack("d", best))[0])
 
     def evaluated(self, step: int, found: Evaluation) -> str:
-        """Keep the models after this step, if it is one of those to keep; a sentence where not all of them are.
+        """Save the models after this step, if selected; return a sentence if not all are saved.
 
-        `best` is by the first metric of the worst worker. Models that have diverged are not kept, nor what is not a
-        module, whose tensors have names.
+        `best` is by the first metric of the worst worker. Diverged models are not saved, nor objects other than
+        modules, whose tensors have names.
         """
         r, keep = self._run, self._run.config.save
         has_modules = getattr(r.problem.model_tensors, "__func__", None) is not Problem.model_tensors
@@ -192,14 +192,14 @@ class Keeper:
         (state, *_) = r.problem.model_states() or [{}]
         extra = state.get("extra", {})
         names = [name.removeprefix(".") for name in state.get("attributes", {}) if name.rpartition(".")[0] not in extra]
-        if names:  # which no file of models holds
+        if names:  # which a file of models does not hold
             changed = ", ".join(sorted(names))
             said.append(f"{FILE} leaves out what training has changed of {changed}: get_extra_state would keep it")
         return "; ".join(said)
 
 
 def _models(r: Run, workers: range | list[int]) -> dict[str, dict[str, Any]]:
-    """The models of these workers and the averaged one, by name: on the leader; elsewhere nothing. All call this."""
+    """Gather the models of these workers and the averaged one, by name, on the leader. All processes call this."""
     x, net, world = r.stepper.models, r.net, r.world
     averaged = net.average(x)
     if world.size == 1 and x.device.type == "cpu":

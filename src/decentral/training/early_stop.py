@@ -1,4 +1,4 @@
-"""Ending a run that no longer improves: `early_stop.patience`."""
+"""Early stopping: `early_stop.patience`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from decentral.training.evaluation import Evaluation
 
 
 class Patience:
-    """How many evaluations there have been since the best one; the same on all processes."""
+    """The number of evaluations since the best one; the same on all processes."""
 
     def __init__(self, settings: EarlyStop, metrics: Sequence[Metric]) -> None:
-        """metrics: those of evaluations. Raises ConfigError if what is watched is none of them, or has no direction."""
+        """metrics: those of evaluations. Raises ConfigError if the watched metric is unknown or has no direction."""
         self._settings, wanted = settings, settings.metric.replace("_", " ")
         known = [metric for metric in metrics if metric.larger_is_better is not None]
         found = [metric for metric in known if wanted in ("", metric.words, metric.name.replace("_", " "))]
@@ -29,7 +29,7 @@ class Patience:
         self._best, self._step, self._waited = math.nan, 0, 0
 
     def ends(self, t: int, found: Evaluation) -> bool:
-        """Whether the evaluation after t steps is the last one: none of the last `patience` was better than before."""
+        """Return whether the evaluation after t steps is the last: none of the last `patience` ones improved."""
         m = self._place
         value = {
             "worst": found.worst(m),
@@ -43,7 +43,7 @@ class Patience:
         return self._waited >= (self._settings.patience or math.inf)
 
     def note(self, step: int, total_steps: int) -> str:
-        """What ended the run after so many steps."""
+        """Return a note on what ended the run after `step` steps."""
         words = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
         whose, best = words[self._settings.worker], self._metric.format(self._best, 4)
         return (
@@ -56,5 +56,5 @@ class Patience:
         return [self._best, self._step, self._waited]
 
     def go_on_from(self, state: Sequence[Any]) -> None:
-        """Continue from what `state` once gave."""
+        """Restore the result of `state`."""
         self._best, self._step, self._waited = state

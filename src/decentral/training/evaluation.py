@@ -33,14 +33,14 @@ _LOOKED_AT = 16  # coordinates, before all of them
 
 
 def recorded(problem: Problem, compressed: bool) -> list[Metric]:
-    """The metrics that an evaluation of this problem records, what a run is judged by first."""
+    """Return the metrics that an evaluation of this problem records, the target metric first."""
     messages = MESSAGES if compressed else ()
     return [*problem.scores, replace(TRAIN_LOSS, unit=problem.loss_unit), CONSENSUS, *messages]
 
 
 @dataclass(frozen=True)
 class Group:
-    """What is known of some of the workers: 'present', or another name."""
+    """The evaluation of a subset of workers, such as 'present'."""
 
     members: Tensor  # [n], bool
     averaged: Tensor  # [M], of the mean of their models
@@ -49,7 +49,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is known of the models of all workers at one step."""
+    """The evaluation of the models of all workers at one step."""
 
     metrics: tuple[Metric, ...]
     workers: Tensor  # [n, M], float64
@@ -61,36 +61,36 @@ class Evaluation:
 
     @property
     def diverged(self) -> bool:
-        """Whether something is infinite or not a number (a worker that has drawn nothing has no training loss)."""
+        """Whether a value is non-finite (a worker without draws has no training loss)."""
         losses = self.train_losses
         certain = self.workers[:, [not (metric.may_lack or metric.own) for metric in self.metrics]]
         return not bool(certain.isfinite().all() and losses.isfinite().all() and math.isfinite(self.consensus))
 
     @property
     def train_losses(self) -> Tensor:
-        """The training losses of those that have drawn something since the last evaluation."""
+        """The training losses of workers with draws since the last evaluation."""
         return self.train_loss.mean[self.train_loss.drawn]
 
     def worst(self, m: int, members: Tensor | slice = slice(None)) -> float:
-        """Of metric m: the least favourable worker's. Not a number if any worker's is."""
+        """Return metric m of the worst worker; NaN if any worker's is."""
         column = self._told(m, members)
         return (column.min() if self.metrics[m].larger_is_better else column.max()).item()
 
     def _told(self, m: int, members: Tensor | slice = slice(None)) -> Tensor:
-        """Metric m of the workers (of these members) of whom it says something."""
+        """Return metric m of the workers (among these members) that have it."""
         column = self.workers[members, m]
         told = column[~column.isnan()] if self.metrics[m].may_lack else column
         return told if len(told) else column
 
     @property
     def worst_worker(self) -> int:
-        """The least favourable worker by the first metric."""
+        """The worst worker by the first metric."""
         column = self.workers[:, 0]
         return int(column.argmin() if self.metrics[0].larger_is_better else column.argmax())
 
     def rows(self, **place: Any) -> list[dict[str, Any]]:
-        """Long rows for the store: split, metric, worker, value, with `place` (step, epoch, ...) in each. There is no
-        worst worker by a metric without a direction."""
+        """Return long-format rows for the store: split, metric, worker, value, and `place` (step, epoch, ...). Metrics
+        without a direction have no worst worker."""
         found: list[dict[str, Any]] = []
 
         def add(metric: Metric, worker: int | str, value: float) -> None:
@@ -122,7 +122,7 @@ class Evaluation:
         return found
 
     def _messages(self) -> list[tuple[Metric, Tensor]]:
-        """What is known of compressed messages [n], once some have been measured."""
+        """Return the statistics of compressed messages [n], once measured."""
         if self.compression_stats is None or not self.compression_stats.any():
             return []
         gain, error, density = self.compression_stats.unbind(1)
@@ -142,11 +142,11 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the models x [k, P] of the local workers, together with the other processes: this is `part` of `parts`.
 
-    Workers whose models (and their states) are equal are evaluated once. The averaged model is tested by all processes,
-    each on its share, so that none waits long for another. Statistics are added up over the processes before they
-    become metrics, so that a ratio of sums is that of the whole test set, however the processes share it.
+    Workers with equal models (and states) are evaluated once. All processes test the averaged model, each on its share,
+    to balance the load. Statistics are summed over processes before they become metrics, so a ratio of sums is that of
+    the whole test set, for any split.
 
-    groups   name -> members [n], bool: some of the workers, who are looked at by themselves, too
+    groups   name -> members [n], bool: subsets of workers to evaluate separately, too
     """
     some = {name: torch.from_numpy(members) for name, members in (groups or {}).items() if members.any()}
     theirs = [_mean_of(x, members, net) for members in some.values()]
@@ -197,13 +197,13 @@ def evaluate(
 
 
 def _mean_of(x: Tensor, members: Tensor, net: Network) -> Tensor:
-    """The mean of the models of these workers, members [n]: [P]."""
+    """Return the mean [P] of the models of these workers, members [n]."""
     own = members[net.workers.start : net.workers.stop].to(x.device)
     return net.average(x.masked_fill(~own[:, None], 0)) * (net.n / int(members.sum()))
 
 
 def _distances(x: Tensor, mean: Tensor) -> Tensor:
-    """||x_i - mean||^2 [k], float64, without a temporary as large as a model."""
+    """Return ||x_i - mean||^2 [k], float64, without a temporary as large as a model."""
     found = torch.zeros(len(x), dtype=torch.float64, device=x.device)
     for block in blocks(x.shape[1], len(x), x):
         found += (x[:, block] - mean[block]).square().sum(1, dtype=torch.float64)
@@ -219,7 +219,7 @@ def _in_first_row(statistics: Tensor, like: Tensor) -> Tensor:
 def _on_all(
     problem: Problem, x: Tensor, part: int, parts: int, scope: Scope
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Statistics on the whole test set of each worker's model [k, S], and what gives this part's of an averaged one."""
+    """Return test statistics of each worker's model [k, S], and a function for this part's of an averaged model."""
     states = problem.model_states()
     first = first_equal(x, states)
     place = {i: number for number, i in enumerate(sorted(set(first)))}
@@ -234,7 +234,7 @@ def _on_all(
 
 
 def first_equal(x: Tensor, states: Sequence[dict[str, Any]]) -> list[int]:
-    """For each row of x [k, P] the first one that equals it, in its state, too, if workers have some."""
+    """Return, for each row of x [k, P], the first row that equals it, including its state."""
     few = x[:, :: max(1, x.shape[1] // _LOOKED_AT)]
     rows = list(map(tuple, few.tolist()))
     first, known = list[int](), dict[tuple[float, ...], list[int]]()

@@ -1,12 +1,11 @@
-"""Faults on demand, to show that a run survives them.
+"""Fault injection, to test that a run survives.
 
 The environment variable DECENTRAL_FAULTS holds a JSON list such as
 
     [{"rank": 1, "step": 40, "kind": "kill"}, {"rank": 0, "step": 60, "kind": "disk_full"}]
 
-Each fault happens once in the life of a run directory, before the given step (or the first one after it) on the process
-with that rank; a fault that is listed twice happens in two attempts. Without the variable there is no injector, and the
-training loop spends nothing on it.
+Each fault happens once per run directory, before the given step (or the first one after it) on the process with that
+rank; a fault listed twice happens in two attempts. Without the variable there is no injector and no overhead.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ VARIABLE = "DECENTRAL_FAULTS"
 
 
 class Fault(NamedTuple):
-    """What goes wrong before which step, on which process; `mark` is a file that says that it has happened."""
+    """A fault before a step on a process; the file `mark` records that it has happened."""
 
     rank: int
     step: int
@@ -36,17 +35,17 @@ class Fault(NamedTuple):
 
 
 class Injected(RuntimeError):
-    """A bug that was asked for."""
+    """An injected bug."""
 
 
 class Injector:
-    """The faults of one process that have not happened yet."""
+    """The pending faults of one process."""
 
     def __init__(self, faults: list[Fault]) -> None:
         self._faults = sorted(faults, key=lambda fault: fault.step)
 
     def at(self, step: int) -> None:
-        """Let happen what is due before this step, one fault in one call."""
+        """Trigger a fault due before this step, one per call."""
         if self._faults and step >= self._faults[0].step:
             fault = self._faults.pop(0)
             fault.mark.touch(exist_ok=False)
@@ -54,9 +53,9 @@ class Injector:
 
 
 def injector(rank: int, directory: Path) -> Injector | None:
-    """The injector of process `rank` of the run in `directory`; None unless DECENTRAL_FAULTS names a fault for it.
+    """Return the injector of process `rank` of the run in `directory`; None unless DECENTRAL_FAULTS has a fault for it.
 
-    Raises ConfigError if the variable cannot be understood.
+    Raises ConfigError if the variable is invalid.
     """
     text = os.environ.get(VARIABLE)
     if not text:
@@ -90,4 +89,4 @@ KINDS: dict[str, Callable[[], object]] = {
     "disk_full": lambda: _raise(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
     "exit": lambda: os._exit(3),
 }
-"""What can be asked for."""
+"""The kinds of faults."""

@@ -1,4 +1,4 @@
-"""Workers that go on by themselves when a file says it, instead of a clock."""
+"""Asynchronous workers driven by events from a file instead of a clock."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class GivenStepper(AsynchronousStepper):
         team: Team,
         events: Sequence[Event],
     ) -> None:
-        """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on."""
+        """Create the stepper; `algorithm` is bound, and x [n, P] is donated."""
         self.events = events
         no_machines: Any = None
         super().__init__(algorithm, net, oracle, x, team, no_machines, x[0].nbytes)
         self.tells_time = False
 
     def accounts(self) -> dict[str, np.ndarray]:
-        """Nothing is simulated."""
+        """Return {}: there is no simulated time."""
         return {}
 
     def lateness(self) -> None:
-        """Nobody counts who is late."""
+        """Return None: lateness is not recorded."""
 
     def _advance(self) -> None:
         self.timeline.run(self.t)

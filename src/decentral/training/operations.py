@@ -1,4 +1,4 @@
-"""What the workers of a run did and when, as `operations.jsonl` keeps it."""
+"""The recorded operations of a run's workers, with times, in `operations.jsonl`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _NS = 1e-9
 
 
 class Operations:
-    """The operations of the local workers, each a dictionary, those of a thread in their order:
+    """The operations of the local workers, each a dictionary, in order per thread:
 
         {worker, what, number, begin_s, end_s, ...}
 
-    in seconds since all processes of the attempt began together.
+    in seconds since the common start of all processes of the attempt.
 
     gradient   `number` counts the worker's gradients; what it sleeps as a straggler is part of it
     join       the worker waited for the sum of its group in version `number`: it took that of version `used`, in which
@@ -35,8 +35,8 @@ class Operations:
                at_s, others: in its push `number` it left shares with these workers; or took those of these workers,
                after so many pushes of its own
 
-    Methods in rounds have gradients (of all workers of a process together, by the first of them), pushes and takes. A
-    run in one process has the gradients of each worker, as long as its forward and backward pass took.
+    Synchronous methods have gradients (of all workers of a process together, under the first one), pushes and takes. A
+    run in one process has the gradients of each worker, with the time of its forward and backward pass.
     """
 
     def __init__(self) -> None:
@@ -44,24 +44,24 @@ class Operations:
         self._zero_ns = time.monotonic_ns()
 
     def take(self) -> list[dict[str, Any]]:
-        """What was kept since the last time."""
+        """Return and clear the recorded operations."""
         taken, self.found = self.found, []
         return taken
 
     def begin(self, zero_ns: int | None = None) -> None:
-        """All processes begin together now, or at a time of `time.monotonic_ns`, which a host's processes share; what
-        was kept before is forgotten."""
+        """Set the common start of all processes to now, or to a time of `time.monotonic_ns`, which a host's processes
+        share; clear earlier operations."""
         self._zero_ns = time.monotonic_ns() if zero_ns is None else zero_ns
         self.found.clear()
 
     def note(self, worker: int, what: str, number: int, began_ns: int | None = None, **facts: Any) -> None:
-        """Keep what happens now, or has ended now and began then (`time.monotonic_ns`), with facts; any thread."""
+        """Record an operation that happens now, or began then (`time.monotonic_ns`) and ends now; from any thread."""
         now = self._seconds(time.monotonic_ns())
         times = {"at_s": now} if began_ns is None else {"begin_s": self._seconds(began_ns), "end_s": now}
         self.found.append({"worker": worker, "what": what, "number": number, **times, **facts})
 
     def gradients(self, done: Sequence[tuple[int, int]], seconds: Sequence[float]) -> None:
-        """Keep gradients (worker, number) that were computed one after the other, the last of them until now."""
+        """Record gradients (worker, number) that were computed in sequence, the last one ending now."""
         began = self._seconds(time.monotonic_ns() - round(sum(seconds) / _NS))
         for (worker, number), took in zip(done, seconds, strict=True):
             ended = round(began + took, 7)
@@ -75,12 +75,12 @@ class Operations:
 
 
 def packed(operations: Iterable[dict[str, Any]]) -> bytes:
-    """As lines."""
+    """Return the operations as lines."""
     return "".join(json.dumps(one) + "\n" for one in operations).encode()
 
 
 def append(parts: Sequence[bytes], directory: Path) -> int:
-    """Add the lines of all processes to `operations.jsonl`; how many bytes it has now, for the checkpoint."""
+    """Append the lines of all processes to `operations.jsonl`; return its size in bytes, for the checkpoint."""
     with open(directory / FILE, "ab", opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666)) as file:
         file.write(b"".join(parts))
         file.flush()
@@ -89,8 +89,8 @@ def append(parts: Sequence[bytes], directory: Path) -> int:
 
 
 def go_on_after(num_bytes: int | None, directory: Path) -> None:
-    """Forget what was added after the checkpoint from which the run goes on: it is done again, and its seconds begin
-    anew. None: an older version has written it. Raises ConfigError if lines from before it are lost."""
+    """Drop the lines after the checkpoint from which the run resumes: these operations are repeated, with new seconds.
+    None: a checkpoint of an older version. Raises ConfigError if lines from before it are lost."""
     file = directory / FILE
     there = file.stat().st_size if file.exists() else 0
     if num_bytes is None or there == num_bytes:
@@ -104,5 +104,5 @@ def go_on_after(num_bytes: int | None, directory: Path) -> None:
 
 
 def load(directory: Path) -> list[dict[str, Any]]:
-    """The operations of a run, those of each thread in their order. Raises OSError if they were not recorded."""
+    """Return the operations of a run, in order per thread. Raises OSError if they were not recorded."""
     return [json.loads(line) for line in (directory / FILE).read_text().splitlines()]

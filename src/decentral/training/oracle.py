@@ -1,5 +1,5 @@
-"""The stochastic gradient as an algorithm calls it, and what goes with it: `accumulate=`, stragglers that sleep, and
-how long gradients take on this machine."""
+"""The stochastic gradient oracle of algorithms, with gradient accumulation (`accumulate=`), sleeping stragglers, and
+gradient times on this machine."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 
 _MEASURED = "gradient_times.csv"
 _WARM_UP = 3
-"""Passes at first that are not counted."""
+"""Number of initial passes not counted."""
 
-_ONE = np.int64(1)  # which numpy adds in half the time of a 1
+_ONE = np.int64(1)  # numpy adds it twice as fast as a Python 1
 
 
 class TrainLosses(NamedTuple):
-    """What the last draws of some workers cost."""
+    """The losses of some workers' recent draws."""
 
     mean: Tensor
-    """[k], float64 on the CPU: the loss per draw; nan where nothing was drawn."""
+    """[k], float64 on the CPU: the loss per draw; nan without draws."""
     drawn: Tensor
-    """[k], bool: whether anything was."""
+    """[k], bool: whether there were draws."""
 
 
 class Sleep(NamedTuple):
-    """How long a worker sleeps before its gradients, in seconds: `delays` of stragglers, or all of a simulated time."""
+    """The time a worker sleeps before its gradients, in seconds: a straggler's `delays`, or a whole simulated time."""
 
     times: GradientTimes
     all: bool = False
 
     def seconds(self, workers: Sequence[int], t: int) -> float:
-        """Before gradient t of these workers, who sleep at the same time."""
+        """Return the sleep before gradient t of these workers, which sleep simultaneously."""
         found = self.times.seconds(t, t + 1) if self.all else self.times.delays(t, t + 1)
         return float(found[0, list(workers)].max(initial=0.0))
 
@@ -55,56 +55,56 @@ class Sleep(NamedTuple):
 class GradientOracle:
     """`oracle(x)`: a stochastic gradient of each local worker at its row of x, and the losses for the record.
 
-    Every call draws the *next* sample of each worker that it is for. Draws are counted per worker, so that two
-    gradients in a step are gradients of two batches, and workers need not be equally far.
+    Each call draws the *next* sample of every worker concerned. Draws are counted per worker, so two gradients in a
+    step use two batches, and workers may progress at different rates.
     """
 
     def __init__(
         self, problem: Problem, workers: range, device: torch.device, local_steps: LocalSteps | None = None
     ) -> None:
-        """For the k local workers of `problem`, whose losses are added up on `device`.
+        """Create the oracle of the k local workers of `problem`; losses accumulate on `device`.
 
-        local_steps   of all n workers: who idles, and has the gradient 0; None: nobody does
+        local_steps   of all n workers: idle ones have the gradient 0; None: no worker idles
         """
         self.local_steps = None if local_steps is None else local_steps.of(workers)
         self.steps = np.zeros(len(workers), dtype=np.int64)
-        """[k]: how many steps all have taken together, where some idle or are absent."""
+        """[k]: the common number of steps, if some workers idle or are absent."""
         self.present: np.ndarray | None = None
-        """[k], bool: who takes part in a step; None: everybody, always."""
+        """[k], bool: the present workers; None: all, always."""
         self.problem, self.workers = problem, workers
         self.draws = np.zeros(len(workers), dtype=np.int64)
-        """[k]: how many samples each local worker has drawn."""
+        """[k]: number of samples drawn by each local worker."""
         self.draws_before = np.zeros_like(self.draws)
         """[k]: the same at the last evaluation."""
         self.losses = torch.zeros(len(workers), dtype=torch.float64, device=device)
-        """[k]: the losses since the last evaluation, added up."""
+        """[k]: the sum of losses since the last evaluation."""
         self.early = torch.zeros_like(self.losses)
-        """[k]: the losses of gradients that are computed, but not over in simulated time: see `over`."""
+        """[k]: the losses of gradients computed ahead of simulated time: see `over`."""
         self.is_early = np.zeros(len(workers), dtype=bool)
-        """[k]: whose last gradient is such a one."""
+        """[k]: whether a worker's last gradient was computed ahead."""
         self._all = list(range(len(workers)))
         self._over: list[int] = []
-        """Whose last gradient was such a one, and is over, but not counted in `losses` yet."""
+        """Workers whose gradient was computed ahead and is complete, but not yet counted in `losses`."""
         self.clock: Clock | None = None
-        """Simulated time, which a gradient of all workers puts forward; None: nobody asks for it."""
+        """Simulated time, advanced by a gradient of all workers; None: not simulated."""
         self.sleep: Sleep | None = None
-        """How long the workers of this process sleep before they compute their next gradient together."""
+        """The sleep of this process's workers before their next common gradient."""
         self.seconds = 0.0
-        """How long all calls took, with the drawing of batches."""
+        """Total time of all calls, including drawing batches."""
         self.calls = 0
-        """How many there were."""
+        """Number of calls."""
         self.recorded: Operations | None = None
-        """Where gradients are kept, those of all workers of this process together, or each: see `record`."""
+        """The record of gradients, of this process's workers together or of each: see `record`."""
         self._each: list[float] | None = None
         self._memory: Tensor | None = None  # of gradients, and of the models that have one: where not all do
         self.slept_s = 0.0
-        """How long they slept before that."""
+        """Total time asleep."""
 
     def record(self, recorded: Operations, *, each: bool) -> None:
-        """From now on keep what gradients take.
+        """Record the time of gradients from now on.
 
-        each: of every worker by itself; else of all of them together, by the first. Raises ConfigError where workers
-        have their gradients together, or the task cannot tell.
+        each: of every worker separately; else of all together, under the first. Raises ConfigError if workers compute
+        gradients together, or the task cannot measure them.
         """
         self.recorded = recorded
         if each:
@@ -116,10 +116,10 @@ class GradientOracle:
                 )
 
     def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        """Grad F_i(x_i; xi_i) with the next sample xi_i of each worker: [r, P] -> [r, P].
+        """Return grad F_i(x_i; xi_i) with the next sample xi_i of each worker: [r, P] -> [r, P].
 
-        The rows are those of all local workers, or those of `workers`: places among the local ones, each once. What is
-        returned is the caller's until the next call, and may be overwritten.
+        The rows belong to all local workers, or to `workers`: distinct local indices. The caller may overwrite the
+        result, which is valid until the next call.
         """
         if workers is None and self.recorded is not None and self._each is None:
             number, began_ns = int(self.draws[0]), time.monotonic_ns()
@@ -137,7 +137,7 @@ class GradientOracle:
         return g
 
     def prefetch(self, x: Tensor, places: list[int]) -> Tensor:
-        """The same of some workers, whose losses count from when their gradients are `over`: [r, P] -> [r, P]."""
+        """Compute some workers' gradients ahead; their losses count once these are `over`: [r, P] -> [r, P]."""
         self._count()
         loss, g = self._computed(x, places)
         if places == self._all:
@@ -148,13 +148,13 @@ class GradientOracle:
         return g
 
     def complete(self, place: int) -> None:
-        """The gradient of this worker, if it was computed ahead, is over: from now on its loss counts."""
+        """Mark this worker's gradient, if it was computed ahead, as complete: its loss counts from now on."""
         if self.is_early[place]:
             self._over.append(place)
             self.is_early[place] = False
 
     def _count(self) -> None:
-        """Count the losses of gradients that are over; a worker has at most one of them."""
+        """Count the losses of completed gradients; a worker has at most one of them."""
         if len(self._over) == len(self.workers):
             self.losses += self.early
         elif self._over:
@@ -178,7 +178,7 @@ class GradientOracle:
         return g
 
     def _of_active(self, x: Tensor) -> Tensor:
-        """Gradients of those that take a step, zeros of those that idle or are absent, [k, P]."""
+        """Return gradients [k, P] of the stepping workers, zeros for idle or absent ones."""
         t = int(self.steps[0])
         self.steps += _ONE
         active = np.ones(len(x), dtype=bool) if self.present is None else self.present
@@ -203,7 +203,7 @@ class GradientOracle:
         return found.index_fill_(0, idle, 0)
 
     def _computed(self, x: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
-        """Losses [r] and gradients [r, P]."""
+        """Return losses [r] and gradients [r, P]."""
         began = time.perf_counter()
         loss, g = self.problem.gradient(x, self.draws[places], places)
         self._record(places)
@@ -213,7 +213,7 @@ class GradientOracle:
         return loss, g
 
     def _record(self, places: list[int]) -> None:
-        """Keep the gradients that these workers have just had, one after the other, if each is recorded."""
+        """Record the latest gradients of these workers, computed in sequence, if each is recorded."""
         if self.recorded is not None and self._each is not None:
             numbers = zip((self.workers[i] for i in places), self.draws[places].tolist(), strict=True)
             self.recorded.gradients(list(numbers), self._each)
@@ -225,7 +225,7 @@ class GradientOracle:
             self.slept_s += time.perf_counter() - began
 
     def rows(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of each local worker, [k] each: tensors that alias it."""
+        """Return the checkpoint content per local worker, [k] each, as tensors that alias it."""
         self._count()
         counts = {"draws": self.draws, "draws at the last evaluation": self.draws_before}
         if self.local_steps is not None or self.present is not None:
@@ -233,13 +233,13 @@ class GradientOracle:
         return {"losses": self.losses, **{name: torch.from_numpy(count) for name, count in counts.items()}}
 
     def recent_loss(self) -> float:
-        """The loss per draw since the last evaluation, mean over the local workers. Waits for the device."""
+        """Return the loss per draw since the last evaluation, averaged over local workers. Waits for the device."""
         self._count()
         drawn = np.maximum(self.draws - self.is_early - self.draws_before, 1)
         return float((self.losses.cpu().numpy() / drawn).mean())
 
     def take_losses(self) -> TrainLosses:
-        """The losses of the local workers since the last call."""
+        """Return the losses of the local workers since the last call."""
         self._count()
         counted = self.draws - self.is_early
         drawn = torch.from_numpy(counted - self.draws_before)
@@ -250,11 +250,11 @@ class GradientOracle:
 
 
 class Accumulated:
-    """A problem whose draw number d is the mean of the draws d m, ..., d m + m - 1 of another one: `accumulate=`.
+    """Gradient accumulation (`accumulate=`): draw d is the mean of the draws d m, ..., d m + m - 1 of another problem.
 
-    A gradient of batches of m times the size in the memory of one of them, where batches are of equal size; of running
-    text each of the m batches has the same weight, however many tokens are in it. An epoch has 1 / m as many steps.
-    All else is the other problem's.
+    For batches of equal size this is the gradient of a batch m times as large in the memory of one; for running text
+    the m batches have equal weights regardless of their tokens. An epoch has 1 / m as many steps. Everything else is
+    delegated to the other problem.
     """
 
     def __init__(self, problem: Problem, number: int) -> None:
@@ -272,7 +272,7 @@ class Accumulated:
         self.problem.prove(x, draws * self.number)
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Mean losses [r] and mean gradients [r, P] of m draws of each worker."""
+        """Return mean losses [r] and mean gradients [r, P] over m draws of each worker."""
         if self._sum.shape != x.shape:
             self._sum = torch.empty_like(x)
         first = draws * self.number
@@ -287,19 +287,19 @@ class Accumulated:
         return losses.div_(self.number), total.div_(self.number)
 
     def examples(self, draws: np.ndarray) -> list[int]:
-        """Of m times as many draws."""
+        """Return the examples of m times as many draws."""
         return self.problem.examples(draws * self.number)
 
     def keep_seconds(self) -> list[float] | None:
-        """Of all m draws together."""
+        """Return the seconds of all m draws together."""
         self._each = self.problem.keep_seconds()
         return None if self._each is None else self._seconds
 
 
 def with_measured(times: GradientTimes, config: Config, problem: Problem, x: Tensor) -> GradientTimes:
-    """The times, of which nothing is left to be measured; x [n, P] are the models at the beginning.
+    """Return the times after any measurement they need; x [n, P] are the initial models.
 
-    What is measured lies in the directory of the run, if there is one, so that a run that goes on has the same times.
+    Measurements are stored in the run's directory, if there is one, so that a resumed run has the same times.
     """
     times = kept(times, config)
     if not times.passes:
@@ -312,20 +312,20 @@ def with_measured(times: GradientTimes, config: Config, problem: Problem, x: Ten
 
 
 def kept(times: GradientTimes, config: Config) -> GradientTimes:
-    """The times, with what the run has measured before, if it has."""
+    """Return the times with the run's stored measurements, if any."""
     path = run_directory(config) / _MEASURED if times.passes else None
     return times if path is None or not path.is_file() else times.measured(np.loadtxt(path, skiprows=1, ndmin=1))
 
 
 class UnevenTimes(GradientTimes):
-    """The times of workers with batches of their own sizes, of whom some idle: seconds by the step of the run.
+    """The gradient times of workers with different batch sizes and idle steps, in seconds by the step of the run.
 
-    A gradient takes sizes[i] / usual as long as `times` says, in what stragglers add as before, and 0 s where a worker
-    idles; what it is is addressed by the steps that the worker has taken.
+    A gradient takes sizes[i] / usual times the time of `times`, plus unscaled straggler delays, and 0 s for an idle
+    worker; its draw is addressed by the steps that the worker has taken.
     """
 
     def __init__(self, times: GradientTimes, scale: np.ndarray, local_steps: LocalSteps | None, start: int = 0) -> None:
-        """`scale` [n]: how much longer each worker's gradients take; `start`: the step that is number 0."""
+        """`scale` [n]: factor on each worker's gradient time; `start`: the step that counts as 0."""
         self.times, self.scale, self.local_steps, self.start = times, scale, local_steps, start
         self.num_workers, self.passes = times.num_workers, times.passes
 
@@ -350,7 +350,7 @@ class UnevenTimes(GradientTimes):
 
 
 def uneven(times: GradientTimes, config: Config) -> GradientTimes:
-    """The times for what each worker does in a step: see `UnevenTimes`."""
+    """Return the times for each worker's batches and steps: see `UnevenTimes`."""
     if config.batch_size_per_worker is None and config.steps_per_worker is None:
         return times
     given = getattr(getattr(config.cluster, "compute", None), "trace", None)  # of these very batches
@@ -359,9 +359,9 @@ def uneven(times: GradientTimes, config: Config) -> GradientTimes:
 
 
 def measure(problem: Problem, x: Tensor, passes: int) -> np.ndarray:
-    """Seconds of so many gradients, one worker after the other, each at its own model in x [n, P]: float64 [passes].
+    """Return the seconds of `passes` gradients, by workers in turn, each at its model in x [n, P]: float64 [passes].
 
-    The problem is as it was before: batches are addressed, and what workers remember is put back.
+    The problem is unchanged: batches are addressed, and the workers' state is restored.
     """
     remembered = copy.deepcopy(problem.state())
     seconds = []

@@ -1,5 +1,4 @@
-"""What the leader of a run writes and says; on the other processes it only gives access to their parts of
-checkpoints."""
+"""The output of a run's leader; on other processes, access to their parts of checkpoints only."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recorder:
-    """Store, progress and logger of one run."""
+    """The store, progress and logger of one run."""
 
     config: Config
     world: World
@@ -58,7 +57,7 @@ class Recorder:
     @classmethod
     @contextmanager
     def open(cls, config: Config, world: World, directory: Path) -> Iterator[Recorder]:
-        """The leader opens (and locks) the run's directory; then the others may look at it."""
+        """Open the run's directory: the leader first, with a lock, then the others."""
         if world.leader:
             store = RunStore.open(directory, run_id(config), dump(config))
             world.barrier()
@@ -75,7 +74,7 @@ class Recorder:
             store.close()
 
     def begin(self, r: Run) -> None:
-        """Freeze what the run is made of, before the first step."""
+        """Write the run's configuration and facts, before the first step."""
         if not self.world.leader:
             return
         told = "execution=loop", f"data={self.config.data.name}: ", f"model={self.config.model.name} has "
@@ -99,7 +98,7 @@ class Recorder:
 
     @contextmanager
     def progress(self, r: Run) -> Iterator[Progress]:
-        """The bar (or the lines) of the leader; silence elsewhere."""
+        """Show the leader's progress bar (or lines); nothing on other processes."""
         c = self.config
         on = f" on {c.topology.name}" if c.algo.uses_topology else ""
         title = f"{c.algo.name}{on}, {c.num_workers} workers"
@@ -109,14 +108,14 @@ class Recorder:
             yield shown
 
     def checkpoint_due(self, evaluated: bool) -> bool:
-        """Whether it is time for the next one by the leader's clock; if checkpoint_every_s=0, after each evaluation."""
+        """Return whether a checkpoint is due by the leader's clock; if checkpoint_every_s=0, after each evaluation."""
         if not self.world.leader:
             return False
         every_s = self.config.checkpoint_every_s
         return time.monotonic() - self.last_checkpoint >= every_s if every_s else evaluated
 
     def record(self, r: Run, t: int, found: Evaluation, shown: Progress) -> None:
-        """Append an evaluation to the metrics, and show it."""
+        """Append an evaluation to the metrics and show it."""
         if not self.world.leader:
             return
         epoch = t / r.problem.steps_per_epoch
@@ -148,7 +147,7 @@ class Recorder:
         shown.milestone(told, t, epoch, simulated=r.simulated, **texts)
 
     def commit(self, r: Run, t: int, written: list[Written]) -> None:
-        """Make the parts that all processes have written a checkpoint."""
+        """Commit the parts written by all processes as a checkpoint."""
         self.last_checkpoint = time.monotonic()
         if not self.world.leader:
             return
@@ -165,7 +164,7 @@ class Recorder:
         self.store.set_status(Status.running, step=t, epoch=t / r.problem.steps_per_epoch)
 
     def end(self, r: Run, status: Status, step: int) -> None:
-        """The final status."""
+        """Write the final status."""
         own = self.config.batch_size_per_worker or self.config.steps_per_worker
         draws = r.net.gather(torch.from_numpy(r.oracle.draws)[:, None])[:, 0].numpy() if own else np.empty(0)
         if not self.world.leader:
@@ -218,7 +217,7 @@ class Recorder:
                 remember(self.config, self.store.path, self.sink.place, whole)
 
     def _keep_timeline(self, r: Run, status: Status) -> None:
-        """The beginning of the timeline becomes a file, where it follows from the configuration."""
+        """Write the beginning of the timeline to a file, if it follows from the configuration."""
         decides = self.config.compress.adapts or self.config.network.measure
         if has_clock(self.config) and not decides and status in (Status.done, Status.diverged):
             with self.store.in_place():
@@ -226,12 +225,12 @@ class Recorder:
                 write_spans(self.store.path, spans_of(self.config, r.total_steps, size, per_epoch))
 
     def keep_outputs(self, r: Run) -> None:
-        """What the averaged model gives in the end; all processes call this."""
+        """Store the final outputs of the averaged model; all processes call this."""
         with self.store.in_place() if self.world.leader else contextlib.nullcontext():
             r.problem.save_outputs(r.stepper.models, r.net, self.world, self.store.path)
 
     def keep_operations(self, r: Run) -> None:
-        """Add what all processes have recorded since the last time; the next checkpoint says how far the file goes."""
+        """Append all processes' operations since the last call; the next checkpoint stores the file's length."""
         if r.oracle.recorded is None:
             return
         parts = self.world.collect_any(operations.packed(r.oracle.recorded.take()))
@@ -240,25 +239,25 @@ class Recorder:
                 self.operations_bytes = operations.append(parts, self.store.path)
 
     def fail(self, error: BaseException) -> None:
-        """Say in the status why the run broke off; one that was refused before it began has no directory."""
+        """Record in the status why the run failed; a run refused before its start has no directory."""
         over = isinstance(error, KeyboardInterrupt) and RunStore.finished(self.store.path, run_id(self.config))
         if not self.world.leader or over:
             return
-        with contextlib.suppress(OSError, DirectoryLost):  # a full disk: the error itself is what the user must see
+        with contextlib.suppress(OSError, DirectoryLost):  # on a full disk the user must see the original error
             refused = isinstance(error, ConfigError) and not self.begun
             if refused and self.store.new:
                 self.store.abandon()
-            elif not (refused and self.store.take_back()):  # then it is finished, as it was before rerun=true
+            elif not (refused and self.store.take_back()):  # then it remains finished, as before rerun=true
                 record(self.store, error)
         if self.sink is not None:
             self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)
 
 
 def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) -> dict[str, Any]:
-    """What a run's status says of simulated time, from the seconds of each worker [n].
+    """Return the status entries on simulated time, from the seconds of each worker [n].
 
-    simulated_shares   for computing, waiting and exchange: the mean, and the least and the most of any worker, seconds
-    waits_least        the worker who has waited least, where they differ
+    simulated_shares   for computing, waiting and exchange: the mean, minimum and maximum over workers, seconds
+    waits_least        the worker that waited least, if they differ
     """
     shares = {part: [round(float(each), 6) for each in (s.mean(), s.min(), s.max())] for part, s in accounts.items()}
     facts: dict[str, Any] = {"simulated_shares": shares}
@@ -269,9 +268,9 @@ def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) ->
 
 
 def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
-    """What was decided on the way (`Stepper.choices`), for the metrics of an evaluation: how often each collective has
-    been carried out so far, the seconds that all of them took (between processes: were to take), how often top-k was
-    gathered for each time that it was summed or gathered, and the share of coordinates that is sent from now on."""
+    """Return the decisions so far (`Stepper.choices`) as metrics of an evaluation: the count of each collective, their
+    total seconds (between processes: predicted), the fraction of gathered top-k among gathered and summed, and the
+    share of coordinates sent from now on."""
     carried = choices.get("collectives", {})
     found = {("collective", name): float(times) for name, (times, *_) in carried.items()}
     if carried:
@@ -287,10 +286,10 @@ def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str
 
 
 def late_facts(lateness: Lateness | None) -> dict[str, Any]:
-    """What it says of contributions that were late.
+    """Return the status entries on late contributions.
 
-    staleness    age in versions -> how many contributions were so old; where there are any
-    critical     [the worker who was waited for most often, how often, of how many times]; where there are any
+    staleness    age in versions -> number of contributions of this age; if there are any
+    critical     [the worker most often waited for, how often, of how many times]; if there are any
     """
     facts: dict[str, Any] = {}
     if lateness is not None and lateness.ages:

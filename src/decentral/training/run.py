@@ -1,4 +1,4 @@
-"""One run: steps, with evaluations and checkpoints in between. Names no algorithm, data set or topology."""
+"""One run: steps, with evaluations and checkpoints in between. Independent of algorithm, data set and topology."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PERIOD_STEPS = 20
 
 
 def run(config: Config, world: World, directory: Path) -> Status:
-    """Carry out a run, or what is left of it, together with the other processes of the world; the leader records it."""
+    """Execute a run, or the rest of it, together with the other processes of the world; the leader records it."""
     with left_as_found(), torch.no_grad(), Recorder.open(config, world, directory) as recorder:
         assembled = assemble(config, world)
         try:
@@ -57,8 +57,8 @@ def run(config: Config, world: World, directory: Path) -> Status:
 
 
 def evaluates_at(t: int, r: Run) -> bool:
-    """Whether to evaluate after t steps: before the first, every `evaluation.every_epochs` (or every so many simulated
-    seconds), and after the last."""
+    """Return whether to evaluate after t steps: before the first, every `evaluation.every_epochs` (or interval of
+    simulated seconds), and after the last."""
     every_s = r.config.evaluation.every_simulated_s
     if every_s is not None and t > 0:
         assert r.stepper.simulated_s is not None
@@ -69,7 +69,7 @@ def evaluates_at(t: int, r: Run) -> bool:
 
 
 def next_evaluation(t: int, r: Run) -> int:
-    """After how many steps the models are evaluated next, unless simulated time decides."""
+    """Return the step of the next evaluation, unless simulated time decides."""
     i = math.floor(t / r.eval_every_steps)
     while round(i * r.eval_every_steps) <= t:
         i += 1
@@ -77,7 +77,7 @@ def next_evaluation(t: int, r: Run) -> int:
 
 
 def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -> tuple[Status, int]:
-    """Steps start ... total_steps - 1 with evaluations in between; returns how it ended, and after which step."""
+    """Run steps start ... total_steps - 1 with evaluations in between; return the final status and step."""
     oracle, stepper, injector = r.oracle, r.stepper, faults.injector(r.world.rank, recorder.store.path)
     stopwatch = Stopwatch(r.times, lambda: r.stepper.waited_s + r.oracle.slept_s)
     votes, keeper = Votes(r.world, r.start, patient=goes_by_itself(r.config)), Keeper(r, recorder.store)
@@ -127,14 +127,14 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
 
 
 def ends_early(r: Run, t: int, found: Evaluation) -> bool:
-    """Whether this evaluation is the last one because models no longer improve, by the leader's numbers."""
+    """Return whether early stopping ends the run at this evaluation, by the leader's numbers."""
     if r.patience is not None and not r.ends_at(t) and not found.diverged:
         r.ended_early = bool(r.world.agree(r.patience.ends(t, found)))
     return r.ended_early
 
 
 def trace(r: Run, step: int) -> None:
-    """Keep the models of all workers after `step` steps, and what else is asked for."""
+    """Store the models of all workers after `step` steps in the trace, with other requested values."""
     models = r.net.gather(r.stepper.models)
     found = whole_state(r.stepper.state, r.world) if r.config.trace == "state" else {}
     if r.trace is not None:
@@ -160,7 +160,7 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
 
 
 def save(r: Run, t: int, recorder: Recorder) -> None:
-    """Checkpoint the state after t steps: every process its part, then the leader the manifest."""
+    """Checkpoint the state after t steps: every process writes its part, then the leader the manifest."""
     part = to_part(r.stepper.state, r.problem, r.oracle, r.net) | r.stepper.on_the_way()
     if r.trace is not None:
         part["trace"] = r.trace[: t + 1]
@@ -201,15 +201,15 @@ def restore(r: Run, store: RunStore, world: World) -> None:
 
 
 def synchronize(world: World) -> None:
-    """Let the device finish, so that the clock tells the truth."""
+    """Wait for the device, so that timings are correct."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
 
 
 class Stopwatch:
-    """Adds the time that passes to the part of a run that goes on.
+    """A stopwatch that assigns elapsed time to the current part of a run.
 
-    `waited_s` says how long this process has waited for messages so far.
+    `waited_s` returns the time that this process has waited for messages so far.
     """
 
     def __init__(self, times: Counter[str], waited_s: Callable[[], float]) -> None:
@@ -217,7 +217,7 @@ class Stopwatch:
         self._part, self._began, self._waited_before = "steps", time.perf_counter(), waited_s()
 
     def turn_to(self, part: str) -> None:
-        """From now on it is `part`: steps, evaluation or checkpoints."""
+        """Switch to `part`: steps, evaluation or checkpoints."""
         now, waited = time.perf_counter(), self._waited_s()
         self._times[self._part] += now - self._began  # type: ignore[assignment]
         if self._part == "steps":
@@ -226,24 +226,24 @@ class Stopwatch:
 
 
 class Votes:
-    """A vote costs an all-reduce, so several processes hold one every 20 steps, or every second where steps are long.
+    """Votes of all processes, by an all-reduce: every 20 steps, or every second if steps are long.
 
-    A process that is alone has nobody to agree with: it decides at every step.
+    A single process decides at every step.
     """
 
     def __init__(self, world: World, step: int, patient: bool = False) -> None:
-        """`patient`: workers go on by themselves, and a vote stops them, so that it is held every 5 seconds."""
+        """`patient`: vote every 5 seconds, because a vote stops asynchronous workers."""
         self._world, self._period_s = world, _PATIENT_PERIOD_S if patient else _PERIOD_S
         self.next = step + 1
-        """At which step it is time."""
+        """The step of the next vote."""
         self._asked = step, time.monotonic()
 
     def due(self, step: int) -> bool:
-        """Whether it is time to ask; the same answer on all processes."""
+        """Return whether a vote is due; the same on all processes."""
         return step >= self.next
 
     def ask(self, step: int, checkpoint: bool, stop: bool) -> tuple[bool, bool]:
-        """Whether some process wants a checkpoint, and whether some process wants to stop."""
+        """Return whether any process wants a checkpoint, and whether any wants to stop."""
         before, then = self._asked
         now = time.monotonic()
         step_s = (now - then) / max(1, step - before)

@@ -1,4 +1,4 @@
-"""The one place that takes steps: an algorithm on a network, with an oracle."""
+"""The stepper: runs an algorithm on a network, with an oracle."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 class Stepper:
     """s^{t+1} = algorithm.step(s^t, oracle, net, t) for t = 0, 1, ..., from the models x [k, P] of the k local workers.
 
-    Training runs, throughput studies, ensembles, consensus and benchmarks all take their steps here, inside of
-    `torch.no_grad()`. With several processes all of them step together.
+    Training runs, throughput studies, ensembles, consensus and benchmarks all take their steps here, within
+    `torch.no_grad()`. Several processes step together.
     """
 
     def __init__(self, algorithm: Algorithm, net: Network, oracle: Oracle, x: Tensor) -> None:
-        """`algorithm` has its local rule already (`Algorithm.using`); x is the algorithm's from now on."""
+        """Create the stepper; `algorithm` is already bound (`Algorithm.bind`), and x is donated."""
         self.algorithm, self.net, self.oracle = algorithm, net, oracle
         self.state: Any = algorithm.init(x, net)
         self.t = 0
-        """How many steps have been taken."""
+        """Number of steps taken."""
         self.attendance: Attendance | None = None
-        """Who takes part in which steps; None: everybody in all of them."""
+        """The attendance of workers; None: all workers attend all steps."""
         self.probe: Probe | None = None
-        """What measures the network on the way; None: nobody does."""
+        """The probe of the network; None: no measurements."""
         self.timekeeper: Stepper | None = None
-        """What takes the same steps without training, for the time and the bytes of a model of another size; None: they
-        are those of the model that is trained."""
+        """A stepper that takes the same steps without training, for time and bytes of a model of another size; None:
+        those of the trained model count."""
 
     def step(self) -> None:
         """Take a step."""
@@ -47,29 +47,29 @@ class Stepper:
         self.t += 1
 
     def before_step(self) -> None:
-        """Links are as they are now, and are looked at if it is time to."""
+        """Update the current links, and probe them if due."""
         if self.net.traffic.clock is not None:
             self.net.traffic.clock.begin_step(self.t)
         if self.probe is not None:
             self.probe.look(self.t)
 
     def may_go_on_to(self, step: int) -> None:
-        """Nobody goes on before the next `step`."""
+        """Do nothing: synchronous workers advance in `step` only."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
     def flush(self) -> None:
-        """Bring home what is on its way, so that the state is complete. All processes call this after the same step."""
+        """Deliver everything in flight, so that the state is complete. All processes call this after the same step."""
         self.state = self.algorithm.flush(self.state, self.net)
 
     def on_the_way(self) -> dict[str, Any]:
-        """What a checkpoint has to know beside the state."""
+        """Return the checkpoint content besides the state."""
         parts = {"probe": self.probe, "attendance": self.attendance}
         return {name: part.state() for name, part in parts.items() if part is not None}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
-        """Go on after `step` steps: the state is there already."""
+        """Resume after `step` steps: the state is already restored."""
         while self.timekeeper is not None and self.timekeeper.t < step:
             self.timekeeper.step()
         self.t = step
@@ -80,27 +80,27 @@ class Stepper:
 
     @property
     def traffic(self) -> Traffic:
-        """What has been sent, and simulated time."""
+        """The traffic sent, with simulated time."""
         return (self.timekeeper or self).net.traffic
 
     @property
     def simulated_s(self) -> float | None:
-        """When the slowest worker has got so far, in a virtual cluster."""
+        """The simulated time of the slowest worker, in a virtual cluster."""
         return None if self.traffic.clock is None else self.traffic.clock.latest_s
 
     def accounts(self) -> dict[str, np.ndarray]:
-        """What each worker has spent its simulated time on, in seconds: float64 [n] each; {} without a cluster."""
+        """Return each worker's simulated time per activity, in seconds: float64 [n] each; {} without a cluster."""
         return {} if self.traffic.clock is None else self.traffic.clock.accounts()
 
     def lateness(self) -> Lateness | None:
-        """Nobody is late where all step together."""
+        """Return None: synchronous workers are never late."""
         return None
 
     def choices(self) -> dict[str, Any]:
-        """What was decided on the way, for the records: {} where nothing was.
+        """Return the decisions during the run, for the records: {} if there are none.
 
-        collectives  name -> [how often all carried it out, the simulated seconds that this took them]; in real time,
-                     where the network is measured: [how often, seconds predicted, seconds taken in this process]
+        collectives  name -> [count, simulated seconds]; in real time, with a measured network: [count, predicted
+                     seconds, seconds taken in this process]
         measured, probes    see `Probe.facts`
         """
         found = {} if self.probe is None else self.probe.facts()
@@ -113,10 +113,10 @@ class Stepper:
 
     @property
     def waited_s(self) -> float:
-        """How long this process has waited for messages so far, in seconds."""
+        """The time this process has waited for messages so far, in seconds."""
         return self.net.waited_s
 
     @property
     def models(self) -> Tensor:
-        """The models x_i [k, P] of the local workers."""
+        """Return the models x_i [k, P] of the local workers."""
         return self.algorithm.models(self.state)

@@ -1,4 +1,4 @@
-"""Time without training: what a method and a cluster make of a number of steps, and nothing else."""
+"""Simulated time of a method on a cluster, without training."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from decentral.training.assemble import mean_seconds, schedule_of, without_train
 from decentral.training.oracle import kept, uneven
 
 WORKERS_KEPT, STEPS_KEPT = 128, 40
-"""How much of a timeline is kept to be looked at."""
+"""Number of workers and steps kept of a timeline."""
 
 
 class Timed(NamedTuple):
-    """What a number of steps of all workers take in a virtual cluster."""
+    """The cost of a number of steps of all workers in a virtual cluster."""
 
     simulated_s: float
-    """Until the last worker has done its last step."""
+    """Time until the last worker's last step."""
     gradients: int
-    """How many all workers have taken together."""
+    """Total number of gradients of all workers."""
     bytes_sent: float
-    """By all workers."""
+    """Total bytes of all workers."""
     accounts: dict[str, np.ndarray]
-    """Seconds of each worker, float64 [n]: compute, wait, exchange, and away if any was."""
+    """Seconds of each worker, float64 [n]: compute, wait, exchange, and away if any worker was."""
     ages: dict[int, int]
-    """How many contributions were so many versions old; {} for methods in rounds."""
+    """Age in versions -> number of contributions; {} for synchronous methods."""
     critical: list[int]
-    """How often others waited for this worker last; [] for methods in rounds."""
+    """Number of times that each worker was the last one waited for; [] for synchronous methods."""
 
     @property
     def lateness(self) -> Lateness:
-        """What became of contributions that were late."""
+        """Return the statistics of late contributions."""
         return Lateness(dict(sorted(self.ages.items())), list(self.critical))
 
     @property
     def step_s(self) -> float:
-        """Seconds in which the workers take as many gradients as there are workers."""
+        """The seconds per n gradients of n workers."""
         return self.simulated_s * len(self.accounts["compute"]) / self.gradients
 
     @property
     def waiting_share(self) -> float:
-        """Of the workers' time, the share in which they wait for each other."""
+        """The share of the workers' time spent waiting for each other."""
         spent = {part: float(seconds.sum()) for part, seconds in self.accounts.items()}
         return spent["wait"] / sum(spent.values())
 
@@ -66,17 +66,17 @@ def timed(
     steps_per_epoch: float | None = None,
     ledger: list[Use] | None = None,
 ) -> Timed:
-    """The time of `num_steps` steps of the configured method, with messages of so many parameters, in its cluster.
+    """Return the time of `num_steps` steps of the configured method in its cluster, with messages of `num_parameters`.
 
-    Where the cluster describes another model (`cluster.num_parameters`), that many, in the precision of the run.
+    If the cluster describes another model (`cluster.num_parameters`), its size counts, in the precision of the run.
 
-    spans   what is asked to keep who did what when
-    first   only look at so many of these steps
-    after   gradients take as long as those after so many of each worker
+    spans   records the workers' activities
+    first   simulate only this many of the steps
+    after   skip this many gradient times of each worker
     steps_per_epoch  None: there are no epochs
-    ledger  what goes through each port is added to it
+    ledger  receives the use of each port
 
-    Raises ConfigError if the network changes by epochs, and there are none.
+    Raises ConfigError if the network changes by epochs and there are none.
     """
     cluster, n = config.cluster, config.num_workers
     assert isinstance(cluster, VirtualCluster) and n is not None
@@ -108,8 +108,8 @@ def timed(
 
 
 def at_each_step(config: Config) -> tuple[list[float], list[float]]:
-    """Simulated seconds and bytes sent by all workers, after 0, 1, ..., config.steps steps of a method in rounds whose
-    cluster says how large its messages are."""
+    """Return simulated seconds and total bytes after 0, 1, ..., config.steps steps of a synchronous method, with a
+    message size from the cluster."""
     cluster, n = config.cluster, config.num_workers
     assert isinstance(cluster, VirtualCluster) and cluster.num_parameters and config.steps and n is not None
     times = uneven(kept(cluster.gradient_times(n, config.seed), config), config)
@@ -129,7 +129,7 @@ def spans_of(
     num_parameters: int,
     steps_per_epoch: float | None = None,
 ) -> list[Span]:
-    """What the first workers do in the first of these steps."""
+    """Return the activities of the first workers in the first steps."""
     spans = Spans(WORKERS_KEPT)
     timed(config, num_steps, num_parameters, spans, STEPS_KEPT, steps_per_epoch=steps_per_epoch)
     return spans.found
@@ -137,8 +137,8 @@ def spans_of(
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """One thread, as rows of a few numbers are done before several have begun; and nobody looks for circles of objects,
-    of which a timeline makes none."""
+    """Use one thread, as tiny rows do not pay for several, and disable the cyclic garbage collector, as a timeline
+    creates no cycles."""
     threads, collected = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
     gc.disable()

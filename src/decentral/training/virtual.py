@@ -1,4 +1,4 @@
-"""A virtual cluster with real gradients: the operations of a timeline, carried out on the rows of all workers."""
+"""A virtual cluster with real gradients: a timeline's operations on the rows of all workers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class RowViews:
-    """A tensor of rows [n, ...] whose rows are looked up again and again, one at a time: each view is made once.
+    """A tensor of rows [n, ...] with cached views of single rows.
 
-    `rows[i]` is row i, `rows[i : i + 1]` the same as a block of one; anything else is what the tensor says. A view made
-    by torch costs as much as an operation on a small model.
+    `rows[i]` is row i, `rows[i : i + 1]` the same as a block of one; other indices go to the tensor. A torch view costs
+    as much as an operation on a small model.
     """
 
     __slots__ = ("_alone", "_blocks", "tensor")
@@ -65,7 +65,7 @@ class RowViews:
 
 
 def with_row_views(value: Any) -> Any:
-    """The same state, on the same memory, for what looks up rows of single workers; what is no rows stays."""
+    """Return the same state, on the same memory, with cached views of single rows; other fields are unchanged."""
     if hasattr(value, "_asdict"):
         return value._replace(**{name: with_row_views(each) for name, each in value._asdict().items()})
     if isinstance(value, tuple):  # the buffers of an optimizer
@@ -74,21 +74,21 @@ def with_row_views(value: Any) -> Any:
 
 
 class VirtualRows:
-    """See `RowExecutor`. Gradients are computed when the first of them is needed: all that have begun.
+    """See `RowExecutor`. When the first gradient is needed, all begun ones are computed.
 
-    A gradient is that of a model as it was when the gradient began, so that it makes no difference when it is computed.
+    A gradient uses the model at its beginning, so the time of its computation does not matter.
     """
 
     def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: Any, *, together: bool) -> None:
-        """`oracle` has `prefetch` and `complete`, as `GradientOracle`; `together`: several are cheaper at once."""
+        """`oracle` has `prefetch` and `complete`, as `GradientOracle`; `together`: several at once are cheaper."""
         self.algorithm, self.state, self.oracle, self.together = algorithm, state, oracle, together
         self.by_worker = with_row_views(state)
-        """The state as operations of single workers see it."""
+        """The state with cached views of single rows."""
         self.begun: dict[int, bool] = {}
-        """Workers whose gradient has begun and is not computed yet, and whether it is that at a copy."""
+        """Workers with a begun, uncomputed gradient, and whether it is at a copy."""
         self.g = self.copies = RowViews(torch.empty(0, 0))
         self.there: set[int] = set()
-        """Workers whose gradient lies in g."""
+        """Workers whose gradient is in g."""
         self.underway: dict[Hashable, tuple[Tensor, ...]] = {}
 
     def begin_gradient(self, i: int, copied: bool) -> None:
@@ -107,7 +107,7 @@ class VirtualRows:
         self.oracle.complete(i)
 
     def gradient(self, i: int) -> Tensor:
-        """The newest gradient [P] of worker i."""
+        """Return the latest gradient [P] of worker i."""
         if i in self.begun:
             self._compute(sorted(self.begun) if self.together else [i])
         return self.g[i]
@@ -180,23 +180,23 @@ class VirtualRows:
 
 
 class Absence:
-    """What there is to say of absent workers that go on by themselves, as `Attendance` does of others."""
+    """Facts on absent asynchronous workers, as `Attendance` has for synchronous ones."""
 
     def __init__(self, schedule: Schedule, stepper: AsynchronousStepper) -> None:
         self.schedule, self.stepper = schedule, stepper
 
     def groups(self) -> dict[str, np.ndarray]:
-        """Whose models are looked at by themselves, bool [n]: those present."""
+        """Return the groups to evaluate separately, bool [n]: the present workers."""
         return {"present": self.schedule.at(self.stepper.timeline.now)}
 
     def facts(self) -> dict[str, Any]:
-        """For the records: the share of the time in which each worker was not kept from going on."""
+        """Return, for the records, the share of time in which each worker was available."""
         away = self.stepper.accounts()["away"] / max(self.stepper.timeline.now, 1e-9)
         return {"attendance": [round(1 - each, 6) for each in away.tolist()]}
 
 
 class AsynchronousStepper(Stepper):
-    """n workers that go on by themselves in a virtual cluster. A step is n gradients, whoever took them."""
+    """n asynchronous workers in a virtual cluster. A step is n gradients, by any workers."""
 
     oracle: GradientOracle
     algorithm: AsynchronousAlgorithm
@@ -214,8 +214,7 @@ class AsynchronousStepper(Stepper):
         spans: Spans | None = None,
         schedule: Schedule | None = None,
     ) -> None:
-        """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on, of which a row is sent as so
-        many bytes."""
+        """Create the stepper; `algorithm` is bound, x [n, P] is donated, and a row is sent as `bytes_per_row`."""
         super().__init__(algorithm, net, oracle, x)
         self.team, self.machines, self.bytes_per_row, self.spans = team, machines, bytes_per_row, spans
         together = oracle.problem.facts.get("execution") == "batched" and not any(oracle.problem.model_states())
@@ -223,33 +222,33 @@ class AsynchronousStepper(Stepper):
         self.schedule = schedule
         self.attendance = None if schedule is None else Absence(schedule, self)
         self.tells_time = True
-        """Whether seconds mean something: not where nobody has described a cluster."""
+        """Whether seconds are meaningful: only with a configured cluster."""
         self.timeline = self._begin(self.rows)
 
     def step(self) -> None:
-        """Go on until n more gradients have been taken."""
+        """Run until n more gradients have been taken."""
         self.t += 1
         self._advance()
         self.net.traffic.bytes_begun, self.net.traffic.messages_begun = self.timeline.sent_by_now()
 
     def flush(self) -> None:
-        """What is on its way stays there."""
+        """Do nothing: messages stay in flight."""
 
     @property
     def simulated_s(self) -> float | None:
-        """Where the cluster is in simulated time."""
+        """The current simulated time of the cluster."""
         return self.timeline.now if self.tells_time else None
 
     def accounts(self) -> dict[str, np.ndarray]:
-        """What each worker has spent its simulated time on, in seconds: float64 [n] each."""
+        """Return each worker's simulated time per activity, in seconds: float64 [n] each."""
         return self.timeline.accounts()
 
     def lateness(self) -> Lateness | None:
-        """How old what the workers had from each other was, and who was waited for."""
+        """Return the staleness of received values, and the workers waited for."""
         return self.timeline.lateness()
 
     def on_the_way(self) -> dict[str, Any]:
-        """What is neither in the state nor follows from the timeline: gradients and messages, for a checkpoint."""
+        """Return, for a checkpoint, gradients and messages that neither the state nor the timeline determines."""
         rows, oracle = self.rows, self.oracle
         there, copied = sorted(rows.there), sorted(i for i, copied in rows.begun.items() if copied)
         return {
@@ -264,7 +263,7 @@ class AsynchronousStepper(Stepper):
         }
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
-        """Be where a checkpoint was after `step` steps: the state's rows are there already."""
+        """Resume from a checkpoint after `step` steps: the state's rows are already restored."""
         kept, rows, models = part["underway"], self.rows, self.models
         self.t, self.timeline = step, self._begin(_Nothing())
         self._advance()
@@ -295,7 +294,7 @@ class AsynchronousStepper(Stepper):
 
 
 class _Nothing:
-    """No rows: whatever is to be done to them is not done, while a timeline is repeated."""
+    """An executor without rows, which ignores all operations while a timeline is replayed."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments, **settings: None

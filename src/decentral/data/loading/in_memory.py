@@ -32,11 +32,11 @@ class Normalise:
         return images.to(torch.float32).mul_(self.scale).add_(self.shift)
 
 
-SMALL_BYTES = 64e6  # up to this size, training images that are not augmented are kept as normalised floats
+SMALL_BYTES = 64e6  # up to this size, training images that are not augmented are kept as normalized floats
 
 
 class InMemory(Loaded):
-    """Images [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalised there.
+    """Images [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalized there.
 
     A training image is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
     torchvision) and, if `flip`, mirrored with probability 1/2: one of 2 (2 pad + 1)^2 equally likely variants. Which

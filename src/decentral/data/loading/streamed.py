@@ -104,7 +104,7 @@ def crop_box(width: int, height: int, draws: np.random.Generator) -> tuple[int, 
 
 
 class Streamed(Loaded):
-    """Images decoded, cropped and flipped by `num_loaders` processes (0: in this one), normalised on the device.
+    """Images decoded, cropped and flipped by `num_loaders` processes (0: in this one), normalized on the device.
 
     The crop of an image is addressed by (seed, worker, step, position), so it depends neither on the number of loaders
     nor on that of processes. About `prefetch_steps` steps are decoded ahead.

@@ -148,7 +148,7 @@ def _measured_links(ring: Config, size: int) -> MeasuredLinks:
 def fitted(seconds: Mapping[str, float], num_processes: int, large: int) -> MeasuredLinks:
     """Links with which exchanges on a ring take as long as those that were measured:
 
-        seconds = latency + d N / bandwidth for rows of N bytes, d = 2 neighbours (1 of two processes)
+        seconds = latency + d N / bandwidth for rows of N bytes, d = 2 neighbors (1 of two processes)
 
     and, of an all-reduce of the larger rows (of `large` bytes), the collective whose formula comes closest.
     """

@@ -163,8 +163,8 @@ def in_means(compressor: Compressor, layout: RowLayout, num_workers: int, measur
 
 
 def in_messages(compressor: Encoder, layout: RowLayout, num_neighbors: float, measured: bool = False) -> Coding:
-    """A message to so many neighbours, whose own are decoded, and one's own three times (CHOCO-SGD: two sums, and what
-    neighbours know). Its bytes are not said here."""
+    """A message to so many neighbors, whose own are decoded, and one's own three times (CHOCO-SGD: two sums, and what
+    neighbors know). Its bytes are not said here."""
     if not measured:
         cost = CODING_NS[compressor.name]
         return Coding(1e-9 * layout.num_coordinates * (cost.encode + (num_neighbors + 2) * cost.decode))
@@ -204,7 +204,7 @@ def predict_rows(case: Case) -> Prediction:
 
 
 def predict_messages(case: Case) -> Prediction:
-    """Compressed messages between neighbours: the exchange by the clock, encoding and decoding as measured here.
+    """Compressed messages between neighbors: the exchange by the clock, encoding and decoding as measured here.
 
     What every worker does in every step once adds just that to a step, however workers wait for each other.
     """

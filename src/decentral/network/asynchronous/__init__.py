@@ -1,1 +1,1 @@
-"""What asynchronous methods need between real processes: messages between workers, groups and pairs that average."""
+"""Asynchronous communication between real processes: messages, group averaging and pairwise averaging."""

@@ -1,4 +1,4 @@
-"""Messages between workers: in memory within a process; over gloo between processes, by threads that always listen."""
+"""Messages between workers: in memory within a process; over gloo, with always-receiving threads, between processes."""
 
 from __future__ import annotations
 
@@ -24,55 +24,55 @@ from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import shares_memory
 from decentral.network.windows.locks import gloo_group
 
-_SWITCH_S = 5e-4  # how long pure Python computes before a thread that has mail gets its turn
+_SWITCH_S = 5e-4  # thread switch interval, so that a thread with messages soon runs
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 _NO_ROWS = -1
 _UNSENT_ROWS = 4
 _FOREVER = timedelta(days=365)  # a receive that times out would break the connection
 _tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
-_eager: list[float] = []  # for each mailbox between processes: how long pure Python computed before it was opened
+_eager: list[float] = []  # for each mailbox between processes: the previous thread switch interval
 
 Handler = Callable[[Message], object]
 
 
 class _System(IntEnum):
-    """Kinds of messages that mailboxes send each other; those of workers are not negative."""
+    """Kinds of messages between mailboxes; those of workers are not negative."""
 
-    leave = -1  # nothing comes after this: each two processes exchange one in either direction
+    leave = -1  # the last message; every two processes exchange one in each direction
     taken = -2  # the shared memory `number` is free again
     here = -3  # at barrier `number`
 
 
 class _Header(NamedTuple):
-    """What is sent of a message before its rows, as float64."""
+    """The header of a message, sent before its rows, as float64."""
 
     source: int
     destination: int
     kind: int
     number: int
-    dtype: int = _NO_ROWS  # by place in `_DTYPES`
+    dtype: int = _NO_ROWS  # index in `_DTYPES`
     num_bytes: int = 0
     pid: int = 0
-    shared: int = NOT_SHARED  # the descriptor behind which the rows lie; else they follow
+    shared: int = NOT_SHARED  # the descriptor of the rows' shared memory; else the rows follow
     value: float = 0.0
 
 
 class Mailbox(Threads):
-    """Messages to and from the workers of this process; to be made by all processes of the group at once.
+    """Messages to and from the workers of this process; all processes of the group create it at once.
 
-    `send` copies rows, unless they are a draft's, and never waits for others unless it is told to be patient. What
-    comes is handed to the handler of its kind, or else kept until somebody receives it. gloo hands a message over when
-    its receiver is ready, so for each other process a thread always receives, and another thread sends. Messages
-    between two processes arrive in order. With `shared`, which needs one host, rows lie in shared memory: they are
-    copied once, and read where they lie; else they are copied, sent, and received.
+    `send` copies rows, except those of a draft, and never waits for others unless `patient`. An incoming message goes
+    to the handler of its kind, or is kept until it is received. gloo transfers a message only when its receiver is
+    ready, so for each other process one thread always receives and another one sends. Messages between two processes
+    arrive in order. With `shared`, which needs one host, rows are in shared memory: copied once and read in place;
+    otherwise they are copied, sent and received.
 
-    Everything that waits or sends raises ConnectionError if another process is gone, or leaves while it is waited for,
-    TimeoutError if somebody takes longer than `timeout_s`, and what has happened in a thread of this process that works
-    for all (`fail`). The death of a process is noticed at once by the thread that receives from it.
+    All waits and sends raise ConnectionError if another process is gone or leaves meanwhile, TimeoutError if one takes
+    longer than `timeout_s`, and the failure of a service thread of this process (`fail`). The thread that receives from
+    a process notices its death at once.
     """
 
     def __init__(self, layout: Sequence[range], timeout_s: float, shared: bool = False, *, opens: bool = True) -> None:
-        """`layout` are the workers of each process, from `split_workers`. Unless it `opens` now, `open` does that."""
+        """Create the mailbox; `layout` has the workers of each process. With opens=False, call `open` later."""
         super().__init__(timeout_s)
         self.layout = layout
         self.rank = dist.get_rank() if len(layout) > 1 else 0
@@ -88,7 +88,7 @@ class Mailbox(Threads):
         self._handlers: dict[int, Handler] = {}
         self._leaving = False
         self._barriers = 0
-        # peer, header, and what is to be sent after it and then given back
+        # peer, header, and the buffer to send after it and then release
         self._outgoing: queue.SimpleQueue[tuple[int, _Header, Buffer | None] | None] = queue.SimpleQueue()
         self._unsent, self._room = 0, self.condition(self._guard)
         self._threads: list[threading.Thread] = []
@@ -97,7 +97,7 @@ class Mailbox(Threads):
 
     @classmethod
     def of(cls, settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> Mailbox:
-        """As `network.transport` asks for; all processes call this at once. Raises what `shares_memory` raises."""
+        """Create it by `network.transport`; all processes call this at once. Raises what `shares_memory` raises."""
         return cls(layout, settings.timeout_s, shares_memory(settings, layout, device))
 
     def __enter__(self) -> Self:
@@ -123,10 +123,10 @@ class Mailbox(Threads):
         value: float = 0.0,
         patient: bool = False,
     ) -> None:
-        """Send a message; in any thread. `kind` is not negative.
+        """Send a message, from any thread. `kind` is not negative.
 
-        Rows, of any shape and on any device, are copied; a draft is sent as it is. Does not wait, unless `patient`
-        while many rows have not been sent: not for the thread that receives.
+        Rows, of any shape and on any device, are copied; a draft is sent uncopied. Does not wait, unless `patient` and
+        many rows are unsent: do not use this in a receiving thread.
         """
         assert kind >= 0
         process = self._process[destination]
@@ -143,13 +143,13 @@ class Mailbox(Threads):
             self._post(source, destination, kind, number, value, rows)
 
     def draft(self, destination: int, like: Tensor) -> Draft:
-        """Memory for rows of this length and dtype, to be sent to a worker without being copied."""
+        """Return memory for rows of this length and dtype, which `send` need not copy."""
         return Draft(self._plain if self._process[destination] == self.rank else self._sharing, like)
 
     def handle(self, kind: int, handler: Handler) -> None:
-        """Have all messages of a kind handled as they come, in the thread that brings them, which must not wait.
+        """Set the handler of all messages of a kind. It runs in the receiving thread and must not wait.
 
-        In which order those are handled that came before this call is not said.
+        The order of messages that arrived before this call is unspecified.
         """
         with self._guard:
             self._handlers[kind] = handler
@@ -158,7 +158,7 @@ class Mailbox(Threads):
             handler(message)
 
     def receive(self, destination: int, kind: int, number: int, source: int | None = None) -> Message:
-        """Wait for a message of this kind and number to a local worker; from `source` if given, else from anybody."""
+        """Wait for a message of this kind and number to a local worker, from `source` if given, else from any."""
         process = None if source is None else self._process[source]
         who = "a message" if source is None else f"process {process} of this run to answer for worker {source}"
         found: list[Message] = []
@@ -186,11 +186,10 @@ class Mailbox(Threads):
             self.receive(own, _System.here, self._barriers, other)
 
     def close(self) -> None:
-        """Leave: what was sent before still arrives. Waits for the mailboxes of the others, but for nothing that
-        they do. To end well, all processes meet at a `barrier` first, as they do where a `with` statement ends, and no
-        process ends before all have closed.
+        """Leave; earlier messages still arrive. Waits only for the other mailboxes. For a clean shutdown, all processes
+        first pass a `barrier`, as at the end of a `with` statement, and no process ends before all have closed.
 
-        Raises TimeoutError if the threads do not end, unless something has failed: then they end with the process.
+        Raises TimeoutError if the threads do not end, except after a failure: then they end with the process.
         """
         if not self._others:
             return
@@ -211,11 +210,11 @@ class Mailbox(Threads):
     # -- how -----------------------------------------------------------------------------------------------------------
 
     def open(self, handlers: Mapping[int, Handler]) -> None:
-        """Begin to send and to receive, with these handlers by kind: see `handle`."""
+        """Start sending and receiving, with these handlers by kind: see `handle`."""
         self._handlers.update(handlers)
         if not self._others:
             return
-        self._group = gloo_group(_FOREVER)  # the same for all mailboxes, each with a pair of tags of its own
+        self._group = gloo_group(_FOREVER)  # shared by all mailboxes, each with its own pair of tags
         self._tag = next(_tags.setdefault(self._group, count(0, 2)))
         _eager.append(_eager[-1] if _eager else sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_S)
@@ -274,7 +273,7 @@ class Mailbox(Threads):
                     self._room.notify_all()
 
     def _receive_from(self, peer: int) -> None:
-        """After a failure, too, what comes is received: who sends to a process that does not receive waits for it."""
+        """Receive from a process, even after a failure: a sender would wait for a process that does not receive."""
         first = torch.empty(len(_Header._fields), dtype=torch.float64)
         while True:
             try:
@@ -284,7 +283,7 @@ class Mailbox(Threads):
                 rows, release = self._rows(peer, header)
             except RuntimeError as error:
                 raise gone(peer) from error
-            except OSError:  # it has failed and closed the memory of rows that were on their way
+            except OSError:  # the peer failed and closed the memory of rows in flight
                 self.fail(gone(peer))
                 continue
             if header.kind == _System.leave:
@@ -295,7 +294,7 @@ class Mailbox(Threads):
             try:
                 self._deliver(Message(peer, *header[:4], header.value, rows, release))
             except Exception as failure:
-                if not self._leaving:  # else nobody is answered any more
+                if not self._leaving:  # after leaving, requests get no answer
                     self.fail(failure)
         with self._guard:
             self.left.add(peer)
@@ -304,7 +303,7 @@ class Mailbox(Threads):
         self.tell_all()
 
     def _rows(self, peer: int, header: _Header) -> tuple[Tensor | None, Callable[[], object] | None]:
-        """The rows of a message, and how their memory becomes free again."""
+        """Return the rows of a message, and a function that releases their memory."""
         if header.dtype == _NO_ROWS:
             return None, None
         if header.shared == NOT_SHARED:
@@ -319,7 +318,7 @@ class Mailbox(Threads):
         return memory[: header.num_bytes].view(_DTYPES[header.dtype]), release
 
     def _return(self, peer: int, number: int) -> None:
-        """Let the process whose shared memory it is use it again."""
+        """Return shared memory to its process for reuse."""
         with self._guard:
             if peer not in self.left and not self._leaving:
                 self._tell(peer, _System.taken, number)

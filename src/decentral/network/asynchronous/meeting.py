@@ -1,5 +1,5 @@
-"""Where workers of all processes meet: all for the mean of their rows, in pairs to average at any time (AD-PSGD's
-communication, Lian et al., ICML 2018), and one after the other for numbers that they draw in turn."""
+"""Synchronization of workers across processes: the mean of all rows, atomic averaging in pairs at any time (AD-PSGD's
+communication, Lian et al., ICML 2018), and a global counter."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from decentral.network.windows.locks import Meeting
 
 
 class AllWorkers:
-    """The mean over all workers, each of which asks for it in a thread of its own; to be made by all processes at once.
+    """The mean over all workers, each of which calls it in its own thread; all processes create it at once.
 
-    The last one of a process to come adds up its rows and goes through an all-reduce for all of them (shared memory
-    where the messages have that, else gloo); meanwhile mailboxes carry on, so that nobody's mail waits for it.
+    The last worker of a process sums its rows and runs the all-reduce for all of them (in shared memory if the messages
+    use it, else over gloo); mailboxes keep working meanwhile, so no message is delayed.
     """
 
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._condition = mailbox.condition()
         self._rounds: dict[int, tuple[dict[int, Tensor], list[Tensor]]] = {}
-        """Number -> rows by worker, and the mean as soon as there is one."""
+        """Number -> rows by worker, and the mean once it is known."""
         self._memory = SharedMemory(mailbox.layout, mailbox.timeout_s) if mailbox.shared else None
         self._meeting = Meeting(mailbox.timeout_s) if len(mailbox.layout) > 1 and not mailbox.shared else None
 
     def mean(self, worker: int, row: Tensor, number: int) -> Tensor:
-        """1/n sum_j x_j over all workers j, once all have asked with the same number: [P] -> [P].
+        """Return 1/n sum_j x_j over all workers j, once all have called with the same number: [P] -> [P].
 
-        On the CPU. All workers of a process get the same tensor, not to be changed. Raises what `Mailbox` raises.
+        On the CPU. All workers of a process get the same read-only tensor. Raises what `Mailbox` raises.
         """
         mailbox, size = self._mailbox, len(self._mailbox.workers)
         mailbox.check()
@@ -57,12 +57,12 @@ class AllWorkers:
         return found[0]
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         if self._memory is not None:
             self._memory.close()
 
     def _reduce(self, rows: list[Tensor]) -> Tensor:
-        """Add up the rows of this process in the order of workers, and those of all processes."""
+        """Sum the rows of this process in worker order, then over processes."""
         total = rows[0].to("cpu", copy=True)
         for row in rows[1:]:
             total.add_(row.cpu())
@@ -73,25 +73,25 @@ class AllWorkers:
                 self._meeting.total(total)
         except BaseException as failure:
             self._mailbox.fail(failure)
-            self._mailbox.check()  # which may know of it already, and who is gone
+            self._mailbox.check()  # it may already know which process is gone
             raise
         return total.mul_(1 / self._mailbox.num_workers)
 
 
 class Tickets:
-    """0, 1, ... in the order in which workers ask; to be made by all processes at once."""
+    """A global counter 0, 1, ... in the order of requests; all processes create it at once."""
 
     def __init__(self, mailbox: Mailbox, kind: int) -> None:
-        """Messages use this kind of the mailbox and the next one."""
+        """Create the counter; it uses this and the next message kind of the mailbox."""
         self._mailbox, self._ask, self._answer = mailbox, kind, kind + 1
         self._asked = dict.fromkeys(mailbox.workers, 0)
-        self._guard = threading.Lock()  # messages from here are handled in the threads of their workers
+        self._guard = threading.Lock()  # local requests are handled in the threads of their workers
         self.following = 0
-        """The next ticket; to be set on all processes, before anybody asks."""
+        """The next ticket; set it on all processes before the first request."""
         mailbox.handle(self._ask, self._give)
 
     def next(self, worker: int) -> int:
-        """The next one, for a local worker, in its thread. Raises what `Mailbox` raises."""
+        """Return the next ticket to a local worker, in its thread. Raises what `Mailbox` raises."""
         number = self._asked[worker]
         self._asked[worker] = number + 1
         self._mailbox.send(worker, 0, self._ask, number)
@@ -108,7 +108,7 @@ class Tickets:
 
 
 class _Strand:
-    """The communication of a local worker: one thread, and the lock of its row."""
+    """The communication thread of a local worker, and the lock of its row."""
 
     def __init__(self, row: Tensor, condition: threading.Condition) -> None:
         self.row, self.condition = row, condition
@@ -118,18 +118,17 @@ class _Strand:
 
 
 class Pairs:
-    """Atomic averaging of the rows of an active and a passive worker; to be made by all processes at once.
+    """Atomic averaging of the rows of an active and a passive worker; all processes create it at once.
 
-    Only active workers ask and passive ones only answer, so that all waiting goes one way and nobody waits in a circle;
-    and no third row mixes with one that is on its way. The active one sends x_a; the passive one, under the lock of
-    its row, answers with x_b and adds (x_a - x_b) / 2, say; the active one, under its lock, adds (x_b - x_a) / 2 for
-    the x_a that it sent. So the sum of both rows does not change, and what a gradient did to x_a meanwhile is kept, as
-    if the averaging had come before it.
+    Only active workers request and passive ones only answer, so there is no deadlock, and no third row mixes with one
+    in flight. The active worker sends x_a; the passive one, under the lock of its row, answers with x_b and adds, say,
+    (x_a - x_b) / 2; the active one, under its lock, adds (x_b - x_a) / 2 for the x_a that it sent. So the sum of both
+    rows is preserved, and a gradient update of x_a in between is kept, as if the averaging had come before it.
 
-    Each worker has a thread for this, and at most one averaging that it began is under way.
+    Each worker has a thread for this, and at most one averaging that it began is in flight.
 
-    What happens to the row of a worker is noted, in its order, so that it can be carried out again, by the number of
-    the averaging, as its active worker counts, or of the update, whose partner is the worker itself:
+    All operations on a worker's row are recorded in order, for replay, with the number of the averaging, as counted by
+    its active worker, or of the update, whose partner is the worker itself:
 
     update   its own worker held it, and may have changed it
     ask      it went to a passive partner, as it was
@@ -148,11 +147,11 @@ class Pairs:
         kind: int = 0,
         note: Callable[..., None] = unnoted,
     ) -> None:
-        """`rows` [k, ...] are those of the local workers, changed where they lie; `active` contains active workers.
+        """Create the pairs; `rows` [k, ...] of the local workers change in place, `active` has the active workers.
 
-        `average` is called with a worker, what was sent of its row, and what was received, under the row's lock;
-        `prepare` with a worker, under its lock, before its row is sent, answered with, or averaged. Messages use this
-        kind of the mailbox and the next one. `note` hears of what happens, see `unnoted`.
+        `average` is called with a worker, the sent row and the received row, under the row's lock; `prepare` with a
+        worker, under its lock, before its row is sent, returned or averaged. Messages use this and the next kind of the
+        mailbox. `note` receives all events, see `unnoted`.
         """
         self._mailbox, self._active, self._average, self._prepare = mailbox, active, average, prepare
         self._ask, self._answer, self._note = kind, kind + 1, note
@@ -163,9 +162,9 @@ class Pairs:
 
     @contextmanager
     def hold(self, worker: int, number: int) -> Iterator[Tensor]:
-        """The row of a local worker, for its update `number`: nobody averages meanwhile. Not for long.
+        """Lock the row of a local worker for its update `number`; keep it short, as it blocks averaging.
 
-        Raises what has failed in the meantime, as `Mailbox` does.
+        Raises earlier failures, as `Mailbox` does.
         """
         self._mailbox.check()
         strand = self._strands[worker]
@@ -174,9 +173,9 @@ class Pairs:
             self._note(worker, "update", number, partner=worker)
 
     def begin(self, active: int, passive: int, number: int) -> None:
-        """Average in the background, when the last averaging that this worker began is over: waits for that.
+        """Begin an averaging in the background, after waiting for the worker's previous one.
 
-        Raises ConfigError if two active or two passive workers should average, and what `Mailbox` raises.
+        Raises ConfigError for two active or two passive workers, and what `Mailbox` raises.
         """
         if active not in self._active or passive in self._active:
             kinds = ["active" if worker in self._active else "passive" for worker in (active, passive)]
@@ -190,7 +189,7 @@ class Pairs:
         strand.tasks.put(lambda: self._begin(active, passive, number))
 
     def finish(self, active: int) -> None:
-        """Wait until no averaging that a local worker began is under way. Raises what `Mailbox` raises."""
+        """Wait until the averaging that a local worker began is complete. Raises what `Mailbox` raises."""
         strand = self._strands[active]
         with strand.condition:
             self._mailbox.wait(
@@ -198,7 +197,7 @@ class Pairs:
             )
 
     def close(self) -> None:
-        """End the threads, once nobody begins an averaging any more, which a barrier after the last `finish` tells.
+        """End the threads, after the last averaging of all workers: call `barrier` after the last `finish` first.
 
         Raises TimeoutError if they do not end, unless the mailbox has failed.
         """
@@ -230,7 +229,7 @@ class Pairs:
             strand.condition.notify_all()
 
     def _asked(self, message: Message) -> None:
-        """Have it answered by the thread of the passive worker."""
+        """Let the passive worker's thread answer."""
         self._strands[message.destination].tasks.put(lambda: self._reply(message))
 
     def _reply(self, message: Message) -> None:

@@ -1,7 +1,6 @@
-"""Messages between workers, the memory for their rows, and threads that wait for each other.
+"""Messages between workers, the memory for their rows, and cooperating threads.
 
-Memory is used again, since fresh memory costs a fault for every page, and where all processes are on one host it is
-readable by the others.
+Memory is reused, since fresh memory costs a fault for every page, and is readable by the other processes of one host.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ _GLANCE_S = 0.05
 
 
 class Threads:
-    """Whoever waits with one of the conditions that are made here hears of what fails in any thread started here."""
+    """Threads that share failures: every wait on a condition created here raises if any thread started here fails."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.left: set[int] = set()
-        """The processes that have left: who waits for one of them, waits in vain."""
+        """The processes that have left: waiting for them is futile."""
         self._conditions: list[threading.Condition] = []
         self.failure: BaseException | None = None
-        """What has gone wrong first, of which all hear."""
+        """The first failure, which all threads raise."""
         self._first = threading.Lock()
 
     def condition(self, lock: Any = None) -> threading.Condition:
-        """One to `wait` with: whoever waits for it hears of failures."""
+        """Return a condition for `wait`; waits on it raise failures."""
         made = threading.Condition(lock or threading.Lock())
         self._conditions.append(made)
         return made
@@ -48,10 +47,10 @@ class Threads:
         process: int | None = None,
         patience_s: float | None = None,
     ) -> None:
-        """Wait, with `condition` held, until `done()`; what changes its answer notifies the condition.
+        """Wait, with `condition` held, until `done()`; changes to its result notify the condition.
 
-        `whom` says in words what is waited for, `process` which process it depends on, if that is known. Raises
-        ConnectionError if that has left, TimeoutError after `patience_s` (None: `timeout_s`), and what `check` raises.
+        `whom` describes the target of the wait, `process` the process it depends on, if known. Raises ConnectionError
+        if that has left, TimeoutError after `patience_s` (None: `timeout_s`), and what `check` raises.
         """
         deadline = time.monotonic() + (self.timeout_s if patience_s is None else patience_s)
         while not done():
@@ -64,7 +63,7 @@ class Threads:
             condition.wait(min(left, threading.TIMEOUT_MAX))
 
     def check(self) -> None:
-        """Raise what has failed in another thread, if anything has."""
+        """Raise the failure of another thread, if any."""
         failure = self.failure
         if isinstance(failure, ConnectionError | TimeoutError):
             raise type(failure)(str(failure)) from failure
@@ -72,13 +71,13 @@ class Threads:
             raise RuntimeError(f"another thread of this process failed: {failure}") from failure
 
     def fail(self, failure: BaseException) -> None:
-        """From now on everybody who waits or sends in this process hears of this, or of what was said before it."""
+        """Make all waits and sends in this process raise this failure, or an earlier one."""
         with self._first:
             self.failure = self.failure or failure
         self.tell_all()
 
     def start(self, name: str, work: Callable[..., object], *arguments: object) -> threading.Thread:
-        """A thread that does some work, the failure of which all hear of."""
+        """Start a thread; all others see its failure."""
 
         def guarded() -> None:
             try:
@@ -91,8 +90,8 @@ class Threads:
         return thread
 
     def end(self, threads: Iterable[threading.Thread], who: str) -> None:
-        """Wait until threads have ended. Raises TimeoutError if they do not, unless something has failed: then some may
-        be waiting for ever, and end with the process."""
+        """Wait until threads have ended. Raises TimeoutError if they do not, except after a failure: then some may wait
+        forever, and end with the process."""
         deadline = time.monotonic() + self.timeout_s
         for thread in threads:
             while thread.is_alive() and not self.failure:
@@ -101,18 +100,18 @@ class Threads:
                 thread.join(_GLANCE_S)
 
     def tell_all(self) -> None:
-        """Have everybody who waits look again."""
+        """Wake all waiting threads to recheck."""
         for condition in list(self._conditions):
             with condition:
                 condition.notify_all()
 
 
 def unnoted(worker: int, what: str, number: int, began_ns: int | None = None, **facts: Any) -> None:
-    """Nobody wants to know what has happened, or else `training.operations.Operations.note`."""
+    """Discard the event: the default in place of `training.operations.Operations.note`."""
 
 
 def gone(peer: int | None) -> ConnectionError:
-    """What to say of a process that is not there any more."""
+    """Return the error for a process that is gone."""
     return ConnectionError(f"connection closed by process {peer} of this run")
 
 
@@ -122,7 +121,7 @@ NOT_SHARED = -1
 
 @dataclass
 class Buffer:
-    """Bytes [N], the descriptor by which other processes find them, or `NOT_SHARED`, and how many still need them."""
+    """Bytes [N], their descriptor for other processes, or `NOT_SHARED`, and a reference count."""
 
     memory: Tensor
     number: int
@@ -130,10 +129,10 @@ class Buffer:
 
 
 class Buffers:
-    """Gives out memory, and takes it back; in any thread.
+    """A thread-safe pool of memory.
 
-    Shared memory is a file without a name for each buffer, which other processes open by our process id and its number:
-    gone when nobody has it any more, however processes end. Of those there are at most 256; more buffers are plain.
+    Shared memory is an unnamed file per buffer, which other processes open by our process ID and its descriptor. It
+    disappears with its last user, however processes end. There are at most 256 of these; further buffers are plain.
     """
 
     def __init__(self, shared: bool) -> None:
@@ -143,7 +142,7 @@ class Buffers:
         self._descriptors: dict[int, Buffer] = {}
 
     def take(self, num_bytes: int) -> Buffer:
-        """Memory of this length, at least 1, with whatever is in it."""
+        """Return uninitialized memory of this length, at least 1."""
         size = max(1, num_bytes)
         with self._guard:
             if self._free[size]:
@@ -156,25 +155,25 @@ class Buffers:
         return buffer
 
     def hold(self, buffer: Buffer) -> Buffer:
-        """One more needs its content."""
+        """Add a reference."""
         with self._guard:
             buffer.holders += 1
         return buffer
 
     def give_back(self, buffer: Buffer) -> None:
-        """One less needs its content; free when nobody does."""
+        """Drop a reference; the buffer is free at zero."""
         with self._guard:
             buffer.holders -= 1
             if not buffer.holders:
                 self._free[len(buffer.memory)].append(buffer)
 
     def give_back_number(self, number: int) -> None:
-        """The same for shared memory, by its descriptor; nothing once it is closed."""
+        """Drop a reference to shared memory, by its descriptor; no effect once it is closed."""
         if (buffer := self._descriptors.get(number)) is not None:
             self.give_back(buffer)
 
     def close(self) -> None:
-        """Close the descriptors: nobody can open them from now on. The memory goes with whoever still has it."""
+        """Close the descriptors, so that no process can open them. The memory lives until its last user ends."""
         with self._guard:
             for number in self._descriptors:
                 os.close(number)
@@ -190,7 +189,7 @@ class Buffers:
 
 
 def opened(pid: int, number: int, size: int) -> Tensor:
-    """The memory behind a descriptor of a process of this host. Raises OSError if that has closed it."""
+    """Open the memory behind a descriptor of a process of this host. Raises OSError if it is closed."""
     try:
         return torch.from_file(f"/proc/{pid}/fd/{number}", shared=True, size=size, dtype=torch.uint8)
     except RuntimeError as error:
@@ -198,9 +197,8 @@ def opened(pid: int, number: int, size: int) -> Tensor:
 
 
 class Message:
-    """From worker `source` to worker `destination`, about `number`; with a `value`, and `rows` [P], flat, or without.
-
-    `process` is the one that has sent it.
+    """A message from worker `source` to worker `destination`, about `number`; with a `value` and optional flat `rows`
+    [P]. `process` is the sending process.
     """
 
     __slots__ = ("_release", "destination", "kind", "number", "process", "rows", "source", "value")
@@ -220,19 +218,19 @@ class Message:
         self.number, self.value, self.rows, self._release = number, value, rows, release
 
     def release(self) -> None:
-        """The rows are not needed any more: their memory is used again. Without this call they stay as they are."""
+        """Release the rows: their memory is reused. Without this call they stay unchanged."""
         release, self._release, self.rows = self._release, None, None
         if release is not None:
             release()
 
 
 class Draft:
-    """Rows [P] of a message to be, to be written in `rows`, which do not change after it has been sent."""
+    """A message under construction: write its rows [P] to `rows`, which must not change after it is sent."""
 
     def __init__(self, buffers: Buffers, like: Tensor) -> None:
         self.buffers, self.buffer = buffers, buffers.take(like.nbytes)
         self.rows = self.buffer.memory[: like.nbytes].view(like.dtype)
 
     def release(self) -> None:
-        """The sender does not need the rows any more: their memory is used again once the receiver does not, either."""
+        """Release the sender's reference to the rows: their memory is reused once the receiver releases them, too."""
         self.buffers.give_back(self.buffer)

@@ -1,4 +1,4 @@
-"""Sums over groups that no worker has to come to: the wait-avoiding group all-reduce of Li et al., TPDS 2021."""
+"""The wait-avoiding group all-reduce of Li et al., TPDS 2021: group sums that do not wait for late workers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from decentral.topology.groups import activation_children, dimension, partners
 
 
 class Joined(NamedTuple):
-    """The sum over a group [P], not to be changed, with which version this worker is in it, and the sum's own version.
+    """The read-only sum over a group [P], the version of this worker's contribution, and the version of the sum.
 
-    `used` is a later version than the one joined if that is not kept any more, see `Member`.
+    `used` is later than the joined version if that is no longer kept, see `Member`.
     """
 
     total: Tensor
@@ -29,7 +29,7 @@ class Joined(NamedTuple):
 
 
 class _Local(Member[Joined]):
-    """A local worker, shared with the thread that exchanges for it; all of it guarded by `condition`."""
+    """A local worker's state, shared with its exchange thread and guarded by `condition`."""
 
     __slots__ = ("ages", "awaits", "buffer", "condition")
 
@@ -38,21 +38,20 @@ class _Local(Member[Joined]):
         self.condition = condition
         self.buffer = start.view(-1)
         self.ages: Counter[int] = Counter()
-        self.awaits = ""  # whose row its thread waits for, in words
+        self.awaits = ""  # description of the row its thread waits for
 
 
 class WaitAvoidingGroups:
-    """Versions 0, 1, ... of a sum over groups of S of n workers; to be made by all processes at once.
+    """Versions 0, 1, ... of a sum over groups of S of n workers; all processes create it at once.
 
-    A worker leaves its row in a buffer (`publish`) and asks for the sum of a version (`join`). The first to ask calls
-    all workers along a binomial tree. Every worker has a thread that carries out all versions, in order, up to the
-    highest that it has been called for, with whatever lies in the buffer, whether its worker is there or not: a
-    butterfly over the k = log2 S partners of `topology.groups`. Members of a group get the same sum bit for bit.
+    A worker writes its row to a buffer (`publish`) and requests the sum of a version (`join`). The first request
+    activates all workers along a binomial tree. Each worker has a thread that runs all versions in order, up to the
+    highest activated one, with the current buffer, whether or not the worker has arrived: a butterfly over the
+    k = log2 S partners of `topology.groups`. Members of a group get bitwise equal sums.
 
-    What takes part is a snapshot of the buffer with the version it was published as; a worker that comes after the
-    snapshot waits for the end, and finds that an older row of its own is in the sum. Before a synchronisation
-    (`AllWorkers.mean`) a worker publishes its row with that version, too: otherwise it would be asked for an older one
-    while it is inside.
+    The contribution is a snapshot of the buffer with its published version. A worker that arrives after the snapshot
+    waits for the end, and the sum contains its older row. Before a synchronization (`AllWorkers.mean`) a worker also
+    publishes its row with that version: otherwise an older row would be contributed meanwhile.
     """
 
     def __init__(
@@ -65,12 +64,12 @@ class WaitAvoidingGroups:
         kind: int = 0,
         note: Callable[..., None] = unnoted,
     ) -> None:
-        """`start` [k, P] is in the buffers of the local workers before they publish anything, as version `first` - 1:
-        these rows are the buffers, if they are on the CPU.
+        """Create the groups; `start` [k, P] is the initial content of the local buffers, as version `first` - 1, and
+        becomes their memory if it is on the CPU.
 
-        first   the first version that is asked for
+        first   the first requested version
         kind    messages use this and the next kind of the mailbox
-        note    hears of each exchange with partners, and of which version the worker's own row was in it, see `unnoted`
+        note    receives each exchange with partners, with the version of the worker's own row, see `unnoted`
         """
         self._mailbox, self._rules, self._first, self._note = mailbox, rules, first, note
         self._call, self._row = kind, kind + 1
@@ -82,7 +81,7 @@ class WaitAvoidingGroups:
 
     @property
     def ages(self) -> Counter[int]:
-        """How often what a local worker contributed was so many versions old."""
+        """Return the histogram of staleness, in versions, of the local workers' contributions."""
         found: Counter[int] = Counter()
         for member in self._members.values():
             with member.condition:
@@ -90,20 +89,20 @@ class WaitAvoidingGroups:
         return found
 
     def buffers(self) -> Tensor:
-        """What lies in the buffers of the local workers [k, P], while nothing is under way."""
+        """Return the local workers' buffers [k, P], while nothing is in flight."""
         return torch.stack([member.buffer for member in self._members.values()])
 
     # -- called by workers ---------------------------------------------------------------------------------------------
 
     def publish(self, worker: int, version: int, write: Callable[[Tensor], object]) -> None:
-        """`write` changes the buffer [P]: what a worker contributes from now on, as this version."""
+        """Let `write` change the buffer [P]: the worker's contribution from now on, as this version."""
         member = self._members[worker]
         with member.condition:
             write(member.buffer)
             member.published = version
 
     def join(self, worker: int, version: int) -> Joined:
-        """The sum of a version, once it has been carried out; calls the others if nobody has. To be published before.
+        """Return the sum of a version once it is complete; activate it if necessary. Call `publish` first.
 
         Raises what `Mailbox` raises.
         """
@@ -116,7 +115,7 @@ class WaitAvoidingGroups:
         if first and sets_off:
             self._tell(worker, version, came_over=-1)
         with member.condition:
-            while (before := member.done) < version:  # every version has as long as the mailbox is patient
+            while (before := member.done) < version:  # each version has the mailbox's full timeout
                 self._mailbox.wait(
                     member.condition,
                     lambda before=before: member.done > before,  # type: ignore[misc]
@@ -127,10 +126,9 @@ class WaitAvoidingGroups:
             return member.take(version)
 
     def close(self) -> None:
-        """End the threads, once all workers of all processes have joined what they want to join.
+        """End the threads, after the last `join` of all workers of all processes.
 
-        What has been activated is carried out before. Raises TimeoutError if they do not end, unless the mailbox has
-        failed.
+        Activated versions are completed first. Raises TimeoutError if they do not end, unless the mailbox has failed.
         """
         self._closing = True
         for member in self._members.values():
@@ -145,7 +143,7 @@ class WaitAvoidingGroups:
             self._mailbox.send(worker, child, self._call, version)
 
     def _called(self, message: Message) -> None:
-        """A call has come along the tree; a version that has been activated implies all before it."""
+        """Handle an activation from the tree; an activated version implies all earlier ones."""
         member = self._members[message.destination]
         with member.condition:
             if not member.call(message.number):
@@ -154,7 +152,7 @@ class WaitAvoidingGroups:
         self._tell(message.destination, message.number, dimension(message.source, message.destination))
 
     def _work(self, worker: int) -> None:
-        """The thread of a worker: every version in order."""
+        """Run all versions in order: the thread of a worker."""
         member, version = self._members[worker], self._first
         while True:
             with member.condition:
@@ -179,7 +177,7 @@ class WaitAvoidingGroups:
             member.condition.notify_all()
 
     def _exchange(self, worker: int, member: _Local, version: int) -> tuple[Tensor, int]:
-        """The butterfly: in each phase what has been added up so far goes to a partner, from where it lies.
+        """Run the butterfly: in each phase the partial sum goes to a partner, in place.
 
         Passes over a row: 2 for the snapshot, 3 for each phase.
         """

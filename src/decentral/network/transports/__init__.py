@@ -1,1 +1,1 @@
-"""What carries rows between the processes of a run: torch.distributed, or memory that the processes of a host share."""
+"""Transports between the processes of a run: torch.distributed, or shared memory on one host."""

@@ -1,4 +1,4 @@
-"""Which transport a group of processes gets."""
+"""Selection of the transport of a group of processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from decentral.network.transports.transport import Transport
 
 
 def open_transport(settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> Transport:
-    """The transport that `network.transport` asks for; all processes of the group call this at once.
+    """Open the transport that `network.transport` selects; all processes of the group call this at once.
 
-    `layout` are the workers of each process. Raises what `shares_memory` raises, and ConfigError if messages are
-    limited where nothing crosses between processes, or are sent by GPUs.
+    `layout` has the workers of each process. Raises what `shares_memory` raises, and ConfigError if messages are
+    limited although there is one process only or GPUs send them.
     """
     settings.check_several(len(layout))
     if settings.limited and device.type != "cpu":
@@ -32,11 +32,11 @@ def open_transport(settings: NetworkSettings, layout: Sequence[range], device: t
 
 
 def shares_memory(settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> bool:
-    """Whether rows go through shared memory, as `network.transport` asks for; to be called by all processes at once.
+    """Return whether to use shared memory, by `network.transport`; all processes call this at once.
 
-    Raises ConfigError if shared memory is asked for and cannot be had.
+    Raises ConfigError if shared memory is requested but unavailable.
     """
-    if settings.transport is Carrier.torch or len(layout) == 1:  # alone, nothing has to be carried
+    if settings.transport is Carrier.torch or len(layout) == 1:  # a single process needs no transport
         return False
     if device.type == "cpu" and possible():
         return True

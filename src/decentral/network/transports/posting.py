@@ -1,5 +1,5 @@
-"""Posting messages between ranks: rows of any dtype as bytes, everything at once, receives first, in an order that both
-ends agree about."""
+"""Posting of messages between ranks: rows of any dtype as bytes, all at once, receives first, in an order that both
+ends agree on."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torch import Tensor
 
 
 class Limits(NamedTuple):
-    """Of every message of N bytes that leaves a process: latency_s + N seconds_per_byte."""
+    """The delay of every outgoing message of N bytes: latency_s + N seconds_per_byte."""
 
     latency_s: float
     seconds_per_byte: float
 
 
 class Limiter:
-    """The way out of a process. Its messages go through it one after the other, as fast as the bandwidth lets them (a
-    token bucket that holds no tokens), and arrive the latency after that; who sends does not wait.
+    """The outgoing link of a process. It sends messages in order at the limited bandwidth (a token bucket of depth
+    zero), and they arrive after the latency; the sender does not wait.
 
-    A thread of its own lets each of them go when it is due.
+    A separate thread releases each message when it is due.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -39,9 +39,9 @@ class Limiter:
         self._thread.start()
 
     def later(self, num_bytes: int, send: Callable[[], object]) -> float:
-        """Let `send` be called once a message of so many bytes that leaves now has arrived; returns when that is.
+        """Schedule `send` for the arrival of a message of `num_bytes` that leaves now; return that time.
 
-        `send` raises nothing: there is nobody to hear of it.
+        `send` must not raise: nothing would catch it.
         """
         self._free = max(self._free, time.perf_counter()) + num_bytes * self.limits.seconds_per_byte
         due = self._free + self.limits.latency_s
@@ -65,35 +65,35 @@ _KEPT = 16
 
 
 class Work(Protocol):
-    """What torch.distributed gives for an operation under way, as far as it is needed here."""
+    """The part of torch.distributed's work handle that is used here."""
 
     def wait(self) -> Any:
-        """Until it is finished; on a GPU: until the current stream may use its result."""
+        """Wait until it is finished; on a GPU: until the current stream may use its result."""
 
     def is_completed(self) -> bool:
-        """Whether it is finished."""
+        """Return whether it is finished."""
 
 
 class Silent:
-    """A message over gloo: it does not say whether it has arrived until somebody has waited for it."""
+    """A message over gloo, which reports its arrival only after a wait."""
 
     def __init__(self, work: Work) -> None:
         self._work = work
         self._arrived = False
 
     def wait(self) -> None:
-        """Until it has arrived, or gone; a second time at once."""
+        """Wait until it has arrived or left; return at once the second time."""
         if not self._arrived:
             self._work.wait()
             self._arrived = True
 
     def is_completed(self) -> bool:
-        """Whether somebody has waited for it."""
+        """Return whether it was waited for."""
         return self._arrived
 
 
 class Message(NamedTuple):
-    """A contiguous tensor on its way to, or from, rank `peer`. Both ends give it the same tag."""
+    """A contiguous tensor in flight to or from rank `peer`. Both ends use the same tag."""
 
     values: Tensor
     peer: int
@@ -111,14 +111,14 @@ class Late:
         limiter.later(message.values.numel() * message.values.element_size(), self._send)
 
     def wait(self) -> None:
-        """Until it has gone. Raises what torch.distributed raised."""
+        """Wait until it has left. Raises what torch.distributed raised."""
         self._gone.wait()
         if self._error is not None:
             raise self._error
         wait(self._works)
 
     def is_completed(self) -> bool:
-        """Whether it has gone."""
+        """Return whether it has left."""
         return self._gone.is_set()
 
     def _send(self) -> None:
@@ -131,23 +131,23 @@ class Late:
 
 
 class Spare:
-    """Memory for messages that is used again: in fresh memory every page costs a fault, half the time of a message.
+    """Reusable memory for messages: fresh memory costs a fault per page, half the time of a message.
 
-    On GPUs torch keeps memory itself.
+    On GPUs torch caches memory itself.
     """
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []
 
     def take(self, like: Tensor) -> Tensor:
-        """A flat tensor of this length and dtype, with whatever is in it."""
+        """Return an uninitialized flat tensor of this length and dtype."""
         for place, tensor in enumerate(self._free):
             if (tensor.numel(), tensor.dtype, tensor.device) == (like.numel(), like.dtype, like.device):
                 return self._free.pop(place)
         return torch.empty_like(like)
 
     def give_back(self, tensors: Iterable[Tensor]) -> None:
-        """These are not needed any more."""
+        """Return these tensors for reuse."""
         self._free += [tensor for tensor in tensors if tensor.device.type == "cpu"]
         del self._free[:-_KEPT]
 
@@ -156,17 +156,17 @@ SPARE = Spare()
 
 
 def as_bytes(row: Tensor) -> Tensor:
-    """The memory of a contiguous tensor [P]: messages are bytes, so that every dtype can travel."""
+    """Return the memory of a contiguous tensor [P]: messages are bytes, for any dtype."""
     return row.reshape(-1).view(torch.uint8)
 
 
 def post(sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
-    """Begin to send and receive; done when all works have been waited for. Messages of no bytes do not travel.
+    """Begin to send and receive; complete once all works have been waited for. Empty messages are not sent.
 
-    Between two ranks, messages of one tag, length and dtype match in the order in which they are posted (several calls,
-    and several messages in one call). Receives come before sends, both by clockwise distance and then by tag: the
-    sender's next neighbour hears of it first, so that no rank is everybody's first destination. Everything goes through
-    one communicator and, on GPUs, one launch: nccl, which matches by order alone, can deadlock on less.
+    Between two ranks, messages of one tag, length and dtype match in posting order (over several calls, and several
+    messages in one call). Receives come before sends, both by clockwise distance and then by tag: each rank sends to
+    its next neighbor first, so that no rank is the first destination of all. Everything uses one communicator and, on
+    GPUs, one launch: nccl, which matches by order alone, can otherwise deadlock.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     operations = [
@@ -188,7 +188,7 @@ def post(sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
 
 
 def _tag(message: Message) -> int:
-    """The tag with length and dtype: gloo hands over a shorter message as it is, and aborts on a longer one."""
+    """Return the tag with length and dtype: gloo accepts a shorter message silently and aborts on a longer one."""
     return message.tag ^ _fingerprint(message.values.numel(), message.values.dtype)
 
 
@@ -198,6 +198,6 @@ def _fingerprint(length: int, dtype: torch.dtype) -> int:
 
 
 def wait(works: Sequence[Work]) -> None:
-    """Until all of them are finished."""
+    """Wait until all of them are finished."""
     for work in works:
         work.wait()

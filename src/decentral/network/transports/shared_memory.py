@@ -1,4 +1,4 @@
-"""Rows that the processes of one host write into, and read from, each other's memory."""
+"""Shared-memory transport: the processes of one host read and write each other's rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MOST_LANES = (NEW - READY - 1) // 2
 
 
 def possible() -> bool:
-    """Whether all processes of the group run on one Linux host and see each other; the same answer everywhere."""
+    """Return whether all processes of the group run on one Linux host and see each other; the same on all."""
     ours = torch.tensor([host()], dtype=torch.int64)
     hosts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(hosts, ours)
@@ -44,7 +44,7 @@ def possible() -> bool:
 
 
 def host() -> int:
-    """A number for this host, container and user; 0 where its processes cannot open each other's files."""
+    """Return an ID of this host, container and user; 0 if its processes cannot open each other's files."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()
@@ -56,9 +56,9 @@ def host() -> int:
 
 
 class Segments:
-    """One block of memory of each process, mapped by all of them; to be made by all of them at once.
+    """One block of memory per process, mapped by all; all processes create it at once.
 
-    The memory has no name: it is gone when the last process is, however that ends.
+    The memory is unnamed: it disappears with the last process, however that ends.
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
@@ -72,20 +72,20 @@ class Segments:
             dist.all_gather(places, place)
             self.tensors: list[Tensor] = []
             for (pid, number), shape in zip(torch.stack(places).tolist(), shapes, strict=True):
-                count, file = torch.Size(shape).numel(), f"/proc/{pid}/fd/{number}"  # whose mapping needs no descriptor
+                count, file = torch.Size(shape).numel(), f"/proc/{pid}/fd/{number}"  # mappings need no descriptor
                 memory = torch.from_file(file, shared=True, size=max(1, count), dtype=dtype)
                 self.tensors.append(memory[:count].view(shape))
-            dist.all_reduce(place)  # nobody closes what another has not opened yet
+            dist.all_reduce(place)  # all have opened the files before any closes its own
         finally:
             os.close(own)
 
 
 class _Lane(Underway):
-    """What is on its way lies in the memory of who sends it, laid out once whatever the number of readers, and is read
-    in place. Where a buffer lies is written in a table for its reader.
+    """Data in flight is stored once in the sender's memory, for any number of readers, and read in place. A table tells
+    each reader the positions of its buffers.
 
-    With two halves that take turns, a process writes into one while others may still read the other. Before it writes
-    into a half again, those who took something out of it have said that they have read it.
+    With two alternating halves, a process writes one while others may still read the other. It overwrites a half only
+    after its readers have confirmed that they are done.
     """
 
     def __init__(self, transport: SharedMemory, number: int, halves: int) -> None:
@@ -94,20 +94,20 @@ class _Lane(Underway):
         self._rank, size = self._signals.rank, self._signals.size
         self._there, self._read = READY + 1 + 2 * number, READY + 2 + 2 * number  # kinds of signals
         self._memory: list[Tensor] = []  # by process: uint8 [halves * capacity]
-        self._tables: list[np.ndarray] = []  # by process: int64 [2, size, buffers]; messages between two take turns
+        self._tables: list[np.ndarray] = []  # by process: int64 [2, size, buffers]; messages of two processes alternate
         self._capacity = self._buffers = self._half = 0
         self._sent, self._came = [0] * size, [0] * size  # messages to, and from, each process
-        self._to_read: list[dict[int, int]] = [{} for _ in range(halves)]  # process -> which message it has to read
+        self._to_read: list[dict[int, int]] = [{} for _ in range(halves)]  # process -> the message it has to read
         self._expected: Sequence[Expected] = ()
         self._reading: list[int] = []
         self._said: tuple[int, str] = 0, ""
 
     def reserve(self, num_bytes: int, num_buffers: int) -> None:
-        """See `Transport.reserve`; `num_bytes` without what alignment takes."""
+        """See `Transport.reserve`; `num_bytes` excludes alignment."""
         needed, size = num_bytes + num_buffers * ALIGNED, self._signals.size
         if needed > self._capacity or num_buffers > self._buffers:
-            with contextlib.suppress(ConnectionError):  # who waits for somebody that is gone hears of it then
-                self._signals.receive()  # others may be unable to send until we do, and new memory needs all of them
+            with contextlib.suppress(ConnectionError):  # the next wait for a dead process raises
+                self._signals.receive()  # others may be blocked until we receive, and new memory needs all of them
         if needed > self._capacity:
             self._capacity, self._memory = grown(needed), []
             self._memory = Segments([(len(self._to_read) * self._capacity,)] * size, torch.uint8).tensors
@@ -168,11 +168,10 @@ class _Lane(Underway):
 
 
 class SharedMemory(Transport):
-    """Nobody copies more than once: a row that others need is shown once, whatever their number, and read in place; a
-    message is written where its receiver keeps it.
+    """Shared-memory transport with at most one copy: a row for others is published once, for any number of readers, and
+    read in place; a message is written to its receiver's memory.
 
-    Takes memory for the rows that are shown, and for the messages of two rounds. `layout` are the workers of each
-    process.
+    Takes memory for the published rows and for the messages of two rounds. `layout` has the workers of each process.
     """
 
     name: ClassVar[str] = "shared_memory"
@@ -184,7 +183,7 @@ class SharedMemory(Transport):
         self.layout, self.rank = layout, dist.get_rank()
         self.signals = Signals(timeout_s)
         self.others = [p for p in range(len(layout)) if p != self.rank]
-        self._awaited = [0] * len(layout)  # how often each process has had to send a signal so far
+        self._awaited = [0] * len(layout)  # number of signals expected from each process so far
         self._exchanged = _Lane(self, 0, halves=2)
         self._lanes: list[_Lane] = []
         self._relay_rows: list[list[Tensor]] = []  # by process: [2, E_p, W]
@@ -204,7 +203,7 @@ class SharedMemory(Transport):
         note: int = 0,
         what: str = "",
     ) -> Underway:
-        """See `Transport`. In the first lane that is free, the same for all, as all begin in the same order."""
+        """See `Transport`. Uses the first free lane, the same on all processes, as all begin in the same order."""
         lane = next((lane for lane in self._lanes if not lane.busy), None)
         if lane is None:
             if len(self._lanes) + 1 >= _MOST_LANES:
@@ -219,10 +218,10 @@ class SharedMemory(Transport):
         return lane
 
     def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
-        """See `Transport`. The messages of two rounds take turns in the memory.
+        """See `Transport`. The messages of two rounds alternate in the memory.
 
-        A process has read those of the round before last when its messages of the last round arrive: edges have two
-        directions.
+        Edges have two directions, so when a process's messages of the last round arrive, it has read those of the round
+        before.
         """
         halves, turn = self._relay_memory(m)
         return halves[self.rank][turn], [halves[edge.peer][turn][edge.back, : edge.width] for edge in edges]
@@ -236,7 +235,7 @@ class SharedMemory(Transport):
         self._tell(dict(sorted(going.items())), _RELAYED, "messages along the edges")
 
     def total(self, x: Tensor, factor: float) -> Tensor:
-        """See `Transport`: everybody shows its row, adds up its share of the columns, and shows that."""
+        """See `Transport`: each process publishes its row, sums its share of the columns, and publishes that."""
         row, size, what = x.view(-1), len(self.layout), "a sum over all"
         key = row.shape, row.dtype
         if key not in self._totals:
@@ -269,7 +268,7 @@ class SharedMemory(Transport):
         device: torch.device = CPU,
         unchanged: bool = False,
     ) -> list[Tensor]:
-        """See `Transport`. Copied once, whatever the number of those who read it."""
+        """See `Transport`. Copied once, for any number of readers."""
         self._exchanged.release()
         self._exchanged.begin(buffers, expected)
         return self._exchanged.wait()
@@ -283,7 +282,7 @@ class SharedMemory(Transport):
         self.signals.tell_of_something_new()
 
     def spread(self, buffer: Buffer | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
-        """See `Transport`. Without limits all read it where `root` has laid it."""
+        """See `Transport`. Without limits all read it in the memory of `root`."""
         if self.limiter is not None:
             return super().spread(buffer, root, num_bytes, device)
         if buffer is not None:
@@ -293,7 +292,7 @@ class SharedMemory(Transport):
         return self.exchange([], [Expected(root, num_bytes)], device)[0]
 
     def close(self) -> None:
-        """Close the sockets and let go of the memory."""
+        """Close the sockets and release the memory."""
         super().close()
         self.signals.close()
         self._exchanged = _Lane(self, 0, halves=2)
@@ -302,7 +301,7 @@ class SharedMemory(Transport):
         self._totals.clear()
 
     def _tell(self, going: dict[int, int], note: int, what: str) -> None:
-        """Say to processes that so many bytes are there for them, and wait for what they write."""
+        """Signal processes that these bytes are ready for them, and wait for theirs."""
         for peer, num_bytes in going.items():
             self.announce(peer, READY, num_bytes, note)
             self._awaited[peer] += 1
@@ -310,14 +309,14 @@ class SharedMemory(Transport):
             self.signals.wait(peer, READY, self._awaited[peer], note, what)
 
     def announce(self, peer: int, kind: int, num_bytes: int, note: int = 0) -> None:
-        """Send a signal when so many bytes have arrived: at once, unless there are limits."""
+        """Send a signal when the bytes have arrived: at once, unless there are limits."""
         if self.limiter is None:
             self.signals.send(peer, kind, note)
         else:
             self.limiter.later(num_bytes, partial(self.signals.send_from_a_thread, peer, kind, note))
 
     def _relay_memory(self, m: Tensor) -> tuple[list[Tensor], int]:
-        """The memory in one half of which m lies, and the number of the other half; new ones for any other m."""
+        """Return the memory whose one half holds m, and the index of the other half; new memory for any other m."""
         for halves in self._relay_rows:
             for half in (0, 1):
                 if halves[self.rank][half].data_ptr() == m.data_ptr():

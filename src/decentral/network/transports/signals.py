@@ -1,4 +1,4 @@
-"""How the processes of a host tell each other that something is there: bytes on sockets, no barrier, no spinning."""
+"""Signals between the processes of a host: bytes on sockets, without barriers or spinning."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ _SIGNAL_BYTES = 4
 
 NEW = 255
 READY = 1
-"""The kind of signal that says: what you wait for can be read. Other kinds, up to 254, are for their users."""
+"""The kind of signal for "data is readable". Other kinds, up to 254, are defined by users."""
 
 
 class Signals:
-    """One Unix socket between every two processes of the group; to be made by all of them at once.
+    """One Unix socket between every two processes of the group; all create it at once.
 
-    Signals of a kind are counted, so one is never missed and never taken for another's. A process that has died closes
-    its sockets: whoever waits for it hears of that at once.
+    Signals of a kind are counted, so none is missed or confused with another. A dead process closes its sockets, so
+    waiting processes notice at once.
 
-    Raises ConnectionError, when waiting, if the other process is gone; TimeoutError if it sends none in time.
+    Waiting raises ConnectionError if the other process is gone; TimeoutError if it sends no signal in time.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout_s = timeout_s
         self.waited_s = 0.0
-        """How long it has waited for signals of others."""
+        """Time spent waiting for signals, in seconds."""
         self._sockets: dict[int, socket.socket] = {}
         self._come: defaultdict[tuple[int, int], int] = defaultdict(int)  # by process and kind
         self._new = 0
@@ -45,34 +45,32 @@ class Signals:
         self._connect()
 
     def send(self, peer: int, kind: int, note: int = 0) -> None:
-        """Tell `peer`, with a note of 24 bits about what. Whoever waits for one that is gone hears of it then."""
+        """Signal `peer`, with a 24-bit note about what. If `peer` is gone, the next wait for it raises."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:
                 try:
-                    os.write(self._sockets[peer].fileno(), _signal(kind, note))  # `send` would wait for room
+                    os.write(self._sockets[peer].fileno(), _signal(kind, note))  # `send` would block on a full buffer
                     return
-                except (
-                    BlockingIOError
-                ):  # it has some hundred signals of ours to receive; perhaps it cannot send its own
+                except BlockingIOError:  # the peer has many of our signals to receive and may be unable to send
                     if not self.receive(self.timeout_s, room_for=peer):
                         raise self._too_late(peer) from None
 
     def send_from_a_thread(self, peer: int, kind: int, note: int = 0) -> None:
-        """The same from a thread that must not listen, as another one does."""
+        """`send` from a thread that must not receive, as another one does."""
         connection = self._sockets.get(peer)
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile: whoever waits for it hears of that
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile: the next wait raises
             while connection is not None:
                 try:
                     os.write(connection.fileno(), _signal(kind, note))
                     return
                 except BlockingIOError:
                     if not select.select([], [connection], [], self.timeout_s)[1]:
-                        return  # whoever waits for this signal has no more patience either
+                        return  # the receiver's timeout is over, too
 
     def wait(self, peer: int, kind: int, count: int, note: int = 0, what: str = "") -> None:
-        """Until `peer` has sent `count` signals since the group was made, the last one with this note.
+        """Wait until `peer` has sent `count` signals since the group was created, the last one with this note.
 
-        Raises RuntimeError, which speaks of `what`, for another note: the peer is at something else.
+        Raises RuntimeError, which names `what`, for another note: the peer makes a different call.
         """
         if self._come[peer, kind] < count:
             began = time.perf_counter()
@@ -86,7 +84,7 @@ class Signals:
             )
 
     def tell_of_something_new(self) -> None:
-        """To be called by all processes at once, before they do something that they have not done before."""
+        """Announce a new kind of call; all processes call this at once, before it."""
         self._new += 1
         for peer in self._sockets:
             self.send(peer, NEW)
@@ -98,9 +96,9 @@ class Signals:
         self._sockets.clear()
 
     def receive(self, wait_s: float = 0.0, room_for: int | None = None) -> bool:
-        """Count the signals that have come; wait for one, or for room to send one to `room_for`, if there is none.
+        """Count received signals. If there is none, wait for one, or until one can be sent to `room_for`.
 
-        False if nothing happened.
+        Returns False if nothing happened.
         """
         writable = [] if room_for is None else [self._sockets[room_for]]
         ready, room, _ = select.select(list(self._sockets.values()), writable, [], wait_s)
@@ -128,7 +126,7 @@ class Signals:
         return TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for process {peer} of this run")
 
     def _connect(self) -> None:
-        """Everybody listens at an address of the kernel's choice, calls those before it, and hears those after it."""
+        """Listen at an address chosen by the kernel, connect to lower ranks, and accept higher ones."""
         token = secrets.token_bytes(16)
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
             listening.settimeout(self.timeout_s)
@@ -147,7 +145,7 @@ class Signals:
                 self._sockets[peer] = connection
             while len(self._sockets) < self.size - 1:
                 connection, _ = listening.accept()
-                connection.settimeout(_GREETING_S)  # anybody on this host can call; strangers say nothing, or not this
+                connection.settimeout(_GREETING_S)  # anyone on this host can connect; only members send this greeting
                 greeting = b""
                 with contextlib.suppress(OSError):
                     greeting = connection.recv(_GREETING_BYTES, socket.MSG_WAITALL)
@@ -163,5 +161,5 @@ def _signal(kind: int, note: int) -> bytes:
 
 
 def note_of(*what: object) -> int:
-    """A number of 24 bits, not 0, for a signal: other things have another one, but for one in 16 million."""
+    """Return a nonzero 24-bit hash for a signal; collisions have a probability of one in 16 million."""
     return 1 + zlib.crc32(repr(what).encode()) % 0xFFFFFF

@@ -1,4 +1,4 @@
-"""Rows travel point to point over torch.distributed (gloo or nccl)."""
+"""Point-to-point transport over torch.distributed (gloo or nccl)."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from decentral.network.transports.transport import (
 )
 
 _EXCHANGE = -1
-"""The set of buffers of an exchange, beside those of rows."""
-_BUFFER_TAG = 1 << 21  # apart from the tags of rows, and of what windows send
+"""The buffer set of exchanges, besides those of rows."""
+_BUFFER_TAG = 1 << 21  # distinct from the tags of rows and windows
 
 
 class _Posted(Underway):
-    """Sends and receives that have been posted, in one of the transport's sets of buffers."""
+    """Posted sends and receives, in one of the transport's buffer sets."""
 
     def __init__(self, transport: TorchDistributed, slot: int, received: list[Tensor], works: list[Work]) -> None:
         self.transport, self.slot, self.received, self.works = transport, slot, received, works
 
     def wait(self) -> list[Tensor]:
-        """See `Underway`. Waits for the sends too."""
+        """See `Underway`. Also waits for the sends."""
         self.transport.wait(self.works)
         return self.received
 
@@ -44,10 +44,10 @@ class _Posted(Underway):
 
 
 class TorchDistributed(Transport):
-    """In every round all receives are posted first, then all sends, then everything is waited for.
+    """Transport that posts all receives of a round first, then all sends, then waits for everything.
 
-    One message for each row and each process that needs it, or for each cut edge. What is contiguous is sent from where
-    it lies; what comes lands in buffers that are used again in the next round.
+    One message for each row and each process that needs it, or for each cut edge. Contiguous data is sent in place;
+    received data goes to reusable buffers.
     """
 
     name: ClassVar[str] = "torch"
@@ -62,11 +62,11 @@ class TorchDistributed(Transport):
         self._going: list[Work] = []
         self._waited_s = 0.0
         self.busy: set[int] = set()
-        """The numbers of the sets of buffers that rows on their way use."""
+        """The indices of the buffer sets used by rows in flight."""
 
     @property
     def waited_s(self) -> float:
-        """See `Transport`; with the way of the messages, and an all-reduce as a whole."""
+        """See `Transport`; includes message transfer and whole all-reduces."""
         return self._waited_s
 
     def begin(
@@ -85,7 +85,7 @@ class TorchDistributed(Transport):
         return _Posted(self, slot, [message.values for message in receives], self._go(sends, receives))
 
     def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
-        """See `Transport`. The rows that held the messages of the step before last come back as the new ones."""
+        """See `Transport`. Reuses the rows with the messages of the step before last."""
         key = m.shape, m.dtype
         fresh = self._spare.get(key)
         if fresh is None or fresh.data_ptr() == m.data_ptr():
@@ -110,7 +110,7 @@ class TorchDistributed(Transport):
         return x.mul_(factor)
 
     def reserve(self, num_bytes: int, num_buffers: int = 1) -> None:
-        """See `Transport`; everybody looks after its own memory."""
+        """See `Transport`; each process manages its own memory."""
 
     def exchange(
         self,
@@ -119,9 +119,9 @@ class TorchDistributed(Transport):
         device: torch.device = CPU,
         unchanged: bool = False,
     ) -> list[Tensor]:
-        """See `Transport`. A buffer of one part is sent from where it lies, of several from a copy.
+        """See `Transport`. A buffer of one part is sent in place, of several from a copy.
 
-        What came can be read until the next exchange in which something comes.
+        Received data is readable until the next exchange that receives.
         """
         sends, receives = self._messages(_EXCHANGE, buffers, expected, device)
         if unchanged and device.type == "cpu" and all(map(_lies, buffers)):
@@ -140,7 +140,7 @@ class TorchDistributed(Transport):
     def _messages(
         self, slot: int, buffers: Sequence[Buffer], expected: Sequence[Expected], device: torch.device, note: int = 0
     ) -> tuple[list[Message], list[Message]]:
-        """What is sent and received, in this set of buffers where it cannot lie where it is."""
+        """Return the messages to send and receive, in this buffer set unless they can be used in place."""
         packed = [buffer for buffer in buffers if not _lies(buffer)]
         copies = iter(self._cut((slot, "packed"), [buffer.num_bytes for buffer in packed], device))
         spare = iter(self._cut((slot, "came"), [each.num_bytes for each in expected if each.place is None], device))
@@ -157,7 +157,7 @@ class TorchDistributed(Transport):
         return sends, receives
 
     def _cut(self, use: tuple[int, str], lengths: Sequence[int], device: torch.device) -> list[Tensor]:
-        """Places of so many bytes in memory that is used again, and grows when it has to."""
+        """Return tensors of these lengths in reusable, growing memory."""
         total = sum(map(aligned, lengths))
         if use not in self._flat or len(self._flat[use]) < total or self._flat[use].device != device:
             size = grown(total) if use[0] == _EXCHANGE else total  # rows keep their size
@@ -169,7 +169,7 @@ class TorchDistributed(Transport):
         return found
 
     def wait(self, works: Sequence[Work]) -> None:
-        """Until all of them are finished."""
+        """Wait until all of them are finished."""
         began = time.perf_counter()
         wait(works)
         self._waited_s += time.perf_counter() - began
@@ -182,5 +182,5 @@ class TorchDistributed(Transport):
 
 
 def _lies(buffer: Buffer) -> bool:
-    """Whether it can be sent from where it lies."""
+    """Return whether it can be sent in place."""
     return len(buffer.parts) == 1 and buffer.parts[0].is_contiguous()

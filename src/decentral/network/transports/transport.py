@@ -1,4 +1,4 @@
-"""The contract of a transport: rows and messages that cross between processes, in rounds that all take part in."""
+"""The interface of a transport: rows and messages between processes, in rounds that involve all processes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from decentral.network.transports.posting import Limiter, Limits
 
 
 def binomial_tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
-    """The parent of `rank` (None: it is the root), and its children, those with the most below them first.
+    """Return the parent of `rank` (None for the root) and its children, largest subtrees first.
 
-    Counted from the root, the parent of p is p without its lowest binary digit that is one.
+    Relative to the root, the parent of p is p with its lowest set bit cleared.
     """
     place = (rank - root) % size
     lowest = place & -place if place else 1 << (size - 1).bit_length()
@@ -27,39 +27,38 @@ def binomial_tree(rank: int, size: int, root: int) -> tuple[int | None, list[int
 
 CPU = torch.device("cpu")
 ALIGNED = 64
-"""Buffers begin at multiples of so many bytes."""
+"""Alignment of buffers in bytes."""
 
 
 def aligned(num_bytes: int) -> int:
-    """The next place at which a buffer can begin."""
+    """Round up to the alignment of buffers."""
     return -(-num_bytes // ALIGNED) * ALIGNED
 
 
 def grown(num_bytes: int) -> int:
-    """How much memory to take where so much is needed and sizes keep changing: a power of two, so that it is taken
-    seldom, and never more than twice as much."""
+    """Round up to a power of two, for buffers of varying size: reallocation is rare, and memory at most doubles."""
     return 1 << max(12, (num_bytes - 1).bit_length())
 
 
 class CutEdge(NamedTuple):
-    """An edge into a local worker from one of `peer`'s, whose message is `width` numbers in row `row` of m.
+    """An edge into a local worker from a worker of `peer`; its message is `width` numbers in row `row` of m.
 
-    The message that goes back is row `back` of the peer's m.
+    The opposite message is row `back` of the peer's m.
     """
 
     row: int
     peer: int
     back: int
     width: int
-    tag: int  # of the message that comes
-    back_tag: int  # of the message that goes
+    tag: int  # of the incoming message
+    back_tag: int  # of the outgoing message
 
 
 class Buffer(NamedTuple):
-    """Bytes on their way to the processes `peers`: those of `parts`, one after the other.
+    """Bytes to send to the processes `peers`: the concatenated `parts`.
 
-    Parts of wide numbers come first, and where messages are limited the first of `peers` has it first. `number` tells
-    the buffers of a process in an exchange from each other.
+    Parts of wide types come first. With limited bandwidth the first of `peers` receives first. `number` identifies a
+    process's buffer within an exchange.
     """
 
     parts: Sequence[Tensor]
@@ -68,7 +67,7 @@ class Buffer(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """How many there are."""
+        """The number of bytes."""
         return sum(part.nbytes for part in self.parts)
 
     def pack(self, place: Tensor) -> None:
@@ -82,7 +81,7 @@ class Buffer(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """A buffer of so many bytes from process `peer`, which numbers it so; `place`, uint8, may take it up at once."""
+    """An expected buffer from process `peer`, with its size and number; `place`, uint8, may receive it directly."""
 
     peer: int
     num_bytes: int
@@ -91,28 +90,28 @@ class Expected(NamedTuple):
 
 
 class Underway(ABC):
-    """Buffers on their way."""
+    """Buffers in flight."""
 
     @abstractmethod
     def wait(self) -> list[Tensor]:
-        """Those that come, uint8 [num_bytes] each, in the order of `expected`; readable until `release`."""
+        """Return the received buffers, uint8 [num_bytes] each, in the order of `expected`; readable until `release`."""
 
     @abstractmethod
     def release(self) -> None:
-        """They are not needed any more, and what was sent may change."""
+        """Release the received buffers; sent ones may change from now on."""
 
 
 class Transport(ABC):
-    """Every process calls the same methods in the same order. `wire_bytes` and `wire_messages` count what it sends."""
+    """A transport. All processes call the same methods in the same order; `wire_bytes`, `wire_messages` count sends."""
 
     name: ClassVar[str]
-    """For the records: what `network.transport` calls it."""
+    """Its name for `network.transport`, for the run's records."""
 
     limits_totals: ClassVar[bool]
-    """Whether `total`, too, is made of messages that can be limited."""
+    """Whether `total` also consists of messages that can be limited."""
 
     def __init__(self, limits: Limits | None = None) -> None:
-        """`limits` make every message to another process late."""
+        """Create the transport; `limits` delay every message to another process."""
         self.limiter = Limiter(limits) if limits is not None else None
         self.wire_bytes = 0
         self.wire_messages = 0
@@ -120,7 +119,7 @@ class Transport(ABC):
     @property
     @abstractmethod
     def waited_s(self) -> float:
-        """How long this process has had nothing to do but to wait for others, and for what they sent to arrive."""
+        """Return the time this process has waited for others and for their messages, in seconds."""
 
     @abstractmethod
     def begin(
@@ -132,23 +131,23 @@ class Transport(ABC):
         note: int = 0,
         what: str = "",
     ) -> Underway:
-        """Send buffers, which must not change until `Underway.release`; does not wait for those who receive.
+        """Send buffers, which must not change until `Underway.release`, without waiting for the receivers.
 
-        Several may be on their way, which all processes begin in the same order. `room` is how many bytes, and in how
-        many buffers, a process sends at most; `note`, of 24 bits, travels with them and says `what` they are: who is at
-        something else hears of it. Not counted.
+        Several may be in flight; all processes begin them in the same order. `room` is the maximum number of bytes and
+        buffers a process sends; `note`, of 24 bits, is sent along and identifies `what` they are, so that a mismatch
+        between processes is detected. Not counted.
         """
 
     @abstractmethod
     def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
-        """Begin a round of messages: new rows like m for those that will come, and where to write those that go.
+        """Begin a round of messages. Return new rows like m for incoming ones, and where to write outgoing ones.
 
-        None leaves the place to the caller: anywhere in the memory of m, which is donated, or of what is relayed.
+        None leaves the choice to the caller: any memory of m, which is donated, or of the relayed rows.
         """
 
     @abstractmethod
     def deliver(self, edges: Sequence[CutEdge], outgoing: Sequence[Tensor]) -> None:
-        """Send the messages, and wait for those that come: after this the rows that `open` gave are complete."""
+        """Send the messages and wait for incoming ones: afterwards the rows from `open` are complete."""
 
     @abstractmethod
     def total(self, x: Tensor, factor: float) -> Tensor:
@@ -156,7 +155,7 @@ class Transport(ABC):
 
     @abstractmethod
     def reserve(self, num_bytes: int, num_buffers: int = 1) -> None:
-        """From now on no process gives more than that to one `exchange`. All processes say so, and the same."""
+        """Set the maximum that any process passes to one `exchange`. All processes call this with the same values."""
 
     @abstractmethod
     def exchange(
@@ -166,24 +165,24 @@ class Transport(ABC):
         device: torch.device = CPU,
         unchanged: bool = False,
     ) -> list[Tensor]:
-        """Send buffers, and wait for those that come: uint8 [num_bytes] each, in the order of `expected`.
+        """Send buffers and return the received ones: uint8 [num_bytes] each, in the order of `expected`.
 
-        They can be read until the next `exchange` or `done`; they may lie in the places that were offered. Not every
-        process has to take part in it. Not counted. With `unchanged`, nothing of what is sent changes before it has
-        come or `done` has been called, and nobody waits for it here.
+        They are readable until the next `exchange` or `done`, possibly in the offered places. Not every process has to
+        participate. Not counted. With `unchanged`, the caller does not change sent data before it has arrived or `done`
+        is called, so the call does not wait for it.
         """
 
     def done(self) -> None:
-        """What came in the last `exchange` is not needed any more: said by those who take part in no other soon. What
-        was sent `unchanged` may change after this."""
+        """Release the buffers of the last `exchange`; for processes without another one soon. Data sent `unchanged` may
+        change afterwards."""
 
     def tell_of_something_new(self) -> None:
-        """Those who wait for this process in another call than this hear of it, if they can; all processes call it."""
+        """Let processes that wait for this one in another call notice, if possible; all processes call it."""
 
     def spread(self, buffer: Buffer | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
-        """A buffer of so many bytes from process `root`, which alone has it, to all: uint8 [num_bytes]; None there.
+        """Broadcast a buffer from process `root` along a binomial tree. Return uint8 [num_bytes]; None on `root`.
 
-        Along a binomial tree. All processes call this at once, after `reserve`. Counted.
+        All processes call this at once, after `reserve`. Counted.
         """
         parent, children = binomial_tree(dist.get_rank(), dist.get_world_size(), root)
         came = None if parent is None else self.exchange([], [Expected(parent, num_bytes)], device)[0].clone()
@@ -193,11 +192,11 @@ class Transport(ABC):
         return came
 
     def close(self) -> None:
-        """Release what is held, once everything that was sent has arrived."""
+        """Release all resources once everything sent has arrived."""
         if self.limiter is not None:
             self.limiter.close()
 
     def count(self, num_messages: int, num_bytes: int) -> None:
-        """This process sends so many messages that have so many bytes together."""
+        """Count messages of this process and their total bytes."""
         self.wire_messages += num_messages
         self.wire_bytes += num_bytes

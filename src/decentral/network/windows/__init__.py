@@ -1,1 +1,1 @@
-"""One-sided communication: a worker writes into slots of its neighbours, who need not be ready for it."""
+"""One-sided communication: a worker writes into its neighbors' slots without their participation."""

@@ -1,4 +1,4 @@
-"""What processes with a window wait for: locks in shared memory, turns asked for by message, and meetings of all."""
+"""Synchronization of windows: locks in shared memory, locks requested by message, and sums over all processes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LONGEST_NAP_S = 1e-3
 
 
 class ByteLocks:
-    """Lock b is byte b of a file without a name: a POSIX record lock, held by a process and gone when it is.
+    """Lock b is byte b of an unnamed file: a POSIX record lock, released when its process ends.
 
-    To be made by all processes of the group at once. A process may take a lock again that it holds.
+    All processes of the group create it at once. Locks are reentrant within a process.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -34,17 +34,17 @@ class ByteLocks:
         dist.broadcast(place, src=0)
         pid, number = place.tolist()
         self._file = own if own >= 0 else os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-        dist.all_reduce(place)  # nobody goes on, and closes it, before all have it
+        dist.all_reduce(place)  # all have opened the file before any closes it
 
     @contextmanager
     def hold(self, number: int, meaning: str) -> Iterator[None]:
-        """Hold a lock. Raises TimeoutError, which speaks of `meaning`, if it is not free in time."""
+        """Hold a lock. Raises TimeoutError, which names `meaning`, if it is not free in time."""
         began, nap = time.monotonic(), 1e-5
         while not self._held[number]:
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
                 break
-            except (BlockingIOError, PermissionError):  # either may mean: held by somebody
+            except (BlockingIOError, PermissionError):  # either may mean: held by another process
                 if time.monotonic() - began > self.timeout_s:
                     raise TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for {meaning}") from None
             time.sleep(nap)
@@ -58,7 +58,7 @@ class ByteLocks:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, number)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release all locks."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -68,20 +68,20 @@ _NOBODY = -1
 
 
 class Turns:
-    """For each lock, whose turn it is, and what waits for it: nobody who asks is made to stand still.
+    """Non-blocking locks: the holder of each lock, and the callbacks queued for it.
 
-    So a thread that carries out what other processes ask for by message never waits for one of them.
+    A thread that serves other processes' requests never waits for one of them.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._held: dict[int, list[int]] = {}  # lock -> [who, how often]
+        self._held: dict[int, list[int]] = {}  # lock -> [holder, count]
         self._waiting: defaultdict[int, deque[tuple[int, Callable[[], object], bool]]] = defaultdict(deque)
 
     def ask(self, lock: int, who: int, then: Callable[[], object], keep: bool) -> None:
-        """Call `then` when it is the turn of process `who`: now, or later, in the thread that ends the turn before.
+        """Call `then` once process `who` gets the lock: now, or later in the thread that releases it.
 
-        The turn lasts until `give_back` if it is to be kept, else until `then` returns. Who keeps one need not wait.
+        With `keep` the lock is held until `give_back`, else until `then` returns. The holder itself need not wait.
         """
         with self._guard:
             held = self._held.setdefault(lock, [who if keep else _NOBODY, 0])
@@ -94,7 +94,7 @@ class Turns:
             self._end(lock)
 
     def give_back(self, lock: int, who: int) -> None:
-        """End a turn that was to be kept; or if it has not come yet, ask for it no more."""
+        """Release a kept lock, or withdraw the request if it is still queued."""
         with self._guard:
             if self.holder(lock) != who:
                 waiting = self._waiting[lock]
@@ -103,12 +103,12 @@ class Turns:
         self._end(lock)
 
     def holder(self, lock: int) -> int:
-        """The process that keeps a turn, or -1."""
+        """Return the process that keeps the lock, or -1."""
         held = self._held.get(lock)
         return _NOBODY if held is None else held[0]
 
     def _end(self, lock: int) -> None:
-        """End a turn, and carry out what has waited for that."""
+        """Release a lock, and run the callbacks queued for it."""
         while True:
             with self._guard:
                 self._held[lock][1] -= 1
@@ -130,10 +130,10 @@ _MILLISECONDS = re.compile(r"(\d+) ?ms\b")
 
 
 class Meeting:
-    """Sums over all processes, over gloo; to be made by all of them at once.
+    """Sums over all processes, over gloo; all create it at once.
 
-    Raises, from all that it does: TimeoutError if a process does not come within `timeout_s`, ConnectionError if one is
-    gone. There can be no other meeting with the same `timeout_s` after that.
+    All methods raise TimeoutError if a process does not arrive within `timeout_s`, ConnectionError if one is gone.
+    Afterwards no other meeting with the same `timeout_s` is possible.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -142,7 +142,7 @@ class Meeting:
             gloo_group(self._timeout)
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over processes of a tensor on the CPU, in place; waits for all of them."""
+        """Sum a CPU tensor over processes, in place; waits for all of them."""
         with in_time():
             dist.all_reduce(value, group=gloo_group(self._timeout))
         return value
@@ -150,7 +150,7 @@ class Meeting:
 
 @contextmanager
 def in_time() -> Iterator[None]:
-    """What torch.distributed says of processes that do not come, or are gone, as an error of one sentence."""
+    """Convert torch.distributed errors about late or lost processes to one-sentence errors."""
     try:
         yield
     except RuntimeError as error:
@@ -160,8 +160,8 @@ def in_time() -> Iterator[None]:
 
 
 def in_words(error: Exception) -> Exception:
-    """TimeoutError or ConnectionError for what torch.distributed says of processes that are late or gone, else the
-    error itself."""
+    """Return TimeoutError or ConnectionError for a torch.distributed error about late or lost processes, else the error
+    itself."""
     text = str(error)
     if not isinstance(error, RuntimeError | FileNotFoundError) or not _OF_OTHERS.search(text):
         return error
@@ -176,9 +176,9 @@ _made: WeakKeyDictionary[object, WeakValueDictionary[timedelta, dist.ProcessGrou
 
 
 def gloo_group(timeout: timedelta) -> dist.ProcessGroup:
-    """A gloo group of all processes with this timeout: the same one for all who ask.
+    """Return the gloo group of all processes with this timeout, the same for all callers.
 
-    Nothing here keeps it: when torch.distributed lets go of it, its threads have to end before the interpreter does.
+    No reference is kept here: when torch.distributed drops it, its threads must end before the interpreter does.
     """
     groups = _made.setdefault(dist.group.WORLD, WeakValueDictionary())
     if (known := groups.get(timeout)) is not None:

@@ -1,7 +1,7 @@
-"""The windows there are, which of them a group of processes gets, and push-sum by them.
+"""Implementations of windows, their selection for a group of processes, and push-sum on top of them.
 
-In one process, or in memory that the processes of a host share, all slots can be addressed. Across hosts each process
-carries out what others ask for by message.
+In one process, or in shared memory of one host, all slots are addressable. Across hosts each process serves the
+requests of others, sent as messages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from decentral.topology.rounds import Rounds
 
 
 class OneProcessWindow(Window):
-    """All workers in this process, on any device: nothing has to be locked."""
+    """All workers in this process, on any device, without locks."""
 
     def __init__(self, edges: Edges, t: Tensor, zero_init: bool = True) -> None:
         """t is [n, P]."""
@@ -41,10 +41,10 @@ class OneProcessWindow(Window):
 
 
 class SharedMemoryWindow(Window):
-    """The processes of one Linux host, with rows on the CPU; to be made by all of them at once.
+    """A window for the processes of one Linux host, with rows on the CPU; all create it at once.
 
-    Wait-free: a share is added where its receiver will look for it, whatever the receiver does. A process that dies
-    takes its locks with it, but leaves a slot half written if it died in the middle.
+    Wait-free: a sender adds a share to the receiver's slot regardless of what the receiver does. A dying process
+    releases its locks, but may leave a slot half written.
     """
 
     def __init__(
@@ -76,23 +76,23 @@ class SharedMemoryWindow(Window):
 
 
 class Kind(IntEnum):
-    """What a message asks for. Its `number` tells answers apart."""
+    """The request of a message. Its `number` matches replies to requests."""
 
-    put = 0  # into the slot of the worker that sends at the one that gets it, with p as the value
+    put = 0  # write the sender's slot at the receiver, with p as the value
     accumulate = 1
-    ask = 2  # for the row of the worker that gets it, times the value
+    ask = 2  # request the receiver's row, times the value
     answer = 3  # the row, with p as the value
-    lock = 4  # the slot of a worker at the one that gets it
+    lock = 4  # lock a worker's slot at the receiver
     unlock = 5
-    reached = 6  # has what was sent before this arrived?
-    done = 7  # what was asked for (a lock, an arrival) has happened
-    taken = 8  # the slot of the worker that gets it has been emptied by the one that sends
+    reached = 6  # have all earlier messages arrived?
+    done = 7  # the request (a lock, an arrival) is complete
+    taken = 8  # the sender has emptied the receiver's slot
 
 
 class MessageWindow(Window):
-    """Any processes with an initialised group, rows on any device; to be made by all of them at once.
+    """A window for any processes with an initialized group, rows on any device; all create it at once.
 
-    A put or an accumulation is on its way when the call returns. Messages are staged on the CPU.
+    A put or an accumulation is in flight when the call returns. Messages are staged on the CPU.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class MessageWindow(Window):
         self._meeting = Meeting(timeout_s)
         self._turns = Turns()
         self._tokens = count()
-        self._open: set[int] = set()  # what has been asked for, and not answered
-        self._occupied: set[int] = set()  # the slots elsewhere that have been written, and not taken since
+        self._open: set[int] = set()  # pending requests
+        self._occupied: set[int] = set()  # remote slots that were written and not taken since
         self._begin(t, zero_init)
         self._mailbox = Mailbox(layout, timeout_s, opens=False)
         self._answered = self._mailbox.condition()
@@ -184,24 +184,24 @@ class MessageWindow(Window):
         draft.release()
 
     def _token(self) -> int:
-        """The number of something that is asked for."""
+        """Return the number of a new request."""
         token = next(self._tokens)
         self._open.add(token)
         return token
 
     def _close(self, token: int) -> None:
-        """It has happened."""
+        """Mark a request as complete."""
         with self._answered:
             self._open.discard(token)
             self._answered.notify_all()
 
     def _wait(self, token: int, whom: Callable[[], str], process: int | None = None) -> None:
-        """Until it has happened."""
+        """Wait until the request is complete."""
         with self._answered:
             self._mailbox.wait(self._answered, lambda: token not in self._open, whom, process)
 
     def _handle(self, message: Message) -> None:
-        """Carry out a message from another process, in the thread that receives."""
+        """Handle a message from another process, in the receiving thread."""
         kind, owner, sender, who = message.kind, message.destination, message.source, message.process
         if kind == Kind.done:
             self._close(message.number)
@@ -222,11 +222,11 @@ class MessageWindow(Window):
             self._turns.ask(self.edges.lock(owner, sender), who, lambda: self._write(message), keep=False)
 
     def _done(self, message: Message) -> None:
-        """Say that what a process asked for has happened."""
+        """Report that a process's request is complete."""
         self._mailbox.send(self.workers.start, self.layout[message.process].start, Kind.done, message.number)
 
     def _write(self, message: Message) -> None:
-        """Put into, or add to, a slot what has come."""
+        """Write or add the received row to a slot."""
         assert message.rows is not None
         place, row = self._place(message.destination, message.source), message.rows.to(self.t.device)
         write = self._memory.accumulate if message.kind == Kind.accumulate else self._memory.put
@@ -239,9 +239,9 @@ class MessageWindow(Window):
 def open_window(
     settings: NetworkSettings, edges: Edges, layout: Sequence[range], t: Tensor, zero_init: bool = True
 ) -> Window:
-    """The window that `network.transport` asks for; all processes of the group call this at once.
+    """Open the window that `network.transport` selects; all processes of the group call this at once.
 
-    `layout` are the workers of each process, t [k, P] the rows of the local ones. Raises what `shares_memory` raises.
+    `layout` has the workers of each process, t [k, P] the rows of the local ones. Raises what `shares_memory` raises.
     """
     if len(layout) == 1:
         return OneProcessWindow(edges, t, zero_init)
@@ -250,10 +250,10 @@ def open_window(
 
 
 class Pushes:
-    """Shares of rows [k, P] and of their weights p [k, d] that wait for their receivers; see `Network.push`.
+    """Shares in flight of rows [k, P] and their weights p [k, d]; see `Network.push`.
 
-    To be made by all processes at once. With d = 1 the rows that a call returns lie in the window: given to the next
-    call, they need not be copied.
+    All processes create it at once. With d = 1 returned rows are in the window's memory: passed to the next call, they
+    need no copy.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class Pushes:
         x: Tensor,
         note: Callable[[int, int, str, list[int]], object] | None = None,
     ) -> None:
-        """`layout` are the workers of each process; x [k, P] are rows like those that will come."""
+        """Open the windows; `layout` has the workers of each process, x [k, P] are example rows."""
         self.pieces = rounds.slices(x.shape[-1])
         self.windows = [
             open_window(settings, _edges(rounds, h), layout, x[:, piece]) for h, piece in enumerate(self.pieces)
@@ -274,9 +274,9 @@ class Pushes:
                 window.note = partial(note, h)
 
     def push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
-        """Leave the shares of the local workers with their receivers, then take what has been left for them.
+        """Push the shares of the local workers, then collect the shares that arrived for them.
 
-        A share whose receiver has not taken the one before stays with its sender.
+        A sender keeps a share while the receiver has not taken the previous one.
         """
         if "columns" not in shares.memo:
             columns = [_columns(W, window.workers) for W, window in zip(shares.pieces, self.windows, strict=True)]
@@ -290,25 +290,25 @@ class Pushes:
         return self._fetch(x)
 
     def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Take all that is on its way, together with the other processes. Raises what `Window.drain` raises."""
+        """Deliver everything in flight, together with the other processes. Raises what `Window.drain` raises."""
         self._bring(x, p)
         for window in self.windows:
             window.drain()
         return self._fetch(x)
 
     def close(self) -> None:
-        """Let go of the windows."""
+        """Close the windows."""
         for window in self.windows:
             window.close()
 
     @property
     def wire_bytes(self) -> int:
-        """What this process has sent to others."""
+        """The bytes that this process has sent to others."""
         return sum(window.wire_bytes for window in self.windows)
 
     @property
     def wire_messages(self) -> int:
-        """In how many messages."""
+        """The number of messages that this process has sent."""
         return sum(window.wire_messages for window in self.windows)
 
     def _bring(self, x: Tensor, p: Tensor) -> None:
@@ -327,12 +327,12 @@ class Pushes:
 
 
 def _edges(rounds: Rounds, piece: int) -> Edges:
-    """Wherever something is sent in some round."""
+    """Return the edges that carry messages in any round."""
     return Edges.of(union(rounds.num_workers, (rounds.mixing(r)[piece].graph for r in range(rounds.period))))
 
 
 def _columns(W: MixingMatrix, senders: Iterable[int]) -> dict[int, tuple[dict[int, float], float]]:
-    """For each of these senders j, the shares W_ij of its receivers i, and what it keeps."""
+    """Return, for each of these senders j, the shares W_ij of its receivers i, and its own share."""
     order = np.argsort(W.src, kind="stable")
     src, receivers, weights = W.src[order], W.dst[order], W.weight[order]
     columns = {}

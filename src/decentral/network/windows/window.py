@@ -1,4 +1,4 @@
-"""Windows: rows with slots that neighbours write into, at any time and without being waited for."""
+"""Windows: rows with slots that neighbors write into at any time, without synchronization."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from decentral.topology.graph import Graph
 
 
 class Edges:
-    """The directed edges sender -> owner of a graph, each with a slot at its owner.
+    """The directed edges sender -> owner of a graph, each with a slot in its owner's memory.
 
     Slots are numbered by (owner, sender), so that those of consecutive owners are consecutive.
     """
 
     def __init__(self, num_workers: int, edges: Iterable[tuple[int, int]]) -> None:
-        """`edges` are pairs (sender, owner) of different workers."""
+        """Create them from pairs (sender, owner) of distinct workers."""
         self.num_workers = num_workers
         self.slots = sorted({(owner, sender) for sender, owner in edges})
         assert all(owner != sender and {owner, sender} <= set(range(num_workers)) for owner, sender in self.slots)
         self._number = {slot: number for number, slot in enumerate(self.slots)}
         self.senders: list[list[int]] = [[] for _ in range(num_workers)]
-        """Of each worker the in-neighbours."""
+        """The in-neighbors of each worker."""
         self.receivers: list[list[int]] = [[] for _ in range(num_workers)]
-        """Of each worker the out-neighbours."""
+        """The out-neighbors of each worker."""
         for owner, sender in self.slots:
             self.senders[owner].append(sender)
             self.receivers[sender].append(owner)
 
     @classmethod
     def of(cls, graph: Graph) -> Edges:
-        """Those of a graph."""
+        """Return the edges of a graph."""
         return cls(graph.num_workers, zip(graph.src.tolist(), graph.dst.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def number(self, owner: int, sender: int) -> int:
-        """The number of a slot.
+        """Return the number of a slot.
 
         Raises:
             ConfigError: there is no such edge.
@@ -57,7 +57,7 @@ class Edges:
         return self._number[owner, sender]
 
     def lock(self, owner: int, sender: int) -> int:
-        """The number of a lock: that of a slot, or where both are the same, after those of all slots, of a row.
+        """Return the number of a lock: that of a slot, or, if owner = sender, that of a row (numbered after all slots).
 
         Raises:
             ConfigError: there is no such edge, or no such worker.
@@ -69,11 +69,11 @@ class Edges:
         return len(self) + owner
 
     def locked(self, owner: int, sender: int) -> str:
-        """What such a lock guards, in words."""
+        """Describe what this lock guards."""
         return f"the row of worker {owner}" if owner == sender else f"the slot of worker {sender} at worker {owner}"
 
     def of_owners(self, owners: range) -> range:
-        """The numbers of the slots of consecutive owners."""
+        """Return the numbers of the slots of consecutive owners."""
         before = sum(len(self.senders[i]) for i in range(owners.start))
         return range(before, before + sum(len(self.senders[i]) for i in owners))
 
@@ -85,8 +85,8 @@ EMPTY, FULL = 0, 1
 class Memory:
     """Registered rows t_i with their weights p_i, and slots with theirs; k workers, E slots.
 
-    A slot that is marked empty counts as zero, whatever lies in it: to reset it is to mark it, and the first
-    accumulation writes instead of adding.
+    A slot marked empty counts as zero, regardless of its content: a reset only marks it, and the first accumulation
+    writes instead of adding.
     """
 
     rows: Tensor  # [k + E, P]: t_i, then slots
@@ -96,15 +96,15 @@ class Memory:
 
     @classmethod
     def plain(cls, num_workers: int, num_slots: int, like: Tensor) -> Memory:
-        """Memory that no other process sees, for rows like `like` [..., P]."""
+        """Return private memory for rows like `like` [..., P]."""
         rows = like.new_empty(num_workers + num_slots, like.shape[-1])
         weights = torch.empty(len(rows), dtype=torch.float64)
         return cls(rows, weights, torch.empty(num_slots, 2, dtype=torch.int64), num_workers)
 
     def begin(self, t: Tensor, owners: list[int] | None) -> None:
-        """Register t [k, P] with p = 1. All slots are empty, or else hold a copy of what their owner has registered.
+        """Register t [k, P] with p = 1. Slots start empty, or as a copy of their owner's row.
 
-        `owners` are the local numbers of the owners of the slots, None for empty slots.
+        `owners` has the local index of each slot's owner; None for empty slots.
         """
         self.t.copy_(t)
         self.weights.zero_()
@@ -116,7 +116,7 @@ class Memory:
 
     @property
     def t(self) -> Tensor:
-        """The registered rows [k, P]."""
+        """Registered rows [k, P]."""
         return self.rows[: self.num_workers]
 
     @property
@@ -125,11 +125,11 @@ class Memory:
         return self.weights[: self.num_workers]
 
     def version(self, place: int) -> int:
-        """How often a slot was written since the last update."""
+        """Return the number of writes to a slot since the last update."""
         return int(self.marks[place, 0])
 
     def is_empty(self, place: int) -> bool:
-        """Whether a slot is zero."""
+        """Return whether a slot is empty."""
         return int(self.marks[place, 1]) == EMPTY
 
     def put(self, place: int, row: Tensor, p: float, weight: float) -> None:
@@ -153,7 +153,7 @@ class Memory:
             self.p[worker] *= weight
 
     def take(self, worker: int, place: int, weight: float, reset: bool) -> None:
-        """(t, p) += weight * slot, for a local worker; the slot has been seen, and is empty after a reset."""
+        """(t, p) += weight * slot, for a local worker; resets the slot's version, and with `reset` empties it."""
         if not self.is_empty(place):
             self.t[worker].add_(self.rows[self.num_workers + place], alpha=weight)
             self.p[worker] += weight * self.weights[self.num_workers + place]
@@ -167,36 +167,36 @@ class Memory:
 
 
 LEAST_P = 1e-3
-"""A push-sum weight below this gives an alarm: x / p divides what is mostly rounding."""
+"""A push-sum weight below this raises an alarm: x / p is dominated by rounding."""
 
 _TOLERANCE = 1e-9
 
 
 class LostMass(RuntimeError):
-    """The push-sum weights of all workers and slots do not add up to what they were at first."""
+    """The push-sum weights of all workers and slots no longer have their initial sum."""
 
 
 class SmallWeight(RuntimeWarning):
-    """The push-sum weight of a worker is so small that x / p means little."""
+    """A worker's push-sum weight is too small for a meaningful x / p."""
 
 
 class Window:
     """A row t_i [P] with a number p_i for each of n workers, and for each directed edge j -> i a slot at worker i.
 
-    p_i is a float64 that starts at 1 and undergoes whatever t_i undergoes, so that t_i / p_i is the push-sum estimate;
-    a slot is a row with its p as well. Worker i may be hosted by any process; a process calls the operations of its own
-    workers, from one thread. None of them waits for a call of another process, only for the lock of a slot, which is
-    held while a row is written or read. An accumulation and a collection of one slot lose nothing and count nothing
+    p_i is a float64 that starts at 1 and receives the same operations as t_i, so that t_i / p_i is the push-sum
+    estimate; a slot is a row with its p as well. Any process may host worker i; a process calls the operations of its
+    own workers, from one thread. They never wait for a call of another process, only for the lock of a slot, which is
+    held while a row is written or read. Concurrent accumulation and collection of a slot lose nothing and count nothing
     twice.
 
-    A version is the number of writes into a slot since its last `update`. Locks: `mutex(i, j)` is that of the slot of
-    edge j -> i, `mutex(i, i)` that of t_i. Whoever wants both takes slots in ascending order of j, then the row.
+    A version is the number of writes into a slot since its last `update`. Locks: `mutex(i, j)` guards the slot of edge
+    j -> i, `mutex(i, i)` guards t_i. Lock order: slots in ascending order of j, then the row.
 
-    This one has the memory of all processes, and writes and reads there itself; alone, it needs no locks.
+    This implementation maps the memory of all processes and accesses it directly; a single process needs no locks.
     """
 
     def __init__(self, edges: Edges, layout: Sequence[range], rank: int, memories: Mapping[int, Memory]) -> None:
-        """`layout` are the workers of each process, `memories` theirs as far as they are needed; this is `rank`."""
+        """Create the window of `rank`; `layout` has the workers of each process, `memories` the needed memories."""
         self.edges, self.layout, self.rank = edges, layout, rank
         self.workers = layout[rank]
         self.wire_bytes = 0
@@ -205,12 +205,12 @@ class Window:
         self._first_slots = [edges.of_owners(workers).start for workers in layout]
         self._process = [process for process, workers in enumerate(layout) for _ in workers]
         self.note: Callable[[int, str, list[int]], object] | None = None
-        """Called with a local worker, push, and whom it gave a share; or a worker, take, and whose shares it took."""
+        """Called with (worker, push, receivers of its shares) or (worker, take, senders of the taken shares)."""
         self._mass = float("nan")
         self._alarmed = False
 
     def _begin(self, t: Tensor, zero_init: bool) -> None:
-        """Register t [k, P]; when this returns, all processes have."""
+        """Register t [k, P]; returns once all processes have done so."""
         owners = [i - self.workers.start for i in self.workers for _ in self.edges.senders[i]]
         self._memory.begin(t, None if zero_init else owners)
         self._mass = float(self.edges.num_workers + (0 if zero_init else len(self.edges)))
@@ -218,7 +218,7 @@ class Window:
 
     @property
     def t(self) -> Tensor:
-        """The registered rows of the local workers [k, P]: theirs to change while no `get` can come."""
+        """The registered rows of the local workers [k, P]; they may change while no `get` can arrive."""
         return self._memory.t
 
     @property
@@ -229,20 +229,20 @@ class Window:
     # -- operations of worker j, on slots elsewhere --------------------------------------------------------------------
 
     def put(self, sender: int, weights: Mapping[int, float], self_weight: float = 1.0) -> None:
-        """slot_ij := w_i (t_j, p_j) for every out-neighbour i in `weights`; then (t_j, p_j) *= self_weight."""
+        """slot_ij := w_i (t_j, p_j) for every out-neighbor i in `weights`; then (t_j, p_j) *= self_weight."""
         self._write_all(sender, weights, self_weight, add=False)
 
     def accumulate(self, sender: int, weights: Mapping[int, float], self_weight: float = 1.0) -> None:
-        """slot_ij += w_i (t_j, p_j) for every out-neighbour i in `weights`; then (t_j, p_j) *= self_weight.
+        """slot_ij += w_i (t_j, p_j) for every out-neighbor i in `weights`; then (t_j, p_j) *= self_weight.
 
-        Where the weights and self_weight add up to one, no mass is made or lost.
+        If the weights and self_weight sum to one, mass is conserved.
         """
         self._write_all(sender, weights, self_weight, add=True)
 
     def push(self, sender: int, weights: Mapping[int, float], self_weight: float) -> None:
-        """`accumulate`, but a share whose receiver has not taken the one before stays with its sender.
+        """`accumulate`, but a sender keeps a share while the receiver has not taken the previous one.
 
-        So nobody gives away all it has to those who are slower or have stopped.
+        So no worker gives all its mass to slower or stopped ones.
         """
         welcome = {i: weight for i, weight in weights.items() if self.vacant(i, sender)}
         kept = sum(weight for i, weight in weights.items() if i not in welcome)
@@ -251,7 +251,7 @@ class Window:
             self.note(sender, "push", list(welcome))
 
     def get(self, owner: int, weights: Mapping[int, float]) -> None:
-        """slot_ij := w_j (t_j, p_j) for every in-neighbour j in `weights`: worker i reads what j has registered."""
+        """slot_ij := w_j (t_j, p_j) for every in-neighbor j in `weights`: worker i reads j's registered row."""
         for sender in weights:
             self.edges.number(owner, sender)
         for sender, weight in weights.items():
@@ -269,9 +269,9 @@ class Window:
     # -- operations of worker i, on its own slots ----------------------------------------------------------------------
 
     def update(self, owner: int, weights: Mapping[int, float], self_weight: float, reset: bool = False) -> None:
-        """(t_i, p_i) := self_weight (t_i, p_i) + sum_j w_j slot_ij over the in-neighbours j in `weights`.
+        """(t_i, p_i) := self_weight (t_i, p_i) + sum_j w_j slot_ij over the in-neighbors j in `weights`.
 
-        The versions of these slots go back to zero, and with `reset` the slots too.
+        Resets the versions of these slots to zero, and with `reset` the slots, too.
         """
         places = {sender: self._place(owner, sender) for sender in sorted(weights)}
         own = owner - self.workers.start
@@ -286,7 +286,7 @@ class Window:
                 self._taken(owner, sender)
 
     def collect(self, owner: int) -> None:
-        """(t_i, p_i) += sum_j slot_ij, slot_ij := 0: takes what is there by now."""
+        """(t_i, p_i) += sum_j slot_ij, slot_ij := 0: takes everything that has arrived."""
         waiting = [j for j in self.edges.senders[owner] if not self._memory.is_empty(self._place(owner, j))]
         if waiting:
             self.update(owner, dict.fromkeys(waiting, 1.0), 1.0, reset=True)
@@ -295,35 +295,35 @@ class Window:
         self._watch(owner)
 
     def versions(self, owner: int) -> dict[int, int]:
-        """In-neighbour j -> how often slot_ij was written since the last update."""
+        """Return in-neighbor j -> the number of writes to slot_ij since the last update."""
         return {j: self._memory.version(self._place(owner, j)) for j in self.edges.senders[owner]}
 
     def vacant(self, owner: int, sender: int) -> bool:
-        """Whether the slot of a local sender is empty, as far as this process has heard."""
+        """Return whether a local sender's slot is empty, as far as this process knows."""
         return self._memories[self._process[owner]].is_empty(self._place(owner, sender))
 
     def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
-        """Hold slot_{owner,sender}, or t_owner where both are the same: others wait. May be nested."""
+        """Lock slot_{owner,sender}, or t_owner if both are equal; others wait. Reentrant."""
         self.edges.lock(owner, sender)
         return nullcontext()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def fence(self) -> None:
-        """Wait for all processes: what any of them has written before is there when this returns."""
+        """Wait for all processes; all their earlier writes are visible on return."""
         self._flush()
         self.barrier()
 
     def drain(self) -> None:
-        """Bring home what is on its way; to be called by all processes at once, when they have stopped pushing.
+        """Deliver everything in flight; all processes call this at once, after they stopped pushing.
 
-        Waits for all of them, collects for every worker, and checks that no mass was lost. After this all slots are
+        Waits for all of them, collects for every worker, and checks that no mass was lost. Afterwards all slots are
         empty.
 
         Raises:
-            LostMass: the sum of all p is not that of the beginning (n for empty slots) up to 1e-9: something died
-                while it wrote, or other operations were used than accumulate, with weights that add up to one, and
-                collect.
+            LostMass: the sum of all p differs from the initial one (n for empty slots) by more than 1e-9: a process
+                died while writing, or operations other than collect and accumulate with weights that sum to one were
+                used.
         """
         self.fence()
         for owner in self.workers:
@@ -341,12 +341,12 @@ class Window:
         self._total(torch.zeros((), dtype=torch.float64))
 
     def close(self) -> None:
-        """Let go of what is held; nobody uses the window afterwards."""
+        """Release all resources; the window must not be used afterwards."""
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
     def _deliver(self, owner: int, sender: int, weight: float, add: bool) -> None:
-        """Write weight (t_j, p_j) of a local worker into its slot at `owner`, or add it there."""
+        """Write weight (t_j, p_j) of a local worker to its slot at `owner`, or add it."""
         own, peer = sender - self.workers.start, self._process[owner]
         with self.mutex(owner, sender):
             write = self._memories[peer].accumulate if add else self._memories[peer].put
@@ -355,7 +355,7 @@ class Window:
             self._count(self.t[own])
 
     def _fetch(self, owner: int, sender: int, weight: float) -> None:
-        """Write weight (t_j, p_j) into the slot of a local owner."""
+        """Write weight (t_j, p_j) to the slot of a local owner."""
         peer = self._process[sender]
         memory, at = self._memories[peer], sender - self.layout[peer].start
         with self.mutex(owner, sender), self.mutex(sender, sender):
@@ -364,21 +364,21 @@ class Window:
             self._count(memory.t[at])
 
     def _taken(self, owner: int, sender: int) -> None:
-        """A slot of a local owner has been emptied."""
+        """Handle the emptying of a local owner's slot."""
 
     def _flush(self) -> None:
-        """Wait until what this process has written is where it belongs."""
+        """Wait until all writes of this process have arrived."""
 
     def _total(self, value: Tensor) -> Tensor:
-        """The sum over processes of a float64 on the CPU; waits for all of them."""
+        """Return the sum of a CPU float64 over processes; waits for all of them."""
         return value
 
     def _place(self, owner: int, sender: int) -> int:
-        """Where a slot lies in the memory of its owner's process."""
+        """Return the index of a slot in the memory of its owner's process."""
         return self.edges.number(owner, sender) - self._first_slots[self._process[owner]]
 
     def _count(self, row: Tensor) -> None:
-        """A row with its p has left this process."""
+        """Count a row with its p that left this process."""
         self.wire_bytes += row.numel() * row.element_size() + 8
         self.wire_messages += 1
 

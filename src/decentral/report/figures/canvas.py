@@ -205,7 +205,7 @@ def _columns_of(entries: Sequence[Artist], width: float, sizes: Sizes) -> tuple[
 
 
 def colours(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
-    """(panel, line) -> the colour in which `draw` draws it."""
+    """(panel, line) -> the color in which `draw` draws it."""
     return {key: look.colour for key, look in _looks(figure, lines).items()}
 
 
@@ -358,7 +358,7 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
 
 
 def _apart(places: list[float], log: bool) -> list[float]:
-    """Those that are far enough from the next one to be labelled, from the last one on."""
+    """Those that are far enough from the next one to be labeled, from the last one on."""
     at = [math.log(max(place, 1e-300)) if log else place for place in places]
     kept: list[int] = []
     for number in reversed(range(len(places))):

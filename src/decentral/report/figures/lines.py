@@ -205,7 +205,7 @@ class ThreeAxes(LineFigure):
 
 
 def _tell(ax: Axes, words: list[tuple[str, str]], below: bool, size: float) -> None:
-    """Words in colours, below each other, in the lower right corner or the upper one."""
+    """Words in colors, below each other, in the lower right corner or the upper one."""
     for number, (text, colour) in enumerate(reversed(words) if below else words):
         away = 3 + 1.35 * size * number
         ax.annotate(

@@ -1,4 +1,4 @@
-"""Where which line is the best, over two numeric labels: a coloured map with named regions."""
+"""Where which line is the best, over two numeric labels: a colored map with named regions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LEVELS = (1.1, 1.25, 1.5, 2, 3, 5, 8, 12, 20, 50, 100)
 _DARK = 0.55
-"""Colours that are darker than this have white letters on them."""
+"""Colors that are darker than this have white letters on them."""
 _LEAST_NAMED = 0.03
 """Share of a map that a region needs to have its name on it."""
 
@@ -45,7 +45,7 @@ class Region(NamedTuple):
 
 @dataclass
 class Map(StudyFigure):
-    """values.csv: at every place (x, y), of which line the mean over seeds is the best; a colour for each line.
+    """values.csv: at every place (x, y), of which line the mean over seeds is the best; a color for each line.
 
     Places at which the second is nearly as good are pale. Contours: how many times as good the best is as another line.
 
@@ -115,7 +115,7 @@ class Map(StudyFigure):
         return Region(x, y, keys, np.where(known, cost.argmin(axis=0), -1), second / least, gain)
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """A panel for each value of `panels`, beside each other; below them what the colours are."""
+        """A panel for each value of `panels`, beside each other; below them what the colors are."""
         regions = self.regions(results, lines)
         plain = [line._replace(key=line.key[:-1]) for line in lines]
         colours = {key: colour for (_, key), colour in canvas.colours(self, plain).items()}
@@ -196,7 +196,7 @@ class Map(StudyFigure):
                 )
 
     def _legend(self, regions: dict[str, Region], colours: dict[tuple[str, ...], str]) -> list[Artist]:
-        """A colour for everyone who is the best somewhere."""
+        """A color for everyone who is the best somewhere."""
         from matplotlib.patches import Patch
 
         keys = dict.fromkeys(key for region in regions.values() for key in region.keys)

@@ -158,7 +158,7 @@ class Strip(StudyFigure):
 @dataclass
 class GroupsFigure(StudyFigure):
     """curves.csv: a row for each value of the label `groups`. On the left the workers from left to right, versions from
-    above, a colour for each group; on the right who calls whom when worker 1 sets a version off."""
+    above, a color for each group; on the right who calls whom when worker 1 sets a version off."""
 
     name: str = "groups"
 

@@ -1,4 +1,4 @@
-"""How methods compare over many problems: performance profiles, and factors behind the best as a coloured table."""
+"""How methods compare over many problems: performance profiles, and factors behind the best as a colored table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Profile(StudyFigure):
     """values.csv: rho(tau), the share of problems in which the median over seeds is at most tau times that of the best.
 
     A line begins, at 1, with the share of problems in which the method is the best, and ends with the share in which it
-    gets to the target at all (Dolan & More, 2002). Those of the highest mean rank have colours, and all have their
+    gets to the target at all (Dolan & More, 2002). Those of the highest mean rank have colors, and all have their
     name where they end.
 
     problem    label that distinguishes problems
@@ -54,7 +54,7 @@ class Profile(StudyFigure):
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """One panel, logarithmic in tau; names to the right, apart from each other."""
-        # the first lines have the colours of their methods, two of a colour different dashes; the others are grey
+        # the first lines have the colors of their methods, two of a color different dashes; the others are gray
         small, known, colours, dashed = output.small, canvas.colours(self, lines), dict[Any, str](), dict[Any, Any]()
         for number, line in enumerate(lines):
             colour = known["", line.key] if number < self.coloured else style.GREY
@@ -92,7 +92,7 @@ class Profile(StudyFigure):
 
 
 def _apart(heights: list[float], gap: float) -> list[float]:
-    """The heights of labels, moved until two neighbours are `gap` apart, in the same order, around where they were."""
+    """The heights of labels, moved until two neighbors are `gap` apart, in the same order, around where they were."""
     order = sorted(range(len(heights)), key=lambda one: (heights[one], -one))
     groups: list[tuple[list[int], float]] = []  # labels that touch each other, and their middle
     for one in order:

@@ -89,7 +89,7 @@ class PowersOfTwo(Rule):
     times: float = setting(1.0, above=0)
 
     def wanted(self, tried: Scores, start: float) -> list[float]:
-        """The first three, then the neighbours of the best."""
+        """The first three, then the neighbors of the best."""
         if not tried:
             return [self.times * rate for rate in (start / self.factor, start, start * self.factor)]
         if len(tried) >= self.at_most:
@@ -101,7 +101,7 @@ class PowersOfTwo(Rule):
         return unknown[: self.at_most - len(tried)]
 
     def chosen(self, tried: Scores) -> Choice | None:
-        """The best; at the edge if a neighbour of it was not tried."""
+        """The best; at the edge if a neighbor of it was not tried."""
         best = best_of(tried)
         if best is None:
             return None

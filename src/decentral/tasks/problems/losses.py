@@ -63,7 +63,7 @@ class OwnLoss:
 
 
 def losses(name: str, label_smoothing: float, num_classes: int) -> tuple[Loss, Loss, str]:
-    """What is minimised, the same for tests, and its unit."""
+    """What is minimized, the same for tests, and its unit."""
     if name == "cross_entropy":
         smoothed = partial(F.cross_entropy, label_smoothing=label_smoothing) if label_smoothing else F.cross_entropy
         return smoothed, F.cross_entropy, "nats"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from decentral.tasks.rl import RL
 
 _SCALED_BY = 2048
-"""Frames of the random policy that observations are standardised by."""
+"""Frames of the random policy that observations are standardized by."""
 _TESTS_KEPT = 4
 
 
@@ -134,7 +134,7 @@ class PolicyOptimisation(Problem):
         return torch.cat([statistics[..., :-3] / episodes[..., None], (frames / workers)[..., None]], dim=-1)
 
     def save_tables(self, directory: Path) -> None:
-        """partition.csv: the kinds of scenes of the workers; observations.csv: how observations are standardised."""
+        """partition.csv: the kinds of scenes of the workers; observations.csv: how observations are standardized."""
         from decentral.store.files import csv_text, write_text
 
         counts = class_counts(self.labels, self.indices, int(self.labels.max()) + 1)

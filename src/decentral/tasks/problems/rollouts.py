@@ -74,7 +74,7 @@ def likeliest(outputs: Tensor, continuous: bool) -> Tensor:
 def advantages(
     rewards: Tensor, values: Tensor, ended: Tensor, last_value: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
-    """Generalised advantage estimates [..., T, E] (Schulman et al., ICLR 2016), from the last step to the first:
+    """Generalized advantage estimates [..., T, E] (Schulman et al., ICLR 2016), from the last step to the first:
 
         delta_t = r_t + gamma (1 - d_t) V_{t+1} - V_t;    A_t = delta_t + gamma lambda (1 - d_t) A_{t+1}
 
@@ -121,11 +121,11 @@ class PPOLoss:
 
 
 _EPSILON = 1e-8
-_MOST = 10.0  # of what is normalised
+_MOST = 10.0  # of what is normalized
 
 
 class Scale(NamedTuple):
-    """How observations are standardised."""
+    """How observations are standardized."""
 
     mean: np.ndarray  # [*shape]
     std: np.ndarray  # [*shape]
@@ -156,7 +156,7 @@ class Rollouts:
         dtype: torch.dtype,
         normalises: bool,
     ) -> None:
-        """memory: numbers that a policy remembers; 0: batches are single frames. normalises: the rewards."""
+        """memory: numbers that a policy remembers; 0: batches are single frames. normalizes: the rewards."""
         self.running, self.task, self.workers, self.seed, self.dtype = running, task, workers, seed, dtype
         self.batch_size, self.remembers, self.continuous, self.normalises = (
             batch_size,
@@ -241,7 +241,7 @@ class Rollouts:
         return inputs, targets
 
     def observe(self, places: Sequence[int]) -> Tensor:
-        """What these workers see [r, E, *shape], standardised."""
+        """What these workers see [r, E, *shape], standardized."""
         seen = self.running.observe(places)
         return torch.from_numpy(seen if self.scale is None else self.scale(seen))
 

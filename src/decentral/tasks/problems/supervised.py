@@ -43,7 +43,7 @@ _COPIED_BYTES = 1 << 30  # of models at a time, for tests of which nothing may s
 class Supervised(Problem):
     """Per-worker gradients at models that are views of the rows, computed as `execution` says.
 
-    A subclass says what is minimised (`loss`), and what is counted of test examples (`add_statistics`, `finish`).
+    A subclass says what is minimized (`loss`), and what is counted of test examples (`add_statistics`, `finish`).
 
     What a step draws are inputs and targets [k, B, ...]; or, where workers have batches of different shapes, lists of
     k: then inputs[j] is what a module takes as its argument, a tensor or a tuple of them.

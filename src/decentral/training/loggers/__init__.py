@@ -1,4 +1,4 @@
-"""Where metrics are shown besides the run directory, which stays the only record that counts."""
+"""Loggers: additional displays of metrics; the run directory remains the authoritative record."""
 
 from decentral.training.loggers.logger import Guarded, Logger, Sink
 

@@ -1,4 +1,4 @@
-"""The contract of a logger, and the guard that keeps its troubles away from the run."""
+"""The interface of a logger, and a guard that isolates its failures from the run."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MAX_WAITING = 10_000
 
 
 class Sink:
-    """Somewhere that metrics go; this one swallows everything."""
+    """A destination of metrics; this one discards everything."""
 
     place = ""
-    """Where a user finds them: a folder, an address or a command."""
+    """Where a user finds the metrics: a folder, an address or a command."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Show these values at this step; steps do not decrease."""
 
     def close(self, status: str) -> None:
-        """Finish, saying what has become of the run (a `store.Status`)."""
+        """Finish with the run's final status (a `store.Status`)."""
 
 
 class Logger(Settings, ABC, where="logger"):
-    """A choice of `logger=...`. Its components are dataclasses; what they open may be slow and may fail.
+    """A choice of `logger=...`. Its components are dataclasses; the sinks they open may be slow and may fail.
 
     every_worker   also log the metrics of every worker, as in test/accuracy/worker3: a field of loggers that support it
     """
@@ -57,7 +57,7 @@ class NoLogger(Logger):
         """Always possible."""
 
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
-        """A sink that swallows everything."""
+        """Return a sink that discards everything."""
         return Sink()
 
 
@@ -67,11 +67,10 @@ def require(package: str, key: str, install: str) -> None:
 
 
 class Guarded(Sink):
-    """A sink that can neither fail, nor hang, nor slow down the run that uses it.
+    """A sink that can neither fail, nor hang, nor slow down its run.
 
-    The logger is opened and fed by a thread of its own; `log` only puts the values in a queue. The first exception, or
-    a queue that overflows, gives a warning of one line on stderr, and from then on nothing is logged. `close` waits for
-    what is still in the queue, but not for longer than `close_timeout_s`.
+    A separate thread opens and feeds the logger; `log` only enqueues the values. The first exception or queue overflow
+    prints a one-line warning on stderr and ends logging. `close` waits for the queue, at most `close_timeout_s`.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class Guarded(Sink):
         self._thread.start()
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Hand the values over; takes microseconds."""
+        """Enqueue the values; takes microseconds."""
         if self.failed:
             return
         try:
@@ -103,7 +102,7 @@ class Guarded(Sink):
             self._give_up("it is too slow")
 
     def close(self, status: str) -> None:
-        """Wait, for a limited time, until everything is logged."""
+        """Wait, up to the timeout, until everything is logged."""
         if self.failed:
             return
         try:
@@ -125,7 +124,7 @@ class Guarded(Sink):
                     sink.close(item)
                     return
                 sink.log(*item)
-        except BaseException as error:  # in this thread, KeyboardInterrupt is not the user's either
+        except BaseException as error:  # including KeyboardInterrupt, which is not the user's in this thread
             self._give_up(one_line(error))
 
     def _give_up(self, reason: str) -> None:
@@ -136,10 +135,10 @@ class Guarded(Sink):
 
 
 def warn(name: str, text: str) -> None:
-    """One line on stderr; even that must not fail the run."""
+    """Print one line on stderr; even this must not fail the run."""
     console.warn(f"logger={name} {text}")
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of what an exception says."""
+    """Return the first line of an exception's message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

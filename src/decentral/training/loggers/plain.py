@@ -1,4 +1,4 @@
-"""Loggers from a class of a module of one's own: logger=mymodule:Name."""
+"""Loggers from a user's class: logger=mymodule:Name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from decentral.registry.signature import Plain, component_from, taken
 from decentral.training.loggers.logger import Logger, Sink
 
 GIVEN = ("run_id", "config", "directory")
-"""What the class is told of the run, where a parameter has this name."""
+"""Arguments passed to the class if it has a parameter of this name."""
 
 
 class PlainLogger(Plain, Logger):
-    """A class whose objects have `log(step, values)` and maybe `close(status)` and `place`, where a user finds what is
-    logged; its parameters are the settings.
+    """A class whose objects have `log(step, values)` and optionally `close(status)` and `place`, where a user finds the
+    logs; its parameters are the settings.
 
-    It is told the run's `run_id`, `config` (a dict) and `directory` (a Path), where it has such parameters.
+    It receives the run's `run_id`, `config` (a dict) and `directory` (a Path) if it has such parameters.
     """
 
     def check(self) -> None:
@@ -27,7 +27,7 @@ class PlainLogger(Plain, Logger):
             raise ConfigError(f"logger={self.name} has no method log(step, values): define it.")
 
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
-        """An object of the class, or what the function returns."""
+        """Return an object of the class, or the function's result."""
         known = dict(zip(GIVEN, (run_id, config, directory), strict=True))
         return _Calls(self.target()(**self.settings(), **taken(self.target(), known)))
 
@@ -46,5 +46,5 @@ class _Calls(Sink):
 
 @cache
 def plain(name: str) -> type:
-    """The logger for `module:Name`. Raises ConfigError if there is no such thing."""
+    """Return the logger for `module:Name`. Raises ConfigError if it does not exist."""
     return component_from("training.loggers", name, PlainLogger, GIVEN)

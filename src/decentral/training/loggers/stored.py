@@ -1,5 +1,5 @@
-"""What a logger gets of a run: as it goes, or of what it has recorded before, since a finished run is not run again for
-the sake of its logger."""
+"""The values that a logger gets: during a run, or later from the stored metrics, since a finished run is not repeated
+for a logger."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ FILE = "logged.json"
 
 
 def shown(config: Config, rows: Sequence[dict[str, Any]], steps_per_epoch: float) -> dict[str, float]:
-    """What a logger gets of the metrics after a step: 'split/metric/worst', so for mean and averaged, and for each
-    worker if it wants them; the learning rate of that step, the mean of the workers' where they have their own; the
-    epoch and the bytes."""
+    """Return the logged values after a step: 'split/metric/worst', likewise for mean and averaged, and per worker if
+    requested; the learning rate of that step (the workers' mean if they differ); the epoch and the bytes."""
     step, each = rows[0]["step"], config.logger.every_worker
     values: dict[str, float] = {axis: float(rows[0][axis]) for axis in ("epoch", "bytes_sent") if axis in rows[0]}
     for row in rows:
@@ -40,7 +39,7 @@ def shown(config: Config, rows: Sequence[dict[str, Any]], steps_per_epoch: float
 
 
 def log_stored(config: Config, directory: Path) -> str:
-    """Give the stored metrics of a finished run to `logger`, unless it has had them; a sentence on that, '' without a
+    """Send the stored metrics of a finished run to `logger`, unless it has them; return a sentence, '' without a
     logger."""
     name = config.logger.name
     if name == "none":
@@ -61,8 +60,8 @@ def log_stored(config: Config, directory: Path) -> str:
 
 
 def remember(config: Config, directory: Path, place: str, whole: bool = True) -> None:
-    """Note where the logger has the metrics of the run, and whether all of them; a folder that cannot be written is
-    left as it is."""
+    """Record where the logger has the metrics of the run, and whether all of them; a read-only folder is left
+    unchanged."""
     if config.logger.name == "none":
         return
     known = [one for one in _logged(directory) if one != _settings(config)]
@@ -77,6 +76,6 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def _logged(directory: Path) -> list[dict[str, Any]]:
-    """The settings of the loggers that have all metrics of the run."""
+    """Return the settings of the loggers that have all metrics of the run."""
     found = (read_json(directory / FILE) or {}).get("loggers")
     return [{"every_worker": False} | one for one in found or [] if isinstance(one, dict)]

@@ -17,7 +17,7 @@ _FLUSH_S = 10
 
 @dataclass
 class TensorBoard(Logger):
-    """TensorBoard event files in the run directory; look at them with `tensorboard --logdir results/runs`."""
+    """TensorBoard event files in the run directory; view them with `tensorboard --logdir results/runs`."""
 
     name: str = "tensorboard"
     every_worker: bool = False

@@ -12,9 +12,9 @@ from decentral.training.loggers.logger import Logger, Sink, require
 
 @dataclass
 class Trackio(Logger):
-    """Trackio: all runs of a project beside each other, on this machine; look at them with `trackio show`.
+    """Trackio: all runs of a project side by side, on this machine; view them with `trackio show`.
 
-    They are in a database of Trackio's, in the folder TRACKIO_DIR if that is set, else where Hugging Face caches.
+    They are in Trackio's database, in the folder TRACKIO_DIR if that is set, else in Hugging Face's cache.
     """
 
     name: str = "trackio"
@@ -27,7 +27,7 @@ class Trackio(Logger):
         require("trackio", self.name, "pip install 'decentral[trackio]'")
 
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
-        """Start a run in the project, or go on with it."""
+        """Start or resume a run in the project."""
         trackio = importlib.import_module("trackio")
         run = trackio.init(
             project=self.project, name=run_id, group=self.group, config=config, resume="allow", embed=False

@@ -1,7 +1,7 @@
 """Weights & Biases.
 
-Facts that shape this file (wandb 0.31): without a key it asks on a terminal and waits for ever, so `mode` is always
-passed and a key is looked for first; an unreachable server takes it 10 s to notice; a full disk it does not notice.
+Constraints (wandb 0.31): without a key it prompts on a terminal and waits forever, so `mode` is always passed and a key
+is looked up first; it takes 10 s to notice an unreachable server; it does not notice a full disk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FINISH_TIMEOUT_S = 25.0  # below the time that a run waits for its logger
 
 
 class Mode(Enum):
-    """Where Weights & Biases writes to."""
+    """The destination of Weights & Biases."""
 
     offline = "offline"
     online = "online"
@@ -30,9 +30,9 @@ class Mode(Enum):
 
 @dataclass
 class WeightsAndBiases(Logger):
-    """Weights & Biases; offline unless `logger.mode=online`, then later sent with `wandb sync`.
+    """Weights & Biases; offline unless `logger.mode=online`; upload offline runs with `wandb sync`.
 
-    It never asks for anything. Online without a key (WANDB_API_KEY or `wandb login`) or without a connection becomes
+    It never prompts. Online without a key (WANDB_API_KEY or `wandb login`) or without a connection falls back to
     offline, with a warning. Raises ConfigError for a project name or a tag that the server would refuse.
     """
 
@@ -60,7 +60,7 @@ class WeightsAndBiases(Logger):
             require("wandb", self.name, "pip install wandb")
 
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
-        """Start a run in `directory/wandb`, and on the server if asked for and possible."""
+        """Start a run in `directory/wandb`, and on the server if requested and possible."""
         if self.mode is Mode.disabled:
             return Sink()
         os.environ["WANDB_SILENT"] = "true"  # its setting `silent` alone comes too late for the login
