@@ -1,1 +1,1 @@
-"""What a run is told: its schema, its composition and validation, its identity."""
+"""The configuration of a run: schema, composition, validation and identity."""

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a configuration before anything is started; nothing here imports torch."""
+"""Checks of a configuration before a run starts; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _ROUNDS_LOOKED_AT = 256
 
 
 def resolve(config: Config) -> Config:
-    """The same run with nothing left open that the task decides. Checks what needs no torch.
+    """Return the configuration with all task defaults resolved. Checks everything that does not need torch.
 
-    Raises ConfigError for anything that cannot work: a topology that does not exist for so many workers or does not
-    suit the algorithm, data that is missing or cannot be split over the workers, a model that is too large for the
-    images, ...
+    Raises ConfigError for an impossible run: a topology that does not exist for the number of workers or does not
+    satisfy the algorithm's needs, data that is missing or cannot be split over the workers, a model that is too large
+    for the images, ...
     """
     every_epochs, every_s = config.evaluation.every_epochs, config.evaluation.every_simulated_s
     if every_epochs is not None and every_s is not None:
@@ -104,7 +104,7 @@ def resolve(config: Config) -> Config:
 
 
 def _with_events(config: Config) -> Config:
-    """As many steps as there are given events, unless fewer are asked for. Raises ConfigError where a clock decides."""
+    """Set the number of steps to that of the given events, unless smaller. Raises ConfigError if a clock decides."""
     assert config.num_workers is not None
     algo = config.algo
     events = algo.given_events(config.num_workers) if isinstance(algo, AsynchronousAlgorithm) else []
@@ -254,7 +254,7 @@ def _check_adversaries(config: Config) -> None:
 
 
 def _check_going_by_itself(availability: Any, algo: str) -> None:
-    """Raise ConfigError for absences of which free-running workers make nothing."""
+    """Raise ConfigError for absences that free-running workers do not support."""
     if not availability.in_seconds:
         raise ConfigError(
             f"availability={availability.name} is defined in steps, but algo={algo} is asynchronous and has no common "
@@ -336,7 +336,7 @@ def _check_precision_of_tests(config: Config) -> None:
 
 
 def _check_limits(config: Config) -> None:
-    """Raise ConfigError for messages between processes that are limited where there are none, or nobody waits."""
+    """Raise ConfigError for limited messages between processes if there are none, or if no worker waits for them."""
     if config.processes == "1" or config.simulate is Simulate.timeline or is_virtual(config):
         config.network.check_several(1)
     check_probes(config, several=config.processes != "1")
@@ -348,7 +348,7 @@ def _check_limits(config: Config) -> None:
 
 
 def check_probes(config: Config, several: bool) -> None:
-    """Raise ConfigError for a network that is to be measured where there is none, or where nobody waits.
+    """Raise ConfigError for a network measurement without a network, or if no worker waits for messages.
 
     several   whether there may be several processes
     """
@@ -369,7 +369,7 @@ def check_probes(config: Config, several: bool) -> None:
 
 
 def check_time(config: Config) -> None:
-    """Raise ConfigError for what asks for simulated time where there is none, or for steps where there are none."""
+    """Raise ConfigError for settings that need simulated time, or synchronous steps, if there are none."""
     if config.simulate is Simulate.timeline:
         _check_timeline(config)
     if isinstance(config.cluster, VirtualCluster) and config.num_workers is not None:
@@ -414,8 +414,8 @@ def check_time(config: Config) -> None:
 
 
 def _check_cluster(config: Config, cluster: VirtualCluster, n: int) -> None:
-    """Raise ConfigError for times that are measured where a run begins, if nothing is trained in one process; for links
-    that change where there are no steps that all take, or no epochs."""
+    """Raise ConfigError for times to measure at the start, unless one process trains; and for changing links without
+    synchronous steps or epochs."""
     times = cluster.gradient_times(n, config.seed)
     if times.passes and not (is_virtual(config) and config.simulate is Simulate.training):
         times.seconds(0, 1)
@@ -466,8 +466,8 @@ def _check_timeline(config: Config) -> None:
 
 
 def has_clock(config: Config) -> bool:
-    """Whether a run has simulated time: a cluster is described, and who does what when does not depend on the pace of
-    processes."""
+    """Return whether a run has simulated time: it has a virtual cluster, and its order of events does not depend on the
+    pace of processes."""
     return isinstance(config.cluster, VirtualCluster) and (is_virtual(config) or not config.algo.asynchronous)
 
 
@@ -561,7 +561,7 @@ def check_compressed_rounds(
     rounds: Callable[[], Rounds],
     topology: str,
 ) -> None:
-    """Raise ConfigError if compressed messages between neighbors cannot go the way that is asked for."""
+    """Raise ConfigError if the configured rounds do not support compressed messages between neighbors."""
     if not algo.uses_topology or Need.tree in algo.needs:
         return  # what is relayed over trees is encoded piece by piece; `check_communication` says the rest
     if communication != Communication():

@@ -36,11 +36,11 @@ _Finished = TypeVar("_Finished")
 
 
 def compose(overrides: Sequence[str], config_dir: str | None = None, made: Mapping[str, Any] | None = None) -> Config:
-    """The configuration for these `key=value` overrides, resolved and checked.
+    """Return the configuration for these `key=value` overrides, resolved and checked.
 
-    `config_dir` holds choices beside ours: `experiment/mine.yaml` in it is experiment=mine.
-    `made` are components that exist already, by their group, in the place of what is chosen.
-    Raises ConfigError, with one sentence, for anything that is wrong with it.
+    `config_dir` has additional choices: `experiment/mine.yaml` in it is experiment=mine.
+    `made` has existing components by group, which replace the choices.
+    Raises ConfigError, with one sentence, for an invalid configuration.
     """
     found = _accepted(compose_each([overrides], config_dir, made)[0])
     words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
@@ -57,7 +57,7 @@ def compose_all(commands: Sequence[Sequence[str]], config_dir: str | None = None
 def compose_each(
     commands: Sequence[Sequence[str]], config_dir: str | None = None, made: Mapping[str, Any] | None = None
 ) -> list[Config | ConfigError]:
-    """The same, with what is wrong with a list in the place of its configuration."""
+    """Return the configuration of each list of overrides, or its ConfigError."""
     return _of_each(commands, config_dir, partial(to_config, made=made))
 
 
@@ -75,7 +75,7 @@ def _accepted(found: _Finished | ConfigError) -> _Finished:
 def _of_each(
     commands: Sequence[Sequence[str]], config_dir: str | None, finish: Callable[[Any], _Finished]
 ) -> list[_Finished | ConfigError]:
-    """What `finish` makes of the composed dictionary of each of the commands, or what is wrong with it."""
+    """Apply `finish` to the composed dictionary of each command; return its result or ConfigError."""
     folders = folders_of(config_dir)
     known = _ours if config_dir is None else {}
     finished: list[_Finished | ConfigError] = []
@@ -92,12 +92,12 @@ def _of_each(
 
 
 _ours: dict[tuple[Any, ...], Any] = {}
-"""What has been made in this process of choices that are all ours."""
+"""Cached compositions of built-in choices in this process."""
 
 
 def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tuple[Any, ...], Any]) -> Any:
-    """What is usual, what is chosen in each group, what the experiment says, and the other overrides, one over the
-    other. What has been made of the choices is kept in `known`."""
+    """Merge the defaults, the choice in each group, the experiment, and the other overrides, in this order. `known`
+    caches compositions of choices."""
     parsed = [parsed_override(override) for override in overrides]
     chosen = {
         one.key_or_group: str(one.value()) for one in parsed if one.key_or_group in CHOICES and one.value() is not None
@@ -123,7 +123,7 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
 
 
 def _layers(group: str, name: str, folders: Sequence[Path]) -> Iterator[Any]:
-    """What a choice is made of, one over the other: the fields of its component, and what its file sets."""
+    """Yield the layers of a choice: the fields of its component, and the values in its file."""
     file = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
     if file is None:
         yield _fields(group, name, folders)
@@ -139,7 +139,7 @@ def _layers(group: str, name: str, folders: Sequence[Path]) -> Iterator[Any]:
 
 
 def _fields(group: str, name: str, folders: Sequence[Path]) -> Any:
-    """The fields of a component with their types. Raises ConfigError for one of one's own that has others."""
+    """Return the typed fields of a component. Raises ConfigError for unsupported types in a user's component."""
     cls = component(GROUPS[group], name)
     if cls is None:
         raise ConfigError(f"{group}={name} does not exist.{suggest(name, options(group, folders))}")
@@ -154,7 +154,7 @@ def _fields(group: str, name: str, folders: Sequence[Path]) -> Any:
 
 @contextmanager
 def explained(overrides: Sequence[str]) -> Iterator[None]:
-    """What OmegaConf raises becomes a ConfigError."""
+    """Convert exceptions of OmegaConf to ConfigError."""
     try:
         yield
     except RecursionError:

@@ -1,4 +1,4 @@
-"""What a run's computation depends on, and the name and place that follow from it."""
+"""The identity of a run: everything its computation depends on, and the resulting ID and directory."""
 
 from __future__ import annotations
 
@@ -36,17 +36,16 @@ _KEYS = (
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What the computation depends on. The rest (paths, logger, device, number of processes) is left out.
+    """Return everything the computation depends on, without paths, logger, device and number of processes.
 
-    A component of one's own counts with its source, and settings of it that name files by what is in them. Groups that
-    the task or the algorithm does not use are left out too, and with them keys with metadata `group`.
-    A field with metadata `content` is a path and counts by what lies there, which for a folder may be `files_digest` of
-    the component; one with metadata `volatile` does not count. One with metadata `older` is younger than results that
-    people have: it counts unless it has this value, which is what runs did before the field was there, or one of
-    `the_same`, which make no other run. An algorithm whose formula is another one than it was says so by its
-    `revision`.
-    A field with metadata `when` counts as its default where that attribute of the same component is false or empty: it
-    is not looked at then. So do the rate and the optimizer for an algorithm that only averages samples.
+    A user's component counts with its source, and its settings that name files by their content. Groups that the task
+    or the algorithm does not use are omitted, with the keys that have metadata `group`.
+    A field with metadata `content` is a path and counts by its content, which for a folder may be the component's
+    `files_digest`; one with metadata `volatile` does not count. A field with metadata `older` was added after results
+    existed: it counts unless it has this value, the behavior before the field, or one of the equivalent values
+    `the_same`. An algorithm with a changed formula has a new `revision`.
+    A field with metadata `when` counts as its default if that attribute of the same component is false or empty, as it
+    is unused then. So do the rate and the optimizer for an algorithm that only averages samples.
     """
     if config.algo.needs_samples:
         defaults = {"optim": component("optim", "sgd"), "schedule": component("lr_schedules", "constant")}
@@ -58,8 +57,8 @@ def identity(config: Config) -> dict[str, Any]:
         known["communication"] = component_identity(config.communication)
     evaluation = component_identity(config.evaluation)
     every = evaluation.pop("every_epochs")
-    known["eval_every_epochs"] = 1.0 if every is None else every  # called so since ids were first given, as are these
-    if every == 1 and config.task.eval_every_epochs is None:  # null counts as this, since it once was each step
+    known["eval_every_epochs"] = 1.0 if every is None else every  # the original name in IDs, as for these
+    if every == 1 and config.task.eval_every_epochs is None:  # null counts as this, since it used to mean every step
         evaluation["every_step"] = True
     batch_size = evaluation.pop("batch_size")
     if "data" in config.task.uses:
@@ -89,7 +88,7 @@ def identity(config: Config) -> dict[str, Any]:
     )
     if (revision := config.algo.revision(revision_of)) > 1:
         known["revision"] = revision
-    if config.algo.asynchronous:  # what comes out depends on the pace of the processes
+    if config.algo.asynchronous:  # results depend on the pace of the processes
         known["processes"] = f"torchrun {place().size}" if under_torchrun() else config.processes
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
@@ -110,13 +109,13 @@ def run_id(config: Config) -> str:
 
 
 def run_directory(config: Config) -> Path:
-    """Where this run lives: `run_dir`, or `results_dir`/runs/<id>."""
+    """Return the directory of this run: `run_dir`, or `results_dir`/runs/<id>."""
     chosen = Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
     return at_home(chosen)
 
 
 def init_directory(config: Config) -> Path:
-    """Where the run is that `init` names: a directory, or the id of a run in `results_dir`."""
+    """Return the directory of the run in `init`: a directory, or the ID of a run in `results_dir`."""
     assert config.init is not None
     path = at_home(config.init)
     return path if os.path.isdir(path) else at_home(config.results_dir) / "runs" / config.init
@@ -143,7 +142,7 @@ def component_identity(component: Any) -> dict[str, Any]:
 
 
 def _value_identity(f: dataclasses.Field[Any], value: Any) -> Any:
-    """What counts of a field's value: of a path the bytes of a file, or the names and bytes of all files below."""
+    """Return the identity of a field's value: for a path, the file's bytes, or names and bytes of all files below."""
     if dataclasses.is_dataclass(value):
         return component_identity(value)
     if not (f.metadata.get("content") and value):

@@ -1,4 +1,4 @@
-"""What is wrong with a command line, in one sentence with the nearest right name."""
+"""Errors in a command line, in one sentence with the closest valid name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from decentral.registry.signature import Plain, further
 from decentral.settings import documented
 
 CHOICES = ("experiment", *GROUPS)
-"""What is chosen by the name of a file in a folder of conf/."""
+"""Groups whose values are file names in a folder of conf/."""
 
 _KEYS = tuple(f.name for f in dataclasses.fields(Config))
 
@@ -35,9 +35,9 @@ def options(group: str, folders: Sequence[Path]) -> list[str]:
 
 
 def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = False) -> list[str]:
-    """The overrides without a leading '+', which has no meaning here, if all keys and options in them exist.
+    """Return the overrides without a leading '+', which has no meaning here, if all keys and options exist.
 
-    Hydra would notice too, but not say what was meant. `several` allows several values for a key, as in lr=0.1,0.2.
+    Hydra would also notice, but without suggestions. `several` allows several values for a key, as in lr=0.1,0.2.
     Raises ConfigError.
     """
     from hydra.errors import HydraException
@@ -77,7 +77,7 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
     return plain
 
 
-@lru_cache(maxsize=4096)  # a study says the same of many runs, and the grammar takes a millisecond
+@lru_cache(maxsize=4096)  # runs of a study share overrides, and the grammar takes a millisecond
 def parsed_override(override: str) -> Any:
     """`key=value` as Hydra reads it. Raises HydraException."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -124,7 +124,7 @@ def literal(text: str, interpolated: bool = True) -> str:
 
 
 def _quoted(override: str) -> str:
-    """How a shell takes `key=value` where the value is to be read as it is."""
+    """Quote `key=value` for a shell, with a literal value."""
     key, _, text = override.partition("=")
     return f"in two pairs of quotes, as in {shlex.quote(f'{key}={literal(text)}')}"
 
@@ -190,16 +190,16 @@ def _choice(group: str, said: Mapping[str, str], known: Mapping[str, str]) -> st
 
 
 def read_choice(file: Path) -> tuple[Any, list[Any]]:
-    """What the file of a choice or an experiment sets, and its defaults. Raises ConfigError."""
+    """Read the values in the file of a choice or an experiment, and its defaults. Raises ConfigError."""
     from omegaconf import OmegaConf
 
     read_mapping(file)
-    values: Any = OmegaConf.load(file)  # reads 1e-3 as a number, too
+    values: Any = OmegaConf.load(file)  # also reads 1e-3 as a number
     return values, list(values.pop("defaults", None) or [])
 
 
 def read_experiment(name: str, folders: Sequence[Path]) -> tuple[dict[str, str], list[Any]]:
-    """Group -> choice, and what else is set, by an experiment and those that it builds on. Raises ConfigError."""
+    """Return group -> choice and all other values of an experiment and its bases. Raises ConfigError."""
     file = next((path for f in folders if (path := f / "experiment" / f"{name}.yaml").is_file()), None)
     if file is None:
         raise ConfigError(f"experiment={name} does not exist.{suggest(name, options('experiment', folders))}")
@@ -257,12 +257,11 @@ _OTHER_WORDS = {
     "dropout_of_messages": "network.drop_probability",
     "packet_loss": "network.drop_probability",
 }
-"""What the field calls settings that have another name here."""
+"""The field's terms for settings with other names here."""
 
 
 def places() -> dict[str, list[str]]:
-    """Last part of a setting, or another word for it -> the settings, as they are written: momentum ->
-    ['optim.momentum']."""
+    """Return last part of a setting, or a synonym -> the full settings: momentum -> ['optim.momentum']."""
     found: dict[str, dict[str, None]] = {word: {key: None} for word, key in _OTHER_WORDS.items()}
     found |= {key: {key: None} for key in (*_KEYS, "experiment") if key not in NODES}
     owners = {group: components(package).values() for group, package in GROUPS.items()}

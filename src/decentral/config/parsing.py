@@ -32,7 +32,7 @@ def conf_directory() -> Path:
 
 
 def folders_of(config_dir: str | None) -> list[Path]:
-    """Where choices are looked for: ours, then the user's. From now on, components in the user's folder are found, too.
+    """Return the folders of choices: built-in, then the user's. Also registers components in the user's folder.
 
     Raises ConfigError if the path is not a folder, or if a file in it is not valid YAML.
     """
@@ -105,9 +105,9 @@ def check_yaml(path: Path) -> None:
 
 
 def _written_out(node: Any, known: dict[int, float]) -> float:
-    """How many values a node holds with all that its aliases stand for."""
+    """Return the number of values of a node with all aliases expanded."""
     if id(node) not in known:
-        known[id(node)] = math.inf  # what holds itself
+        known[id(node)] = math.inf  # a node that contains itself
         inside = node.value if isinstance(getattr(node, "value", None), list) else []
         parts = [part for each in inside for part in (each if isinstance(each, tuple) else (each,))]
         known[id(node)] = 1 + sum(_written_out(part, known) for part in parts)
@@ -136,9 +136,9 @@ def build(cls: type, values: Any, where: str) -> Any:
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the type `hint`: str, bool, int, float, enum (by name), literal, list, dict, dataclass or a union.
+    """Convert `value` to the type `hint`: str, bool, int, float, enum (by name), literal, list, dict, dataclass, union.
 
-    What is an instance of a dataclass or an enum already stays what it is. Raises ConfigError where it does not fit.
+    Instances of dataclasses and enums are unchanged. Raises ConfigError if the value does not fit.
     """
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
@@ -171,7 +171,7 @@ def member(choices: type[Enum], name: Any, where: str) -> Enum:
 
 
 def _plain(hint: type, value: Any) -> Any:
-    """A bool, number or text; None if it is none. YAML reads 1e-6 as text, and workers' numbers as numbers."""
+    """Convert to bool, number or text; None if impossible. YAML reads 1e-6 as text, workers' numbers as numbers."""
     if hint is bool or isinstance(value, bool):
         return value if hint is bool and isinstance(value, bool) else None
     if hint is str:
@@ -248,11 +248,10 @@ def read(path: Path, trust: bool = False) -> Config:
 
 
 def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
-    """A configuration from plain values, each group by its `name`; the types are those of the dataclasses.
+    """Create a configuration from plain values, each group by its `name`, with the types of the dataclasses.
 
-    Without `trust` no module is imported that nothing but the values names. Raises ConfigError for a name or key that
-    does not exist, a value that does not fit, code that is not trusted, and a component of one's own that was another
-    one then.
+    Without `trust`, modules named only by the values are not imported. Raises ConfigError for an unknown name or key, a
+    value that does not fit, untrusted code, and a user's component that has changed since.
     """
     values = dict(values)
     values |= {group: component_from(group, values, trust) for group in GROUPS}

@@ -15,11 +15,11 @@ _LARGEST = 2.0**31
 
 
 def per_worker(key: str, given: list[Any], num_workers: int, seed: int, *, whole: bool) -> np.ndarray:
-    """The numbers of all workers, float64 or (`whole`) int64 [n].
+    """Return the numbers of all workers, float64 or (`whole`) int64 [n].
 
-    `given` lists one number a worker, or names a distribution: [uniform, low, high], [lognormal, median, sigma] (of the
-    logarithm), or [choice, a, b, ...]. What is drawn is a function of (seed, key, worker); whole numbers are rounded,
-    and are at least 1. Raises ConfigError for anything else.
+    `given` lists one number per worker, or a distribution: [uniform, low, high], [lognormal, median, sigma] (of the
+    logarithm), or [choice, a, b, ...]. Draws are a function of (seed, key, worker); whole numbers are rounded, and at
+    least 1. Raises ConfigError for anything else.
     """
     name, numbers = (given[0], given[1:]) if given and isinstance(given[0], str) else ("", given)
     said = f"{key}=[{','.join(map(str, given))}]"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class EarlyStop(Settings, where="early_stop"):
-    """When a run ends before its last step, because it no longer improves. Schedules go by all its steps.
+    """Early stopping of a run that no longer improves. Schedules still refer to all its steps.
 
     patience     stop after this many consecutive evaluations (evaluation.every_epochs) without improvement (null:
                  never). The run then ends with a last evaluation on all test examples
@@ -74,7 +74,7 @@ NODES: dict[str, type] = {
 
 
 OWN = "lr", "batch_size", "steps"
-"""What each worker may have of its own: the keys are `lr_per_worker` and so on."""
+"""Quantities that may differ per worker, with the keys `lr_per_worker` and so on."""
 
 
 class Save(Enum):
@@ -86,7 +86,7 @@ class Save(Enum):
 
 
 class Simulate(Enum):
-    """What is computed."""
+    """The extent of the simulation."""
 
     training = "training"
     timeline = "timeline"
@@ -94,7 +94,7 @@ class Simulate(Enum):
 
 @dataclass
 class Config(Settings):
-    """Everything that `decentral-run` can be told."""
+    """The complete configuration of `decentral-run`."""
 
     algo: Any = None
     topology: Any = None
@@ -248,7 +248,7 @@ class Config(Settings):
             raise ConfigError(f"{empty}= is empty: give a folder, for example {empty}=results.")
 
     def own(self, key: str) -> np.ndarray | None:
-        """What `key`_per_worker says of each worker [n]; None where it says nothing."""
+        """Return the values of `key`_per_worker [n]; None if not set."""
         key += "_per_worker"
         given = getattr(self, key)
         assert self.num_workers is not None
@@ -257,21 +257,21 @@ class Config(Settings):
         return per_worker(key, given, self.num_workers, self.seed, whole=key != "lr_per_worker")
 
     def batch_sizes(self) -> np.ndarray:
-        """Of each worker: int64 [n]."""
+        """Return the batch size of each worker: int64 [n]."""
         found = self.own("batch_size")
         return np.full(self.num_workers or 1, self.batch_size) if found is None else found
 
     def local_steps(self) -> LocalSteps | None:
-        """How many steps each worker takes between two communications; None where all take every step."""
+        """Return each worker's number of steps between two communications; None if all take every step."""
         steps = self.own("steps")
         every = getattr(self.algo, "period_steps", self.communication.every)
         return None if steps is None else LocalSteps(every, steps)
 
     def rounds(self) -> Rounds:
-        """Who talks to whom in every step: the topology, and what `communication` does to its rounds.
+        """Return the rounds of every step: those of the topology, modified by `communication`.
 
-        A worker that is alone with a method that has no use for the topology needs none. Raises ConfigError where there
-        is no such thing for so many workers.
+        A single worker with a method that does not use the topology needs none. Raises ConfigError if they do not exist
+        for the number of workers.
         """
         assert self.num_workers is not None
         if self.num_workers == 1 and not self.algo.uses_topology:

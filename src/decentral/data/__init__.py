@@ -1,1 +1,1 @@
-"""Data sets: one file each (digits, cifar10, imagefolder, imagenet, synthetic), all by the contract in `dataset.py`."""
+"""Data sets: one file each (digits, cifar10, imagefolder, imagenet, synthetic), with the interface in `dataset.py`."""

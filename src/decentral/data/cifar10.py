@@ -94,7 +94,7 @@ def _kind(path: str, _digest: str) -> str:
 
 
 def digest_of_arrays(path: str) -> str:
-    """A digest of an .npz file's contents, by the checksums in it. Raises ConfigError if it is none."""
+    """Return a digest of an .npz file's contents, from its checksums. Raises ConfigError for another file."""
     if not at_home(path).is_file():
         raise ConfigError(f"data.path={path} is not a regular file: give an existing .npz file.")
     try:
@@ -108,9 +108,9 @@ def digest_of_arrays(path: str) -> str:
 
 
 def from_arrays(path: str) -> Path:
-    """The arrays of an .npz file, in the cache: images [N, 32, 32, 3] or [N, 3, 32, 32] of bytes, labels [N] or [N, 1].
+    """Cache the arrays of an .npz file: images [N, 32, 32, 3] or [N, 3, 32, 32] of bytes, labels [N] or [N, 1].
 
-    They are called train_images, train_labels, test_images, test_labels, or x_train, y_train, x_test, y_test.
+    Their names are train_images, train_labels, test_images, test_labels, or x_train, y_train, x_test, y_test.
     Raises ConfigError if they are not CIFAR-10's, by name, shape and number.
     """
 
@@ -120,7 +120,7 @@ def from_arrays(path: str) -> Path:
                 arrays = {name: _chosen(path, file, names) for name, names in _NAMES.items()}
         except ConfigError:
             raise
-        except Exception as error:  # numpy and zipfile raise what they like for what is none
+        except Exception as error:  # numpy and zipfile raise various errors for other files
             raise ConfigError(f"data.path={path} cannot be read: {' '.join(str(error).split())}") from error
         for split, count in COUNTS.items():
             images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"].reshape(-1)
@@ -157,11 +157,11 @@ _CACHED = "cifar10-1"
 
 @dataclass
 class Cifar10(AugmentedImages):
-    """CIFAR-10: 60000 color images of 32x32 in ten classes, downloaded to `path` if they are not there.
+    """CIFAR-10: 60000 color images of 32x32 in ten classes, downloaded to `path` if missing.
 
-    `download=false` never asks the network; `download=true` downloads also what is damaged or incomplete. `path` may
-    also be a folder of image files, train/<class>/ and test/<class>/, or an .npz file with x_train, y_train, x_test and
-    y_test; what is computed on images that went through JPEG files is said to be.
+    `download=false` never uses the network; `download=true` also replaces damaged or incomplete files. `path` may also
+    be a folder of image files, train/<class>/ and test/<class>/, or an .npz file with x_train, y_train, x_test and
+    y_test; results on JPEG-compressed images carry a note.
     Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. Training images are padded by 4, cropped
     and flipped at random (`augment`). `normalisation=imagenet` is what Bohl's thesis (2022) used, by oversight or not.
     """
@@ -255,10 +255,10 @@ class Cifar10(AugmentedImages):
             )
 
     def _download(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Images [N, 32, 32, 3] and labels [N]. What is there and damaged is replaced with download=true only."""
+        """Return images [N, 32, 32, 3] and labels [N]. Existing damaged files are replaced only with download=true."""
         path, timeout_s = at_home(self.path), socket.getdefaulttimeout()
         is_there = (path / _FOLDER).is_dir()
-        socket.setdefaulttimeout(self.TIMEOUT_S)  # torchvision sets none, and would wait for ever
+        socket.setdefaulttimeout(self.TIMEOUT_S)  # torchvision sets none and would wait forever
         try:
             from torchvision.datasets import CIFAR10
 

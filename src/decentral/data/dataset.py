@@ -1,4 +1,4 @@
-"""The contract of a data set, what is known of one before it is loaded, and where prepared data lives."""
+"""The interface of a data set, its description before loading, and the location of prepared data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DataDescription(ABC):
     """
 
     kind: ClassVar[str]
-    """In words, in the plural: images."""
+    """Name in the plural: images."""
     num_train: int = 0
     num_test: int = 0
 
@@ -47,7 +47,7 @@ class DataDescription(ABC):
 
     @property
     def num_labels(self) -> int:
-        """How many different labels a partition finds: classes, or sources; 1 where there is no such thing."""
+        """Return the number of distinct labels for a partition: classes or sources; 1 if there are none."""
         return 1
 
 
@@ -152,25 +152,25 @@ class DataSet(Settings, ABC, where="data"):
 
     @abstractmethod
     def inspect(self) -> DataDescription:
-        """Counts and shapes, and whatever else a model is built from, within a fraction of a second and without torch.
+        """Return counts, shapes and other inputs of a model's construction, in a fraction of a second, without torch.
 
         Raises ConfigError if the folder is missing, malformed or empty.
         """
 
     def nominal(self) -> DataDescription | None:
-        """What they are known to be where no files are given; None where that is not known."""
+        """Return the known description if no files are given; None if unknown."""
         return None
 
     def files_digest(self) -> str:
-        """What the identity of a run has to know of the files beside the settings, such as a digest; '' if nothing."""
+        """Return the part of the run ID that depends on the files, such as a digest; '' if none."""
         return ""
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the metrics has to know of these data."""
+        """Return notes on these data for readers of the metrics."""
         return ()
 
     def missing(self) -> str:
-        """What `prepare` would have to download, in a few words; '' if nothing. Looks at a folder or two."""
+        """Describe briefly what `prepare` would download; '' if nothing. Checks one or two folders only."""
         return ""
 
     def prepare(self) -> Any:
@@ -187,11 +187,11 @@ class DataSet(Settings, ABC, where="data"):
 
 
 AUGMENTATIONS = {"none": False, "false": False, "crop_flip": True, "true": True, "autoaugment": "autoaugment"}
-"""What `data.augment` can be called -> how it is kept."""
+"""Accepted values of `data.augment` -> canonical value."""
 
 
 class AugmentedImages(DataSet):
-    """Images that are changed at random when they are trained on: a field `augment` says how.
+    """Images with random augmentation in training, selected by the field `augment`.
 
     augment    none, crop_flip, autoaugment (torchvision's, after crop_flip), or module:transform, such as a class of
                torchvision.transforms.v2, that maps uint8 [C, H, W] to the same
@@ -215,7 +215,7 @@ class AugmentedImages(DataSet):
         return self.augment in (True, "autoaugment")
 
     def transform(self, shape: tuple[int, ...], seed: int) -> Transform | None:
-        """What else is done to training images, which have this shape [C, H, W] afterwards."""
+        """Return the further transform of training images, with output shape [C, H, W]."""
         from decentral.data.loading.augmentation import Transform
 
         return None if isinstance(self.augment, bool) else Transform(self.augment, self.policy, shape, seed)
@@ -224,28 +224,28 @@ class AugmentedImages(DataSet):
 class Loaded(ABC):
     """A data set on a device."""
 
-    train_labels: np.ndarray  # [N] int64, for the partition: the classes, or where an example comes from
-    num_classes: int  # how many different labels there may be
+    train_labels: np.ndarray  # [N] int64, for the partition: classes or sources
+    num_classes: int  # number of possible labels
     num_test: int
-    exact: bool = False  # whether examples in float64 are wanted as they are, and not in float32
+    exact: bool = False  # whether to keep examples in float64 instead of float32
     drawn_apart: ClassVar[bool] = False
     """Whether workers that are not at the same step may draw together."""
 
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
-        """What is `drawn` for start <= step < stop; `workers` are the global numbers of the rows of `order(step)`.
+        """Yield what is `drawn` for start <= step < stop; `workers` numbers the rows of `order(step)` globally.
 
-        Close the iterator to stop whatever it started before it is exhausted.
+        Close the iterator to stop its background work early.
         """
         for step in range(start, stop):
             yield self.drawn(order(step), workers, [step] * len(workers))
 
     def drawn(self, rows: Any, workers: Sequence[int], steps: Sequence[int]) -> Batch:
-        """Inputs [k, B, ...] and targets [k, B, ...]: the examples rows [k, B] of these workers, each at its own step.
+        """Return inputs and targets [k, B, ...]: examples rows [k, B] of these workers, each at its own step.
 
-        Images are [k, B, C, H, W] float32, normalized and augmented, texts [k, B, L] int64, filled up to the longest
-        of the k B; labels are [k, B] int64. The augmentation of an example depends on (seed, worker, step, position in
-        the row) only: not on the other workers of this process, on how far ahead batches are read, or on the device.
-        Inputs are the caller's, who may write into them: they share no memory with targets or with what is kept.
+        Images are [k, B, C, H, W] float32, normalized and augmented, texts [k, B, L] int64, padded to the longest of
+        the k B; labels are [k, B] int64. The augmentation of an example depends only on (seed, worker, step, position
+        in the row): not on the other workers of this process, on prefetching, or on the device. The caller owns the
+        inputs and may overwrite them: they share no memory with targets or stored data.
         """
         raise NotImplementedError
 
@@ -277,7 +277,7 @@ class Loaded(ABC):
         return map(self.tested, batches)
 
     def tested(self, numbers: Tensor) -> tuple[Any, Tensor]:
-        """Those of one batch."""
+        """Return the test examples of one batch."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Digits(AugmentedImages):
-    """1797 gray 8x8 images of the ten digits, from scikit-learn: nothing to download, a run takes seconds.
+    """1797 gray 8x8 images of the ten digits, from scikit-learn: no download, a run takes seconds.
 
     Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998 (its test half). 80 % of every class are
-    for training, drawn once and for all (`SPLIT_SEED`): the split does not depend on the run's seed. No augmentation
-    unless `augment` says so: crop_flip shifts by up to a pixel.
+    for training, with a fixed split (`SPLIT_SEED`), independent of the run's seed. No augmentation by default;
+    `augment=crop_flip` shifts by up to a pixel.
     """
 
     name: str = "digits"

@@ -53,7 +53,7 @@ class HuggingFace(PlainData):
     cache_dir: str | None = setting(None, volatile=True)
 
     def settings(self) -> dict[str, Any]:
-        """Those of the function."""
+        """Return the settings of the function."""
         return super().settings() | ({} if self.config is None else {"name": self.config})
 
     def called(self) -> Any:
@@ -106,7 +106,7 @@ class HuggingFace(PlainData):
         return self._sets().load(device, seed) if self.text else super().load(device, seed)
 
     def files_digest(self) -> str:
-        """Of all texts, or of the examples and labels that were looked at."""
+        """Return a digest of all texts, or of the inspected examples and labels."""
         return self._sets().files_digest() if self.text else super().files_digest()
 
     def notes(self) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class Rows:
         return torch.from_numpy(self._array(row[self._of.image])), row[self._of.label]
 
     def _array(self, value: Any) -> np.ndarray:
-        """float32: an image [C, H, W] from 0 to 1, other numbers as they are."""
+        """Convert to float32: an image to [C, H, W] from 0 to 1, other numbers unchanged."""
         import numpy as np
 
         from decentral.data.decode import resize_and_crop

@@ -37,14 +37,14 @@ _RECENT_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Tree:
-    """Where the training and the test images are; the class of an image is its folder, numbered in sorted order."""
+    """The folders of training and test images; the class of an image is its folder, numbered in sorted order."""
 
     train: Path
     test: Path
     classes: list[str]
 
     def count(self, split: Path) -> int:
-        """How many images. Raises ConfigError for a class without any."""
+        """Return the number of images. Raises ConfigError for an empty class."""
         return sum(len(_class(split, name).images) for name in self.classes)
 
     def files(self, split: Path) -> tuple[list[str], np.ndarray]:
@@ -66,7 +66,7 @@ class Tree:
 
 
 class _Class(NamedTuple):
-    """What a folder of a class holds, with all folders below it."""
+    """The content of a class folder, including subfolders."""
 
     seen_ns: int
     folders: dict[str, tuple[int, tuple[str, ...]]]
@@ -74,7 +74,7 @@ class _Class(NamedTuple):
     left_out: list[str]
 
 
-_CLASSES: dict[Path, _Class] = {}  # a study asks with each of its configurations; ImageNet has 1.3 million files
+_CLASSES: dict[Path, _Class] = {}  # a study reads it for each of its configurations; ImageNet has 1.3 million files
 
 
 def _class(split: Path, name: str) -> _Class:
@@ -113,9 +113,9 @@ def _state(folder: str, seen_ns: int) -> tuple[int, tuple[str, ...]]:
 
 
 def find_tree(path: str | None, single_folder: bool = False) -> Tree:
-    """The tree at `path`: train/ and test/ (or val/) with the same class folders in each.
+    """Return the tree at `path`: train/ and test/ (or val/) with the same class folders in each.
 
-    With `single_folder` the class folders lie directly in `path`, and their images are for training and for testing.
+    With `single_folder` the class folders are directly in `path`, and their images serve both training and testing.
     Raises ConfigError if there is no such tree.
     """
     if path is None:
@@ -157,7 +157,7 @@ def _folders(folder: Path) -> list[str]:
 
 
 CHUNK = 256  # images per task
-MANY = 2000  # from this many on, the user is told what is going on
+MANY = 2000  # from this number on, show progress
 
 
 def decode(
@@ -326,7 +326,7 @@ class ImageNet(AugmentedImages):
         return find_tree(self.path, self.single_folder).notes() if self.path is not None else ()
 
     def nominal(self) -> ImageData | None:
-        """The images of ILSVRC 2012, unless a path says which ones are meant."""
+        """Return the description of ILSVRC 2012, unless a path is given."""
         if self.path is not None:
             return None
         shape = (3, self.image_size, self.image_size)

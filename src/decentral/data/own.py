@@ -1,4 +1,4 @@
-"""Data sets of torch, from a function of a module of one's own: data=mymodule:make_data."""
+"""Torch data sets from a user's function: data=mymodule:make_data."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _SPLITS = ("training", "test")
 _MOST_NAMED = 5  # labels in a sentence
-_MOST_CLASSES = 1_000_000  # that there may be beyond the examples
+_MOST_CLASSES = 1_000_000  # maximum number of classes beyond those in the examples
 
 
 class Sets(NamedTuple):
-    """What the function returned, and what is known of it."""
+    """The function's data sets, and their inspection."""
 
     train: Any
     test: Any
@@ -46,7 +46,7 @@ class PlainData(Plain, DataSet):
     """Whether all examples count, which are read for it, and not some."""
 
     def inspect(self) -> LabelledData:
-        """Makes the data sets, and looks at some examples and at all labels."""
+        """Create the data sets, and inspect some examples and all labels."""
         found: LabelledData = self._sets().description
         return found
 
@@ -77,7 +77,7 @@ class PlainData(Plain, DataSet):
         return tuple(found)
 
     def called(self) -> Any:
-        """What the function returns."""
+        """Return the function's result."""
         return self.target()(**self.settings())
 
     def _sets(self) -> Any:
@@ -136,14 +136,14 @@ _MADE: dict[str, Sets] = {}
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Where several processes of a machine begin at once, one downloads, and the others find what it has downloaded."""
+    """Let one process of a machine download first, so that the others find the files."""
     from filelock import FileLock
 
     try:
         cache_folder().mkdir(parents=True, exist_ok=True)
         lock = FileLock(cache_folder() / "own-data.lock")
         lock.acquire()
-    except OSError:  # a cache that cannot be written
+    except OSError:  # the cache is not writable
         yield
         return
     try:

@@ -37,7 +37,7 @@ _RATIO = 1.2
 
 
 class Corpus:
-    """Sentences one after the other, each as BEGIN, its tokens, END."""
+    """Concatenated sentences, each as BEGIN, its tokens, END."""
 
     def __init__(self, tokens: np.ndarray, ends: np.ndarray) -> None:
         """tokens [T] int32, of which sentence i ends before ends[i]: [N] int64."""
@@ -54,7 +54,7 @@ class Corpus:
         return cls(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), ends)
 
     def __len__(self) -> int:
-        """How many sentences."""
+        """Return the number of sentences."""
         return len(self.lengths)
 
     @property
@@ -73,9 +73,9 @@ class Corpus:
 
 
 class Sentences(NamedTuple):
-    """What a network takes: the sentences of a batch, and what has been written of their translations."""
+    """The input of a network: the sentences of a batch, and the prefixes of their translations."""
 
-    source: Tensor  # [B, S] int64, filled up with PAD, each sentence with END
+    source: Tensor  # [B, S] int64, padded with PAD, each sentence with END
     target: Tensor  # [B, T] int64: BEGIN, then the first T - 1 tokens
 
 
@@ -131,9 +131,9 @@ class Pairs(Loaded):
 
 
 def buckets(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Buckets for pairs of these lengths [N]: the longest of each [buckets], and which one each pair is in [N] int64.
+    """Return length buckets for pairs of lengths [N]: maximum lengths [buckets], and each pair's bucket [N] int64.
 
-    What counts is the longer side. Each bucket's longest is a fifth longer than that of the one before.
+    The longer side counts. Each bucket's maximum is a fifth longer than the previous one's.
     """
     longer, bounds = np.maximum(source, target), list[int]()
     while not bounds or bounds[-1] < longer.max():
@@ -151,10 +151,10 @@ _INSTALL = "pip install 'decentral[translation]', or use data=synthetic_translat
 
 
 def trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A tokenizer whose vocabulary are the bytes and the most frequent pairs of what is known (Sennrich et al. 2016).
+    """Train a byte-pair tokenizer: bytes plus the most frequent pairs of known tokens (Sennrich et al. 2016).
 
-    Byte-level (GPT-2's), so that nothing is unknown and tokens give back the text as it was. Where there are not enough
-    pairs the vocabulary is smaller than asked for.
+    Byte-level (GPT-2's), so that there are no unknown tokens and decoding is lossless. With too few pairs the
+    vocabulary is smaller than requested.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -193,7 +193,7 @@ def opened(path: str | Path) -> Tokenizer:
 
 @contextmanager
 def in_one_thread() -> Iterator[None]:
-    """The library takes one core, and says nothing when a process forks."""
+    """Limit the library to one core, and silence its warning about forks."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -206,7 +206,7 @@ def in_one_thread() -> Iterator[None]:
 
 _SPLITS = ("train", "test")
 _SIDES = ("source", "target")
-_AT_ONCE = 10_000  # sentences that are encoded together
+_AT_ONCE = 10_000  # sentences encoded per batch
 
 
 @dataclass
@@ -272,7 +272,7 @@ class Parallel(DataSet):
         return cached(f"parallel-{digest}", lambda folder: self._build(folder, files))
 
     def notes(self) -> tuple[str, ...]:
-        """How many sentences are longer than `longest`."""
+        """Return notes on the number of sentences longer than `longest`."""
         return tuple(_facts(self.prepare())["notes"])
 
     def load(self, device: torch.device | str, seed: int) -> Pairs:
@@ -297,7 +297,7 @@ class Parallel(DataSet):
         return f"data.path={self.path}"
 
     def _files(self) -> dict[str, tuple[Path, Path]]:
-        """Of each split, the source's and the target's."""
+        """Return the source and target file of each split."""
         if self.path is None:
             raise ConfigError(
                 f"data={self.name} needs data.path=FOLDER that contains {self.train}.{self.source}, "
@@ -341,7 +341,7 @@ class Parallel(DataSet):
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
     def _pairs(self, source: Path, target: Path, sources: int, targets: int) -> int:
-        """How many pairs two files with so many lines have. Raises ConfigError where lines have no translation."""
+        """Return the number of pairs of two files with these line counts. Raises ConfigError for untranslated lines."""
         if sources != targets:
             (longer, more), (shorter, fewer) = sorted(((source, sources), (target, targets)), key=lambda one: -one[1])
             raise ConfigError(

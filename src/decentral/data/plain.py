@@ -1,4 +1,4 @@
-"""data=module:function: which data set stands for a function of one's own, or of a library."""
+"""The data set class for a user's or library's function: data=module:function."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class RunningText(DataSet):
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """What is read. Raises ConfigError if it is not there."""
+        """Return the files to read. Raises ConfigError if they are missing."""
 
     def files_digest(self) -> str:
         """Of the files that are read in a folder, and of no others beside them."""
@@ -209,7 +209,7 @@ _END = re.compile(r"\n\s*(THE END|End of (the )?Project Gutenberg)", re.I)
 
 @dataclass
 class Shakespeare(RunningText):
-    """What the speakers of Shakespeare's plays say: each is a source, those with the most lines first.
+    """The lines of the speakers in Shakespeare's plays: each speaker is a source, those with the most lines first.
 
     From the text files of the package `shakespeare` (0.6, on the Python Package Index), plays in the spelling of
     Project Gutenberg, in the public domain. The package itself, for Python 2, is neither installed nor imported:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Synthetic(DataSet):
-    """Each worker sees one batch of random images with random labels, over and over: there is nothing to learn.
+    """One batch of random images with random labels per worker, repeated: there is nothing to learn.
 
-    For measuring how many images a second a set-up takes, without the time to load them (Bohl 2022, Table 5.1: 32
-    images of 3 x 224 x 224, labels below 1000). `num_train` only decides how many steps an epoch has.
+    For measuring throughput in images per second, without loading time (Bohl 2022, Table 5.1: 32 images of
+    3 x 224 x 224, labels below 1000). `num_train` only determines the number of steps per epoch.
     """
 
     name: str = "synthetic"
@@ -53,11 +53,11 @@ class Synthetic(DataSet):
 
 @dataclass
 class SyntheticText(DataSet):
-    """Texts made of whole words without any meaning: nothing to download, no library needed, a run takes seconds.
+    """Random texts of meaningless words: no download, no library, a run takes seconds.
 
-    Each class has an order of the `words` of its own. A word of a text is drawn from Zipf's distribution, p_r ~ 1 / r
-    for the word of rank r: with probability `topic` in the order of the text's class, else in an order that all classes
-    share. Lengths are lognormal with a median of 20 words in the first class and of 40 in the last one, at least 3 and
+    Each class has its own order of the `words`. A word of a text is drawn from Zipf's distribution, p_r ~ 1 / r for the
+    word of rank r: with probability `topic` in the order of the text's class, else in a common order. Lengths are
+    lognormal with a median of 20 words in the first class and of 40 in the last one, at least 3 and
     at most `longest`. The texts do not depend on the run's seed.
 
     num_classes        classes, equally frequent
@@ -96,7 +96,7 @@ class SyntheticText(DataSet):
         return TextsInMemory(train, test, self.num_classes, device)
 
     def _made(self, split: str, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens one after the other, lengths [number] and labels [number]."""
+        """Return concatenated tokens, lengths [number] and labels [number]."""
         draw = numpy_generator(self.SEED, f"synthetic text {split}")
         labels = np.arange(number) % self.num_classes
         median = 20 * 2 ** (labels / max(1, self.num_classes - 1))
@@ -114,7 +114,7 @@ class SyntheticText(DataSet):
         return tokens.astype(np.int32), lengths, labels.astype(np.int64)
 
 
-_FIRST = 3  # tokens before it are no words
+_FIRST = 3  # smaller tokens are not words
 
 
 class Rule(Enum):

@@ -35,7 +35,7 @@ class Part(NamedTuple):
     labels: list[int]
     """Numbers of classes."""
     places: list[str]
-    """Where each stands: file and line."""
+    """File and line of each text."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class TextFiles(DataSet):
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """What is read, quickly. Raises ConfigError if it is not there."""
+        """Return the files to read, quickly. Raises ConfigError if they are missing."""
 
     @abstractmethod
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
@@ -108,7 +108,7 @@ class TextFiles(DataSet):
         for name, part in (("train", train), ("test", test)):
             try:
                 encoded = encoder.encode(part.texts)
-            except Exception as error:  # whatever the library says of a tokenizer
+            except Exception as error:  # the library raises various errors for an invalid tokenizer
                 if self.tokenizer is None:
                     raise
                 raise ConfigError(
@@ -125,7 +125,7 @@ class TextFiles(DataSet):
 
 
 def save_ragged(folder: Path, name: str, sequences: Sequence[Sequence[int]]) -> None:
-    """Sequences of different lengths, one after the other, and how long each is."""
+    """Write the concatenated sequences and their lengths."""
     flat = np.fromiter((token for tokens in sequences for token in tokens), dtype=np.int32)
     np.save(folder / f"{name}_tokens.npy", flat)
     np.save(folder / f"{name}_lengths.npy", np.array([len(tokens) for tokens in sequences], dtype=np.int64))
@@ -163,7 +163,7 @@ class TextFolder(TextFiles):
             )
 
     def files(self) -> list[Path]:
-        """Of each split the first that is there, CSV before JSONL."""
+        """Return the first existing file of each split, CSV before JSONL."""
         if self.path is None:
             raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv (or .jsonl).")
         folder = at_home(self.path)
@@ -269,14 +269,14 @@ def _news(file: Path) -> Part:
 
 
 def _split(part: Part, num_train: int) -> tuple[Part, Part]:
-    """So many for training, of each class its share, and the others."""
+    """Split into `num_train` training texts, stratified by class, and the others."""
     labels = np.array(part.labels)
     if num_train >= len(labels):
         raise ConfigError(
             f"data.from_test={num_train} uses all {len(labels)} texts for training: use a smaller number."
         )
     order = np.empty(len(labels))
-    for label in range(_CLASSES):  # places between 0 and 1 in each class, so that all are cut at the same share
+    for label in range(_CLASSES):  # relative positions in each class, so that all are cut at the same share
         rows = np.flatnonzero(labels == label)
         order[rows] = (numpy_generator(_SPLIT_SEED, "agnews split", label).permutation(len(rows)) + 0.5) / len(rows)
     ranked = np.argsort(order, kind="stable")

@@ -29,7 +29,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 class TextTokens(Enum):
-    """What a text to be classified is cut into.
+    """The tokens of a text to classify.
 
     words   lower-case words and punctuation, the most frequent ones of the training texts
     bpe     lower-case subwords, by byte-pair encoding (Sennrich et al., ACL 2016)
@@ -40,7 +40,7 @@ class TextTokens(Enum):
 
 
 class RunningTokens(Enum):
-    """What running text is cut into.
+    """The tokens of running text.
 
     characters   all characters of the training text
     bpe          subwords with their leading white space, by byte-pair encoding (Sennrich et al., ACL 2016)
@@ -86,7 +86,7 @@ class BytePairs:
 
     @classmethod
     def trained(cls, texts: Iterable[str], vocabulary: int, running: bool) -> BytePairs:
-        """With these settings of the library: lower case and words apart; `running`: everything stays as it is."""
+        """Train the tokenizer with lower case and split words; `running`: without normalization."""
         from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL[UNKNOWN]))
@@ -101,7 +101,7 @@ class BytePairs:
 
     @classmethod
     def load(cls, path: Path) -> BytePairs:
-        """From a file of the library. Raises ConfigError if it is none, or has padding elsewhere."""
+        """Load a file of the library. Raises ConfigError for another file, or for another padding token."""
         check_library(f"data.tokenizer={path}")
         from tokenizers import Tokenizer
 
@@ -122,7 +122,7 @@ class BytePairs:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are."""
+        """Return the number of tokens."""
         return int(self.tokenizer.get_vocab_size())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -164,9 +164,9 @@ def find(folder: str | Path, name: str, key: str) -> Path:
 
 
 def read_lines(path: Path, key: str) -> list[str]:
-    """The sentences of a UTF-8 text file, plain or .gz, one a line. Only a newline ends a line.
+    """Read the sentences of a UTF-8 text file, plain or .gz, one per line. Only a newline ends a line.
 
-    Raises ConfigError, with file and line, for what is not UTF-8, and for lines that are no sentences.
+    Raises ConfigError, with file and line, for invalid UTF-8 and for lines that are not sentences.
     """
     found = [line.strip() for line in utf8_lines(path, key)]
     for number, text in enumerate(found, 1):
@@ -178,9 +178,9 @@ def read_lines(path: Path, key: str) -> list[str]:
     return found
 
 
-@lru_cache(maxsize=64)  # a study asks with each of its configurations
+@lru_cache(maxsize=64)  # a study reads it for each of its configurations
 def count_lines(path: Path, key: str, _digest: str) -> int:
-    """How many lines there are in a file with this digest."""
+    """Return the number of lines in a file with this digest."""
     with _reading(path, key) as file:
         return sum(1 for _ in file)
 
@@ -197,7 +197,7 @@ def _reading(path: Path, key: str) -> Iterator[Iterable[bytes]]:
 
 
 class Row(NamedTuple):
-    """What stands in the columns that were asked for."""
+    """The values of the requested columns."""
 
     where: str
     """The file and the line in which it ends, in words."""
@@ -218,13 +218,13 @@ def utf8_lines(path: Path, key: str = "data.path") -> Generator[str]:
 
 
 def read_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
-    """These columns of a file, row by row: of CSV by name (the first line is the header) or, for files without a
+    """Yield these columns of a file, row by row: of CSV by name (the first line is the header) or, for files without a
     header, by number from 0; of JSONL by name.
 
-    Raises ConfigError for a missing column, a row that is too short or longer than the header, a value that is no text
-    and no number, or what is no CSV or JSON, with file and line.
+    Raises ConfigError, with file and line, for a missing column, a row that is too short or longer than the header, a
+    value that is neither text nor a number, or invalid CSV or JSON.
     """
-    with closing(utf8_lines(path)) as lines:  # at once, not when what is wrong with a line is forgotten
+    with closing(utf8_lines(path)) as lines:  # closed at once, not when an error's traceback is released
         yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, lines, columns)
 
 

@@ -1,1 +1,1 @@
-"""Environments in which policies act, `env=`: ours, gymnasium's and Habitat's, by the contract in `environment.py`."""
+"""Environments of policies (`env=`): ours, gymnasium's and Habitat's, with the interface in `environment.py`."""

@@ -1,4 +1,4 @@
-"""The contract of an environment: look at it quickly, then open as many of it side by side as are wanted."""
+"""The interface of an environment: a fast description, and any number of parallel instances."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EnvironmentDescription(DataDescription):
 
     @property
     def num_outputs(self) -> int:
-        """What a policy gives for an observation: the value, and a logit for each action, or mean and log std."""
+        """The size of a policy's output: the value, and a logit for each action, or mean and log std."""
         return 1 + self.num_actions * (2 if self.continuous else 1)
 
     def batch_shape(self, size: int) -> tuple[int, ...]:
@@ -43,15 +43,14 @@ class EnvironmentDescription(DataDescription):
 
 
 class Environment(Settings, ABC, where="env"):
-    """An environment as the user chooses it. The concrete ones are dataclasses: their fields are the configuration.
+    """The configuration of an environment. Concrete ones are dataclasses: their fields are the configuration.
 
-    It has *scenes*: mazes, say, or the places where episodes begin. Those for training are dealt out to the workers by
-    `partition`, as the images of a data set are. Those for testing are others, and an episode in each is a test
-    example.
+    It has *scenes*, such as mazes or initial states of episodes. `partition` splits those for training over the
+    workers, like the images of a data set. Test scenes are different, and an episode in each is a test example.
     """
 
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    """What an episode gives beside its return and length, a number each; a model is judged by the first of all."""
+    """Metrics of an episode besides its return and length, one number each; the first metric of all is the target."""
 
     @abstractmethod
     def inspect(self) -> EnvironmentDescription:
@@ -74,7 +73,7 @@ class Environment(Settings, ABC, where="env"):
         """For each of k models an environment for each of these N scenes for testing, in which its episodes are."""
 
     def test_chances(self, scenes: np.ndarray) -> np.ndarray:
-        """What `Running.begin` takes for the episodes of these scenes for testing, whatever the run's seed: [N, 3]."""
+        """Return the `chances` of `Running.begin` for test episodes of these scenes, for any run seed: [N, 3]."""
         import numpy as np
 
         from decentral.randomness import uniform
@@ -89,19 +88,19 @@ class Environment(Settings, ABC, where="env"):
 
 
 class Moves(NamedTuple):
-    """What came of an action in r x E environments."""
+    """The results of an action in r x E environments."""
 
     rewards: np.ndarray  # [r, E] float64
-    ended: np.ndarray  # [r, E] bool: the episode is over, and the observation that follows is the next one's first
+    ended: np.ndarray  # [r, E] bool: the episode is over, and the next observation is the first of a new one
     facts: np.ndarray  # [r, E, M] float64: `Environment.metrics` of the episode, where it is over
 
 
 class Running(ABC):
-    """k x E environments side by side: E of each of k workers (or models), of which some are asked at a time.
+    """k x E parallel environments: E for each of k workers (or models), used by some workers at a time.
 
-    `places` are those of r workers among the k, each once. All randomness of an environment is in `chances`: numbers in
-    [0, 1) that address the next episode, should this one be over; the same ones and the same actions give the same
-    episodes, whatever the other workers do.
+    `places` are the distinct indices of r workers among the k. All randomness of an environment is in `chances`:
+    numbers in [0, 1) that address the next episode, if this one is over; equal chances and actions give equal episodes,
+    regardless of other workers.
     """
 
     num_chances: ClassVar[int] = 3
@@ -113,7 +112,7 @@ class Running(ABC):
 
     @abstractmethod
     def observe(self, places: Sequence[int]) -> np.ndarray:
-        """What there is to be seen: [r, E, *shape] float32."""
+        """Return the observations: [r, E, *shape] float32."""
 
     @abstractmethod
     def step(self, places: Sequence[int], actions: np.ndarray, chances: np.ndarray) -> Moves:
@@ -121,7 +120,7 @@ class Running(ABC):
 
     @abstractmethod
     def state(self, place: int) -> Any:
-        """Where the E environments of a worker are, for a checkpoint: see `tasks.task.Problem.state`."""
+        """Return the state of a worker's E environments, for a checkpoint: see `tasks.task.Problem.state`."""
 
     @abstractmethod
     def load_state(self, place: int, state: Any) -> None:

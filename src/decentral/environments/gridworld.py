@@ -20,17 +20,17 @@ _TESTS_AT_ONCE = 4096  # walks
 
 @dataclass
 class Gridworld(Environment):
-    """Walk to a goal through a maze that was never seen before, with a view of the nearest cells; nothing to install.
+    """Navigation to a goal in an unseen maze, with a local view; nothing to install.
 
-    A scene is a maze of size x size cells, of one of several kinds; its free cells hang together. An episode begins
-    at a random cell with a random other one as its goal, and ends there, or after `max_steps` steps. Actions are a
-    step north, east, south and west; into a wall the step is lost. What is seen are two channels of view x view cells
-    around the walker: walls, and the goal, at the border of the window where it is farther away. In training
+    A scene is a maze of size x size cells, of one of several kinds; its free cells are connected. An episode begins at
+    a random cell with a random other one as its goal, and ends there, or after `max_steps` steps. Actions are a step
+    north, east, south and west; a step into a wall has no effect. Observations are two channels of view x view cells
+    around the agent: walls, and the goal, projected to the border of the window if it is farther away. In training
 
         reward = progress (d before - d after) - step_cost,    and 1 more at the goal,
 
-    d being the number of steps of the shortest way to the goal, as in DD-PPO (Wijmans et al., ICLR 2020). An episode
-    with a shortest way of l steps that took p steps is judged by its success weighted by path length (Anderson et
+    where d is the shortest-path distance to the goal, as in DD-PPO (Wijmans et al., ICLR 2020). The metric of an
+    episode with a shortest path of l steps that took p steps is its success weighted by path length (Anderson et
     al. 2018, arXiv:1807.06757), which is exact because l is known; p counts steps into walls:
 
         SPL = success * l / max(l, p)
@@ -87,7 +87,7 @@ class Gridworld(Environment):
         return self._walks("training", numbers, own, num_envs)
 
     def open_tests(self, num_models: int, scenes: np.ndarray) -> Running:
-        """Every walk has a maze of its own, the same for all models."""
+        """Open a different maze for every episode, the same for all models."""
         return self._walks("test", scenes, [np.arange(len(scenes))] * num_models, len(scenes))
 
     def tests_at_once(self, num_scenes: int) -> int:

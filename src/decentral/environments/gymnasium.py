@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     import gymnasium
 
 _PACKAGES = {"MiniGrid": "minigrid", "BabyAI": "minigrid"}
-"""What an id begins with -> the package that has to be imported before gymnasium knows it."""
+"""Prefix of an id -> the package to import so that gymnasium knows it."""
 _TESTS_AT_ONCE = 64
-_MOST_STEPS = 1000  # of an episode without a limit of its own
+_MOST_STEPS = 1000  # of an episode without a limit
 
 _WIDEST_SPREAD = 10.0  # exp(10 z) is millions of times as much, or as little
 
@@ -32,13 +32,13 @@ _WIDEST_SPREAD = 10.0  # exp(10 z) is millions of times as much, or as little
 class Gymnasium(Environment):
     """An environment of gymnasium, by its id: `env=CartPole-v1` is `env=gymnasium env.id=CartPole-v1`.
 
-    `pip install 'decentral[rl]'` has those of classic control, `'decentral[minigrid]'` those of MiniGrid, whose image
-    is what is seen. Observations are vectors (Box), images (height, width and channels, of bytes) or one of several
-    (Discrete, seen as a vector of zeros with a one); actions one of several (Discrete) or a vector (Box).
+    `pip install 'decentral[rl]'` has classic control, `'decentral[minigrid]'` has MiniGrid, with its image as the
+    observation. Observations are vectors (Box), images (height, width and channels, of bytes) or categorical (Discrete,
+    one-hot encoded); actions are categorical (Discrete) or vectors (Box).
 
-    A scene is a number that seeds `reset`, which is where an episode begins. `vary` names attributes of the environment
-    that are numbers, such as gravity: each kind of scene multiplies them by exp(spread z), z standard normal. Scenes
-    for testing are of all kinds. An episode without a limit ends after 1000 steps.
+    A scene is a number that seeds `reset` at the beginning of an episode. `vary` names numeric attributes of the
+    environment, such as gravity: each kind of scene multiplies them by exp(spread z), z standard normal. Test scenes
+    include all kinds. An episode without a limit ends after 1000 steps.
 
     id           ID for gymnasium.make
     vary         attributes that differ between kinds of scenes, such as [gravity,length]
@@ -108,7 +108,7 @@ class Gymnasium(Environment):
         )
 
     def acted(self, space: Any) -> tuple[int, bool]:
-        """How many actions there are to choose from, or numbers in one, and True. Raises ConfigError for others."""
+        """Return (number of discrete actions, False) or (action size, True). Raises ConfigError for other spaces."""
         from gymnasium import spaces
 
         if isinstance(space, spaces.Discrete):
@@ -159,11 +159,11 @@ class Gymnasium(Environment):
         return made
 
     def seed_of(self, purpose: str, scene: int) -> int:
-        """What `reset` takes for a scene."""
+        """Return the `reset` seed of a scene."""
         return address(0, f"{purpose} scene", scene) % 2**31
 
     def arrange(self, one: gymnasium.Env[Any, Any], usual: dict[str, float], scene: int) -> None:
-        """Give an environment the attributes of this kind of scene; `usual` are those that it has by itself."""
+        """Set the attributes of an environment for this kind of scene; `usual` has the defaults."""
         for number, (name, value) in enumerate(usual.items()):
             z = float(normal(0, "kind of scene", scene % self.num_kinds, number))
             setattr(one.unwrapped, name, value * math.exp(self.spread * z))
@@ -174,14 +174,14 @@ class Gymnasium(Environment):
 
 
 def installed(package: str, wanted: str, extra: str) -> Any:
-    """A package, imported. Raises ConfigError that says how to install it."""
+    """Import a package. Raises ConfigError with installation instructions."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"env={wanted} needs {package}, which is not installed: pip install 'decentral[{extra}]'.")
     return importlib.import_module(package)
 
 
 def _why(gym: Any, wanted: str, error: Exception) -> str:
-    """Why gymnasium makes no such environment, and what would work."""
+    """Explain why gymnasium cannot create this environment, and suggest alternatives."""
     if wanted in gym.registry:
         return f"{_sentence(error)}."
     near = suggest(wanted, [*gym.registry, "gridworld"])

@@ -1,4 +1,4 @@
-"""Navigation in Habitat, for those who have installed it."""
+"""Navigation in Habitat, if it is installed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _HOW = (
 
 @dataclass
 class Habitat(Gymnasium):
-    """Navigation in the rooms of Habitat (Savva et al., ICCV 2019), as in the WAGMA paper; habitat-lab has to be there.
+    """Navigation in the rooms of Habitat (Savva et al., ICCV 2019), as in the WAGMA paper; needs habitat-lab.
 
-    The environment is what `habitat.gym.make_gym_from_config` makes of a configuration of habitat-lab, whose scenes
-    and episodes are its own: those for testing are of its split `val`. What is seen are the camera's depth and, in two
-    channels that are the same everywhere, distance and direction of the goal. Episodes are judged by Habitat's own
-    measures of success and SPL. A run that breaks off begins its episodes again, from the same seeds.
+    `habitat.gym.make_gym_from_config` creates the environment from a configuration of habitat-lab, with its scenes and
+    episodes: test scenes are its split `val`. Observations are the camera's depth and, in two constant channels,
+    distance and direction of the goal. Metrics are Habitat's success and SPL. A resumed run restarts its episodes from
+    the same seeds.
 
-    Written by habitat-lab's documentation; it has not been run.
+    Written from habitat-lab's documentation; not yet run.
 
     id       a configuration of habitat-lab, such as benchmark/nav/pointnav/pointnav_gibson.yaml
     path     the folder with its data, instead of ./data
@@ -48,7 +48,7 @@ class Habitat(Gymnasium):
         )
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """One of them. Raises ConfigError that says how to install what is missing."""
+        """Create an environment. Raises ConfigError with instructions to install missing packages."""
         try:
             habitat = installed("habitat", "habitat", "rl")
             gym: Any = installed("habitat.gym", "habitat", "rl")

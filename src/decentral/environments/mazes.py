@@ -177,7 +177,7 @@ class Walks(Running):
         self._begin(rows, np.ones(chances.shape[:2], dtype=bool), chances)
 
     def _begin(self, rows: np.ndarray, which: np.ndarray, chances: np.ndarray) -> None:
-        """New episodes in those environments [r, E] of these workers that `which` says."""
+        """Begin new episodes in the environments [r, E] of these workers selected by `which`."""
         r, e = np.nonzero(which)
         i, (first, second, third) = rows[r], chances[r, e].T
         maze = self.owned[i, (first * self.num_own[i]).astype(np.int64)]

@@ -1,4 +1,4 @@
-"""How the gradients of a process's workers are computed: the contract, and one class for each way."""
+"""Execution modes for the gradients of a process's workers: the interface, and one class for each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Loss(Protocol):
 
 
 class Workload(NamedTuple):
-    """What a process computes in each step: the gradients of the loss for its workers' models.
+    """A process's work per step: the gradients of the loss for its workers' models.
 
     models        of the local workers
     batch_shape   of what one worker's model takes in a step, such as (B, C, H, W) for images
@@ -57,7 +57,7 @@ class Execution(ABC):
         """The forward and backward passes for this work. Raises ConfigError if this way cannot compute the model."""
 
     def instead(self, workload: Workload, reason: str) -> Passes:
-        """Passes for work that this way cannot compute. Raises ConfigError, unless it was not asked for by name."""
+        """Return passes for work that this mode cannot compute. Raises ConfigError if the mode was selected by name."""
         raise ConfigError(
             f"execution={self.name} cannot batch the workers of this model, since {reason}: it needs a plain sequence "
             "of layers, such as model=mlp or model=cnn; use execution=auto or loop."
@@ -114,10 +114,10 @@ class Batched(Execution):
 
 @dataclass
 class Auto(Execution):
-    """Small models side by side, all others one by one; on a GPU, convolutional ones up to VGG-11 side by side.
+    """Automatic choice: small models batched, all others one by one; on a GPU, convolutional ones up to VGG-11 batched.
 
-    A rule by model, batch size and number of workers, never by time: a run that goes on after an interruption must
-    take the very same steps. `passes.layers.CallSizes` has the rule and what it comes from.
+    The rule depends on model, batch size and number of workers, never on time: a resumed run must take exactly the same
+    steps. `passes.layers.CallSizes` has the rule and its basis.
     """
 
     name: str = "auto"
@@ -136,7 +136,7 @@ class Auto(Execution):
         return Batched()
 
     def instead(self, workload: Workload, reason: str) -> Passes:
-        """Those of `loop`."""
+        """Return the passes of `loop`."""
         return Loop().passes(workload)
 
 

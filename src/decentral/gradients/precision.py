@@ -45,7 +45,7 @@ class Precision(Enum):
 
     @contextmanager
     def passes(self, device: torch.device) -> Iterator[None]:
-        """A context for forward and backward passes, in which float32 is as exact as this says."""
+        """Return a context for forward and backward passes with this precision of float32."""
         numbers = default_dtype(self.dtype) if self is Precision.fp64 else nullcontext()
         with float32(device, "tf32" if self is Precision.tf32 else "ieee"), numbers:
             yield
@@ -80,9 +80,9 @@ def float32(device: torch.device, matrices: str = "ieee") -> Iterator[None]:
 
 
 def cast(module: nn.Module, dtype: torch.dtype) -> None:
-    """Let the parameters that are trained be of this type, and all floating-point numbers with them.
+    """Cast the trained parameters, and all other floating-point numbers, to this type.
 
-    A module whose parameters are of it already stays as it is, with buffers of whatever type.
+    A module whose parameters already have it is unchanged, including buffers of other types.
     """
     if any(p.dtype != dtype for p in module.parameters() if p.requires_grad):
         module.double() if dtype is torch.float64 else module.float()

@@ -67,7 +67,7 @@ class CNN(ImageModel):
     min_image_size: ClassVar[int] = 4
 
     def multiplications(self, data: ImageData) -> float:
-        """Those of the convolutions, 9 for each pixel and pair of channels, and of the linear layer."""
+        """Return the multiplications of the convolutions, 9 per pixel and channel pair, and of the linear layer."""
         channels, height, width = data.shape
         total = 0
         for size in self._pooling(data):

@@ -1,4 +1,4 @@
-"""What every architecture promises."""
+"""The interface of an architecture."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Model(Settings, ABC, where="model"):
     takes: ClassVar[type[DataDescription]]
     """The kind of data."""
     facts: Mapping[str, Any] = {}
-    """What the provenance of a run says of it."""
+    """Facts for the provenance of a run."""
     notes: tuple[str, ...] = ()
-    """What a reader of the metrics has to know of it, once it has been built."""
+    """Notes for readers of the metrics, available once it is built."""
 
     def check(self, data: DataDescription) -> None:
         """Raise a `ConfigError` if this model cannot take the data, quickly and without torch."""
@@ -40,19 +40,18 @@ class Model(Settings, ABC, where="model"):
         )
 
     def multiplications(self, data: Any) -> float:
-        """About how many multiplications a forward pass takes for one example, without torch; infinity for many.
+        """Estimate the multiplications of a forward pass per example, without torch; infinity for many.
 
-        `processes=auto` asks it to know whether a run is long enough for several processes.
+        `processes=auto` uses it to decide whether a run is long enough for several processes.
         """
         return math.inf
 
     @abstractmethod
     def build(self, data: Any) -> nn.Module:
-        """A new module for data of the kind that it takes: in train mode, on the CPU, in float32.
+        """Build a new module for the supported kind of data: in train mode, on the CPU, in float32.
 
-        For images [B, C, H, W] and for texts [B, L] it gives logits [B, num_classes], for running text [B, L] logits
-        [B, L, vocabulary]. The initial values come from torch's global generator,
-        and nothing else does: the caller seeds it.
+        For images [B, C, H, W] and texts [B, L] it returns logits [B, num_classes], for running text [B, L] logits
+        [B, L, vocabulary]. Only the initial values use torch's global generator, which the caller seeds.
         """
 
 
@@ -83,7 +82,7 @@ class ImageModel(Model):
 
 
 class TextModel(Model):
-    """An architecture that sorts texts into classes. What is filled up with padding has no part in it."""
+    """An architecture for text classification. It ignores padding."""
 
     takes: ClassVar[type[DataDescription]] = LabelledTokens
 

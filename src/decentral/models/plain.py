@@ -1,4 +1,4 @@
-"""A torch class of a module of one's own: model=mymodule:MyNet."""
+"""A user's torch class: model=mymodule:MyNet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PlainModel(Plain, Model):
         return self.tried(self.made(data), data)
 
     def made(self, data: LabelledData) -> Any:
-        """What the class makes."""
+        """Create an object of the class."""
         given = (data.num_classes, data.shape[0] if data.shape else 1, prod(data.shape), data.shape)
         known = dict(zip(("num_classes", "in_chans"), given, strict=False)) if self._of_timm() else {}
         known |= self.settings()

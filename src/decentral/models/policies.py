@@ -100,7 +100,7 @@ class PolicyCNN(Policy):
             )
 
     def multiplications(self, data: EnvironmentDescription) -> float:
-        """Those of the convolutions, 9 for each pixel and pair of channels, and of the linear layers."""
+        """Return the multiplications of the convolutions, 9 per pixel and channel pair, and of the linear layers."""
         channels, height, width = data.shape
         total = 0
         for halved in self._halved(data):
@@ -125,7 +125,7 @@ class PolicyCNN(Policy):
         return nn.Sequential(*layers, *self.head(self.width, data))
 
     def _halved(self, data: EnvironmentDescription) -> list[bool]:
-        """Of each convolution, whether it is followed by pooling."""
+        """Return, for each convolution, whether pooling follows it."""
         _, height, width = data.shape
         halved = [False, False]
         while min(height, width) >= 16:

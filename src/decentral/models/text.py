@@ -161,7 +161,7 @@ class DistilBert(TextModel):
     """DistilBERT with a layer for classes (Sanh et al., 2019, arXiv:1910.01108), as transformers builds it.
 
     Random, or fine-tuned from weights in a folder. Those of distilbert-base-uncased have 30,522 tokens: use them with
-    the tokenizer.json that lies beside them, data.tokenizer=FOLDER/tokenizer.json. Nothing is downloaded unless
+    the tokenizer.json in the same folder, data.tokenizer=FOLDER/tokenizer.json. Nothing is downloaded unless
     model.download=true.
 
     path      a folder with config.json and weights, as saved by transformers (null: random weights)

@@ -1,4 +1,4 @@
-"""Whose fault an exception is: the file and the line of one's own code that it comes from."""
+"""The origin of an exception: file and line of the user's code that raised it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_own(file: str) -> bool:
 
 
 def place(error: BaseException) -> str | None:
-    """'mine/algorithms/choco.py, line 12' if the exception comes from there; None if from no code of one's own."""
+    """Return the place in the user's code, such as 'mine/algorithms/choco.py, line 12'; None if it is not user code."""
     if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
         return f"{shown(error.filename)}, line {error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
@@ -39,7 +39,7 @@ def place(error: BaseException) -> str | None:
 
 
 def sentence(error: BaseException) -> str:
-    """What happened, without the place."""
+    """Return what happened, without the place."""
     text = error.msg if isinstance(error, SyntaxError) else str(error)
     return f"{type(error).__name__}: {' '.join(text.split())}".rstrip(".: ")
 
@@ -71,8 +71,8 @@ def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
 
 @contextmanager
 def named(otherwise: str = "") -> Iterator[None]:
-    """An exception in one's own code becomes a ConfigError that names the file and the line; any other one that says
-    `otherwise`, if that is given."""
+    """Convert an exception in the user's code to a ConfigError that names file and line; any other one to a ConfigError
+    with the text `otherwise`, if given."""
     try:
         yield
     except ConfigError:

@@ -1,8 +1,8 @@
-"""Finding the components of a package: adding one is adding a file.
+"""Discovery of a package's components: to add one, add a file.
 
-A component is a dataclass with a `name` (its configuration, and the object that is built from it, are the same thing).
-Every module of the package is imported, so modules of components must not import torch at the top. One's own are
-found beside ours: in `<--config-dir>/<package>/*.py`, and by entry points of installed packages.
+A component is a dataclass with a `name` (it is both configuration and object). Every module of the package is imported,
+so modules of components must not import torch at the top. User components are found in
+`<--config-dir>/<package>/*.py` and through entry points of installed packages.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ CONTRACTS = {
     "report.figures": "report.figures.figure.StudyFigure",
     "report.listings": "report.listings.Listing",
 }
-"""Package -> what a component of one's own has to be; it is looked for in a folder (and entry points) with the last
-part of the package's name."""
+"""Package -> the base class of user components, which are found in a folder (and entry points) with the last part of
+the package's name."""
 
 PLAIN = {
     **{"models": "model", "data": "data", "optim": "optim", "lr_schedules": "schedule"},
@@ -57,17 +57,17 @@ PLAIN = {
 
 
 def components(package: str) -> dict[str, type]:
-    """name -> dataclass, for every component of `decentral.<package>`, and those of one's own.
+    """Return name -> dataclass for every component of `decentral.<package>` and every user component.
 
-    Raises ConfigError if one of these cannot be imported, or has a name that another one has.
+    Raises ConfigError if a user component cannot be imported, or its name is taken.
     """
     return _components(package, plugins.folder())
 
 
 def component(package: str, name: str) -> type | None:
-    """The component with this name, or what stands for the plain class `module:Name`; None if there is no such thing.
+    """Return the component with this name, or the wrapper of the plain class `module:Name`; None if it does not exist.
 
-    Raises ConfigError if the module cannot be imported, or has no such class.
+    Raises ConfigError if the module cannot be imported or has no such class.
     """
     known = components(package)
     if name in known or package not in PLAIN or ":" not in name:
@@ -83,14 +83,13 @@ trusts has chosen."""
 
 
 def is_foreign(package: str, name: str) -> bool:
-    """Whether this is code in a module that was not asked for in this process; torch's optimizers and schedulers are
-    not."""
+    """Return whether this is code in a module not requested in this process; always false for torch's own."""
     known = name.startswith(("torch.optim:", "torch.optim.lr_scheduler:")) or (package, name) in NAMED
     return ":" in name and not known
 
 
 def owner(cls: type) -> str | None:
-    """The file of a component of one's own, as the user would write it; None for ours."""
+    """Return the file of a user component, as the user would write it; None for built-in ones."""
     found = sources.source(cls)
     return shown(found["file"]) if found else None
 
@@ -109,14 +108,14 @@ def _components(package: str, folder: Path | None) -> dict[str, type]:
                 f"{here}: the name '{name}' is already used by {there}: choose another one, as in name: str = "
                 f"'my_{name}'."
             )
-        sources.source(cls)  # as it is now
+        sources.source(cls)  # record its current source
         found[name] = cls
     return dict(sorted(found.items()))
 
 
 @cache
 def ours(package: str) -> dict[str, type]:
-    """Those of this package, or module, alone."""
+    """Return the built-in components of this package or module."""
     root = importlib.import_module(f"decentral.{package}")
     names = [info.name for info in pkgutil.iter_modules(getattr(root, "__path__", []))]
     found: dict[str, type] = {}
@@ -131,12 +130,12 @@ def ours(package: str) -> dict[str, type]:
 
 
 def _classes(module: ModuleType) -> list[type]:
-    """Those that are defined in the module."""
+    """Return the classes defined in the module."""
     return [cls for cls in vars(module).values() if isinstance(cls, type) and cls.__module__ == module.__name__]
 
 
 def _name(cls: type) -> str | None:
-    """What a component is called; None for other classes."""
+    """Return the name of a component; None for other classes."""
     if not dataclasses.is_dataclass(cls):
         return None
     name = next((f.default for f in dataclasses.fields(cls) if f.name == "name"), None)
@@ -174,7 +173,7 @@ def _installed(package: str) -> Iterator[type]:
 
 
 def load(module: str, what: str) -> ModuleType:
-    """Import a module of one's own. Raises ConfigError that names the file and the line of what is wrong with it."""
+    """Import a user module. Raises ConfigError that names file and line of its error."""
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -183,7 +182,7 @@ def load(module: str, what: str) -> ModuleType:
 
 
 def _checked(package: str, module: ModuleType) -> Iterator[type]:
-    """The components of a module of one's own."""
+    """Yield the components of a user module."""
     contract = _contract(package)
     for cls in _classes(module):
         meant = issubclass(cls, contract) and not inspect.isabstract(cls) and not cls.__name__.startswith("_")
@@ -218,6 +217,6 @@ def _check(package: str, cls: type, file: str) -> None:
 
 
 def described(cls: type) -> str:
-    """The first line of a component's docstring; '' if it has none of its own."""
+    """Return the first line of a component's docstring; '' if it has none."""
     text = inspect.getdoc(cls) or ""
     return "" if text.startswith(f"{cls.__name__}(") else text.partition("\n")[0].strip()

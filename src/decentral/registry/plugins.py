@@ -1,4 +1,4 @@
-"""Where components of one's own are: in a folder and in installed packages, for this process and all that it starts."""
+"""Locations of user components, in a folder and in installed packages, for this process and its children."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _all() -> tuple[importlib.metadata.EntryPoint, ...]:
 
 
 def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
-    """Those of `decentral.<group>`, by name; each names a component, or a module with components."""
+    """Return the entry points of `decentral.<group>`, by name; each names a component or a module with components."""
     return [one for one in _all() if one.group == f"{_PREFIX}{group}"]
 
 
@@ -62,7 +62,7 @@ VARIABLE = "DECENTRAL_OWN"
 
 
 def use(folder: Path | None) -> None:
-    """From now on, components of one's own are those in this folder (None: in none), installed ones aside."""
+    """Set the folder of user components (None: none), besides installed ones."""
     text = str(folder.resolve()) if folder is not None else ""
     if text != _read()["folder"]:
         _write({"folder": text, "path": [], "sources": {}})
@@ -100,7 +100,7 @@ def expect(module: str, digest: str, file: str) -> None:
 
 
 def passport() -> str:
-    """What another process needs to find the same components; '' if there are none of one's own."""
+    """Return what another process needs to find the same components; '' without user components."""
     return os.environ.get(VARIABLE, "")
 
 
@@ -112,7 +112,7 @@ def enter(passport: str) -> None:
 
 
 def mount() -> None:
-    """Make the folder a package, and let modules be found that lie in it or beside."""
+    """Make the folder a package, and make modules in it and next to it importable."""
     known = _read()
     if known["folder"]:
         name = package_of(Path(known["folder"]))

@@ -24,7 +24,7 @@ EXTRAS = {"torchmetrics": "metrics", "timm": "timm", "datasets": "datasets"}
 
 
 class Plain:
-    """What components that are made here have in common; a subclass's fields are the settings."""
+    """Base of the components created here; a subclass's fields are the settings."""
 
     name: str
     plain_module: str
@@ -39,8 +39,8 @@ class Plain:
         return _target(cls.plain_package, cls.plain_name)
 
     def settings(self) -> dict[str, Any]:
-        """What has been set, by the names of the parameters; lists for what is a tuple by default are tuples. With what
-        is set of further ones."""
+        """Return the values by parameter name, including further keyword arguments; lists become tuples if the default
+        is a tuple."""
         known, fields = parameters_of(self.target()), dataclasses.fields(self)  # type: ignore[arg-type]
         values = {f.name: getattr(self, f.name) for f in fields if f.name != "name" and f.name in known}
         tuples = {name for name, one in known.items() if isinstance(one.default, tuple)}
@@ -96,7 +96,7 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
 
 
 def taken(target: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the `given` values that the class or function has parameters for."""
+    """Return the `given` values for which the class or function has parameters."""
     return {name: value for name, value in given.items() if name in parameters_of(target)}
 
 
@@ -186,7 +186,7 @@ def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def further(target: Callable[..., Any]) -> str:
-    """What the parameter is called that takes further ones by name, `kwargs` of **kwargs; '' if there is none."""
+    """Return the name of the **kwargs parameter; '' if there is none."""
     parameters = inspect.signature(target).parameters.values()
     return next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD), "")
 
@@ -194,7 +194,7 @@ def further(target: Callable[..., Any]) -> str:
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
     try:
         return get_type_hints(vars(target).get("__init__", target) if isinstance(target, type) else target)
-    except Exception:  # an annotation that only type checkers can read
+    except Exception:  # an annotation for type checkers only
         return {}
 
 

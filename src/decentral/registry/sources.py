@@ -1,4 +1,4 @@
-"""The source of components of one's own, as part of a run's identity."""
+"""The source code of user components, as part of a run's identity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from decentral.registry.plugins import is_installed
 _OURS = "decentral"
 SITES = {"site-packages", "dist-packages"}
 _PYTHON = f"python {sys.version_info.major}.{sys.version_info.minor}"
-_DIGEST = "_decentral_source"  # in a module of one's own: what its source was when it was imported
+_DIGEST = "_decentral_source"  # attribute of a user module: its source at import
 
 
 def is_own(module: str) -> bool:
@@ -29,10 +29,10 @@ def is_own(module: str) -> bool:
 
 
 def source(cls: Any) -> dict[str, str] | None:
-    """file and sha256 (or the version) of the code behind a component of one's own; None for ours.
+    """Return file and sha256 (or the version) of the code of a user component; None for built-in ones.
 
-    The hash is of its module and of all modules that this one imports from beside it, as they were when it was
-    imported. Raises ConfigError if the process that started this one had found another source.
+    The hash covers its module and all neighboring modules that it imports, as of the import. Raises ConfigError if the
+    parent process had found another source.
     """
     plain = getattr(cls, "plain_module", None)
     module = plain or cls.__module__
@@ -68,9 +68,9 @@ def _released(module: str, file: Path) -> str | None:
 
 
 def release(module: Any) -> str:
-    """Which package, of which version, an imported module is from: Python's, an installed one, or this program.
+    """Return package and version of an imported module: Python's, an installed one, or this program.
 
-    '' for a module of one's own, which counts by what is in it.
+    '' for a user module, which counts by its content.
     """
     if not isinstance(module, str) or module == "__main__" or is_own(module):
         return ""
@@ -81,7 +81,7 @@ def release(module: Any) -> str:
     if known is None:
         return ""
     file = vars(known).get("__file__")
-    if file is None:  # made while its package was imported
+    if file is None:  # created while its package was imported
         return release(top) if top != module else ""
     return _release(top, file)
 
@@ -95,7 +95,7 @@ def _release(top: str, file: str) -> str:
         return _PYTHON if path.is_relative_to(Path(os.__file__).resolve().parent) else ""
     try:
         return f"{top} {importlib.metadata.version(top)}"
-    except importlib.metadata.PackageNotFoundError:  # it is called otherwise than what it was installed as
+    except importlib.metadata.PackageNotFoundError:  # its import name differs from the distribution's
         known = importlib.metadata.packages_distributions().get(top, ())
         return " ".join([top, *(importlib.metadata.version(name) for name in sorted(set(known)))])
 
@@ -114,7 +114,7 @@ def installed(module: str) -> bool:
 
 
 def root_of(module: str) -> Path:
-    """The folder that a module of one's own was found in: what it imports from there is part of its source."""
+    """Return the folder of a user module: modules imported from there are part of its source."""
     file = Path(str(sys.modules[module].__file__)).resolve()
     if module.startswith(f"{plugins.__name__}."):
         return Path(sys.modules[".".join(module.split(".")[: plugins.__name__.count(".") + 2])].__path__[0])
@@ -131,7 +131,7 @@ def _digest(file: Path, root: Path) -> str:
 
 
 def _closure(file: Path, root: Path) -> dict[Path, Path]:
-    """The file, and those of one's own that it imports, and those that these import: with their paths from the folders
+    """Return the file and all user files it imports, directly or indirectly, with their paths relative to the folders
     in which they were found."""
     found: dict[Path, Path] = {}
     waiting = [(file, root)]
@@ -146,7 +146,7 @@ def _closure(file: Path, root: Path) -> dict[Path, Path]:
 def _imported(file: Path, root: Path) -> Iterator[tuple[Path, Path]]:
     try:
         tree = ast.parse(file.read_bytes())
-    except SyntaxError:  # in a file that is imported only where nobody comes
+    except SyntaxError:  # in a file whose import is never reached
         return
     for node in ast.walk(tree):
         for level, name in _named(node):
@@ -177,7 +177,7 @@ def _files(level: int, name: str, file: Path, root: Path) -> Iterator[tuple[Path
 
 
 def _folder_of(top: str, root: Path) -> Path | None:
-    """The folder in which a module of one's own is found: what was started from, or another one of Python's path."""
+    """Return the folder of a user module: the starting folder, or another one of Python's path."""
     if top == _OURS:
         return None
     if root.name not in SITES and any((root / name).exists() for name in (top, f"{top}.py")):

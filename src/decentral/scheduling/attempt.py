@@ -1,5 +1,5 @@
-"""One attempt at a job, in the process that carries it out: its output goes to log.txt in the job's directory, which is
-locked meanwhile, and however it ends, a report says so.
+"""One attempt at a job, in its process: output goes to log.txt in the job's directory, which is locked meanwhile, and
+every outcome is reported.
 
 Imports nothing heavy: the launching process imports it, too.
 """
@@ -26,27 +26,27 @@ from decentral.store.failures import Failure, classify, describe
 from decentral.store.files import is_locked, try_lock
 from decentral.store.run_store import LOCK, LOG
 
-_LONGEST_BYTES = 1 << 20  # a log that is longer begins anew with the next attempt
+_LONGEST_BYTES = 1 << 20  # a longer log is restarted at the next attempt
 
 
 def attempt_main(job: Job, processes: int, cores: int, pipe: Connection, environment: dict[str, str]) -> None:
-    """Carry the job out with `processes` processes on `cores` cores, and send how it has ended (`Ended` less the job).
+    """Run the job with `processes` processes on `cores` cores, and send its outcome (`Ended` without the job).
 
-    The process leads a group of its own, with which whatever it starts can be killed; it dies with the launcher.
-    SIGTERM asks the job to stop.
+    The process leads its own group, so that its children can be killed with it; it dies with the launcher. SIGTERM asks
+    the job to stop.
     """
     os.setpgid(0, 0)
     die_with_parent(with_group=True)
     os.environ.update(environment)
     machine.share_cores(cores)
     threads = set_threads(processes, worth_threads=True)
-    if "torch" in sys.modules:  # since before the environment was set
+    if "torch" in sys.modules:  # imported before the environment was set
         sys.modules["torch"].set_num_threads(threads)
     pipe.send(attempt(job)[1:])
 
 
 def attempt(job: Job) -> Ended:
-    """Carry the job out unless it is finished, or somebody else is at it; what it prints goes to its log."""
+    """Run the job unless it is finished or running elsewhere; its output goes to its log."""
     try:
         log = claim_log(job.directory)
     except OSError as error:
@@ -63,16 +63,16 @@ def attempt(job: Job) -> Ended:
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
-        if os.fstat(log).st_size == 0:  # removed while it is still locked, and the directory if nothing else is in it
+        if os.fstat(log).st_size == 0:  # remove it while still locked, and the directory if it is otherwise empty
             (job.directory / LOG).unlink()
             job.directory.rmdir()
     return ended
 
 
 def carry_out(job: Job) -> Ended:
-    """Carry the job out in this process; whatever happens, it has ended. SIGTERM asks it to stop.
+    """Run the job in this process and return its outcome in any case. SIGTERM asks it to stop.
 
-    A run writes a checkpoint and stops at the first SIGTERM; where nothing waits for the signal, the job is broken off.
+    A run writes a checkpoint and stops at the first SIGTERM; a job without a handler is aborted.
     """
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _break_off) if main else None
@@ -100,7 +100,7 @@ def is_taken(directory: Path) -> bool:
 
 
 def claim_log(directory: Path) -> int | None:
-    """Open (and lock) the log for as long as the job is carried out; None if somebody else has. Raises OSError."""
+    """Open (and lock) the log while the job runs; None if another process has it. Raises OSError."""
     path = directory / LOG
     while True:
         directory.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ def claim_log(directory: Path) -> int | None:
             except OSError:  # a file system without locks
                 locked = True
             facts = os.fstat(log)
-            if locked and facts.st_nlink:  # else its last owner has removed it since
+            if locked and facts.st_nlink:  # else its last owner has removed it
                 if facts.st_size > _LONGEST_BYTES:
                     os.ftruncate(log, 0)
                 return log

@@ -1,4 +1,4 @@
-"""What the user sees of many jobs: a table on a terminal, one line per event anywhere else."""
+"""Progress display of many jobs: a table on a terminal, otherwise one line per event."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from decentral.store.run_store import LOG
 from decentral.terminal.display import Display, Row, clock, display
 
 LINE_PERIOD_S = 30.0
-"""How long nothing is said where there is no table and jobs run."""
-_NAMED = 4  # running jobs in such a line; more are only counted
+"""Interval of status lines while jobs run, without a table."""
+_NAMED = 4  # running jobs named in such a line; others are counted
 _LEAST_SHARE, _LEAST_S = 0.02, 5.0  # of a job, by which the time to go is judged
 
 
@@ -42,7 +42,7 @@ class Board:
         self._waited = self._stopping = False
 
     def expect(self, jobs: int) -> None:
-        """So many jobs are known of: those that are over, running and left. It may grow as a search goes on."""
+        """Set the known number of jobs: finished, running and remaining. It may grow during a search."""
         self._total = jobs
 
     def started(self, job: Job) -> None:
@@ -80,19 +80,19 @@ class Board:
             self.say(f"running   {self._progress_line()}")
 
     def stops(self, why: str) -> None:
-        """No more jobs are started, and those that run are told to stop: from now on no time to go is claimed."""
+        """Report that no more jobs start and running ones are stopped; the remaining time is no longer shown."""
         self._stopping = True
         self.say(why)
 
     def waits(self, count: int) -> None:
-        """Nothing is running here: another launcher is at all that is left."""
+        """Report that nothing runs here: another launcher has all remaining jobs."""
         if not self._waited:
             self._waited = True
             self.say(f"waiting   for {count} runs of another launcher")
 
     def say(self, text: str) -> None:
-        """A line that stays; without a table it says how many jobs are finished, done or diverged, of those that are
-        known."""
+        """Print a permanent line; without a table it includes the numbers of finished, done or diverged, and known
+        jobs."""
         self._said = self._now()
         finished = self._counts[Status.done] + self._counts[Status.diverged]
         self._display.line(text if self._display.live else f"[{self._title}: {finished} of {self._total}] {text}")
@@ -104,7 +104,7 @@ class Board:
         self._display.close(f"{self._title}: {self._headline()}")
 
     def _tell(self, text: str) -> None:
-        """A line for those who have no table."""
+        """Print a line, only without a table."""
         if not self._display.live:
             self.say(text)
 
@@ -124,18 +124,18 @@ class Board:
         return f"{', '.join(named)}{rest and f'; {rest}'}"
 
     def _not_started(self) -> list[str]:
-        """How many jobs wait for room, where some do: those that run are counted apart."""
+        """Return the number of jobs waiting for resources, if any; running ones are counted separately."""
         return [f"{len(self._waiting)} not started"] if self._waiting else []
 
     def _to_go(self) -> str:
-        """'about 0:20 to go'; '' where that is not known, or jobs are told to stop."""
+        """Return 'about 0:20 to go'; '' if unknown or if jobs are being stopped."""
         running = [one for one in self._seen if not one.waits]
         spent_s, work, left = self._spent_s, self._work, float(len(self._waiting) + len(self._seen) - len(running))
         for one in running:
             began, held = self._started.get(one.job.id, (self._now(), 0.0))
             share = max(one.fraction or 0.0, held)
             left += 1 - share
-            if share > held:  # else it has not said anything yet
+            if share > held:  # else it has not reported anything yet
                 spent_s += self._now() - began
                 work += share - held
         if self._stopping or not running or work < _LEAST_SHARE or spent_s < _LEAST_S:

@@ -1,4 +1,4 @@
-"""What a scheduler carries out, and where: the contracts of jobs, and of what runs them, such as a machine."""
+"""The interfaces of jobs and of pools that run them, such as a machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from decentral.store.failures import Failure
 
 
 def _unpickled(passport: str, module: str, name: str) -> Any:
-    """A job without its fields, in a process that from now on finds components of one's own, which may be in them."""
+    """Create a job without its fields, after registering user components, which the fields may contain."""
     plugins.enter(passport)
     cls = getattr(import_module(module), name)
     return cls.__new__(cls)
 
 
 class Demand(NamedTuple):
-    """What a job occupies while it runs."""
+    """The resources of a running job."""
 
     processes: int | None = 1
     """Processes with a core (or a GPU) each; None leaves the choice to the launcher."""
@@ -31,11 +31,11 @@ class Demand(NamedTuple):
     """'cpu', 'cuda', a certain GPU ('cuda:1'), or 'auto': a GPU where there are some."""
 
     alone: bool = False
-    """Whether nothing else may run on the machine meanwhile: it takes times."""
+    """Whether nothing else may run on the machine meanwhile, for timing."""
 
 
 class Job(ABC):
-    """A dataclass that can be pickled. Whoever carries it out may be killed at any moment: the next one goes on."""
+    """A job: a picklable dataclass. Its process may be killed at any time: the next attempt resumes it."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if not plugins.passport():
@@ -43,7 +43,7 @@ class Job(ABC):
         return _unpickled, (plugins.passport(), type(self).__module__, type(self).__name__), self.__dict__
 
     command: str = ""
-    """What a user types to carry out just this job, if there is such a thing."""
+    """The user's command for just this job, if there is one."""
 
     @property
     @abstractmethod
@@ -53,7 +53,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def directory(self) -> Path:
-        """A run directory (see `decentral.store`): its status.json says how far the job is."""
+        """Return the run directory (see `decentral.store`), whose status.json has the progress."""
 
     @property
     @abstractmethod
@@ -62,12 +62,12 @@ class Job(ABC):
 
     @property
     def demand(self) -> Demand:
-        """What the job occupies."""
+        """Return the resources of the job."""
         return Demand()
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What takes long to import: the process from which jobs are started has it in memory."""
+        """Return modules that are slow to import, which the starting process preloads."""
         return ("decentral.runtime.worker",)
 
     def placed(self, processes: int) -> Job:
@@ -83,14 +83,14 @@ class Job(ABC):
         return RunStore.finished(self.directory, self.id)
 
     def held(self) -> float:
-        """The share of an unfinished job that is stored, from 0 to 1: the next attempt goes on from there. Never
+        """Return the stored share of an unfinished job, from 0 to 1, from which the next attempt resumes. Never
         raises."""
         facts = RunStore.peek(self.directory) or {}
         unfinished = facts.get("run_id") == self.id and facts.get("status") not in (Status.done, Status.diverged)
         return self._stored(facts) if unfinished else 0.0
 
     def _stored(self, facts: dict[str, Any]) -> float:
-        """That share, by what the status of the job says: its `fraction`."""
+        """Return that share from the job's status: its `fraction`."""
         fraction = facts.get("fraction")
         return min(1.0, max(0.0, fraction)) if isinstance(fraction, int | float) else 0.0
 
@@ -103,7 +103,7 @@ class Ended(NamedTuple):
 
     job: Job
     status: Status
-    """`running` if somebody else is carrying it out: it was left alone."""
+    """`running` if another process runs it: it was left alone."""
     failure: str | None = None
     """Why it failed, one of `failures.Failure`; None if it did not fail."""
 
@@ -141,7 +141,7 @@ class Pool(ABC):
     """Whether jobs share the memory of a device, so that one that ran out of it may have enough of it alone."""
 
     def expect(self, jobs: int) -> None:
-        """How many jobs wait to be started, the next one included: a pool may share its cores out between them."""
+        """Set the number of jobs waiting to start, including the next one: a pool may divide its cores between them."""
 
     @abstractmethod
     def has_room(self, job: Job) -> bool:
@@ -156,11 +156,11 @@ class Pool(ABC):
 
     @abstractmethod
     def start(self, job: Job) -> None:
-        """Begin to carry the job out, in a process group of its own. May raise NoRoom while other jobs run."""
+        """Start the job in its own process group. May raise NoRoom while other jobs run."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> list[Ended]:
-        """The jobs that ended since the last call; waits for one, but no longer than `timeout_s`."""
+        """Return the jobs that ended since the last call; wait for one, at most `timeout_s`."""
 
     @abstractmethod
     def look(self) -> list[Seen]:
@@ -182,7 +182,7 @@ class Pool(ABC):
 
 
 def ended_without_report(job: Job, reason: str, stopped: bool = False) -> Ended:
-    """How a job ended whose process is gone without a report; `stopped` if it had been told to stop."""
+    """Return the outcome of a job whose process is gone without a report; `stopped` if it was asked to stop."""
     finished = job.finished()
     if finished is not None:
         return Ended(job, finished)
@@ -192,10 +192,10 @@ def ended_without_report(job: Job, reason: str, stopped: bool = False) -> Ended:
 
 
 def seen_in_directory(job: Job, place: str) -> Seen:
-    """How far the job is, from its run directory: this works wherever the directory can be read.
+    """Return the progress of a job from its run directory, wherever that can be read.
 
-    A job may say it in its status (`fraction`, `text`); else it is seen from the steps and epochs of a run's status, or
-    of its last evaluation.
+    A job may report it in its status (`fraction`, `text`); else it follows from the steps and epochs in a run's status
+    or last evaluation.
     """
     facts = RunStore.peek(job.directory) or {}
     if "fraction" in facts:
@@ -210,7 +210,7 @@ def seen_in_directory(job: Job, place: str) -> Seen:
 
 
 def _last_row(path: Path) -> dict[str, Any]:
-    """The last whole line of a metrics.jsonl, of which the end alone is read; {} if there is none."""
+    """Return the last complete line of a metrics.jsonl, reading only its end; {} if there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))

@@ -1,5 +1,5 @@
-"""Jobs side by side on this machine, each in a process group of its own; what is free: CPU slots, and GPUs with the
-memory that their runs take."""
+"""Parallel jobs on this machine, each in its own process group; bookkeeping of CPU slots, and of GPUs with their runs'
+memory."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from decentral.store.failures import Failure
 from decentral.terminal.progress import ADDRESS
 
 _EXIT_S = 5.0  # for a process that has reported how its job ended
-_UNSEEN_S = 20.0  # after so long a run has taken the memory that it takes
-_MARGIN = 1.1  # of what the largest run took
-_READING_S = 1.0  # how long what the driver said counts
+_UNSEEN_S = 20.0  # after this time a run has allocated its memory
+_MARGIN = 1.1  # factor on the memory of the largest run
+_READING_S = 1.0  # validity of the driver's reading
 
 
 class Seat(NamedTuple):
-    """Where a job runs."""
+    """The resources assigned to a job."""
 
     processes: int
     gpus: tuple[str, ...] = ()
@@ -85,10 +85,10 @@ class Slots:
         self._read_at = float("-inf")
 
     def seat(self, demand: Demand, waiting: int) -> Seat | None:
-        """Where a job can run now; None if it has to wait. It takes nothing yet: see `take`.
+        """Return the resources on which a job can run now; None if it must wait. Does not take them yet: see `take`.
 
-        Of a job that leaves the number of processes open, the slots (or GPUs) are shared out between `waiting` jobs.
-        Raises ConfigError for a job that needs GPUs which are not there, so that it would wait for ever.
+        For a job with an open number of processes, the slots (or GPUs) are divided between `waiting` jobs. Raises
+        ConfigError for a job that needs missing GPUs, since it would wait forever.
         """
         kind = kind_of(demand.device, len(self.gpus))
         allowed = self._allowed(demand) if kind == "cuda" else []
@@ -159,7 +159,7 @@ class Slots:
                 self._largest_bytes = max(self._largest_bytes, (self._empty[gpu] - self._free[gpu]) // len(runs))
 
     def _read(self, anew: bool = False) -> None:
-        """Ask the driver what is free, if that was not just done."""
+        """Read the free resources from the driver, unless just done."""
         if anew or self._clock() - self._read_at >= _READING_S:
             self._free, self._read_at = self._free_bytes(), self._clock()
 
@@ -192,7 +192,7 @@ class LocalPool(Pool):
         self._progress.bind(os.path.join(self._folder, "progress"))
 
     def expect(self, jobs: int) -> None:
-        """Cores are shared out between so many."""
+        """Divide the cores between this number of jobs."""
         self._waiting = jobs
 
     def has_room(self, job: Job) -> bool:
@@ -200,7 +200,7 @@ class LocalPool(Pool):
         return self._place(job) is not None
 
     def start(self, job: Job) -> None:
-        """In a process of its own, which is in memory already."""
+        """Start the job in its own process, forked from the warm server."""
         place = self._place(job)
         assert place is not None, "ask has_room first"
         placed, seat = place
@@ -220,7 +220,7 @@ class LocalPool(Pool):
         self._running[self._number] = _Running(job, self._slots.take(seat), process, ours)
 
     def wait(self, timeout_s: float) -> list[Ended]:
-        """Those whose processes are gone; nothing of their groups is left."""
+        """Return the jobs whose processes have ended, including their groups."""
         if not self._running:
             time.sleep(timeout_s)
             return []
@@ -317,10 +317,10 @@ def _kill_group(process: ForkServerProcess) -> None:
 
 
 def _kill_orphans(process: ForkServerProcess) -> None:
-    """What is left of the group of a process that has ended.
+    """Kill the rest of the group of an ended process.
 
-    The system gives a process's number to nobody else while its group has members. So if there is a process of that
-    number again, nothing is left of the group, and the group of that number is a stranger's.
+    The system does not reuse a process ID while its group has members. So if a process with this ID exists again, the
+    old group is gone, and the group of this ID belongs to another process.
     """
     assert process.pid is not None
     with contextlib.suppress(ProcessLookupError, PermissionError):

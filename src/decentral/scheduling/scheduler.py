@@ -1,4 +1,4 @@
-"""The scheduler of a study or a sweep: which jobs to start when, and what to do when they end."""
+"""The scheduler of a study or a sweep: starts jobs and handles their outcomes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from decentral.scheduling.launchers.launcher import Launcher
 from decentral.store import Status
 from decentral.store.failures import OUTSIDE, Failure, classify, describe
 
-_ALIKE = 3  # so many refusals for one reason, and nothing else, are enough
+_ALIKE = 3  # stop after this many refusals for one reason without any success
 _POLL_S = 0.5
-_GRACE_S = 30.0  # for all jobs together to write a checkpoint
+_GRACE_S = 30.0  # for all jobs to write a checkpoint
 
 
 class Source(Protocol):
-    """Where jobs come from."""
+    """The source of jobs."""
 
     def pending(self) -> Sequence[Job]:
-        """The jobs known to be needed and not finished, the most wanted first; asked again whenever one has ended."""
+        """Return the known unfinished jobs by priority; called again whenever one has ended."""
 
 
 class Fixed:
@@ -36,13 +36,13 @@ class Fixed:
         self._left = list(jobs)
 
     def pending(self) -> list[Job]:
-        """Those that are not finished, in order."""
+        """Return the unfinished jobs, in order."""
         self._left = [job for job in self._left if job.finished() is None]
         return self._left
 
 
 class Tally(NamedTuple):
-    """What became of the jobs that were started: the last attempt of each."""
+    """The outcomes of the started jobs: the last attempt of each."""
 
     ended: list[Ended]
     interrupted: bool
@@ -55,14 +55,13 @@ class Tally(NamedTuple):
 
 
 def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board) -> Tally:
-    """Carry out what the source asks for, as many jobs at a time as the launcher has room for.
+    """Run the jobs of the source, as many in parallel as the launcher has resources for.
 
-    A job that failed for a reason outside of it is tried again, `launcher.retries` times; out of memory, once more, and
-    alone, where jobs share devices. What another launcher is at is left to it, and what is finished is not started. The
-    first Ctrl-C or SIGTERM lets the jobs write checkpoints, the second one kills them.
+    A job with an external failure is retried `launcher.retries` times; one out of memory, once more, and alone if jobs
+    share devices. Jobs of other launchers are left to them, and finished jobs are not started. The first Ctrl-C or
+    SIGTERM lets jobs write checkpoints, the second one kills them.
 
-    Raises nothing for what goes wrong in a job. What the source raises is raised when the jobs that run then have
-    written checkpoints.
+    Errors in a job are not raised. Errors of the source are raised after the running jobs have written checkpoints.
     """
     work = _Work(source, launcher.retries, board)
     if work.ask():
@@ -87,14 +86,14 @@ class _Work:
         self.interrupted = False
         self.stopping = False
         self.broken: Exception | None = None
-        """What the source raised."""
-        self._stale = True  # whether the source may have something new to say
+        """The exception of the source."""
+        self._stale = True  # whether the source may have new jobs
         self._failures: Counter[str] = Counter()
-        self._alone: set[str] = set()  # jobs that ran out of memory beside others
-        self._theirs: dict[str, float] = {}  # what others are at, and when to look at it again
+        self._alone: set[str] = set()  # jobs that ran out of memory next to others
+        self._theirs: dict[str, float] = {}  # jobs of other launchers, and when to check them again
 
     def ask(self) -> list[Job]:
-        """What is wanted and neither running nor over; what has to run alone comes last. May raise: see `schedule`."""
+        """Return needed jobs that are neither running nor over, exclusive ones last. May raise: see `schedule`."""
         if self._stale:
             known = {job.id: job for job in self.source.pending()}
             left = [job for job in known.values() if job.id not in self.running and job.id not in self.over]
@@ -144,7 +143,7 @@ class _Work:
                 self._end(Ended(job, Status.failed, classify(error), describe(error)), pool)
 
     def _consider(self, job: Job, pool: Pool, full: set[str]) -> None:
-        """Start the job if that is possible now. Raises what goes wrong with it, ConfigError if it never will be."""
+        """Start the job if possible now. Raises its errors, and ConfigError if it can never run."""
         device = job.demand.device
         if device in full:
             return
@@ -177,7 +176,7 @@ class _Work:
         if ended.status is Status.running:
             self._theirs[job.id] = time.monotonic() + _POLL_S
             return
-        if ended.status is Status.interrupted and not self.stopping:  # by a signal from somewhere else
+        if ended.status is Status.interrupted and not self.stopping:  # by an external signal
             ended = Ended(job, Status.failed, Failure.killed, "its process received a stop signal")
         again = not self.stopping and ended.status is Status.failed and self._try_again(ended, pool.shares_devices)
         if not again:
@@ -186,7 +185,7 @@ class _Work:
         if ended.failure == Failure.disk_full and not self.stopping:
             self._stop(pool, "the disk is full: no further runs are started. Free some space; the same command resumes")
         kinds = {(one.failure, one.reason) for one in self.over.values()}
-        alike = len(self.over) >= _ALIKE and len(kinds) == 1 and ended.failure == Failure.refused  # data missing, say
+        alike = len(self.over) >= _ALIKE and len(kinds) == 1 and ended.failure == Failure.refused  # missing data, say
         if alike and not self.stopping:
             self._stop(
                 pool, f"the first {_ALIKE} runs were refused for the same reason: the remaining ones are not started"
@@ -195,7 +194,7 @@ class _Work:
     def _try_again(self, ended: Ended, shares_devices: bool) -> bool:
         job = ended.job
         if ended.failure == Failure.out_of_memory:
-            again = shares_devices and job.id not in self._alone  # else it has had all the memory there is
+            again = shares_devices and job.id not in self._alone  # else it had all the memory
             self._alone.add(job.id)
             return again
         self._failures[job.id] += 1

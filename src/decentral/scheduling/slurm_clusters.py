@@ -33,7 +33,7 @@ _LINGER_S = 2.0  # a cluster that preempts may send SIGTERM just before the sign
 
 
 class SlurmCluster:
-    """Submits jobs, which are known by the cluster's numbers from then on, whoever submitted them.
+    """A SLURM cluster. Submitted jobs are identified by the cluster's job numbers, for any submitter.
 
     `settings` are those of the launcher, `launchers.slurm.Slurm`, and `folder` is for what submitit writes.
 
@@ -42,9 +42,9 @@ class SlurmCluster:
 
     name = "slurm"
     every_s = 10.0
-    """How often to ask for the state of the jobs."""
+    """Interval of queries of job states."""
     patience_s = 15.0
-    """How long after a job is gone its report may still be on its way."""
+    """Time for the report of an ended job to appear."""
 
     def __init__(self, settings: Any, folder: Path) -> None:
         from submitit.slurm.slurm import SlurmExecutor
@@ -82,7 +82,7 @@ class SlurmCluster:
         return max(self._settings.cpus, job.demand.processes or 1)
 
     def alive(self, numbers: Iterable[str]) -> dict[str, bool] | None:
-        """Those that wait (False) or run (True), by one squeue for all jobs of this user; None if it does not say."""
+        """Return waiting (False) and running (True) jobs, by one squeue for all jobs of this user; None if unknown."""
         lines = _output(["squeue", "--noheader", "--user", getpass.getuser(), "--format", "%i %T"])
         if lines is None:
             return None
@@ -122,7 +122,7 @@ class LocalCluster(SlurmCluster):
         self._submitted: dict[str, Any] = {}
 
     def submit(self, job: Job) -> str:
-        """Start a controller that does not hear the terminal's Ctrl-C."""
+        """Start a controller that ignores the terminal's Ctrl-C."""
         if job.demand.alone:
             raise ConfigError(
                 f"launcher.cluster=local runs jobs concurrently, but {job.title} measures times and needs an idle "
@@ -143,7 +143,7 @@ class LocalCluster(SlurmCluster):
         return str(submitted.job_id)
 
     def alive(self, numbers: Iterable[str]) -> dict[str, bool] | None:
-        """Those whose controller lives."""
+        """Return the jobs whose controller is alive."""
         return {number: True for number in numbers if self._lives(number)}
 
     def _lives(self, number: str) -> bool:
@@ -191,7 +191,7 @@ def _send(number: signal.Signals, pids: Iterable[str]) -> None:
 
 
 def _output(command: list[str]) -> str | None:
-    """What a command prints; None if it is missing, fails, or takes too long."""
+    """Return the output of a command; None if it is missing, fails, or takes too long."""
     if shutil.which(command[0]) is None:
         return None
     try:
@@ -203,17 +203,17 @@ def _output(command: list[str]) -> str | None:
 
 
 def report_path(folder: Path, job: Job) -> Path:
-    """Where a job says how it has ended."""
+    """Return the path of a job's report."""
     return folder / f"{job.id}.report.json"
 
 
 class Submission:
     """What submitit pickles and calls: the job, with submitit's protocol for going back to the queue.
 
-    SLURM announces preemption and the end of the time limit by a signal (SIGUSR2). submitit's own handler would requeue
-    in the middle of a step; here the signal first lets the run write a checkpoint and stop, as SIGTERM does (one that
-    has just come is enough), and then submitit requeues. SIGTERM alone (scancel) ends the job without a report, so that
-    a job which SLURM itself puts back into the queue is not mistaken for one that is over.
+    SLURM announces preemption and the time limit by a signal (SIGUSR2). submitit's own handler would requeue in the
+    middle of a step; here the signal first makes the run write a checkpoint and stop, like SIGTERM (a recent one is
+    enough), and then submitit requeues. SIGTERM alone (scancel) ends the job without a report, so that a job requeued
+    by SLURM itself does not look finished.
     """
 
     def __init__(self, job: Job, cores: int, path: Path) -> None:
@@ -221,7 +221,7 @@ class Submission:
         self._requeue = False
 
     def __call__(self) -> None:
-        """Carry the job out and leave its report, unless it goes back to the queue, or is told to stop."""
+        """Run the job and write its report, unless it is requeued or asked to stop."""
         from submitit.core.job_environment import JobEnvironment
         from submitit.core.utils import UncompletedJobError
 
@@ -244,7 +244,7 @@ class Submission:
         write_json(self._path, {"report": ended[1:]})
 
     def checkpoint(self) -> Any:
-        """What submitit calls next time: the same, since the run's directory knows how far it is."""
+        """Return submitit's next call: the same, since the run's directory has the progress."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(Submission(self.job, self._cores, self._path))

@@ -1,4 +1,4 @@
-"""Jobs on a SLURM cluster: submitted once, watched through their reports and squeue, found again after a restart."""
+"""Jobs on a SLURM cluster: submitted once, monitored through reports and squeue, and found again after a restart."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _CAUSES = {
 
 
 def private_folder(folder: Path) -> None:
-    """Make the folder, for this user alone: what is pickled there is run by whoever reads it.
+    """Create the folder for this user only: its pickles are executed when loaded.
 
-    Raises ConfigError if it belongs to somebody else, or cannot be closed to others.
+    Raises ConfigError if it belongs to another user or cannot be made private.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid == os.geteuid():
@@ -127,7 +127,7 @@ class SlurmPool(Pool):
             time.sleep(min(_LOOK_S, left))
 
     def look(self) -> list[Seen]:
-        """From the run directories, as often as the cluster is asked; those that wait in the queue say so."""
+        """Return the progress from the run directories, or the queue state of waiting jobs, at the query interval."""
         self._ask_cluster()
         if self._looked_at != self._asked_at or len(self._seen) != len(self._active):
             self._looked_at, self._seen = self._asked_at, []
@@ -175,7 +175,7 @@ class SlurmPool(Pool):
         return None
 
     def _ask_cluster(self) -> None:
-        """Which jobs are alive, not more often than the cluster likes to be asked."""
+        """Query which jobs are alive, at most at the query interval."""
         every_s = self._cluster.every_s if self._kill_at is None else min(self._cluster.every_s, _STOPPING_EVERY_S)
         now = time.monotonic()
         if not self._active or now - self._asked_at < every_s:
@@ -199,7 +199,7 @@ class SlurmPool(Pool):
         return found
 
     def _report(self, active: _Active) -> Ended | None:
-        """What the job left when it was over; None if there is nothing yet, or its directory does not confirm it."""
+        """Return the job's report; None if there is none yet, or its directory does not confirm it."""
         report = (read_json(report_path(self._folder, active.job)) or {}).get("report")
         if report is None:
             return None
@@ -208,10 +208,10 @@ class SlurmPool(Pool):
         return None if unconfirmed else ended
 
     def _post_mortem(self, active: _Active) -> Ended:
-        """How a job ended that is gone and left no report."""
+        """Return the outcome of a job that ended without a report."""
         stopped = self._kill_at is not None
         verdict = "" if stopped else self._cluster.verdict(active.number)
-        if verdict.startswith("CANCELLED") and active.job.finished() is None:  # somebody means it: no second attempt
+        if verdict.startswith("CANCELLED") and active.job.finished() is None:  # canceled on purpose: no second attempt
             reason = f"{self._cluster.name} job {active.number} was cancelled"
             return Ended(active.job, Status.failed, Failure.error, reason)
         cause = _CAUSES.get(

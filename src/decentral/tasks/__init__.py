@@ -1,1 +1,1 @@
-"""What is optimized. One file per task."""
+"""Optimization tasks, one file each."""

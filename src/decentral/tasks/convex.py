@@ -223,7 +223,7 @@ class Regression(Task):
         return self.samples is not None and self._arrays()["x0"].ndim == 2
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        """What is in the file. Raises ConfigError where it is not as it has to be."""
+        """Return the content of the file. Raises ConfigError if it is invalid."""
         wanted = "give an .npz file with finite real numbers A [n, m, d], b [n, m] and, if any, x0 [d] or [n, d]"
         assert self.samples is not None
         found = _read_arrays(f"task.samples={self.samples}", self.samples, wanted, square=False)

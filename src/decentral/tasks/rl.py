@@ -24,28 +24,26 @@ _START_S = 1.0  # until a process has started and found the others
 
 @dataclass
 class RL(Task):
-    """Reinforcement learning by PPO: every worker acts in scenes of its own with its own model.
+    """Reinforcement learning by PPO: every worker acts in its own scenes with its own model.
 
-    A worker has `num_envs` environments, which go on from rollout to rollout. A rollout is `rollout_steps` steps in
-    each of them, num_envs * rollout_steps frames in all. It is gone through `passes` times, each time in a new order,
-    in batches of `batch_size` frames, so that it is good for
+    A worker has `num_envs` environments, which continue across rollouts. A rollout is `rollout_steps` steps in each of
+    them, num_envs * rollout_steps frames in total. It is used in `passes` passes, each in a new order, in batches of
+    `batch_size` frames, for
 
         R = passes * num_envs * rollout_steps / batch_size    gradients.
 
-    A draw is one such batch. Draw d of a worker is batch d mod R of its rollout floor(d / R). Draw 0, R, 2 R, ... first
-    collects that rollout, with the model at which the gradient is asked for. The others take the same frames at the
-    model as it is by then, which is what PPO's ratio corrects for. So each worker collects when its own draws say so,
-    with its own model: whether workers step together, go on by themselves, or exchange something after every gradient.
-    An epoch is R steps: a rollout of every worker.
+    A draw is one such batch. Draw d of a worker is batch d mod R of its rollout floor(d / R). Draws 0, R, 2 R, ...
+    first collect that rollout, with the model of the gradient. The others use the same frames at the current model,
+    which PPO's ratio corrects for. So each worker collects by its own draw count, with its own model: whether workers
+    step together, run asynchronously, or communicate after every gradient. An epoch is R steps: a rollout per worker.
 
-    Advantages, loss and initial values are those of CleanRL's PPO: `problems/ppo.py`. As there, an episode that was cut
-    off after its most steps counts as over, and advantages are normalized in each batch. With `model=policy_lstm` a
-    batch is whole pieces of episodes: batch_size / rollout_steps environments.
+    Advantages, loss and initial values are those of CleanRL's PPO: `problems/ppo.py`. As there, a truncated episode
+    counts as terminated, and advantages are normalized in each batch. With `model=policy_lstm` a batch has whole pieces
+    of episodes: batch_size / rollout_steps environments.
 
-    The worker's scenes are what `partition` deals out to it, so that partition.alpha decides how much they differ.
-    Models are tested in scenes that no worker has, an episode in each: `evaluation.examples` says in how many on the
-    way. There actions are drawn as in training, with the same numbers for all models (or with `greedy` the likeliest is
-    taken).
+    `partition` assigns scenes to workers, so partition.alpha controls their heterogeneity. Models are tested in unseen
+    scenes, with an episode in each; `evaluation.examples` sets their number during the run. Test actions are sampled as
+    in training, with common random numbers for all models (or, with `greedy`, are the likeliest).
 
     num_envs              environments per worker E
     rollout_steps         steps per rollout T

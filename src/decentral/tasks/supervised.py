@@ -128,7 +128,7 @@ class SupervisedTask(Task):
 
     @staticmethod
     def num_classes(info: DataDescription) -> int:
-        """How many different targets there may be: classes, or tokens."""
+        """Return the number of possible targets: classes or tokens."""
         return int(getattr(info, "num_classes", 0) or getattr(info, "vocabulary", 1))
 
     def prepare(self, config: TaskConfig) -> None:
@@ -195,11 +195,11 @@ class ClassificationTask(SupervisedTask):
 class Images(ClassificationTask):
     """Image classification: `data` split over the workers by `partition`, `model` trained with `task.loss`.
 
-    Every worker draws batches of `batch_size` from its own part, reshuffled in every epoch (reshuffle=false: one order
-    for ever, as the thesis). An epoch is floor(N / n) // batch_size steps; with drop_last=false a last, smaller batch
-    is added. Every worker's model is tested on the whole test set in the end, and so is their average (on the way:
-    `evaluation.examples`); batch-norm statistics are each worker's own, and for the average they are recomputed on
-    training images of all workers.
+    Every worker draws batches of `batch_size` from its own part, reshuffled in every epoch (reshuffle=false: a fixed
+    order, as in the thesis). An epoch is floor(N / n) // batch_size steps; with drop_last=false a last, smaller batch
+    is added. The final evaluation tests every worker's model and the averaged one on the whole test set (earlier ones:
+    `evaluation.examples`). Batch-norm statistics are local; for the average they are recomputed on training images of
+    all workers.
 
     statistics_images      number of training images for recomputing batch-norm statistics, in batches of at most 64
     """
@@ -218,8 +218,8 @@ class Images(ClassificationTask):
 class Text(ClassificationTask):
     """Text classification: texts of `data`, in tokens, split over the workers; `model` trained with `task.loss`.
 
-    Batches are drawn as with task=images. Texts of a batch are filled up to the longest of the step; padding has no
-    part in any model. Unless told otherwise: data=synthetic_text model=fasttext optim=adam lr=0.01 epochs=20.
+    Batches are drawn as with task=images. Texts are padded to the longest of the step; models ignore padding.
+    Defaults: data=synthetic_text model=fasttext optim=adam lr=0.01 epochs=20.
 
     reshuffle    shuffle a worker's texts again in every epoch
     drop_last    drop the texts that do not fill a batch at the end of an epoch
@@ -243,12 +243,11 @@ class Text(ClassificationTask):
 
 @dataclass
 class Language(SupervisedTask):
-    """Language modelling: `model` predicts the next token of running text, which `partition` deals to the workers.
+    """Language modeling: `model` predicts the next token of running text, which `partition` splits over the workers.
 
     A worker draws batches of `batch_size` windows of its own part. The loss is the mean over tokens of -log p(token),
     in nats. Tested on the ends of all sources: loss, bits per character, perplexity exp(loss), each from sums over the
-    tokens. Unless told otherwise: data=textfile partition=natural model=char_transformer optim=adam lr=0.003
-    batch_size=8 epochs=6.
+    tokens. Defaults: data=textfile partition=natural model=char_transformer optim=adam lr=0.003 batch_size=8 epochs=6.
 
     reshuffle    shuffle a worker's windows again in every epoch
     drop_last    drop the windows that do not fill a batch at the end of an epoch

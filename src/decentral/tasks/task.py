@@ -1,4 +1,4 @@
-"""The contract of a task (its configuration), of the problem it opens (what a run works on), and of evaluations."""
+"""The interfaces of a task (its configuration), of its problem (which a run optimizes), and of evaluations."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from decentral.topology.communication import LocalSteps
 
 
-_SHARE = 0.1  # of the time of the training passes that the evaluations of the curve may take, by default
+_SHARE = 0.1  # default time of intermediate evaluations, as a share of training passes
 _FORWARD = 0.3  # of a forward and backward pass (measured on a CPU: cnn 0.31, VGG-11 0.32, ResNet-18 0.28)
-_LEAST_EXAMPLES = 200  # below, an accuracy says nothing
-_FEW_EXAMPLES = 1000  # of which all are looked at: that takes seconds
+_LEAST_EXAMPLES = 200  # with fewer, an accuracy is not meaningful
+_FEW_EXAMPLES = 1000  # up to this number, all are evaluated: that takes seconds
 
 
 @dataclass
@@ -84,11 +84,11 @@ class EvaluationSettings(Settings, where="evaluation"):
         return np.sort(np.array_split(shuffled, 2)[self.part == "test"])
 
     def on_the_way(self, num_train: int, num_test: int, num_workers: int, epochs: float) -> int | None:
-        """How many test examples an evaluation before the last one looks at; None for all of them.
+        """Return the number of test examples of evaluations before the last one; None for all of them.
 
-        auto: in T epochs of N examples with an evaluation every E epochs, which n workers and their average take part
-        in, each forward pass being a fraction f of the work of training on an example, evaluations of S examples and a
-        last one of N' take a share f (n + 1) (S (ceil(T / E) - 1) + N') / (T N) of the passes.
+        auto: with T epochs of N examples, an evaluation of n workers and their average every E epochs, and forward
+        passes that cost a fraction f of training on an example, evaluations of S examples and a last one of N' take a
+        share f (n + 1) (S (ceil(T / E) - 1) + N') / (T N) of the passes.
         """
         if self.examples == "all" or (self.examples == "auto" and num_test <= _FEW_EXAMPLES):
             return None
@@ -101,14 +101,14 @@ class EvaluationSettings(Settings, where="evaluation"):
 
 
 def silent(text: str) -> None:
-    """Tell nobody."""
+    """Discard progress messages."""
 
 
 class Scope(NamedTuple):
-    """What an evaluation looks at, and who wants to hear how far it is."""
+    """The extent of an evaluation, and its progress callback."""
 
     examples: int | None = None
-    """How many test examples, always the same ones; None for all."""
+    """Number of test examples, always the same ones; None for all."""
     tell: Callable[[str], None] = silent
     """Called with words such as 'worker 3 of 16', now and then."""
     numbers: Tensor | None = None
@@ -116,14 +116,14 @@ class Scope(NamedTuple):
 
 
 WHOLE = Scope()
-"""All test examples; nobody wants to hear of it."""
+"""All test examples, without progress messages."""
 
 
 DEFAULT_NUM_WORKERS = 16
 
 
 class TaskConfig(Protocol):
-    """What a task may know of a run's configuration, beside its own settings."""
+    """The part of a run's configuration that a task may use, besides its own settings."""
 
     data: Any
     env: Any
@@ -145,10 +145,10 @@ class TaskConfig(Protocol):
     precision: Precision
 
     def batch_sizes(self) -> np.ndarray:
-        """Of each worker: int64 [n]."""
+        """Batch size of each worker: int64 [n]."""
 
     def local_steps(self) -> LocalSteps | None:
-        """How many steps each worker takes between two communications; None where all take every step."""
+        """Number of steps of each worker between two communications; None if all take every step."""
 
 
 class Task(Settings, ABC, where="task"):
@@ -158,17 +158,17 @@ class Task(Settings, ABC, where="task"):
     """The groups of the configuration that this task reads: they are part of the run's identity."""
 
     eval_every_epochs: ClassVar[float | None] = 1.0
-    """How often to evaluate unless told otherwise; None: about 100 times in a run."""
+    """Default interval of evaluations; None: about 100 per run."""
 
     default_num_workers: ClassVar[int] = DEFAULT_NUM_WORKERS
-    """How many workers there are where neither the user nor the topology says it."""
+    """Number of workers if neither the user nor the topology determines it."""
 
     usual: ClassVar[Mapping[str, str]] = {}
-    """Settings that this task has unless told otherwise, where those of conf/config.yaml do not suit it: key -> value,
-    as on a command line. Each holds unless the command line or its experiment says anything of that key."""
+    """Defaults of this task that differ from conf/config.yaml: key -> value, as on a command line. The command line or
+    its experiment overrides each."""
 
     precision: ClassVar[Precision | None] = None
-    """What its models have, if not what the configuration says."""
+    """The precision of its models, if it overrides the configuration."""
 
     has_samples: ClassVar[bool] = True
     """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
@@ -177,23 +177,23 @@ class Task(Settings, ABC, where="task"):
     """Whether test examples have classes, of which each worker has its own distribution (`evaluation.split`)."""
 
     own_batches: ClassVar[bool] = False
-    """Whether each worker may have a batch size of its own (`batch_size_per_worker`)."""
+    """Whether workers may have different batch sizes (`batch_size_per_worker`)."""
 
     def num_examples(self, config: TaskConfig) -> tuple[int, int] | None:
-        """How many examples are for training, and for tests; None where problems are not made of examples."""
+        """Return the numbers of training and test examples; None for problems without examples."""
         return None
 
     def own_starts(self) -> bool:
-        """Whether each worker begins at a model of its own."""
+        """Whether workers start from different models."""
         return False
 
     def resolve_num_workers(self, config: TaskConfig) -> int:
-        """The number of workers: the user's, or else what the topology is made for, or else what the task suits."""
+        """Return the number of workers: the user's, else the topology's, else the task's default."""
         found: int = config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
         return found
 
     def describe(self, config: TaskConfig) -> DataDescription | None:
-        """What models are built from: the data; None of a task that has none. Without torch."""
+        """Return the description of the data from which models are built; None without data. Without torch."""
         return config.data.inspect() if "data" in self.uses else None
 
     def check(self, config: TaskConfig) -> None:
@@ -225,16 +225,16 @@ class Problem(ABC):
     """n functions F_i on R^P with a stochastic gradient, and what can be said of a model."""
 
     metrics: tuple[Metric, ...]
-    """What evaluation gives; the first is what a run is judged by."""
+    """The metrics of an evaluation; the first is the target metric."""
 
     split: str = "global"
-    """What models are evaluated on: see `EvaluationSettings`."""
+    """The evaluation data: see `EvaluationSettings`."""
 
     loss_unit: str = ""
     """Of the training loss, such as nats."""
 
     notes: tuple[str, ...] = ()
-    """What a reader of the metrics has to know, for example on which data batch-norm statistics were recomputed."""
+    """Notes for readers of the metrics, for example on which data batch-norm statistics were recomputed."""
 
     facts: Mapping[str, Any] = {}
     """How it computes, for the provenance."""
@@ -243,47 +243,46 @@ class Problem(ABC):
     """Local workers that learn from wrong labels: C - 1 - c instead of c, of C classes."""
 
     data_s: float = 0.0
-    """How long the gradients so far have waited for their batches."""
+    """Time that the gradients so far have waited for their batches."""
 
     steps_per_epoch: float
 
     @abstractmethod
     def init(self) -> Tensor:
-        """The initial model x^0 [P], the same for all workers, on the device; where a file says so, those of the local
-        workers [k, P]."""
+        """Return the initial model x^0 [P], common to all workers, on the device; or, if a file defines them, those of
+        the local workers [k, P]."""
 
     @abstractmethod
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Losses [r] and gradients g [r, P] of local workers at x [r, P].
+        """Return losses [r] and gradients g [r, P] of local workers at x [r, P].
 
-        The rows are those of all local workers, or of `workers`: places among the local ones, each once. draws [r]
-        numbers the sample that each of them draws, from 0 on; the batch and all randomness are addressed by the worker
-        and its draw, and by nothing else. The returned tensors are the caller's until the next call, who may overwrite
-        them.
+        The rows belong to all local workers, or to `workers`: distinct local indices. draws [r] numbers each worker's
+        sample, from 0; the batch and all randomness are addressed by worker and draw only. The caller may overwrite the
+        returned tensors, which are valid until the next call.
         """
 
     def prove(self, x: Tensor, draws: np.ndarray) -> None:
-        """Compare what computes the gradients faster than one by one with that, on a batch of all local workers.
+        """Compare the fast computation of gradients with the one-by-one computation, on a batch of all local workers.
 
-        Before the first of these draws [k], at models x [k, P]. Where they differ, gradients are computed one by one
-        from then on, which `facts` and `notes` say. Raises ConfigError if they must not be.
+        Before the first of these draws [k], at models x [k, P]. If they differ, gradients are computed one by one from
+        then on, which `facts` and `notes` report. Raises ConfigError if that is not allowed.
         """
 
     @abstractmethod
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         """Statistics of local workers' own models x [k, P]: [r, S], float64 on the CPU.
 
-        Of all k of them, or of those of `workers`: places among the local ones, each once.
+        Of all k of them, or of `workers`: distinct local indices.
 
-        Statistics are what the metrics are computed from once they are added up over test examples: how many were
-        recognized, the sum of their losses, and how many there are, say. See `finish`.
+        Metrics are computed from statistics summed over test examples, such as the number of correct ones, the sum of
+        losses, and the count. See `finish`.
         """
 
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
-        """The same statistics of one model, the average of all: [P] -> [S], float64 on the CPU.
+        """Return the same statistics of one model, the average of all: [P] -> [S], float64 on the CPU.
 
-        What this returns for part = 0, ..., parts - 1 adds up to those of the same test examples: every process looks
-        at its share of them. Here, for what is no set of examples, the first part is all of it.
+        The results for part = 0, ..., parts - 1 sum to those of all test examples: every process evaluates its share.
+        Here, for problems without examples, the first part is everything.
         """
         found = self.worker_statistics(x[None], scope=scope)[0]
         return found if part == 0 else found.new_zeros(found.shape)
@@ -298,39 +297,39 @@ class Problem(ABC):
 
     @property
     def scores(self) -> tuple[Metric, ...]:
-        """What an evaluation gives: the metrics on the whole test set, then those on each worker's own."""
+        """The metrics of an evaluation: on the whole test set, then on each worker's own."""
         known = self.evaluated
         local = tuple(replace(metric, split="local") for metric in known)
         return {"global": known, "local": local, "both": (*known, *local)}[self.split]
 
     @property
     def evaluated(self) -> tuple[Metric, ...]:
-        """The metrics, with those that were asked for."""
+        """The metrics, including requested ones."""
         return self.metrics
 
     def values(self, statistics: Tensor) -> Tensor:
-        """`finish`, with the metrics that were asked for: [..., S] -> [..., len(evaluated)]."""
+        """`finish`, including requested metrics: [..., S] -> [..., len(evaluated)]."""
         return self.finish(statistics)
 
     def finish(self, statistics: Tensor) -> Tensor:
-        """Metrics from statistics that are complete: [..., S] -> [..., len(metrics)].
+        """Return the metrics of complete statistics: [..., S] -> [..., len(metrics)].
 
-        For example accuracy = correct / count, or perplexity = exp(sum of nats / tokens). Metrics that are no functions
-        of sums are statistics themselves: then this is the identity, as it is here.
+        For example accuracy = correct / count, or perplexity = exp(sum of nats / tokens). Metrics that are not
+        functions of sums are statistics themselves: then this is the identity, as by default.
         """
         return statistics
 
     def examples(self, draws: np.ndarray) -> list[int]:
-        """How many examples are in the first draws [n] of all n workers, of each; [] where there are no examples."""
+        """Return each worker's number of examples in its first draws [n]; [] for problems without examples."""
         return []
 
     def suspects(self) -> tuple[str, ...]:
-        """What in the data may have made the run diverge, a sentence each; asked for once it has."""
+        """Return sentences on properties of the data that may explain divergence; called after it."""
         return ()
 
     def keep_seconds(self) -> list[float] | None:
-        """A list of how long each gradient [r] of the last call of `gradient` took, from now on; None where gradients
-        of several workers are computed together, or nobody can tell."""
+        """Record gradient times from now on; return the list with those [r] of the last call of `gradient`, or None if
+        workers compute together or times are unknown."""
         return None
 
     def save_tables(self, directory: Path) -> None:
@@ -341,17 +340,17 @@ class Problem(ABC):
         their x [k, P] after the last evaluation, and the leader writes."""
 
     def model_states(self) -> list[dict[str, Any]]:
-        """What the module of each local worker keeps beside the parameters in its row: buffers, say; part of `state`.
+        """Return each local module's state besides the parameters in its row, such as buffers; part of `state`.
 
-        [] where there are no modules.
+        [] without modules.
         """
         return []
 
     def state(self) -> list[Any]:
-        """What else each local worker has to remember, for checkpoints: where its environment is, say; [] if nothing.
+        """Return each local worker's other state for checkpoints, such as that of its environment; [] if none.
 
         One entry for each local worker, in order: tensors, numbers, strings, None, and lists and dicts of these. It is
-        stored by worker, so that a run can go on with another number of processes.
+        stored by worker, so that a run can resume with another number of processes.
         """
         return []
 
@@ -359,14 +358,14 @@ class Problem(ABC):
         """Go on from what `state` once gave: the entries of the local workers; not called where there were none."""
 
     def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """A model x [P] with one of the `model_states` as it is kept, which is the module's `state_dict`.
+        """Return a model x [P] with one of the `model_states` in saved form, the module's `state_dict`.
 
-        {} where no `nn.Module` is trained: x then says little without its problem, and no models are kept.
+        {} if no `nn.Module` is trained: x is then of little use without its problem, and no models are saved.
         """
         return {}
 
     def layout(self, x: Tensor) -> RowLayout:
-        """The parameters of a model x [P], one after the other; by default it is one vector."""
+        """Return the parameter layout of a model x [P]; by default one vector."""
         return RowLayout.flat(len(x))
 
     def average_states(self, net: Network, members: Sequence[int] | None = None) -> None:
@@ -374,9 +373,9 @@ class Problem(ABC):
         call this before `average_statistics` and `averaged_tensors`."""
 
     def take_over_states(self, donors: Mapping[int, Sequence[int]], net: Network) -> int:
-        """Workers (keys) take over the `model_states` of their donors, with their models: all processes call this.
+        """Copy the `model_states` of donors to workers (keys), with their models: all processes call this.
 
-        Returns how many bytes travel for it.
+        Returns the number of bytes sent.
         """
         return 0
 

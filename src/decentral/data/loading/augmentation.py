@@ -1,4 +1,4 @@
-"""Random transforms of training images: torchvision's AutoAugment, or one of one's own."""
+"""Random transforms of training images: torchvision's AutoAugment, or a user's transform."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from decentral.randomness import seeded
 from decentral.registry import blame, plugins
 from decentral.registry.signature import function
 
-TRIED = 4  # images, when a run begins
+TRIED = 4  # images tested when a run begins
 
 
 class Transform:
-    """What is done to the training images of a worker's draw, one after the other: bytes [C, H, W] -> bytes.
+    """A transform of the training images of a worker's draw, one by one: bytes [C, H, W] -> bytes.
 
-    The global generators of torch, numpy and Python are seeded by (seed, worker, draw) before the first of them, and
-    then are as they were. Images are transformed on the CPU, so that the device makes no difference.
+    The global generators of torch, numpy and Python are seeded by (seed, worker, draw) before the first image, and
+    restored afterwards. Images are transformed on the CPU, so that results do not depend on the device.
     """
 
     def __init__(self, name: str, policy: str, shape: Sequence[int], seed: int) -> None:
@@ -48,7 +48,7 @@ class Transform:
         return torch.stack(found).as_subclass(Tensor)
 
     def try_on(self, images: Iterable[Tensor]) -> None:
-        """Raise ConfigError if it fails on the first of these images, or gives something else when it is repeated."""
+        """Raise ConfigError if it fails on the first of these images, or is not reproducible."""
         some = [image.cpu() for image in islice(images, TRIED)]
         found = [self([image.clone() for image in some], 0, 0) for _ in range(2)]
         if not torch.equal(*found):

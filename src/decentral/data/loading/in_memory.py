@@ -180,7 +180,7 @@ class FixedBatch(Loaded):
 
 
 Part = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Tokens one after the other, lengths [N], labels [N]."""
+"""Concatenated tokens, lengths [N], labels [N]."""
 
 
 class Padded:
@@ -233,9 +233,9 @@ class TextsInMemory(Loaded):
 
 
 class Windows(Loaded):
-    """Inputs are the tokens of a window but the last one, targets those but the first one, both with padding behind.
+    """Windows of running text: inputs are all tokens but the last, targets all but the first, padded at the end.
 
-    `train_labels` says from which source a window is.
+    `train_labels` has the source of each window.
     """
 
     def __init__(self, folder: Path, info: NextTokens, device: torch.device | str) -> None:
@@ -247,7 +247,7 @@ class Windows(Loaded):
         self.train_labels, self.num_test = np.load(folder / "train_labels.npy"), info.num_test
         self._train, self._test = (Padded(*each, self.device) for each in (train, test))
         self.characters = torch.from_numpy(np.load(folder / "characters.npy")).to(self.device)
-        """[vocabulary]: how many characters each token stands for."""
+        """[vocabulary]: number of characters of each token."""
         counts = np.bincount(train[0], minlength=info.vocabulary) + 1.0
         targets = np.delete(test[0], np.cumsum(test[1]) - test[1])
         self.unigram = float(math.log(counts.sum()) - np.log(counts[targets]).mean())

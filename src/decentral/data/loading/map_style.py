@@ -1,4 +1,4 @@
-"""Map-style data sets of torch as they are: examples are asked for one by one."""
+"""Map-style data sets of torch, read example by example."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from decentral.terminal.display import unless_quick
 if TYPE_CHECKING:
     pass
 
-_PLACES = 32  # where shortcuts have to agree with the examples
+_PLACES = 32  # positions at which shortcuts must agree with the examples
 _MOST_EXACT = 1 << 24
-_KEPT_BYTES = 2e9  # of test examples, which are read once if they take no more
+_KEPT_BYTES = 2e9  # test examples up to this size are read once
 
 
 class Look(NamedTuple):
-    """What a data set was found to be.
+    """The result of inspecting a data set.
 
     where       what it is called
     labels      [N] int64
@@ -107,7 +107,7 @@ class MapStyle(Loaded):
         return self._kept[number]
 
     def not_finite(self) -> tuple[str, ...]:
-        """See `Loaded`; of the examples that were read for the look, or that lie in memory."""
+        """See `Loaded`; for the inspected examples, or those in memory."""
         found = []
         for look in self._looks:
             odd = look.odd if look.inputs is None else _first_odd(look.inputs)
@@ -124,7 +124,7 @@ class MapStyle(Loaded):
             return self._those(self._train, self._looks[0], numbers)
 
     def _those(self, data: Any, look: Look, numbers: list[int]) -> tuple[Tensor, list[int]]:
-        """These examples [B, ...], and their labels as they are at this reading."""
+        """Return these examples [B, ...], and their labels at this reading."""
         pairs = list[tuple[Tensor, Any]]()
         for number in numbers:
             first, label = _pair(data, number, look.where)
@@ -167,10 +167,10 @@ def example(value: Any, number: int, where: str) -> Tensor:
 
 
 def look_at(data: Any, where: str, whole: bool) -> Look:
-    """Look at examples in 32 places; at all of them if they are wanted as a `whole`, or if nothing else has the labels.
+    """Inspect examples at 32 positions; all of them for a `whole` inspection, or if nothing else has the labels.
 
-    Else the labels are those of an attribute `targets`, and all examples those of a TensorDataset, if these agree with
-    what was read. Generators are seeded meanwhile, and left as they were.
+    Otherwise the labels come from an attribute `targets`, and all examples from a TensorDataset, if these agree with
+    the inspected ones. Generators are seeded meanwhile and restored.
 
     Raises ConfigError for anything but a pair of a tensor and a label, for tensors of different shapes, and for labels
     that are not integers >= 0.
@@ -260,12 +260,12 @@ def _class(label: Any, number: int, where: str) -> int:
 
 
 def _known_labels(data: Any) -> np.ndarray | None:
-    """What data sets of torch and torchvision say of all labels [N]; None if they do not."""
+    """Return all labels [N] from the attributes of torch and torchvision data sets; None if there are none."""
     if type(data) is Subset:
         inner = _known_labels(data.dataset)
         return None if inner is None else inner[np.asarray(data.indices, dtype=np.int64)]
     found = np.empty(0)
-    with suppress(Exception):  # whatever a user's property raises
+    with suppress(Exception):  # a user's property may raise anything
         if type(data) is TensorDataset:
             found = np.asarray(data.tensors[1])
         elif getattr(data, "target_transform", None) is None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """What a loader is asked for: the images of one worker in one step."""
+    """A loader's task: the images of one worker in one step."""
 
     indices: np.ndarray  # [B]
     worker: int = 0
@@ -54,10 +54,10 @@ class ImageFiles(Dataset[Tensor | str]):
         transform: Transform | None = None,
         whole: bool = False,
     ):
-        """`augment_seed`: of random crops (None: the central one); `whole`: images are for `transform` as they are."""
+        """`augment_seed`: seed of random crops (None: central crop); `whole`: `transform` gets uncropped images."""
         self.root, self.image_size, self.augment_seed = root, image_size, augment_seed
         self.transform, self.whole = transform, whole
-        self.files = np.array([file.encode() for file in files])  # one block of memory to hand to a loader
+        self.files = np.array([file.encode() for file in files])  # one block of memory to pass to a loader
 
     def __getitem__(self, piece: Piece) -> Tensor | str:
         try:
@@ -139,7 +139,7 @@ class Streamed(Loaded):
 
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """See `Loaded`. Raises ConfigError that names a broken image."""
-        ahead: deque[Tensor] = deque()  # what the loaders were asked for and the caller has not got yet
+        ahead: deque[Tensor] = deque()  # requested from the loaders and not yet returned to the caller
 
         def pieces() -> Iterator[Piece]:
             for step in range(start, stop):

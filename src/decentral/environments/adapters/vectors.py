@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Vectors(Running):
     """k vector environments of E each.
 
-    An episode follows from the seed that it is reset with and its actions, so that those are what is remembered of it:
-    it is played again where a run goes on from a checkpoint. (That is exact where an environment follows from both.)
+    An episode is determined by its reset seed and its actions, which are its stored state: a resumed run replays it.
+    (This is exact for environments that depend on both only.)
     """
 
     def __init__(self, env: Gymnasium, own: Sequence[np.ndarray], num_envs: int, purpose: str) -> None:

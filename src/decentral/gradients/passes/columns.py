@@ -41,7 +41,7 @@ class Geometry(NamedTuple):
         return cls(kernel, stride, padding, dilation)
 
     def outputs(self, size: Pair) -> Pair:
-        """How many there are vertically and horizontally, for images of this size."""
+        """Return the vertical and horizontal output sizes for images of this size."""
         height, width = (
             (n + 2 * p - d * (kernel - 1) - 1) // s + 1 for n, kernel, s, p, d in zip(size, *self, strict=True)
         )
@@ -69,7 +69,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Those of x, weights and biases; those of weights are where they are to be, if `weight.grad` says where."""
+        """Return the gradients of x, weights and biases; those of weights go to `weight.grad`, if it is set."""
         (columns, matrices), g = ctx.saved_tensors, gradients[0].contiguous()
         of_x = of_bias = None
         if ctx.needs_input_grad[0]:
@@ -92,10 +92,10 @@ def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 class Rest(NamedTuple):
-    """What layers need beside their inputs and parameters."""
+    """Additional inputs of layers."""
 
-    draws: Iterator[Tensor]  # what the next layer with dropout multiplies with, [k, B, ...]
-    norms: Mapping[nn.Module, Sequence[nn.BatchNorm2d]]  # of a batch normalization: the workers' own
+    draws: Iterator[Tensor]  # multipliers of the next dropout layer, [k, B, ...]
+    norms: Mapping[nn.Module, Sequence[nn.BatchNorm2d]]  # batch normalization -> the workers' own modules
     compute: Callable[[nn.Module, Tensor], Tensor]  # a layer of a block
 
 

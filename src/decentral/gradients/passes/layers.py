@@ -1,10 +1,10 @@
-"""Layers for several workers at once, each with parameters of its own, and max pooling that is fast on a CPU.
+"""Layers for several workers at once, each with its own parameters, and fast max pooling on a CPU.
 
-What goes from layer to layer is one of two tensors: features [k, B, F], or images [B, k C, H, W], in which the
-channels of a worker are side by side. The images of a batch come as [k, B, C, H, W], tokens as [k, B, L].
+Layers exchange one of two kinds of tensors: features [k, B, F], or images [B, k C, H, W] with contiguous channels per
+worker. The input of a batch is [k, B, C, H, W] for images, [k, B, L] for tokens.
 
-A layer of another class than those listed here says itself how, if it can: by a method `side_by_side` like a `Layer`,
-for features. It then counts as one layer, whatever is in it.
+Other layer classes may define a method `side_by_side` like a `Layer`, for features. Such a layer counts as one,
+regardless of its content.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def sequence(module: nn.Module, way: Way) -> list[nn.Module] | None:
 
 
 def altered(module: nn.Module) -> str | None:
-    """Why a call of this module may compute something else than its class says, or None."""
+    """Explain why a call of this module may differ from its class's forward, or return None."""
     if any(vars(for_all_modules)[f"_global{kind}"] for kind in _HOOKS):
         return "hooks are registered for all modules"
     for part in module.modules():
@@ -135,7 +135,7 @@ def altered(module: nn.Module) -> str | None:
 
 
 def is_known(module: nn.Module) -> bool:
-    """Whether all parts are of known classes, as they are: a pass computes what layers say, and has no side effects."""
+    """Return whether all parts are unmodified and of known classes, so that a pass has no side effects."""
     return altered(module) is None and all(type(part).__module__.startswith(_KNOWN) for part in module.modules())
 
 
@@ -284,20 +284,20 @@ _BAG = 3e6
 """The same of a mean of embeddings, in multiplications of the product that workers side by side take for it."""
 _LEAST_ROWS = 32  # a product of so few rows or fewer takes as long as reading its weights
 _CPU_BYTES, _GPU_BYTES = 1.25e6, 8e9
-"""What workers side by side should take: their largest tensor what a core's cache holds; all of theirs little of a
-GPU's memory."""
+"""Memory targets for batched workers: the largest tensor fits in a core's cache; all tensors take little of a GPU's
+memory."""
 _MEASURED_BYTES = 150e6
-"""What a worker keeps on a GPU, at most, of models with convolutions that were measured to be faster side by side:
-VGG-11 with 32 images of 32 x 32 pixels (docs/gpus.md)."""
+"""Maximum memory per worker on a GPU of convolutional models that were measured to be faster batched: VGG-11 with 32
+images of 32 x 32 pixels (docs/gpus.md)."""
 _LEAST_WORKERS = {True: 4, False: 2}  # with convolutions, and without
 
 
 class Dropout(NamedTuple):
-    """What a layer with dropout draws for one worker: with probability p a 0, else 1 / (1 - p)."""
+    """The dropout mask of one worker: 0 with probability p, else 1 / (1 - p)."""
 
     p: float
     shape: tuple[int, ...]  # [B, ...]
-    multiplied: bool  # whether its inputs are of the type that autocast gives products
+    multiplied: bool  # whether its inputs have autocast's product type
 
 
 class CallSizes(NamedTuple):
@@ -315,7 +315,7 @@ class CallSizes(NamedTuple):
         return num_workers >= _LEAST_WORKERS[self.convolutions] and (self.load <= 1 or measured_on_gpu)
 
     def workers_at_once(self, device: torch.device) -> int:
-        """How many workers to compute in one call, at most: so that the largest tensor stays in the cache."""
+        """Return the maximum number of workers per call such that the largest tensor fits in the cache."""
         room = _CPU_BYTES / self.largest_bytes if device.type == "cpu" else _GPU_BYTES / self.kept_bytes
         return max(_LEAST_WORKERS[self.convolutions], int(room))
 
@@ -410,9 +410,9 @@ def channels_last(images: Tensor) -> Tensor:
 def forward_examples(
     module: nn.Module, batch_shape: tuple[int, ...], device: torch.device, precision: Precision = Precision.fp32
 ) -> int | None:
-    """How many images of batches [B, C, H, W] a forward pass alone is fastest with; None: as many as there are.
+    """Return the fastest number of images [B, C, H, W] per forward pass without gradients; None: no limit.
 
-    On a CPU the outputs of convolutions on more images than that leave the caches before the next layer reads them.
+    On a CPU, the outputs of convolutions on more images leave the caches before the next layer reads them.
     (Measured on one core, time per image with 500 images of 32 x 32 against 50: `cnn` 1.9 times, VGG-11 1.3 times;
     ResNet-18 with 200 against 50: 1.4 times.) In bfloat16 they are half as large: twice as many images. Without
     convolutions, more is better.

@@ -1,4 +1,4 @@
-"""The contract of the forward and backward passes of a step; each worker in turn; workers in groups side by side."""
+"""The forward and backward passes of a step: the interface, one worker at a time, and groups of workers batched."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ class Lanes:
     """One after the other, where everything is computed."""
 
     def __call__(self, turn: int) -> AbstractContextManager[object]:
-        """A context for the passes of the worker whose turn it is."""
+        """Return a context for the passes of the worker at position `turn`."""
         return nullcontext()
 
     def join(self) -> None:
-        """What follows begins after all of them."""
+        """Let subsequent work begin after all lanes."""
 
 
 class Passes(ABC):
     """The forward and backward passes of r of the k local workers, at models that are the rows of x [r, P]."""
 
     execution: str
-    """What `execution=` calls this way, for the run's records."""
+    """Its name for `execution=`, for the run's records."""
 
     takes_lists: bool = False
     """Whether workers may have batches of different shapes: then inputs and targets are lists of r."""
 
     seconds: list[float] | None = None
-    """A list, where somebody wants to know how long the pass of each row of the last call took; on a GPU, where work is
-    queued, each is then waited for. It stays empty where rows are computed together."""
+    """A list to receive the time of each row's pass in the last call; on a GPU each pass then synchronizes. It stays
+    empty if rows are computed together."""
 
     @abstractmethod
     def __call__(
@@ -73,12 +73,12 @@ class Passes(ABC):
 
 
 def agree(found: Tensor, expected: Tensor, precision: Precision, nudged: Tensor | None = None) -> bool:
-    """Whether tensors [r, ...] are equal but for rounding, for each worker: in half of the digits of the precision.
+    """Return whether tensors [r, ...] agree per worker up to rounding: in half of the digits of the precision.
 
-    A sum of m terms in another order is off by less than m roundings, and an activation near 0 may be cut off or not.
-    What mixes workers up differs in the first digit. Of what is not finite nothing can be said. Where it is known what
-    is expected of models that are `nudged` by a rounding, `found` may be off by twice as much, and by a third at most:
-    many layers in bfloat16 are.
+    A sum of m terms in another order is off by less than m roundings, and an activation near 0 may be clipped or not.
+    Mixed-up workers differ in the first digit. Non-finite values are not compared. If the result for models `nudged` by
+    a rounding is known, `found` may be off by twice that change, and by a third at most, as with many layers in
+    bfloat16.
     """
     if found.shape != expected.shape:
         return False
@@ -96,8 +96,8 @@ def _norms(each: Tensor) -> Tensor:
 class OneByOne(Passes):
     """Modules whose parameters alias the rows of x; their gradients are copied into the rows of g.
 
-    Each parameter's gradient is written twice and read once. Nothing as large as x is allocated: what lives beside the
-    rows is one worker's activations and one worker's gradient.
+    Each parameter's gradient is written twice and read once. Nothing as large as x is allocated: besides the rows there
+    are only one worker's activations and gradient.
     """
 
     execution: str = "loop"
@@ -203,7 +203,7 @@ _PLACES = 2  # how many places of x are remembered, for algorithms in which two 
 class SideBySide(Passes):
     """The parameters of a group of workers are views [c, *shape] of their rows of x.
 
-    The gradients are copied into the rows of g. What lives beside the rows is one group's activations and gradients.
+    The gradients are copied into the rows of g. Besides the rows there are only one group's activations and gradients.
     """
 
     execution: str = "batched"
@@ -270,7 +270,7 @@ class SideBySide(Passes):
         return each.sum(1) / (targets != self.ignored).flatten(1).sum(1)
 
     def doubt(self, x: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
-        """Compares with one worker after the other, each at a model of its own: a copy of its row with noise."""
+        """Compare with passes of single workers, each at a different model: a copy of its row with noise."""
         fast = SideBySide(self.workload, self.layers, self.sizes, self.way)
         alone = OneByOne(self.models, self.precision, self.loss)
         generator, device = torch_generator("cpu", 0, "proof"), self.models.device
@@ -304,7 +304,7 @@ class SideBySide(Passes):
             self.models.release()
 
     def _draws(self, rows: Sequence[int], seed: Callable[[int], None], like: Tensor) -> list[Tensor]:
-        """What layers with dropout multiply with, [c, B, ...] each: each worker draws what it would alone."""
+        """Return the dropout masks, [c, B, ...] each: each worker draws the same as alone."""
         device, drawn = like.device.type, []
         lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
         for j in rows:

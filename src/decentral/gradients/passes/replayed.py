@@ -14,9 +14,9 @@ from decentral.gradients.passes.layers import is_known
 from decentral.gradients.passes.passes import Lanes, OneByOne, Passes, SideBySide, agree
 from decentral.gradients.passes.worker_models import is_foreign_loss
 
-_CALLS_FIRST = 3  # until libraries have set up what they need, and have chosen their kernels
-_LANES = 8  # streams: so many workers at a time
-_PLACES = 4  # of x, with batches of a shape and workers: each has a recording with memory of its own
+_CALLS_FIRST = 3  # until libraries are initialized and have chosen their kernels
+_LANES = 8  # streams, each for one worker at a time
+_PLACES = 4  # of x, batch shape and workers: each has a recording with its own memory
 
 
 def replayed(passes: OneByOne | SideBySide) -> Passes:
@@ -52,12 +52,12 @@ class Recording:
 
 
 class Replayed(Passes):
-    """The same kernels as `passes`, launched as one CUDA graph, in which workers are computed in `lanes` at a time.
+    """The kernels of `passes`, launched as one CUDA graph, with workers in parallel `lanes`.
 
-    Hundreds of kernels of a few microseconds for each worker take far longer to launch one after the other than to
-    compute. A graph holds addresses: it is recorded for each place of x, each shape of the batch and each choice of
-    workers, after the first calls, which are carried out as usual. Random numbers are those of the usual passes: each
-    worker draws from a generator of its own, which is seeded before the launch.
+    Hundreds of kernels of a few microseconds per worker take far longer to launch than to compute. A graph holds
+    addresses: it is recorded for each position of x, batch shape and set of workers, after the first calls, which run
+    normally. Random numbers are those of the normal passes: each worker draws from its own generator, seeded before the
+    launch.
     """
 
     def __init__(self, passes: OneByOne | SideBySide, lanes: int) -> None:
@@ -70,8 +70,8 @@ class Replayed(Passes):
     def __call__(
         self, x: Tensor, inputs: Any, targets: Any, workers: Sequence[int], seed: Callable[[int], None]
     ) -> tuple[Tensor, Tensor]:
-        """See `Passes`. Batches of tokens are of another length in every step, so that nothing is recorded of them;
-        nor is where the seconds of each worker are asked for, of which a graph does not tell."""
+        """See `Passes`. Does not record batches of tokens, whose length varies, nor calls that need the seconds of each
+        worker, which a graph does not provide."""
         self.passes.seconds = self.seconds
         recordable = self.replays and isinstance(inputs, Tensor) and inputs.is_floating_point()
         if self.seconds is not None or not recordable:
@@ -88,7 +88,7 @@ class Replayed(Passes):
         return self._recordings[key](inputs, targets, seed)
 
     def doubt(self, x: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
-        """Those of `passes`."""
+        """Return the doubt of `passes`."""
         return self.passes.doubt(x, inputs, targets)
 
     def _record(self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int]) -> Recording:
@@ -113,7 +113,7 @@ class Replayed(Passes):
         workers: Sequence[int],
         seed: Callable[[int], None],
     ) -> bool:
-        """Whether it gives what `passes` give, but for rounding; buffers stay as they are."""
+        """Return whether the recording agrees with `passes` up to rounding; buffers are unchanged."""
 
         def found(way: Callable[[], tuple[Tensor, Tensor]]) -> list[Tensor]:
             with self.passes.models.keeping_buffers():
@@ -141,7 +141,7 @@ def drawing_from(generators: Sequence[torch.Generator], device: torch.device) ->
 
 
 class StreamLanes(Lanes):
-    """Streams that take turns: they begin after what the current one has been told to do before."""
+    """Streams used in turn; each begins after the work already queued on the current stream."""
 
     def __init__(self, device: torch.device, count: int) -> None:
         self._device, self._streams = device, [torch.cuda.Stream(device) for _ in range(count)]

@@ -1,7 +1,7 @@
-"""What convolutions multiply with as matrices, taken from images and added to them: on a GPU by kernels of Triton.
+"""Window matrices of convolutions (unfold and fold), on a GPU by Triton kernels.
 
-Torch's own `unfold` and `fold` have no examples innermost, and copies and sums of strided tensors take up to ten times
-as long as memory does.
+Torch's own `unfold` and `fold` do not support examples innermost, and copies and sums of strided tensors take up to ten
+times as long as the memory traffic.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ try:
 except ImportError:  # torch without CUDA, or not on Linux
     triton = None
 
-_BLOCK = 1024  # numbers that a program of a kernel works on
+_BLOCK = 1024  # numbers per kernel program
 
 
 def unfold(x: Tensor, outputs: tuple[int, int], geometry: Any) -> Tensor:

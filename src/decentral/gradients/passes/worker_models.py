@@ -190,7 +190,7 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
 
 
 def _around(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """The function with what was copied in the place of what it was copied from."""
+    """Return the function with references replaced by their copies."""
     cells = []
     for cell in function.__closure__ or ():
         try:
@@ -236,7 +236,7 @@ _KNOWN = ("torch", "torchvision", "decentral")
 class WorkerModels:
     """k copies of a module whose trained parameters alias the rows of x [k, P].
 
-    Nothing is packed. What else a module keeps is each copy's own: buffers (batch-norm statistics), parameters with
+    Nothing is packed. All other state is private to each copy: buffers (batch-norm statistics), parameters with
     requires_grad=False, attributes. The order of the coordinates is that of `module.parameters()`.
     """
 
@@ -284,7 +284,7 @@ class WorkerModels:
             self._bound[i] = place
 
     def follow(self, i: int) -> None:
-        """Take over what a forward pass has put in the place of parameters of module i, by `weight.data = ...`."""
+        """Adopt parameters of module i that a forward pass replaced by `weight.data = ...`."""
         for leaf, view in zip(self.leaves[i], self._views[i][self._bound[i]], strict=True):
             if leaf.data_ptr() != view.data_ptr():
                 leaf.data = view.copy_(leaf.data)
@@ -332,12 +332,12 @@ class WorkerModels:
         return not (self.foreign or self._states[0].found())
 
     def state(self) -> list[dict[str, Any]]:
-        """What each module keeps beside its trained parameters, see `ModuleState`. Raises as `check` does."""
+        """Return the state of each module besides its trained parameters, see `ModuleState`. Raises as `check` does."""
         self.check()
         return [state.found() for state in self._states]
 
     def load_state(self, entries: Sequence[dict[str, Any] | None]) -> None:
-        """Let the modules be as `state` has found them; None: as they are."""
+        """Restore the result of `state`; None: unchanged."""
         for state, entry in zip(self._states, entries, strict=True):
             if entry is not None:
                 state.put(entry)
@@ -357,7 +357,7 @@ def _placeholder(shape: torch.Size, dtype: torch.dtype, device: torch.device) ->
 
 
 def is_foreign_loss(loss: object) -> bool:
-    """Whether it is a function of one's own, which may draw, and look at a batch as a whole."""
+    """Return whether it is a user's function, which may be random and depend on the whole batch."""
     return getattr(loss, "foreign", False)
 
 

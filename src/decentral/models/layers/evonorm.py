@@ -37,7 +37,7 @@ class EvoNormS0(nn.Module):
 
 
 class EvoNormBlock(BasicBlock):
-    """A basic residual block: relu(bn2(conv2(evonorm(conv1(x)))) + shortcut(x)), in the place of torchvision's own."""
+    """A basic residual block: relu(bn2(conv2(evonorm(conv1(x)))) + shortcut(x)), replacing torchvision's."""
 
     learn_v = True
 

@@ -33,7 +33,7 @@ def output_layer(width: int, num_actions: int) -> nn.Linear:
 
 
 class WithLogStd(nn.Module):
-    """Logarithms of standard deviations beside what comes in: parameters that no observation changes, 0 at first."""
+    """A layer that appends log standard deviations to its input: observation-independent parameters, initially 0."""
 
     def __init__(self, num_actions: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Recurrent(nn.Module):
 
     @property
     def memory(self) -> int:
-        """How many numbers it remembers: h and c."""
+        """The size of its memory: h and c."""
         return 2 * self.width
 
     def forward(self, pieces: Tensor) -> Tensor:

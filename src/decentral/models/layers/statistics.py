@@ -1,7 +1,7 @@
-"""Batch-norm statistics, which are no parameters: a model that was averaged or mixed needs its own.
+"""Batch-norm statistics, which are not parameters: an averaged or mixed model needs its own.
 
 An algorithm averages parameters. Running means and variances are buffers, and those of one worker do not describe the
-activations of another model (nor of the average of several), so they are computed anew where they are needed. Other
+activations of another model (nor of the average of several), so they are recomputed when needed. Other
 buffers of the averaged model are means over the workers, or worker 0's.
 """
 
@@ -26,7 +26,7 @@ def has_batch_statistics(module: nn.Module) -> bool:
 
 
 def statistics_of(module: nn.Module) -> dict[str, Tensor]:
-    """Those that `recompute_batch_statistics` replaces, with the counts of batches, by name."""
+    """Return the statistics that `recompute_batch_statistics` replaces, with the counts of batches, by name."""
     layers = _layers_with_statistics(module)
     return {
         f"{name}.{leaf}".lstrip("."): layer._buffers[leaf]
@@ -38,9 +38,9 @@ def statistics_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def is_averaged(module: nn.Module, name: str, tensor: Tensor) -> bool:
-    """Whether the averaged model has the workers' mean of this buffer or frozen parameter, or else worker 0's.
+    """Return whether the averaged model uses the workers' mean of this buffer or frozen parameter, else worker 0's.
 
-    A batch norm that is frozen has the same statistics at all workers.
+    A frozen batch norm has the same statistics on all workers.
     """
     owner = module.get_submodule(name.rpartition(".")[0])
     return has_mean(module, name, tensor) and not (_has_statistics(owner) and not owner.training)

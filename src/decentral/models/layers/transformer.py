@@ -107,7 +107,7 @@ def _embeddings(vocabulary: int, longest: int, dim: int) -> tuple[nn.Embedding, 
 
 
 class WithoutPadding(nn.Module):
-    """Tokens [B, L] -> logits [B, num_classes]: the model is told where the padding is."""
+    """Tokens [B, L] -> logits [B, num_classes], with a padding mask for the model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -119,14 +119,14 @@ class WithoutPadding(nn.Module):
 
 
 class Written(NamedTuple):
-    """What the decoder remembers while it writes a token at a time."""
+    """The decoder's cache during token-by-token decoding."""
 
     source_mask: Tensor  # [B, 1, 1, S]: True at tokens
     source: list[tuple[Tensor, Tensor]]  # of each layer: keys and values [B, H, S, d/H] of the source
-    target: list[tuple[Tensor, Tensor]]  # of each layer: keys and values [B, H, t, d/H] of what is written
+    target: list[tuple[Tensor, Tensor]]  # of each layer: keys and values [B, H, t, d/H] of the decoded tokens
 
     def rows(self, chosen: Tensor) -> Written:
-        """Those of some sentences, LongTensor [b]: each may be chosen several times."""
+        """Return the cache of selected sentences, LongTensor [b], possibly repeated."""
         source, target = ([(k[chosen], v[chosen]) for k, v in kept] for kept in (self.source, self.target))
         return Written(self.source_mask[chosen], source, target)
 
@@ -187,7 +187,7 @@ class EncoderDecoder(nn.Module):
         return F.linear(self.decoder_norm(x[:, 0]), self.embedding.weight), written._replace(target=grown)
 
     def _known(self, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Of each layer of the decoder, keys and values of the source."""
+        """Return the source's keys and values for each decoder layer."""
         return [cast("Layer", layer).source.keys_values(memory) for layer in self.decoder]
 
     def _embedded(self, tokens: Tensor, first: int) -> Tensor:
@@ -215,7 +215,7 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None, source: tuple[tuple[Tensor, Tensor], Tensor] | None) -> Tensor:
-        """x [B, T, dim] -> the same shape. It looks where `mask` says; without one, at itself and what is before."""
+        """x [B, T, dim] -> the same shape. Attends where `mask` is True; without one, causally."""
         h = self.own_norm(x)
         x = x + self.dropout(self.own(h, self.own.keys_values(h), mask, causal=mask is None))
         return self._rest(x, source)
@@ -252,7 +252,7 @@ class Attention(nn.Module):
         return self._heads(k), self._heads(v)
 
     def forward(self, x: Tensor, known: tuple[Tensor, Tensor], mask: Tensor | None, *, causal: bool) -> Tensor:
-        """What x [B, T, dim] sees in these keys and values, where mask [B, 1, 1, S] is True: [B, T, dim]."""
+        """Attend from x [B, T, dim] to these keys and values, where mask [B, 1, 1, S] is True: [B, T, dim]."""
         seen = F.scaled_dot_product_attention(self._heads(self.query(x)), *known, attn_mask=mask, is_causal=causal)
         return self.out(seen.transpose(1, 2).flatten(2))
 

@@ -1,1 +1,1 @@
-"""Where the runs of a sweep or a study are carried out: one file each, with its YAML in conf/launcher/."""
+"""Launchers, which run the jobs of a sweep or a study: one file each, with its YAML in conf/launcher/."""

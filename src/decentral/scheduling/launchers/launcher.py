@@ -13,7 +13,7 @@ class Launcher(Settings, ABC, where="launcher"):
     """A dataclass whose fields are its configuration."""
 
     retries: int
-    """How often a job is started again that failed for a reason outside of it."""
+    """Number of retries of a job after an external failure."""
 
     def check(self) -> None:
         """Refuse, quickly, what cannot work here (a package that is missing, say). Raises ConfigError."""

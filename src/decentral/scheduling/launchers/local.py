@@ -13,11 +13,11 @@ from decentral.settings import setting
 
 @dataclass
 class Local(Launcher):
-    """Runs side by side on the cores and GPUs of this machine.
+    """Parallel runs on the cores and GPUs of this machine.
 
-    Each is a process group of its own, started from one warm server that has PyTorch in memory already. A run on the
-    CPU takes a slot for each of its processes; with processes=auto it gets one, or more when there are fewer runs than
-    slots. A run on a GPU shares it with others while there is memory; processes=2 takes two GPUs.
+    Each is its own process group, forked from a warm server with PyTorch loaded. A CPU run takes a slot per process;
+    with processes=auto it gets one, or more if there are fewer runs than slots. A GPU run shares its GPU with others
+    while there is memory; processes=2 takes two GPUs.
 
     slots              processes at the same time (auto: one per core)
     runs_per_gpu       runs that share a GPU (auto: as many as fit its memory, estimated from earlier runs)

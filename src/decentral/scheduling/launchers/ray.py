@@ -29,10 +29,10 @@ _LOOK_S = 1.0  # how often to read the run directories
 
 @dataclass
 class Ray(Launcher):
-    """Every run a task of a Ray cluster, in a process of its own; the results have to be on a shared file system.
+    """Every run is a task of a Ray cluster, in its own process; results must be on a shared file system.
 
-    Ray decides where and when a run starts. The runs end with this launcher: after a restart they go on from their last
-    checkpoints. See docs/clusters.md.
+    Ray decides where and when a run starts. The runs end with this launcher: after a restart they resume from their
+    last checkpoints. See docs/clusters.md.
 
     address    local: start Ray on this machine; auto: join this machine's cluster; or HOST:PORT, or ray://HOST:10001
     cpus       CPUs per run; at least one per process
@@ -68,7 +68,7 @@ class Ray(Launcher):
 class RayPool(Pool):
     """A task of a Ray cluster for each job, at most `max_jobs` at a time; Ray itself retries nothing.
 
-    A Ray that runs in this process already is used, and left running.
+    An existing Ray in this process is reused and left running.
     """
 
     def __init__(self, settings: Ray) -> None:
@@ -96,7 +96,7 @@ class RayPool(Pool):
         return len(self._active) < self._settings.max_jobs
 
     def start(self, job: Job) -> None:
-        """Give the job to Ray. Raises ConfigError for one that needs a machine to itself, which Ray does not give."""
+        """Submit the job to Ray. Raises ConfigError for a job that needs an exclusive machine: Ray has none."""
         demand = job.demand
         if demand.alone:
             raise ConfigError(
@@ -108,7 +108,7 @@ class RayPool(Pool):
         if gpus is None:
             wanted = demand.device.startswith("cuda") or (demand.device == "auto" and there.get("GPU", 0) >= 1)
             gpus = (demand.processes or 1) if wanted else 0
-        if self._settings.address == "local":  # which never grows: better less than waiting for ever
+        if self._settings.address == "local":  # it never grows: use less instead of waiting forever
             cpus, gpus = min(cpus, int(there.get("CPU", 1))), min(gpus, there.get("GPU", 0))
         task = self._task.options(num_cpus=cpus, num_gpus=gpus, name=job.title)
         reference = task.remote(job, cpus, os.getcwd(), os.environ.get("OMP_NUM_THREADS"))
@@ -116,7 +116,7 @@ class RayPool(Pool):
         self._looked = float("-inf")
 
     def wait(self, timeout_s: float) -> list[Ended]:
-        """What Ray says is over."""
+        """Return the jobs that Ray reports as finished."""
         if not self._active:
             return []
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
@@ -137,7 +137,7 @@ class RayPool(Pool):
         return self._seen
 
     def interrupt(self, grace_s: float) -> None:
-        """What runs has `grace_s` to write a checkpoint, what waits does not start."""
+        """Give running jobs `grace_s` to write a checkpoint, and cancel waiting ones."""
         if self._kill_at is None:
             self._cancel(force=False)
             self._kill_at = time.monotonic() + grace_s
@@ -171,7 +171,7 @@ class RayPool(Pool):
 
 
 def _work(job: Job, cores: int, folder: str, threads: str | None) -> tuple[Any, ...]:
-    """How the job has ended, carried out in a Ray worker, where relative paths mean what they meant to the user."""
+    """Run the job in a Ray worker, with the user's working directory, and return its outcome."""
     if Path(folder).is_dir():
         os.chdir(folder)
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray has set it, for one process

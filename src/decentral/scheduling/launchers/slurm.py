@@ -16,7 +16,7 @@ from decentral.store.files import at_home
 
 
 class Where(Enum):
-    """Where submitit submits jobs to."""
+    """The target of submitit's jobs."""
 
     slurm = "slurm"
     local = "local"
@@ -24,11 +24,11 @@ class Where(Enum):
 
 @dataclass
 class Slurm(Launcher):
-    """Every run a SLURM job of its own, submitted by submitit; the results have to be on a shared file system.
+    """Every run is a separate SLURM job, submitted by submitit; results must be on a shared file system.
 
-    A job that is preempted or reaches its time limit writes a checkpoint, goes back to the queue, and goes on from
-    there. The jobs do not need this launcher: they run on when it is killed, and the next start finds them. Ctrl-C
-    cancels them, after they had the time to write a checkpoint. See docs/clusters.md.
+    A preempted job, or one that reaches its time limit, writes a checkpoint, is requeued, and resumes. The jobs do not
+    depend on this launcher: they continue if it is killed, and the next start finds them. Ctrl-C cancels them, after
+    time to write a checkpoint. See docs/clusters.md.
 
     cluster            slurm; or local, for tests: processes on this machine instead of Slurm jobs
     partition          Slurm partition (null: the cluster's default)

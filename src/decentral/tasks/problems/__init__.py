@@ -1,1 +1,1 @@
-"""The problems that tasks open: what runs work on. They import torch; the tasks themselves do not."""
+"""The problems that tasks create for runs. They import torch; the tasks do not."""

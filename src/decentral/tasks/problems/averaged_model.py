@@ -66,10 +66,10 @@ class AveragedModel:
     def means(
         self, of: Sequence[Sequence[int]], states: Sequence[dict[str, Any]], net: Network
     ) -> list[dict[str, Any]]:
-        """What several of all workers have on average, once for each of these lists of them, without frozen parameters;
-        those of the k local ones are given; all processes call this.
+        """Average the workers' module states over each of these lists of workers, without frozen parameters, from the
+        states of the k local ones; all processes call this.
 
-        Floating-point buffers are means where all have the same shape, all else is the first one's.
+        Floating-point buffers of equal shape are averaged, all else is the first worker's.
         """
         (module,), found = self.models.modules, []
         buffers = dict(module.named_buffers(remove_duplicate=False)).keys()
@@ -132,7 +132,7 @@ class AveragedModel:
 
 
 def note(module: nn.Module, examples: str) -> tuple[str, ...]:
-    """What a reader of the averaged model's metrics has to know of its buffers."""
+    """Return notes on the averaged model's buffers for readers of its metrics."""
     said, recomputed = [], statistics_of(module).keys()
     if has_batch_statistics(module):
         said.append(f"batch-norm statistics recomputed on {examples}")
@@ -154,13 +154,13 @@ def _shape(value: Any) -> object:
 
 
 def _from_first(value: Any, net: Network) -> Any:
-    """What the process of worker 0 has there, on all processes: tensors, numbers, strings, lists and dicts."""
+    """Broadcast worker 0's value to all processes: tensors, numbers, strings, lists and dicts."""
     return _fetched([value] * len(net.workers), [0], net)[0]
 
 
 def _fetched(values: Sequence[Any], wanted: Sequence[int], net: Network) -> dict[int, Any]:
-    """What these of all workers have, of which the values of the k local ones are given, on all processes: tensors,
-    numbers, strings, lists and dicts."""
+    """Gather the values of these workers on all processes, from those of the k local ones: tensors, numbers, strings,
+    lists and dicts."""
     if len(values) == net.n:
         return {i: values[i] for i in wanted}
     contents = [b""] * len(values)

@@ -14,12 +14,12 @@ from decentral.randomness import torch_generator
 
 
 class DrawOrder(ABC):
-    """`order(draw)` -> for each local worker what it draws, as `Loaded.drawn` of the data wants to be told."""
+    """`order(draw)` -> each local worker's sample, in the form that `Loaded.drawn` of the data takes."""
 
     workers: range
 
     def __call__(self, draw: int) -> Any:
-        """Of all k local workers: indices [k, B], or a list."""
+        """Return the samples of all k local workers: indices [k, B], or a list."""
         return self.of(*range(len(self.workers)))(draw)
 
     def of(self, *local: int) -> Callable[[int], Any]:
@@ -34,10 +34,10 @@ class DrawOrder(ABC):
 class BatchOrder(DrawOrder):
     """`order(draw)` -> indices [k, B] into the training set, one row per local worker.
 
-    All workers take the same number of samples per epoch, m = floor(N / n): batch b of an epoch is the places b B ...
-    of the worker's own shuffled part, starting again from its front where the part is smaller than m. The shuffle is
-    addressed by (seed, worker, epoch); without `reshuffle` by (seed, worker) alone. Where workers have batches of their
-    own sizes, each goes through its part by itself: `of` several is for equal sizes (`is_even`).
+    All workers take the same number of samples per epoch, m = floor(N / n): batch b of an epoch is positions b B ... of
+    the worker's shuffled part, wrapping around if the part is smaller than m. The shuffle is addressed by (seed,
+    worker, epoch); without `reshuffle` by (seed, worker) alone. Workers with different batch sizes iterate over their
+    parts independently: `of` several is for equal sizes (`is_even`).
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class BatchOrder(DrawOrder):
         self.parts = [torch.from_numpy(np.ascontiguousarray(indices[w])).long() for w in workers]
         self.workers, self.seed, self.reshuffle = workers, seed, reshuffle
         self.sizes = [batch_size] * len(indices) if isinstance(batch_size, int) else list(batch_size)
-        """Of all n workers."""
+        """Batch sizes of all n workers."""
         self.samples_per_epoch = m = sum(len(part) for part in indices) // len(indices)
         self.passes = [m // size if drop_last else -(-m // size) for size in self.sizes]
-        """How many batches a pass of each of the n workers has."""
+        """Number of batches per pass of each of the n workers."""
         self.is_even = len(set(self.sizes)) == 1
-        self._shuffles = [(-1, part) for part in self.parts]  # of each part: the epoch, and the part as shuffled then
+        self._shuffles = [(-1, part) for part in self.parts]  # for each part: the epoch, and its shuffle then
 
     def examples(self, worker: int, draws: int) -> int:
-        """How many examples are in the first so many draws of a worker."""
+        """Return the number of examples in the first `draws` draws of a worker."""
         size, m = self.sizes[worker], self.samples_per_epoch
         passes, batches = divmod(draws, self.passes[worker])
         return passes * min(self.passes[worker] * size, m) + min(batches * size, m)
@@ -88,7 +88,7 @@ class BatchOrder(DrawOrder):
         return part[start:stop] if stop <= len(part) else part[torch.arange(start, stop) % len(part)]
 
     def _part(self, i: int, epoch: int) -> Tensor:
-        """The part of local worker i as it is shuffled in an epoch."""
+        """Return the shuffled part of local worker i in an epoch."""
         known, part = self._shuffles[i]
         if known == epoch:
             return part

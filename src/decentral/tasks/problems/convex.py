@@ -71,7 +71,7 @@ def random_problem(
 def _heterogeneous(problem: LeastSquares, directions: Tensor, zeta2: float) -> LeastSquares:
     """The problem with b_i = s A_i directions_i, shifted so that its optimum is 0, and the s that gives this zeta^2.
 
-    zeta^2 is s^2 times that for s = 1, which says how each step of the bisection ends, but where rounding might decide.
+    zeta^2 is s^2 times that for s = 1, which predicts each step of the bisection, except near rounding errors.
     """
 
     def scaled(s: float) -> LeastSquares:
@@ -132,7 +132,7 @@ class QuadraticProblem(Problem):
         """f(x_i) - f(x*) and ||x_i - x*||: [r, 2].
 
         The first as (x_i - x*)^T mean_H (x_i - x*), mean_H = 1/n sum_j A_j^T A_j: equal to the difference of the two
-        values, but without their cancellation, and without a look at all A_j.
+        values, but without cancellation, and without reading all A_j.
         """
         x = x if workers is None else x[workers]
         e = x - self.optimum

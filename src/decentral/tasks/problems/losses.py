@@ -1,4 +1,4 @@
-"""Losses of classes, and functions of one's own in their place."""
+"""Classification losses, and user functions in their place."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class OwnLoss:
 
 
 def losses(name: str, label_smoothing: float, num_classes: int) -> tuple[Loss, Loss, str]:
-    """What is minimized, the same for tests, and its unit."""
+    """Return the training loss, the test loss, and its unit."""
     if name == "cross_entropy":
         smoothed = partial(F.cross_entropy, label_smoothing=label_smoothing) if label_smoothing else F.cross_entropy
         return smoothed, F.cross_entropy, "nats"

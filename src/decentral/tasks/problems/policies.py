@@ -34,7 +34,7 @@ _TESTS_KEPT = 4
 
 
 class PolicyOptimisation(Problem):
-    """Gradients of PPO's loss at models that are views of the rows; `tasks.rl` says what a draw is."""
+    """Gradients of PPO's loss at models that are views of the rows; `tasks.rl` defines a draw."""
 
     def __init__(self, task: RL, config: TaskConfig, workers: range, device: torch.device) -> None:
         self.task, self.config, self.workers, self.seed, self.device = task, config, workers, config.seed, device
@@ -80,15 +80,15 @@ class PolicyOptimisation(Problem):
         self._tests: dict[tuple[int, bytes], Running] = {}
 
     def init(self) -> Tensor:
-        """The model as it was built [P]; to be asked for once."""
+        """Return the initial model [P]; call it once."""
         x0, self._x0 = self._x0, self._x0[:0]
         return x0
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """PPO's losses [r] and their gradients [r, P], after those have collected a rollout whose turn it is.
+        """Return PPO's losses [r] and gradients [r, P], after workers with a due rollout have collected it.
 
-        A worker collects rollout floor(draw / R) unless that is the one that it holds: the gradient of a draw in the
-        middle of a rollout depends on the draws before it, which `state` remembers.
+        A worker collects rollout floor(draw / R) unless it holds it: the gradient of a draw within a rollout depends on
+        earlier draws, which `state` stores.
         """
         places = range(len(self.workers)) if workers is None else workers
         began, numbers = time.perf_counter(), draws // self.R
@@ -145,7 +145,7 @@ class PolicyOptimisation(Problem):
             write_text(directory / "observations.csv", text)
 
     def state(self) -> list[Any]:
-        """Of each local worker: its rollout, where its environments are, and its running moments."""
+        """Return each local worker's rollout, environment states and running moments."""
         return [self.rollouts.state(i) for i in range(len(self.workers))]
 
     def load_state(self, state: list[Any]) -> None:
@@ -158,7 +158,7 @@ class PolicyOptimisation(Problem):
         return dict(zip(self.models.names, self.models.views(x), strict=True))
 
     def layout(self, x: Tensor) -> RowLayout:
-        """Those of the module."""
+        """Return the layout of the module's parameters."""
         return RowLayout(tuple(self.models.names), tuple(map(tuple, self.models.shapes)))
 
     def begin_with(self, tensors: Mapping[str, Any]) -> Tensor:
@@ -177,7 +177,7 @@ class PolicyOptimisation(Problem):
             running.close()
 
     def _batch_shape(self) -> tuple[int, ...]:
-        """Of what a worker's model takes in a step."""
+        """Return the shape of a worker's model input in a step."""
         if not self.memory:
             return self.info.batch_shape(self.config.batch_size)
         T = self.task.rollout_steps

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from decentral.tasks.rl import RL
 
 COLUMNS = 4
-"""What a target begins with: advantage, return, value and log-probability as they were; the action follows."""
+"""Leading columns of a target: old advantage, return, value and log-probability; the action follows."""
 _LOG_2PI = math.log(2 * math.pi)
 
 
 class Policy(NamedTuple):
-    """What a policy gives for observations [...]."""
+    """A policy's output for observations [...]."""
 
     value: Tensor  # [...]
     log_prob: Callable[[Tensor], Tensor]  # actions [..., columns] -> [...]
@@ -35,7 +35,7 @@ class Policy(NamedTuple):
 
 
 def read(outputs: Tensor, continuous: bool) -> Policy:
-    """What [..., num_outputs] say: see `models.policy.Policy`."""
+    """Interpret outputs [..., num_outputs] as a policy: see `models.policy.Policy`."""
     value, action = outputs[..., 0], outputs[..., 1:]
     if not continuous:
         log_p = action.log_softmax(-1)
@@ -65,7 +65,7 @@ def sample(outputs: Tensor, continuous: bool, noise: Tensor) -> tuple[Tensor, Te
 
 
 def likeliest(outputs: Tensor, continuous: bool) -> Tensor:
-    """The likeliest actions [..., columns]."""
+    """Return the likeliest actions [..., columns]."""
     if continuous:
         return outputs[..., 1:].chunk(2, dim=-1)[0]
     return outputs[..., 1:].argmax(-1, keepdim=True).to(outputs.dtype)
@@ -136,8 +136,8 @@ class Scale(NamedTuple):
 
 
 Acting = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""What policies do: (observations [r, E, *shape], memory [r, E, M], whether episodes begin [r, E]) -> outputs
-[r, E, num_outputs], and the memory that follows."""
+"""Policies: (observations [r, E, *shape], memory [r, E, M], whether episodes begin [r, E]) -> outputs
+[r, E, num_outputs], and the next memory."""
 
 
 class Rollouts:
@@ -187,7 +187,7 @@ class Rollouts:
         self._orders: dict[int, tuple[int, Tensor]] = {}
 
     def collect(self, acting: Acting, places: Sequence[int], numbers: np.ndarray) -> None:
-        """Rollouts `numbers` [r] of these workers, who act as they are told to."""
+        """Collect rollouts `numbers` [r] of these workers with the policies `acting`."""
         rows, r, T, E = list(places), len(places), self.task.rollout_steps, self.task.num_envs
         if first := [i for i in rows if self.held[i] < 0]:
             drawn = [numpy_generator(self.seed, "first episodes", self.workers[i]) for i in first]
@@ -241,12 +241,12 @@ class Rollouts:
         return inputs, targets
 
     def observe(self, places: Sequence[int]) -> Tensor:
-        """What these workers see [r, E, *shape], standardized."""
+        """Return these workers' standardized observations [r, E, *shape]."""
         seen = self.running.observe(places)
         return torch.from_numpy(seen if self.scale is None else self.scale(seen))
 
     def state(self, i: int) -> dict[str, Any]:
-        """What a worker has to remember; see `Problem.state`."""
+        """Return a worker's state; see `Problem.state`."""
         if self.held[i] < 0:
             return {"held": -1}
         tensors = {name: getattr(self, name)[i].clone() for name in _TENSORS}

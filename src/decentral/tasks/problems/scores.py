@@ -1,4 +1,4 @@
-"""The metrics that `metrics=` asks for, beside those that a task has."""
+"""The additional metrics selected by `metrics=`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TRIED = 4  # examples of each class
 
 
 class OwnMetric:
-    """`function(outputs [N, C], targets [N])` of all test examples -> one number; or what a class of this name makes.
+    """A user's metric: `function(outputs [N, C], targets [N])` of all test examples -> one number; or a class of such.
 
     It says by `larger_is_better` (or torchmetrics' `higher_is_better`) and `unit` what it is; a sign before its name,
     + or -, decides. It gets `num_classes`, and task="multiclass", if it has parameters of these names.
@@ -49,7 +49,7 @@ class OwnMetric:
             self(torch.randn(len(targets), num_classes), targets)
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> float:
-        """The number, which may be infinite; nan where there is none, as for a model that has diverged."""
+        """Return the number, possibly infinite; nan if undefined, as for a diverged model."""
         if not outputs.isfinite().all():
             return math.nan
         given = {} if isinstance(self._target, type) else self._given
@@ -63,7 +63,7 @@ class OwnMetric:
         return float(found)
 
     def _made(self) -> Any:
-        """The function; or what the class makes, anew for each call, since it may remember others."""
+        """Return the function, or a new object of the class for each call, since it may be stateful."""
         return self._target(**self._given) if isinstance(self._target, type) else self._target
 
 
@@ -72,9 +72,9 @@ class Scores:
 
         f1 = mean over classes of 2 tp / (n + p)
 
-    for n examples of a class, p that are taken for it, tp both; of classes that have an example, or are taken for one.
-    For `accuracy`, `f1` and `per_class_accuracy`: tp, n, p [3, C]. For functions of one's own: the outputs of all N
-    test examples, each in its row [N, C + 2], with its target and how often it was looked at.
+    for n examples of a class, p predictions of it, tp true positives; over classes with an example or a prediction.
+    For `accuracy`, `f1` and `per_class_accuracy`: tp, n, p [3, C]. For user functions: the outputs of all N test
+    examples, one per row [N, C + 2], with target and number of evaluations.
     """
 
     def __init__(

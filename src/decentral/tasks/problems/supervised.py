@@ -1,4 +1,4 @@
-"""What all problems share in which a network is trained on batches of examples: one model per worker."""
+"""Base of problems that train a network on batches of examples: one model per worker."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from decentral.tasks.supervised import SupervisedTask
 
 _STATISTICS_BATCH_SIZE = 64
-_COPIED_BYTES = 1 << 30  # of models at a time, for tests of which nothing may stay
+_COPIED_BYTES = 1 << 30  # of models at a time, for tests without side effects
 
 
 class Supervised(Problem):
-    """Per-worker gradients at models that are views of the rows, computed as `execution` says.
+    """Per-worker gradients at models that are views of the rows, computed by `execution`.
 
-    A subclass says what is minimized (`loss`), and what is counted of test examples (`add_statistics`, `finish`).
+    A subclass defines the loss (`loss`) and the statistics of test examples (`add_statistics`, `finish`).
 
-    What a step draws are inputs and targets [k, B, ...]; or, where workers have batches of different shapes, lists of
-    k: then inputs[j] is what a module takes as its argument, a tensor or a tuple of them.
+    A step draws inputs and targets [k, B, ...]; or, if workers have batches of different shapes, lists of k, where
+    inputs[j] is a module's argument, a tensor or a tuple of tensors.
     """
 
     loss: Loss
@@ -54,7 +54,7 @@ class Supervised(Problem):
     ignored: ClassVar[int | None] = None
     """Targets of this value count for nothing: the padding of sequences, say."""
     dealt: ClassVar[str] = "class"
-    """What the labels are that a partition looks at."""
+    """The kind of labels that a partition uses."""
     num_statistics: int
     """S, of `add_statistics`."""
     together = True
@@ -116,7 +116,7 @@ class Supervised(Problem):
         return "loop"
 
     def prepare_batches(self) -> None:
-        """Say who draws what: `indices` (of each of the n workers), `order`, and `steps_per_epoch`."""
+        """Set the sampling: `indices` (of each of the n workers), `order`, and `steps_per_epoch`."""
         config, task = self.config, self.task
         self.indices = config.partition.indices(self.data.train_labels, config.num_workers, config.seed)
         settings = {"reshuffle": task.reshuffle, "drop_last": task.drop_last}
@@ -128,7 +128,7 @@ class Supervised(Problem):
 
     @cached_property
     def asked(self) -> Scores:
-        """What `metrics=` asks for."""
+        """The metrics selected by `metrics=`."""
         info, classes = self.config.data.inspect(), self.task.num_classes(self.config.data.inspect())
         chance = 1 / classes if hasattr(info, "num_classes") else None
         return Scores(self.config.metrics, chance, classes, self.data.num_test, self.ignored)
@@ -140,7 +140,7 @@ class Supervised(Problem):
 
     @property
     def evaluated(self) -> tuple[Metric, ...]:
-        """See `Problem`: those of the task are left out that were asked for."""
+        """See `Problem`; the task's own metrics are omitted if also requested."""
         if not self.config.metrics:
             return self.metrics
         return *self.asked.metrics, *(metric for metric in self.metrics if metric not in self.asked.metrics)
@@ -169,7 +169,7 @@ class Supervised(Problem):
         """Add those of test examples, outputs [b, ...] for targets [b, ...], to total [S], in place."""
 
     def init(self) -> Tensor:
-        """The model as it was built [P]; to be asked for once."""
+        """Return the initial model [P]; call it once."""
         x0, self._x0 = self._x0, self._x0[:0]
         return x0
 
@@ -209,7 +209,7 @@ class Supervised(Problem):
         self.facts, self.notes = {**self.facts, "execution": self.passes.execution}, (*self.notes, *notes)
 
     def _cut(self, draw: int) -> Tensor:
-        """What all local workers draw, cut to the size of the smallest batch: [k, B]."""
+        """Return the samples of all local workers, cut to the smallest batch size: [k, B]."""
         rows = [self.order.row(i, draw) for i in range(len(self.workers))]
         return torch.stack([row[: min(map(len, rows))] for row in rows])
 
@@ -241,7 +241,7 @@ class Supervised(Problem):
             ) from error
 
     def _as_exact(self, inputs: Any) -> Any:
-        """Numbers in the precision of the run; tokens as they are."""
+        """Cast numbers to the precision of the run; tokens are unchanged."""
         if isinstance(inputs, list):
             return [self._as_exact(one) for one in inputs]
         return inputs.to(self.dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
@@ -251,7 +251,7 @@ class Supervised(Problem):
         return self.data.not_finite()
 
     def keep_seconds(self) -> list[float] | None:
-        """Those of the passes, where workers have theirs one by one."""
+        """Return the seconds of the passes, if workers compute one by one."""
         if not self.passes.takes_lists:
             return None
         self.passes.seconds = []
@@ -352,7 +352,7 @@ class Supervised(Problem):
         return self.average.state_dict(x, state)
 
     def layout(self, x: Tensor) -> RowLayout:
-        """Those of the module."""
+        """Return the layout of the module's parameters."""
         return RowLayout(tuple(self.models.names), tuple(map(tuple, self.models.shapes)))
 
     def begin_with(self, tensors: Mapping[str, Any]) -> Tensor:
@@ -432,7 +432,7 @@ class Supervised(Problem):
         return totals.cpu()
 
     def _outputs(self, module: torch.nn.Module, inputs: Any) -> Tensor:
-        """Those of a forward pass, in the precision of the run."""
+        """Return the outputs of a forward pass, in the precision of the run."""
         with default_dtype(self.dtype), self._named("in an evaluation"):
             return module(inputs).to(self.dtype)  # type: ignore[no-any-return]
 
@@ -456,7 +456,7 @@ def _together(batches: Sequence[Batch]) -> Batch:
 
 
 class _Stream:
-    """Batches by the number of their draw; one after the other they come from an iterator that may read ahead."""
+    """Batches by draw number; consecutive ones come from a prefetching iterator."""
 
     def __init__(self, batches_from: Callable[[int], Batches]) -> None:
         self._batches_from, self._next = batches_from, -1

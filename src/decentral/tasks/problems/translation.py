@@ -41,15 +41,15 @@ COUNTS = 2 * ORDER + 2
 
 
 class WordBleu:
-    """Where blanks are all that divides words: needs no package, and equals sacrebleu's with tokenize=none."""
+    """BLEU for texts with words separated by blanks: needs no package, and equals sacrebleu with tokenize=none."""
 
     signature = "nrefs:1|case:lc|eff:no|tok:none|smooth:exp"
-    """How it is counted, as sacrebleu says it."""
+    """The signature in sacrebleu's format."""
 
     def counts(self, translations: Sequence[str], references: Sequence[str]) -> list[int]:
-        """The sums over these sentences that the score is computed from, `COUNTS` numbers; uncased.
+        """Return the sums over these sentences behind the score, `COUNTS` numbers; uncased.
 
-        Of each n: how many n words in a row are in the reference, too, each counted as often as it is there.
+        For each n: the number of n-grams that also occur in the reference, clipped to their count there.
         """
         matches, totals, written, asked = [0] * ORDER, [0] * ORDER, 0, 0
         for text, reference in zip(translations, references, strict=True):
@@ -108,13 +108,13 @@ def _in_a_row(words: list[str], n: int) -> Counter[tuple[str, ...]]:
 
 
 class Buckets(DrawOrder):
-    """`order(draw)` -> for each local worker the numbers [B] of the sentence pairs that it draws: a list of k.
+    """`order(draw)` -> the indices [B] of each local worker's sentence pairs: a list of k.
 
-    A bucket holds the pairs whose longer side has about as many tokens. In each pass a worker goes once through all its
-    pairs: those of a bucket are ordered by how much longer one side is than the other, those with the same difference
-    at random, and cut into batches of as many pairs each, at most `batch_size` and `max_tokens` / longest of the
-    bucket; then all batches are drawn in a random order, so that every step of every worker is in a random bucket. The
-    orders are addressed by (seed, worker, pass); a worker begins its next pass when it is through, not when others are.
+    A bucket has the pairs whose longer side has a similar number of tokens. In each pass a worker visits all its pairs
+    once. The pairs of a bucket are sorted by the difference in length of their sides, randomly on ties, and cut into
+    batches of equal size, at most `batch_size` and `max_tokens` / longest of the bucket. Then all batches are shuffled,
+    so each step of each worker uses a random bucket. The orders are addressed by (seed, worker, pass); a worker begins
+    its next pass independently of others.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class Buckets(DrawOrder):
         """[buckets]: pairs in a batch."""
         self.slack = pairs.train[1].lengths - pairs.train[0].lengths
         self.parts = []
-        """Of each local worker, bucket and pairs of each bucket of which it has any."""
+        """Bucket and pairs of each nonempty bucket of each local worker."""
         for i in workers:
             part = np.sort(indices[i])
             self.parts.append([(int(b), part[self.bucket[part] == b]) for b in np.unique(self.bucket[part])])
         pairs_of = [np.bincount(self.bucket[part], minlength=len(self.most)) for part in indices]
         counts = [int(-(-each // self.most).sum()) for each in pairs_of]
         self.steps_per_epoch = sum(counts) / len(counts)
-        """Batches that all workers have together, over their number."""
+        """The total number of batches divided by the number of workers."""
         self.batches_per_pass = [counts[i] for i in workers]
         self._passes: list[tuple[int, list[np.ndarray]]] = [(-1, []) for _ in workers]
 
@@ -186,11 +186,11 @@ def greedy(module: nn.Module, source: Tensor, extra_length: int) -> list[list[in
 
 
 def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int, penalty: float) -> list[list[int]]:
-    """The same, looking at the `width` most likely beginnings of each translation; of width 1 it is `greedy`.
+    """Decode with a beam of the `width` most likely prefixes; width 1 is `greedy`.
 
-    In each step all continuations of those that are not complete compete with those that are, by their probability; in
-    the end the best is that with the largest log P / ((5 + length) / 6)^penalty (Wu et al. 2016, arXiv:1609.08144,
-    equation 14; the length counts the token that ends the sentence).
+    In each step, continuations of incomplete prefixes compete with complete ones by probability. The result has the
+    largest log P / ((5 + length) / 6)^penalty (Wu et al. 2016, arXiv:1609.08144, equation 14; the length includes the
+    end token).
     """
     network = cast("EncoderDecoder", module)
     B, device = len(source), source.device
@@ -199,7 +199,7 @@ def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int
     written = written.rows(rows)
     tokens = torch.full((B, width), BEGIN, dtype=source.dtype, device=device)
     score = torch.full((B, width), -torch.inf, dtype=torch.float64, device=device)
-    score[:, 0] = 0.0  # at first all are the same
+    score[:, 0] = 0.0  # initially all beams are equal
     complete = torch.zeros(B, width, dtype=torch.bool, device=device)
     lengths = torch.zeros(B, width, dtype=torch.int64, device=device)
     history = source.new_zeros(B, width, 0)
@@ -207,7 +207,7 @@ def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int
         logits, written = network.write(tokens.reshape(-1), written)
         continued = logits.double().log_softmax(1).view(B, width, -1)
         continued.masked_fill_(complete[..., None], -torch.inf)
-        continued[..., PAD] = torch.where(complete, 0.0, continued[..., PAD])  # it stays as it is
+        continued[..., PAD] = torch.where(complete, 0.0, continued[..., PAD])  # complete beams are unchanged
         score, best = (score[..., None] + continued).flatten(1).topk(width, dim=1)
         parent, tokens = best // continued.shape[2], best % continued.shape[2]
         complete, lengths = complete.gather(1, parent), lengths.gather(1, parent)
@@ -280,7 +280,7 @@ def by_length(sources: Corpus, numbers: np.ndarray, size: int) -> list[np.ndarra
 
 
 def _most(source: Tensor, extra_length: int) -> Tensor:
-    """How many tokens a translation may have, with the one that ends it: [B] on the CPU."""
+    """Return the maximum number of tokens of a translation, including the end token: [B] on the CPU."""
     return (source != PAD).sum(1).cpu() + extra_length
 
 
