@@ -1,4 +1,4 @@
-"""A network that changes under way: `cluster.network`, and what links cost in every step."""
+"""A time-varying network: `cluster.network`, and the link costs of every step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST = 10.0
 
 
 class Mode(Enum):
-    """How it changes, and which settings say more about it."""
+    """The kind of change, and the settings it needs."""
 
     constant = ()
     steps = ("segment_epochs", "latency_s", "bandwidth_gbps")
@@ -58,7 +58,7 @@ class NetworkChanges:
     trace: str | None = field(default=None, metadata={"older": None, "content": True})
 
     def check(self) -> None:
-        """Raise ConfigError for what is missing, out of place or makes no sense."""
+        """Raise ConfigError for missing, misplaced or invalid settings."""
         check_choice(self, _WHERE, "mode", ("most",) if self.mode is Mode.random_walk else ())
         if self.latency_s is None or self.bandwidth_gbps is None:
             return
@@ -72,14 +72,14 @@ class NetworkChanges:
 
 
 class Link(NamedTuple):
-    """What a link is like."""
+    """The properties of a link."""
 
     latency_s: float
     bandwidth_gbps: float
 
 
 class Segments(NamedTuple):
-    """Stretches of a run, in each of which links are as they are: how many there are, and what they are like."""
+    """Segments of a run with constant links: their number and properties."""
 
     of: Callable[[float, float], int]
     """(epoch, simulated seconds) -> the segment of a step that begins there."""
@@ -87,7 +87,7 @@ class Segments(NamedTuple):
 
 
 class ChangingCosts:
-    """The links between n workers over the steps of a run; between machines where there are machines."""
+    """The links between n workers (or between machines, if there are any) over the steps of a run."""
 
     def __init__(
         self, changes: NetworkChanges, links: Links, num_workers: int, seed: int, steps_per_epoch: float | None
@@ -113,11 +113,11 @@ class ChangingCosts:
 
     @property
     def first(self) -> LinkCosts:
-        """In step 0."""
+        """Return the costs in step 0."""
         return self._of(0)
 
     def at(self, step: int, seconds: float) -> LinkCosts:
-        """In a step that begins at this simulated time; the same object as long as nothing changes."""
+        """Return the costs in a step that begins at this simulated time; the same object while nothing changes."""
         epoch = step / self._steps_per_epoch if self._steps_per_epoch is not None else 0.0
         return self._of(self._segments.of(epoch, seconds) if self._segments is not None else 0)
 
@@ -151,25 +151,25 @@ class ChangingCosts:
 
 
 def _number(epoch: float, changes: NetworkChanges) -> int:
-    """The segment of an epoch that follows from steps: what rounding left below a border counts as beyond it."""
+    """Return the segment of an epoch computed from steps, corrected for rounding just below a boundary."""
     return math.floor(epoch / (changes.segment_epochs or 1.0) * (1 + 1e-12))
 
 
 def _listed(changes: NetworkChanges, usual: Link, seed: int) -> Segments:
-    """So many epochs each; the last one goes on to the end."""
+    """Return segments of equal length in epochs; the last one continues to the end."""
     links = [Link(*link) for link in zip(changes.latency_s or [], changes.bandwidth_gbps or [], strict=True)]
     return Segments(lambda epoch, seconds: min(_number(epoch, changes), len(links) - 1), links.__getitem__)
 
 
 def _walk(changes: NetworkChanges, usual: Link, seed: int) -> Segments:
-    """log latency and log bandwidth: two walks from what is usual, with normal steps after each segment.
+    """Random walks of log latency and log bandwidth from the usual values, with a normal step after each segment.
 
-    They are reflected where both are `most` times as large or as small as usual. Addressed by (seed, segment).
+    They are reflected at `most` times as large or as small as usual. Addressed by (seed, segment).
     """
     drift, far = changes.drift or 0.0, math.log(changes.most or _MOST)
 
     def link(segment: int) -> Link:
-        """The free walks, folded into their range, which are the reflected walks."""
+        """Return the reflected walks, which are the free walks folded into their range."""
         steps = normal(seed, _PURPOSE, np.arange(1, segment + 1)[:, None], np.arange(2)[None, :])
         place = np.mod(drift * steps.sum(axis=0) + far, 4 * far)
         latency, bandwidth = np.exp(np.minimum(place, 4 * far - place) - far).tolist()

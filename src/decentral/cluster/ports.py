@@ -1,8 +1,8 @@
-"""Ports of workers: what becomes of messages that leave through them, and machines that are not alike.
+"""Ports of workers, the timing of messages through them, and heterogeneous machines.
 
-A worker has a port out and a port in, or a single one for both (`cluster.links.ports`). A port carries one thing after
-the other. What a worker begins to send at the same time leaves side by side, in proportion to the sizes of the
-messages, so that a port is shared fairly, and waits for what the worker began to send before.
+A worker has an output and an input port, or a single one for both (`cluster.links.ports`). A port processes batches
+sequentially. Messages that a worker begins to send simultaneously share the port fairly, in proportion to their sizes,
+after all earlier ones.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _COLUMNS = ["worker", "seconds", "slowdown", "up_gbps", "down_gbps"]
 
 
 class Device(NamedTuple):
-    """A machine over time: from `begins` [S] on, in simulated seconds, it is as the numbers [S] say."""
+    """A machine over time: values [S] that hold from `begins` [S] on, in simulated seconds."""
 
     begins: list[float]
     slowdown: list[float]
-    """How many times as long a gradient takes."""
+    """Slowdown factors of gradients."""
     speed: dict[str, list[float]]
     """"out" and "into": bytes per second through its port."""
 
     def ends(self, way: str, begins: float, num_bytes: float) -> float:
-        """When so many bytes are through the port, which they have to themselves."""
+        """Return when `num_bytes` have passed the otherwise idle port."""
         k, speed = bisect_right(self.begins, begins) - 1, self.speed[way]
         for until in self.begins[k + 1 :]:
             carried = (until - begins) * speed[k]
@@ -45,15 +45,15 @@ class Device(NamedTuple):
         return begins + num_bytes / speed[k]
 
     def slower(self, now: float) -> float:
-        """How many times as long a gradient takes that begins now."""
+        """Return the slowdown factor of a gradient that begins now."""
         return self.slowdown[bisect_right(self.begins, now) - 1]
 
 
 def read_devices(name: str, num_workers: int) -> list[Device]:
-    """The device of each of n workers, from lines worker,seconds,slowdown,up_gbps,down_gbps: what holds from then on.
+    """Read the device of each of n workers from lines worker,seconds,slowdown,up_gbps,down_gbps, valid from then on.
 
-    Lines of further workers are read, too, and left out. Raises ConfigError, with file and line, for what is missing,
-    out of order or no such number.
+    Lines of further workers are validated and ignored. Raises ConfigError, with file and line, for missing, unordered
+    or invalid values.
     """
     lines = read_lines(_KEY, name)
     if not lines or lines[0].cells != _COLUMNS:
@@ -79,15 +79,15 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
 
 
 class Border:
-    """What the workers of a machine share on their way out of it, or into it. It carries one thing at a time."""
+    """The shared uplink or downlink of a machine's workers. It carries one transfer at a time."""
 
     def __init__(self) -> None:
         self.begins: list[float] = []
         self.ends: list[float] = []
-        """When it is busy, ascending and apart from each other."""
+        """Its busy intervals, ascending and disjoint."""
 
     def carry(self, begins: float, seconds: float) -> float:
-        """When it has carried what takes so long and is there from `begins` on: it does so whenever it is free."""
+        """Return when it completes a transfer of this duration, available from `begins` on, in its idle intervals."""
         first = k = bisect_right(self.ends, begins)
         ends = begins
         while k < len(self.begins) and (gap := max(0.0, self.begins[k] - ends)) < seconds:
@@ -105,25 +105,25 @@ def borders_of(costs: LinkCosts, num_workers: int) -> dict[str, list[Border]]:
 
 
 class Movement(NamedTuple):
-    """What becomes of messages that move at the same time: float64 [n] each, seconds, but for the bytes."""
+    """The timing of simultaneous messages: float64 [n] each, in seconds, except the bytes."""
 
     ready: np.ndarray
-    """When each worker has sent and received all of its messages."""
+    """Time when each worker has sent and received all its messages."""
     begins: np.ndarray
-    """When its first message leaves."""
+    """Time when its first message leaves."""
     left: np.ndarray
-    """When its last message has left."""
+    """Time when its last message has left."""
     opens: np.ndarray
-    """When it begins to take in."""
+    """Time when it begins to receive."""
     taken: np.ndarray
-    """When it has taken in all."""
+    """Time when it has received everything."""
     sent: np.ndarray
     """Bytes out of its port, and into it."""
     received: np.ndarray
 
 
 class Exchange:
-    """Messages along the edges src -> dst, all of which may be sent at the same time."""
+    """Messages along the edges src -> dst, which may be simultaneous."""
 
     def __init__(self, costs: LinkCosts, src: np.ndarray, dst: np.ndarray) -> None:
         src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)

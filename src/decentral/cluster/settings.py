@@ -1,4 +1,4 @@
-"""What describes a cluster: settings of which each choice needs its own, and CSV files."""
+"""Settings of a cluster, required by choice, and CSV files."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from decentral.settings import check, setting
 from decentral.store.files import at_home
 
 LONGEST_S = 1e9
-"""About 32 years: sums of durations stay numbers, and microseconds of them differ."""
+"""About 32 years: sums of durations stay finite and resolve microseconds."""
 SLOWEST_GBPS = 1e-12
-"""A bit in a quarter of an hour."""
+"""Lowest bandwidth: a bit per quarter of an hour."""
 
 
 def optional(**limits: Any) -> Any:
-    """A setting that may be left out."""
+    """Declare an optional setting."""
     return setting(None, older=None, **limits)
 
 
 def duration() -> Any:
-    """A number of seconds, which may be left out."""
+    """Declare an optional number of seconds."""
     return optional(above=0, at_most=LONGEST_S, hint="seconds")
 
 
 def latency() -> Any:
-    """The same, and none may be 0."""
+    """Declare an optional latency in seconds, which may be 0."""
     return optional(at_least=0, at_most=LONGEST_S, hint="seconds")
 
 
 def bandwidth() -> Any:
-    """A number of Gbit/s, which may be left out."""
+    """Declare an optional number of Gbit/s."""
     return optional(at_least=SLOWEST_GBPS, finite=False, hint="Gbit/s")
 
 
 def check_choice(own: Any, where: str, choice: str, besides: tuple[str, ...] = ()) -> None:
-    """What a choice needs has to be given, and nothing else may be.
+    """Check that exactly the settings needed by a choice are given.
 
     own        a dataclass in which None is "not given"
     where      its place in the configuration, such as cluster.compute
     choice     the key of it that is chosen, an Enum whose values are the names of what each needs
-    besides    keys that may be given, too
+    choice     its key with an Enum value, whose values name the needed settings
 
     Raises ConfigError, also for a value that makes no sense.
     """
@@ -62,7 +62,7 @@ def check_choice(own: Any, where: str, choice: str, besides: tuple[str, ...] = (
 
 
 class Line(NamedTuple):
-    """Its cells, and how messages call it: 'line 3 of cluster.links.file=links.csv'."""
+    """Its cells, and its name in messages: 'line 3 of cluster.links.file=links.csv'."""
 
     said: str
     cells: list[str]
@@ -73,7 +73,7 @@ class Line(NamedTuple):
             raise ConfigError(f"{self.said} has {len(self.cells)} columns: use {','.join(columns)}.")
 
     def integer(self, place: int, what: str, below: float = math.inf) -> int:
-        """A number 0, 1, 2, ... Raises ConfigError if the cell is none, or not below what it has to be."""
+        """Return an integer >= 0. Raises ConfigError if the cell is not one, or not smaller than `below`."""
         cell = self.cells[place]
         if not (cell.isascii() and cell.isdigit() and int(cell) < below):
             numbers = "0, 1, 2, ..." if below == math.inf else f"0 to {below - 1} with num_workers={below}"
@@ -81,16 +81,16 @@ class Line(NamedTuple):
         return int(cell)
 
     def seconds(self, place: int) -> float:
-        """A duration. Raises ConfigError if the cell is none."""
+        """Return a duration. Raises ConfigError if the cell is not one."""
         return self.number(place, f"a number of seconds from 0 to {LONGEST_S:g}", 0.0, LONGEST_S)
 
     def gbps(self, place: int, finite: bool = False) -> float:
-        """A bandwidth, which may be inf. Raises ConfigError if the cell is none."""
+        """Return a bandwidth, possibly inf. Raises ConfigError if the cell is not one."""
         most = 1 / SLOWEST_GBPS if finite else math.inf
         return self.number(place, f"a bandwidth in Gbit/s >= {SLOWEST_GBPS:g}", SLOWEST_GBPS, most)
 
     def number(self, place: int, what: str, least: float, most: float = math.inf) -> float:
-        """A number from `least` to `most`. Raises ConfigError if the cell is none."""
+        """Return a number from `least` to `most`. Raises ConfigError if the cell is not one."""
         cell = self.cells[place]
         if not cell:
             raise ConfigError(f"{self.said} lacks a value: give {what}.")
@@ -101,7 +101,7 @@ class Line(NamedTuple):
 
 
 def as_number(cell: str) -> float:
-    """What a cell holds; nan for no number."""
+    """Return a cell's number; nan if it is not a number."""
     try:
         return float(cell)
     except ValueError:
@@ -109,8 +109,7 @@ def as_number(cell: str) -> float:
 
 
 def read_lines(key: str, name: str) -> list[Line]:
-    """The lines that are not empty of the file that the setting `key` names. Raises ConfigError if it is no CSV in
-    UTF-8."""
+    """Return the nonempty lines of the file in the setting `key`. Raises ConfigError unless it is CSV in UTF-8."""
     path = at_home(name)
     if not path.is_file():
         raise ConfigError(f"{key}={name} is not a file (looked for {path.absolute()}).")

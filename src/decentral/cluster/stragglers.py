@@ -1,6 +1,6 @@
-"""Who is slower than usual, in which steps, and by how much: `cluster.stragglers`.
+"""Stragglers (`cluster.stragglers`): slow workers, their steps, and their delays.
 
-Slowness is a number from 0 (as fast as usual) to 1 (slow in full); all modes but the last have these two values only.
+Slowness is a number from 0 (normal speed) to 1 (fully slow); all modes but the last have these two values only.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from decentral.randomness import normal, uniform
 
 _WHERE = "cluster.stragglers"
 _SLOWEST = 1e6
-"""More than that is a worker that is gone."""
+"""Largest slowdown: beyond it, a worker is effectively gone."""
 BLOCK = 256
-"""Steps that are worked out together where each follows from the one before."""
+"""Number of steps computed together if each depends on the previous one."""
 
 Following = Callable[[int, int, np.ndarray], np.ndarray]
-"""(seed, number of a block, last row of the one before) -> its rows [BLOCK, n]."""
+"""(seed, index of a block, last row of the previous one) -> its rows [BLOCK, n]."""
 
 
 class Mode(Enum):
-    """Who straggles when, and which settings say more about it."""
+    """The kind of stragglers, and the settings it needs."""
 
     none = ()
     exactly = ("count",)
@@ -39,7 +39,7 @@ class Mode(Enum):
 
 @dataclass
 class Stragglers:
-    """Who is slower than usual, in which steps. A mode needs its own keys, and one of delay_s and slowdown.
+    """Stragglers over the steps. Each mode needs its own keys, and one of delay_s and slowdown.
 
     mode             none; exactly: count of them, drawn again in every step; independent: each worker with probability,
                      in every step; persistent: a worker becomes slow with probability in a step and stays slow for
@@ -64,7 +64,7 @@ class Stragglers:
     drift: float | None = optional(above=0, at_most=1, hint="standard deviation of a step of the walk")
 
     def open(self, num_workers: int) -> Delays:
-        """The delays. Raises ConfigError for what is missing, out of place or makes no sense for n workers."""
+        """Return the delays. Raises ConfigError for missing, misplaced or invalid settings for n workers."""
         check_choice(self, _WHERE, "mode", () if self.mode is Mode.none else ("delay_s", "slowdown"))
         if self.count is not None and not 1 <= self.count <= num_workers:
             raise ConfigError(
@@ -97,15 +97,15 @@ class Stragglers:
 
 
 class Delays:
-    """By how much longer gradients take: slowness s adds s delay_s, or slowdown^s - 1 times the usual time."""
+    """Delays of gradients: slowness s adds s delay_s, or slowdown^s - 1 times the usual time."""
 
     def __init__(self, stragglers: Stragglers, num_workers: int, purpose: str = "cluster: stragglers") -> None:
-        """`purpose` is a part of the address of all that is drawn."""
+        """`purpose` is part of the address of all draws."""
         self.stragglers, self.num_workers, self.purpose = stragglers, num_workers, purpose
         self._ends: dict[int, list[np.ndarray]] = {}  # by seed: the start, and the last row of each block so far
 
     def draw(self, seed: int, first: int, usual: np.ndarray) -> np.ndarray:
-        """By how many seconds gradients t = first, first + 1, ... take longer than `usual`: both [T, n]."""
+        """Return the extra seconds of gradients t = first, first + 1, ... beyond `usual`: both [T, n]."""
         given = self.stragglers
         slowness = self.slowness(seed, first, len(usual))
         if given.slowdown is not None:
@@ -113,10 +113,10 @@ class Delays:
         return np.asarray(slowness * (given.delay_s or 0.0))
 
     def slowness(self, seed: int, first: int, steps: int) -> np.ndarray:
-        """Of each worker in these steps, a function of (seed, step, worker), see `randomness`: float64 [steps, n]."""
+        """Return each worker's slowness in these steps, a function of (seed, step, worker): float64 [steps, n]."""
         given: Any = self.stragglers
         slow = np.zeros((steps, self.num_workers))
-        if given.mode is Mode.exactly:  # the `count` smallest of n uniform numbers: every set of so many is as likely
+        if given.mode is Mode.exactly:  # the `count` smallest of n uniform numbers: all sets are equally likely
             smallest = np.argpartition(self._uniform(seed, first, steps), given.count - 1, axis=1)[:, : given.count]
             np.put_along_axis(slow, smallest, 1.0, axis=1)
         elif given.mode is Mode.independent:
@@ -135,7 +135,7 @@ class Delays:
         return uniform(seed, self.purpose, numbers, np.arange(self.num_workers)[None, :])
 
     def _chain(self, seed: int, first: int, steps: int, following: Following) -> np.ndarray:
-        """What follows from the step before, in blocks of which the last row is kept: [steps, n]."""
+        """Return a chain whose steps depend on the previous one, in blocks with cached last rows: [steps, n]."""
         ends = self._ends.setdefault(seed, [uniform(seed, f"{self.purpose} at the start", np.arange(self.num_workers))])
         parts = []
         for number in range(-(-(first + steps) // BLOCK)):
@@ -150,7 +150,7 @@ class Delays:
     def _persistent(self, seed: int, number: int, before: np.ndarray) -> np.ndarray:
         """A Markov chain with two states, which starts in its stationary distribution, slow with p / (p + 1/L).
 
-        One uniform number u_t for each step decides: a worker that is slow stays so for u_t < 1 - 1/L, another one
+        One uniform number u_t per step decides: a slow worker stays slow for u_t < 1 - 1/L, another one
         becomes so for u_t < p.
         """
         given: Any = self.stragglers
@@ -164,7 +164,7 @@ class Delays:
         return rows
 
     def _walk(self, seed: int, number: int, before: np.ndarray) -> np.ndarray:
-        """A free walk with normal steps, which begins anywhere in [0, 1] with the same probability."""
+        """A free walk with normal steps, starting uniformly in [0, 1]."""
         steps = np.arange(number * BLOCK, (number + 1) * BLOCK)[:, None]
         walk = np.cumsum(normal(seed, self.purpose, steps, np.arange(self.num_workers)[None, :]), axis=0)
         return np.asarray(before + (self.stragglers.drift or 0.0) * walk)

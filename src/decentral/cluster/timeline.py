@@ -1,9 +1,8 @@
-"""Simulated time for workers that go on by themselves: who does what when, before any data is touched.
+"""Simulated time for asynchronous workers: the schedule of operations, independent of data.
 
-A worker is a program: a generator of operations (`operations.py`). An operation that concerns the worker alone says
-when it is over; one in which workers meet (all of them, groups, pairs) lets it go on once the
-clock has decided. Times depend on compute times, links and programs only, never on values, so that the same timeline
-comes out whether or not there are rows to carry its operations out on.
+A worker is a program: a generator of operations (`operations.py`). A local operation returns its completion time; one
+that involves several workers (all, groups, pairs) resumes them once the clock has decided. Times depend only on compute
+times, links and programs, never on values, so the timeline is the same with or without rows.
 
 `timeline.json`, which ui.perfetto.dev and chrome://tracing open, is in the Trace Event Format: one complete event
 ("ph": "X") for each span, with `ts` and `dur` in microseconds of simulated time, on a track for each worker.
@@ -38,7 +37,7 @@ FILE = "timeline.json"
 
 
 class Span(NamedTuple):
-    """A worker computes, waits or exchanges from one simulated time to another, in seconds."""
+    """An interval of simulated time, in seconds, in which a worker computes, waits or exchanges."""
 
     worker: int
     kind: str
@@ -50,12 +49,12 @@ class Spans:
     """The spans of the first workers of a timeline."""
 
     def __init__(self, workers: int) -> None:
-        """`workers`: of how many they are kept."""
+        """`workers`: number of workers whose spans are kept."""
         self.found: list[Span] = []
         self._workers = workers
 
     def add(self, worker: int, kind: str, begin_s: float, end_s: float) -> None:
-        """Keep one that takes time."""
+        """Add a span of nonzero length."""
         if end_s > begin_s and worker < self._workers:
             self.found.append(Span(worker, kind, begin_s, end_s))
 
@@ -79,7 +78,7 @@ def write_spans(directory: Path, spans: Iterable[Span]) -> Path:
 
 
 def read_spans(directory: Path) -> list[Span]:
-    """What `timeline.json` holds; nothing if there is none. Never raises."""
+    """Read `timeline.json`; empty if there is none. Never raises."""
     events = (read_json(directory / FILE) or {}).get("traceEvents", [])
     return [
         Span(one["tid"], one["name"], one["ts"] / 1e6, (one["ts"] + one["dur"]) / 1e6)
@@ -95,24 +94,24 @@ def _times(span: Span) -> dict[str, float]:
 Meeting = TypeVar("Meeting")
 _STEPS_AT_ONCE = 64
 _Event = tuple[float, int, int | None, Callable[[float], object] | None]
-"""When, in which order at that time, who goes on then, and what is called before."""
+"""Time, order at that time, worker to resume, and function to call before."""
 _Deferred = tuple[int | None, Callable[[float], object]]
-"""Who goes on at this time, and what is called before."""
+"""Worker to resume at this time, and function to call before."""
 
 
 class Lateness(NamedTuple):
-    """What became of contributions that were late, up to a simulated time."""
+    """Statistics of late contributions, up to a simulated time."""
 
     ages: dict[int, int]
-    """How many contributions were so many versions old."""
+    """Age in versions -> number of contributions."""
     critical: list[int]
     """How often all, or a group, waited for this worker last."""
 
 
 class Timeline:
-    """The operations of n workers in the order of simulated time.
+    """The operations of n workers, in order of simulated time.
 
-    Operations at the same time are in the order of workers; what a meeting decides comes after all who arrive then.
+    Simultaneous operations are in worker order; decisions of meetings come after all simultaneous arrivals.
     """
 
     def __init__(
@@ -126,36 +125,36 @@ class Timeline:
         spans: Spans | None = None,
         schedule: Schedule | None = None,
     ) -> None:
-        """No gradient begins after the first `most_gradients` of all; whoever wants another one is done. What an absent
-        worker would begin, by a `schedule` in seconds, begins when it is back."""
+        """Create the timeline. After `most_gradients` gradients of all workers no further one begins, and workers that
+        want one are done. An absent worker's next operation, by a `schedule` in seconds, begins at its return."""
         self.n = len(programs)
         self.costs, self.rows, self.spans = costs, rows, spans
         self.bytes_per_row = bytes_per_row
         self.now = 0.0
-        """Seconds, simulated: nothing that happens later has happened."""
+        """Current simulated time in seconds; nothing later has happened."""
         self.drawn = [0] * self.n
-        """How many gradients each worker has begun."""
+        """Number of gradients begun by each worker."""
         self.completed = 0
-        """How many gradients all have ended."""
+        """Number of completed gradients of all workers."""
         self.compute_s, self.wait_s, self.exchange_s = ([0.0] * self.n for _ in range(3))
-        """Seconds of each worker so far, with those of a gradient or a wait counted when it begins or ends."""
+        """Seconds of each worker so far; a gradient counts at its beginning, a wait at its end."""
         self.away_s = [0.0] * self.n
-        """Seconds of each worker so far, in which it was away and would have begun something."""
+        """Seconds so far in which each worker was away and would have begun an operation."""
         self.away = set[int]()
-        """Who is absent now."""
+        """The currently absent workers."""
         self.out, self.into = [0.0] * self.n, [0.0] * self.n
-        """When the port of each worker is free to send, and to receive; the same list where it has one port."""
+        """Time when each worker's port is free to send, and to receive; the same list if it has one port."""
         if costs.ways == 2:
             self.into = self.out
         self.ledger: list[Use] | None = None
-        """What has gone through each port, if that is to be kept."""
+        """The use of each port, if recorded."""
         self._borders = borders_of(costs, self.n)
         self._sent = [0, 0]
-        """Bytes and messages that had left their ports when somebody asked."""
+        """Bytes and messages that had left their ports at the last query."""
         self.leaving: list[tuple[float, int, int]] = []
-        """When, bytes and messages: of those that had not."""
+        """Time, bytes and messages of those still leaving."""
         self.ages = Counter[int]()
-        """How often a contribution, or a model that was averaged, was so many versions old."""
+        """Age in versions -> count of contributions or averaged models."""
         self.critical = [0] * self.n
         """How often all, or a group, waited for this worker last."""
         self._left, self._share = most_gradients, most_gradients / self.n
@@ -174,10 +173,10 @@ class Timeline:
             self._look(0.0)
 
     def run(self, gradients: float = inf, until_s: float = inf) -> bool:
-        """Go on until so many gradients have been completed in all, or to a simulated time; False if all is over.
+        """Run until this total number of completed gradients, or to a simulated time; return False if all is over.
 
-        Whatever happens at the time of the last of these gradients happens, too. Raises RuntimeError if the program of
-        a worker ends before it has taken its share of all gradients.
+        Everything at the time of the last of these gradients also happens. Raises RuntimeError if the program of a
+        worker ends before it has taken its share of all gradients.
         """
         heap, last, programs, computing, rows = self._heap, self._last, self._programs, self._computing, self.rows
         away, resting = self.away, self._resting
@@ -220,7 +219,7 @@ class Timeline:
         return False
 
     def _look(self, now: float) -> None:
-        """From now on others are away; who is back goes on. This comes before all that workers do at the same time."""
+        """Update the absent workers and resume returning ones, before all other operations at this time."""
         assert self._schedule is not None
         self.away.clear()
         self.away.update(np.flatnonzero(~self._schedule.at(now)).tolist())
@@ -232,7 +231,7 @@ class Timeline:
             heappush(self._heap, (until, -1, None, self._look))
 
     def _woken(self, i: int, now: float) -> Iterator[Operation]:
-        """What worker i does next, who was away."""
+        """Yield the next operations of worker i, which was away."""
         since, operation = self._resting.pop(i)
         self.away_s[i] += now - since
         if self.spans is not None:
@@ -240,11 +239,11 @@ class Timeline:
         return chain([operation], self._programs[i])
 
     def _seconds_of(self, i: int) -> Iterator[float]:
-        """How long each gradient of worker i takes, one after the other."""
+        """Yield the time of each gradient of worker i, in order."""
         return chain.from_iterable(self._block(number)[i] for number in count())
 
     def _block(self, number: int) -> list[array[float]]:
-        """The same of some gradients of all workers: [n][_STEPS_AT_ONCE], close together in memory."""
+        """Return the times of a block of gradients of all workers: [n][_STEPS_AT_ONCE], contiguous in memory."""
         if number not in self._blocks:
             first = number * _STEPS_AT_ONCE
             seconds = self._times.seconds(first, first + _STEPS_AT_ONCE)
@@ -255,18 +254,18 @@ class Timeline:
         return self._blocks[number]
 
     def meeting(self, place: object, kind: Callable[[Any, Timeline], Meeting]) -> Meeting:
-        """The one meeting of all operations with this place, which is compared by identity."""
+        """Return the meeting of all operations with this place, compared by identity."""
         if place not in self._meetings:
             self._meetings[place] = kind(place, self)
         meeting: Meeting = self._meetings[place]
         return meeting
 
     def nobody_else_at(self, now: float) -> bool:
-        """Whether nothing else happens at this time, as far as is known."""
+        """Return whether nothing else is known to happen at this time."""
         return not self._last and not (self._heap and self._heap[0][0] <= now)
 
     def begin_gradient(self, i: int, now: float, copied: bool) -> float | None:
-        """Worker i draws its next sample; when the gradient is there, None for never."""
+        """Let worker i draw its next sample; return when the gradient is complete, None for never."""
         if not self._left:
             return None
         self._left -= 1
@@ -283,7 +282,7 @@ class Timeline:
         return now + seconds
 
     def at(self, time: float, call: Callable[[float], object]) -> None:
-        """Call this at a time, after all workers that do something then."""
+        """Schedule a call at a time, after all workers' operations then."""
         if time == self.now:
             self._last.append((None, call))
         else:
@@ -293,7 +292,7 @@ class Timeline:
     def resume(
         self, i: int, arrived: float, begins: float, ends: float, then: Callable[[float], object] | None
     ) -> None:
-        """Let worker i go on at `ends`, after `then`: it has waited since it arrived, until an exchange began."""
+        """Resume worker i at `ends`, after `then`: it has waited from its arrival until the exchange began."""
         waited = (begins if begins < ends else ends) - arrived
         if waited > 0.0:
             self.wait_s[i] += waited
@@ -307,11 +306,11 @@ class Timeline:
         heappush(self._heap, (ends, i, i, then))
 
     def defer(self, i: int, then: Callable[[float], object]) -> None:
-        """Let worker i go on after `then`, which happens after what all workers do at this time."""
+        """Resume worker i after `then`, which follows all workers' operations at this time."""
         self._last.append((i, then))
 
     def sent_by_now(self) -> tuple[int, int]:
-        """How many bytes and messages have left their ports."""
+        """Return the number of bytes and messages that have left their ports."""
         leaving, self.leaving = self.leaving, []
         for left, num_bytes, messages in leaving:
             if left > self.now:
@@ -322,15 +321,15 @@ class Timeline:
         return self._sent[0], self._sent[1]
 
     def crosses(self, way: str, i: int, other: int, num_bytes: float, begins: float) -> float:
-        """When bytes between workers i and `other`, which begin to go then, have gone "out" of the machine of i, or
-        "into" it, through what its workers share (`cluster.links.shared_gbps`)."""
+        """Return when bytes between workers i and `other` have passed "out" of or "into" the machine of i, through the
+        shared link of its workers (`cluster.links.shared_gbps`)."""
         machine = i // self.costs.per_machine
         if not self.costs.shared or machine == other // self.costs.per_machine:
             return begins
         return self._borders[way][machine].carry(begins, num_bytes * self.costs.shared)
 
     def busy(self, workers: Iterable[int], each: float, begins: float, ends: float) -> None:
-        """The ports of these workers are taken, both ways; so many bytes go out of each, and into it."""
+        """Occupy both ports of these workers, with `each` bytes in each direction."""
         out, into = self.out, self.into
         for j in workers:
             out[j] = into[j] = ends
@@ -338,7 +337,7 @@ class Timeline:
                 self.ledger += [Use(j, way, each, begins, ends) for way in ("out", "into")]
 
     def accounts(self) -> dict[str, np.ndarray]:
-        """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging, and away where some are."""
+        """Return each worker's seconds so far, float64 [n]: compute, wait, exchange, and away if any worker is."""
         found = {
             "compute": np.array(self.compute_s),
             "wait": np.array(self.wait_s),
@@ -350,5 +349,5 @@ class Timeline:
         return found
 
     def lateness(self) -> Lateness:
-        """What became of contributions so far."""
+        """Return the statistics of contributions so far."""
         return Lateness(dict(sorted(self.ages.items())), list(self.critical))

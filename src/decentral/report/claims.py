@@ -1,4 +1,4 @@
-"""What a paper says of its numbers, as something that can be checked, and how sure it is."""
+"""Checkable claims of a paper about its numbers, with their certainty."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE_SIGMA = 0.8413447
 
 
 class Finding(NamedTuple):
-    """What came of a claim: one line of verdicts.csv."""
+    """The result of a claim: one line of verdicts.csv."""
 
     verdict: str
     ours: float | None = None
@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 
 
 class NotRun(Exception):
-    """A cell has no values yet, or not all that it will have; says which one and why."""
+    """A cell has no values yet, or is incomplete; says which one and why."""
 
 
 class Cells:
@@ -41,7 +41,7 @@ class Cells:
         self.entries, self.study, self.searches = entries, study, searches
 
     def find(self, says: str, *wanted: Mapping[str, Any]) -> list[Entry]:
-        """For each of `wanted` the one entry with these labels, of the first metric unless `metric` is among them.
+        """Return for each of `wanted` the one entry with these labels, of the first metric unless `metric` is given.
 
         A metric may be a pattern, such as `simulated_s to *`, for numbers that are called differently from scale to
         scale. Raises ConfigError if a label does not exist or several entries have them, NotRun while one of them is
@@ -61,7 +61,7 @@ class Cells:
         return [entry for entry in found if entry is not None]
 
     def _find(self, wanted: Mapping[str, Any], says: str) -> Entry | None:
-        """The entry with these labels; None if no run of it has ended."""
+        """Return the entry with these labels; None if no run of it has ended."""
         if not self.entries:
             return None
         where = f"study {self.study}: the claim '{says}'"
@@ -204,7 +204,7 @@ class _Limited(Claim):
         self._need_one_of("within", "factor")
 
     def held(self, low: Entry, high: Entry, why: str, always: bool, larger_is_better: bool) -> Finding:
-        """Whether a change is within the limit; `why` says more if it is `always` known how sure that is."""
+        """Return whether a change is within the limit; `why` adds an explanation if the certainty is `always` known."""
         size, ratio = _change(low, high, larger_is_better)
         if self.within is not None:
             held, tolerance, times = at_most(size, self.within), f"within {self.within:g}", 1.0
@@ -254,11 +254,11 @@ class Steady(_Limited):
     loss: bool = False
 
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
-        """Look at the change of the mean over seeds."""
+        """Check the change of the mean over seeds."""
         low, high, words = _along(cells, self.cell, self, larger_is_better)
         size, _ = _change(low, high, larger_is_better)
         why = f"{words}: a {'loss' if self.loss else 'change'} of {size:.4g}"
-        # a gain, where a loss is asked for, is beyond doubt
+        # a gain where a loss is claimed is certain
         found = self.held(low, high, why, size > 0, larger_is_better)
         return found._replace(ours=size if math.isfinite(size) else None)
 
@@ -311,7 +311,7 @@ def _along(
 
 
 def told(entry: Entry) -> str:
-    """For example '84.6 ± 0.3 (1 of 3 diverged)'; four digits are enough to judge by."""
+    """Format an entry, for example '84.6 ± 0.3 (1 of 3 diverged)', with four digits."""
     if not entry.values:
         return "never" if entry.never else "diverged"
     text = f"{entry.mean:.4g}" + (f" ± {entry.std:.2g}" if entry.std is not None else "")
@@ -321,7 +321,7 @@ def told(entry: Entry) -> str:
 
 
 def combined(*terms: tuple[float, Entry]) -> float | None:
-    """Standard error of a sum of means, each times its factor: (1, a), (-1, b) for a difference.
+    """Return the standard error of a sum of means, each times its factor: (1, a), (-1, b) for a difference.
 
     Where all have the same seeds, that of the sums seed by seed, since a seed gives all methods the same data, models
     and delays; otherwise as of independent means. None if a spread is not known. Of runs without a value it knows

@@ -26,18 +26,18 @@ class Entry:
     values: tuple[float, ...]
     """Of the runs that have a finite value, by seed."""
     runs: int
-    """How many have ended, done or diverged; those whose numbers are damaged are still to come."""
+    """Number of ended runs, done or diverged; runs with damaged numbers are still pending."""
     diverged: int
     at_edge: bool
-    """Whether the learning rate of one of them lies at the edge of what was searched."""
+    """Whether the learning rate of any of them is at the edge of the searched range."""
     rates: tuple[float, ...]
     """The chosen learning rates, sorted."""
     published: str
     """'algorithm|topology|setting', or ''."""
     wanted: int = 0
-    """How many runs there are in the end; 0: not known, or those that there are."""
+    """Final number of runs; 0: unknown, or the current ones."""
     never: int = 0
-    """How many have ended without a value, as they have not come to the target."""
+    """Number of runs that ended without reaching the target."""
     by_seed: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The values again, by the seeds of their runs; empty where several runs have one seed."""
 
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def lost(self) -> int:
-        """How many have ended without a value, diverged or short of the target: the mean is of the others alone."""
+        """Number of runs without a value, diverged or short of the target: the mean excludes them."""
         return self.runs - len(self.values)
 
     def level(self, larger_is_better: bool) -> float:
@@ -84,14 +84,14 @@ class Search(NamedTuple):
 
 
 def where(labels: Mapping[str, str]) -> str:
-    """For example 'RelaySGD, dbt, alpha=0.1': words as they are, numbers with their name."""
+    """Format labels, for example 'RelaySGD, dbt, alpha=0.1': words as values only, numbers with their name."""
     return ", ".join(
         value if number_of(value) is None else f"{name}={value}" for name, value in labels.items() if value
     )
 
 
 def plain(value: Any) -> str:
-    """A label's value as it is compared and shown: 1, 1.0 and '1' are the same."""
+    """Return a label's value in canonical form: 1, 1.0 and '1' are the same."""
     number = None if isinstance(value, bool) else number_of(value)
     if number is None or not math.isfinite(number):
         return str(value).strip()
@@ -129,7 +129,7 @@ def group(values: pandas.DataFrame, labels: list[str], of: str, wanted: Wanted) 
 
 
 def searches(values: pandas.DataFrame, labels: list[str]) -> list[Search]:
-    """The cells that are still searched for a learning rate, by the first metric of each."""
+    """Return the cells with an ongoing learning-rate search, by the first metric of each."""
     chosen = set(values[values["chosen"]][labels].itertuples(index=False, name=None))
     tried = values[~values["chosen"] & (values["rate"].abs() < math.inf)]
     found: dict[tuple[str, ...], Search] = {}

@@ -53,7 +53,7 @@ def board(results: Results) -> Board | None:
 
 
 def _key(text: str) -> Any:
-    """What '1.2 (1.0 to 1.5)' and '13 of 16' are sorted by: the first number, where a text begins with one."""
+    """Return the sort key of texts such as '1.2 (1.0 to 1.5)' and '13 of 16': the leading number, if any."""
     found = re.match(r"\d+(\.\d+)?(?= |$)", text)
     return float(found[0]) if found else text
 

@@ -33,7 +33,7 @@ class Listing(ABC):
     title: str = ""
 
     left: ClassVar[int] = 1
-    """How many of its columns are words, to be set to the left."""
+    """Number of leading text columns, aligned left."""
 
     @abstractmethod
     def lines(self, results: Results) -> list[list[str]]:
@@ -41,11 +41,11 @@ class Listing(ABC):
         label or metric that does not exist."""
 
     def sentences(self, results: Results) -> list[str]:
-        """What stands below it."""
+        """Return the sentences below it."""
         return []
 
     def on_page(self, rows: list[list[str]]) -> list[list[str]]:
-        """Those of its rows that stand on the page; the CSV has all."""
+        """Return the rows shown on the page; the CSV has all."""
         return rows
 
     def texts(self, results: Results) -> dict[str, str]:
@@ -163,7 +163,7 @@ class Trials(Listing):
 
 @dataclass(frozen=True)
 class Costs:
-    """What each method takes in each problem, by seed; infinite where it never gets to the target, or diverges."""
+    """The cost of each method in each problem, by seed; infinite if it never reaches the target or diverges."""
 
     methods: list[tuple[str, ...]]
     problems: list[str]
@@ -172,7 +172,7 @@ class Costs:
     left_out: list[tuple[str, ...]]
     """Methods that were not run in all problems, and so cannot be compared."""
     families: list[str] = field(default_factory=list)
-    """Of each problem: problems of a family weigh as one, together. []: each is its own."""
+    """The family of each problem; a family has the weight of one problem. []: each problem is its own."""
 
     @cached_property
     def _of_family(self) -> np.ndarray:
@@ -193,7 +193,7 @@ class Costs:
 
     @cached_property
     def ratios(self) -> np.ndarray:
-        """[methods, problems]: how many times as much as the best takes; infinite where nobody gets to the target."""
+        """Return [methods, problems]: the cost relative to the best; infinite if no method reaches the target."""
         best = self.typical.min(axis=0, initial=math.inf)
         best = np.where(np.isfinite(best) & (best > 0), best, 1.0)
         return np.where(np.isfinite(self.typical), self.typical / best, math.inf)
@@ -212,8 +212,8 @@ class Costs:
         return found
 
     def rank_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """[methods] each: 5 % and 95 % quantiles of the mean rank where the families, and the seeds of each cell, are
-        drawn anew, with replacement (a bootstrap of 2,000 replicates)."""
+        """Return [methods] each: 5 % and 95 % quantiles of the mean rank in a bootstrap over the families and the seeds
+        of each cell (2,000 replicates)."""
         rng = np.random.default_rng(0)
         number = len(self._of_family)
         counts = rng.multinomial(number, np.full(number, 1 / number), size=_REPLICATES) / number
@@ -265,7 +265,7 @@ def _median(values: np.ndarray) -> np.ndarray:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
-    """[replicates, methods, problems] of the same; who never gets there shares the last ranks."""
+    """Return ranks [replicates, methods, problems]; methods that never reach the target share the last ranks."""
     from scipy.stats import rankdata
 
     ranks: np.ndarray = rankdata(values, method="average", axis=1)

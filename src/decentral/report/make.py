@@ -29,11 +29,11 @@ _Told = tuple[list[Verdict], list[Path], list[str]]
 
 @dataclass(frozen=True)
 class Made(Run):
-    """What a report consists of."""
+    """A created report."""
 
     files: list[Path]
     remarks: list[str] = field(default_factory=list)
-    """What is odd about it, a sentence each: a figure without data, a key without a published number."""
+    """Sentences on problems: a figure without data, a key without a published number."""
 
     def summary(self) -> str:
         """The first table and what it is about, the verdicts counted, and where everything is, for a terminal."""
@@ -142,7 +142,7 @@ def report_all(
 
 
 def _made(directory: Path, output: Output) -> _Told | ConfigError:
-    """What is known of a report but its results, which may hold what is not to be pickled; or why there is none."""
+    """Make a report and return its facts without the results, which may not be picklable; or the error."""
     try:
         with blame.named():
             made = make(directory, output, alone=False)

@@ -1,4 +1,4 @@
-"""For notebooks: the figures, tables and verdicts of studies, drawn where they are asked for."""
+"""Figures, tables and verdicts of studies, inline in notebooks."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Run:
 
     @cached_property
     def captions(self) -> dict[str, Any]:
-        """Of its figures, as far as they are known."""
+        """Return the known captions of its figures."""
         return read_json(self.results.directory / CAPTIONS) or {}
 
     @property
@@ -81,12 +81,12 @@ class Run:
         ]
 
     def text(self, name: str) -> str:
-        """A table that its report has made; '' if there is none."""
+        """Return a table of its report; '' if there is none."""
         file = self.results.directory / f"{name}.md"
         return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
     def count(self, kind: str) -> Counter[str]:
-        """How many verdicts of a kind there are of each."""
+        """Count the verdicts of a kind."""
         return verdicts.count(self.verdicts, kind)
 
 
@@ -99,7 +99,7 @@ class Item:
     item: str
     title: str
     needs: str
-    """What its paper scale needs."""
+    """Requirements of its paper scale."""
     scale: str
     """The largest one that is defined."""
     report: dict[str, Any]
@@ -116,12 +116,12 @@ class Item:
 
     @property
     def counted(self) -> dict[str, Run]:
-        """What the scoreboard counts: smoke only shows that a study works."""
+        """The runs counted by the scoreboard: smoke only shows that a study works."""
         return {scale: run for scale, run in self.runs.items() if scale != "smoke"}
 
     @property
     def shown(self) -> list[Run]:
-        """What the pages show: smoke only if there is nothing else."""
+        """The runs shown on the pages: smoke only if there is nothing else."""
         return list((self.counted or self.runs).values())
 
     @property

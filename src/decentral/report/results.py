@@ -1,4 +1,4 @@
-"""What `decentral-study` wrote about a study at one scale: all that a report reads."""
+"""The output of `decentral-study` for a study at one scale: the input of a report."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ class Results:
 
     @cached_property
     def reasons(self) -> dict[str, str]:
-        """reasons.yaml: why claims are not met here, a sentence for each, as who looked into it wrote it there; {} if
-        nobody has. Raises ConfigError if it is wrong."""
+        """Read reasons.yaml: handwritten sentences on why claims are not met here; {} if there is none. Raises
+        ConfigError if it is invalid."""
         path = self.directory / "reasons.yaml"
         if not path.is_file():
             return {}

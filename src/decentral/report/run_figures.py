@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FIGURE = "learning_curves.png"
-"""What every run has."""
+"""The figure of every run."""
 KINDS = {
     "compute": ("computing", style.BLUE),
     "exchange": ("sending and receiving", style.ORANGE),
     "wait": ("waiting", "#DDDDDD"),
     "away": ("away", "#F4F4F4"),
 }
-"""What a worker does -> in words, and the color."""
+"""Activity of a worker -> description and color."""
 _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 _LINE_STYLES = ("-", "--", ":", "-.")
@@ -87,7 +87,7 @@ def draw_partition(run_dir: Path) -> None:
 
 
 def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
-    """Draw the first steps, about 12, of the first 32 workers: a bar for each, in the colors of what it does."""
+    """Draw the first steps, about 12, of the first 32 workers: a bar for each, colored by activity."""
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
@@ -237,9 +237,9 @@ def save_learning_curves(run_dir: Path, curves: Curves) -> Path:
 def draw_learning_curves(figure: Figure, run_dir: Path, curves: Curves) -> None:
     """Draw the learning curves of a run on an empty figure.
 
-    Above, what the run is judged by, over epochs with every worker's own line, and beside it over the bytes that a
-    worker has sent; with simulated time over that first. Below, a panel for each other metric, over simulated time if
-    there is any; the title counts those for which there is no room. Without any metric yet the figure says so.
+    Top: the target metric over epochs with a line per worker, and over the bytes sent per worker; with simulated time,
+    over that first. Below: a panel for each other metric, over simulated time if there is any; the title counts those
+    that do not fit. Without any metric yet the figure says so.
     """
     metrics = list(dict.fromkeys(metric for _, metric in curves.series)) or [""]
     first, *others = metrics[:_MAX_METRICS]

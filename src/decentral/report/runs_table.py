@@ -1,4 +1,4 @@
-"""A table of any stored runs: settings in its rows and columns, the best of one setting, mean ± std over another.
+"""Tables of stored runs: settings in rows and columns, the best of one setting, mean ± std over another.
 
     decentral-report runs --rows algo --columns alpha --best lr --over seed --metric accuracy --worker worst
 
@@ -72,7 +72,7 @@ _WHOSE = {"worst": " of the worst worker", "mean": ", mean over workers", "avera
 
 @dataclass(frozen=True)
 class Layout:
-    """What a table of runs shows; settings are named as on the command line (`algo`, `lr`, `network.drop_probability`).
+    """The layout of a table of runs; settings have command-line names (`algo`, `lr`, `network.drop_probability`).
 
     rows, columns   settings that tell its rows apart, and the setting that has a column for each value ('': none)
     best            setting whose best value each cell takes, by the mean over `over`; '': none. A value with which a
@@ -256,11 +256,11 @@ def table(
     worker: str = "worst",
     where: str | Sequence[str] = (),
 ) -> pandas.DataFrame:
-    """The numbers of a table of stored runs, a row for each cell; `decentral-report runs` prints and draws the same.
+    """Return the numbers of a table of stored runs, a row per cell; `decentral-report runs` prints and draws the same.
 
     Its columns are the settings in `rows` and `columns`, then metric, mean, std (n - 1), runs, diverged, rates (the
-    chosen values of `best`) and at_edge: whether one of these lies at the edge of what was tried. `table(...).pivot`
-    gives it any other shape. `results_dir` is a folder of results, or that of a study; the settings are those of
+    chosen values of `best`) and at_edge: whether one of these is at the edge of the tried values. `table(...).pivot`
+    gives any other shape. `results_dir` is a folder of results, or that of a study; the settings are those of
     `Layout`. Raises ConfigError as `collect_runs` does.
 
     >>> decentral.table(rows="algo", columns="alpha", best="lr")  # doctest: +SKIP
@@ -293,7 +293,7 @@ def layout_of(runs: Sequence[Mapping[str, Any]]) -> Layout:
 
 
 def _in_order(column: pandas.Series) -> pandas.Series:
-    """Numbers by size, anything else by its letters."""
+    """Sort numbers by value, anything else alphabetically."""
     numbers = pandas.to_numeric(column, errors="coerce")
     return column.astype(str) if numbers.isna().any() else numbers
 

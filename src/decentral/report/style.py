@@ -23,7 +23,7 @@ VERMILLION, BLUE, GREEN, PURPLE = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
 ORANGE, SKY = "#E69F00", "#56B4E9"
 
 LARGEST_DRAWN = 1e30
-"""A run that diverges ends with numbers beside which nothing else could be seen."""
+"""Largest value drawn: a diverging run would dwarf everything else."""
 
 WORKERS: dict[str, tuple[str, str, str]] = {
     "worst": ("worst worker", VERMILLION, "v"),
@@ -113,7 +113,7 @@ _OF_ONE_ALGORITHM = {
     "star": ("#AA4499", "D"),
     "ring": ("#6699CC", "v"),
 }
-"""Color and marker of topologies where there is nothing else to be told apart; others have those of the algorithm."""
+"""Color and marker of topologies in plots of one algorithm; otherwise the algorithm determines them."""
 _OF_VARIANTS = ("D", "^", "v")
 """Markers of further variants of an algorithm."""
 _TOPOLOGY_WORDS = {

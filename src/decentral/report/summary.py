@@ -162,7 +162,7 @@ def simulated(facts: dict[str, Any], steps: int) -> list[str]:
 
 
 def _chosen(facts: dict[str, Any]) -> list[str]:
-    """What was decided on the way, and when: collectives, what probes found the network to be like, shares sent."""
+    """Return the decisions during the run, with times: collectives, probed links, shares sent."""
     lines = []
     words = []
     for name, (times, seconds, *measured) in (facts.get("collectives") or {}).items():
@@ -242,7 +242,7 @@ def _places(run_dir: Path) -> list[str]:
 
 
 def _how(run_dir: Path) -> list[str]:
-    """In how many processes the run was carried out, what carried its rows, and how gradients were computed."""
+    """Return the run's number of processes, transport, and execution of gradients."""
     facts = read_json(run_dir / "provenance.json") or {}
     if "processes" not in facts:
         return []

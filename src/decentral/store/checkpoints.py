@@ -36,7 +36,7 @@ class Checkpoint:
 
 
 class Written(NamedTuple):
-    """What a part on disk has to be."""
+    """The expected size and hash of a part on disk."""
 
     size: int
     sha256: str
@@ -80,13 +80,13 @@ def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> Writ
 
     Returns its size and hash, for the manifest.
 
-    Raises OSError if it cannot be written (disk full); nothing of it stays behind then. TypeError for anything that the
+    Raises OSError if it cannot be written (disk full), without leaving anything behind. TypeError for anything that the
     restricted unpickler would refuse to read.
     """
     import torch
 
     directory = root / str(step)
-    for folder in (root, directory):  # not what is above: if somebody has deleted the run, it stays deleted
+    for folder in (root, directory):  # no parents: a deleted run stays deleted
         folder.mkdir(exist_ok=True)
     path = directory / f"{part}.pt"
     content = _storable(tensors)
@@ -95,7 +95,7 @@ def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> Writ
             hashing = _Hashing(file)
             torch.save(content, hashing)  # type: ignore[arg-type]
     except BaseException as error:
-        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch reports a full disk as its own
+        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch wraps the error of a full disk
         if not isinstance(cause, OSError):
             raise
         number = cause.errno or errno.EIO
@@ -129,9 +129,9 @@ def load_part(checkpoint: Checkpoint, part: str) -> dict[str, Any]:
 def commit(
     root: Path, step: int, parts: Mapping[str, Written], meta: dict[str, Any], run_id: str | None, metrics: Extent
 ) -> None:
-    """Make the parts, which must all be there, a checkpoint; delete what is in its directory besides.
+    """Commit the parts, which must all exist, as a checkpoint; delete other files in its directory.
 
-    `metrics` are the rows that the run has written up to now.
+    `metrics` are the rows that the run has written so far.
     """
     directory = root / str(step)
     for part, written in parts.items():
@@ -148,7 +148,7 @@ def commit(
 
 
 def prune(root: Path, step: int, known_valid: set[int], run_id: str | None) -> None:
-    """Of the checkpoints up to `step`, delete all but the newest valid two; later steps may be in the making.
+    """Delete all checkpoints up to `step` except the newest two valid ones; later steps may be in progress.
 
     Those in `known_valid` are not hashed again.
     """
@@ -186,14 +186,14 @@ def newest(root: Path, run_id: str | None, metrics: LineFile | None) -> tuple[Ch
 
 
 def newest_step(root: Path) -> int:
-    """The step of the newest finished checkpoint, without looking whether it is damaged; 0 if there is none."""
+    """Return the step of the newest finished checkpoint, without validation; 0 if there is none."""
     return next((step for step in _steps(root) if (root / str(step) / _MANIFEST).exists()), 0)
 
 
 def validate(root: Path, step: int, run_id: str | None, metrics: LineFile | None = None) -> Checkpoint | str | None:
-    """The checkpoint of this step; a sentence that says what is wrong with it; None if it was never finished.
+    """Return the checkpoint of this step, a sentence on what is wrong with it, or None if it was never finished.
 
-    `metrics` are those of the run, if they are to be looked at.
+    `metrics` are those of the run, to check them, too.
     """
     directory = root / str(step)
     if not (directory / _MANIFEST).exists():

@@ -1,4 +1,4 @@
-"""What is in files, as digests that are kept: a run is known by the content of its files, not by sizes and times."""
+"""Cached digests of file contents: the ID of a run depends on the content of its files, not on sizes and times."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from decentral.store.run_store import LOCK
 from decentral.terminal.display import unless_quick
 
 _SETTLED_NS = 2_000_000_000
-"""How long a file has been left alone before its times tell a later change from none."""
-_MANY = 1_000  # files whose facts are not asked for at every turn
+"""Minimum age of a file's times for them to reveal a later change."""
+_MANY = 1_000  # with more files, their facts are not read every time
 _WORTH_KEEPING_S = 0.5
 _CHUNK = 1 << 20
 
@@ -76,16 +76,16 @@ def folder_digest(root: Path, names: Sequence[str]) -> str:
 
 
 def file_digests(root: Path, names: Sequence[str]) -> list[str]:
-    """Of each of these files 16 hexadecimal digits of the SHA-256 of its bytes.
+    """Return 16 hexadecimal digits of the SHA-256 of each file.
 
-    A file is read again unless size, times and inode are what they were, and its times were older than two seconds when
-    it was read. What took long is kept in the cache for other processes.
+    A file is read again unless size, times and inode are unchanged and its times were older than two seconds at the
+    reading. Slow results are cached for other processes.
     """
     begun, folder = time.monotonic(), os.path.abspath(root)
     stored = cache_folder() / "digests" / f"{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
     if folder not in _KNOWN:
         _KNOWN[folder] = {}
-        with suppress(OSError, ValueError, TypeError, AttributeError):  # none yet, or not ours
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # missing, or not ours
             found = json.loads(stored.read_text(encoding="utf-8"))
             _KNOWN[folder] = {name: (facts, str(digest)) for name, (facts, digest) in found.items()}
     known = _KNOWN[folder]
@@ -99,16 +99,16 @@ def file_digests(root: Path, names: Sequence[str]) -> list[str]:
             if settled:
                 known[name] = facts[name], fresh[name]
     if stale and time.monotonic() - begun > _WORTH_KEEPING_S:
-        with suppress(OSError):  # a cache that cannot be written
+        with suppress(OSError):  # the cache is not writable
             stored.parent.mkdir(parents=True, exist_ok=True)
             write_text(stored, json.dumps(known))
     return [fresh[name] if name in fresh else known[name][1] for name in names]
 
 
 def walked(folder: str, above: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str], list[str]]]:
-    """(folder, names of its files, of what is neither file nor folder) for this one and all below it.
+    """Yield (folder, names of its files, names of other non-folders) for this folder and all below it.
 
-    Links are followed, but not to folders that they lie in. Raises ConfigError for a folder that cannot be read.
+    Links are followed, except to their parent folders. Raises ConfigError for an unreadable folder.
     """
     real = os.path.realpath(folder)
     if any(one == real or one.startswith(os.path.join(real, "")) for one in above):

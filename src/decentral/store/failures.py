@@ -26,7 +26,7 @@ OUTSIDE = frozenset({Failure.killed, Failure.lost, Failure.out_of_memory})
 """Failures with reasons outside the run: trying again may help."""
 
 RESTARTED = OUTSIDE - {Failure.out_of_memory}
-"""Failures after which a run on one machine starts its processes again by itself."""
+"""Failures after which a run on one machine restarts its processes automatically."""
 
 ADVICE = {
     Failure.killed: "If the machine ran out of memory, use fewer processes; the same command resumes from the last "
@@ -67,8 +67,8 @@ def classify(error: BaseException) -> Failure:
 
 
 def describe(error: BaseException) -> str:
-    """What an exception says, with its type unless it is made for users, where in one's own code it was raised, and
-    what was noted about it, in one line."""
+    """Describe an exception in one line: its message, its type unless it is for users, the place in user code that
+    raised it, and its notes."""
     ours = isinstance(error, RunFailed | ConfigError)
     where = None if ours else blame.place(error)
     text = str(error) if ours else f"{where}: {blame.sentence(error)}" if where else f"{type(error).__name__}: {error}"

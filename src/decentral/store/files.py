@@ -27,7 +27,7 @@ _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def at_home(path: str | Path) -> Path:
-    """The path with ~ as the user's home; a name such as ~x stays as it is if no such user exists."""
+    """Return the path with ~ expanded to the user's home; ~x is unchanged if no such user exists."""
     return Path(os.path.expanduser(path))
 
 
@@ -66,10 +66,10 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` at the end of the block, atomically and durably.
+    """Open a file that replaces `path` at the end of the block, atomically and durably.
 
-    If something fails (disk full) the old file stays. The file has a fresh name beside `path` until then, which no link
-    can wait under; a link at `path` is replaced, not followed.
+    If something fails (disk full) the old file stays. Until then the file has a random name next to `path`, so no link
+    can be planted there; a link at `path` is replaced, not followed.
     """
     temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -95,7 +95,7 @@ def check_name(name: Any, what: str) -> None:
 
 
 def refuse_links(directory: Path, above: int = 0) -> None:
-    """Raise ConfigError if a folder to write into, or one of so many above it, is a link to another place."""
+    """Raise ConfigError if a folder to write into, or one of its `above` parents, is a link."""
     link = next((path for path in [directory, *directory.parents[:above]] if path.is_symlink()), None)
     if link is not None:
         raise ConfigError(f"{link} is a link, and results are only written into their own folder: remove the link.")
@@ -108,7 +108,7 @@ def is_leftover(name: str) -> bool:
 
 @contextlib.contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Hold the lock of the directory, where its file system has locks: others who ask for it wait."""
+    """Hold the lock of the directory, if its file system has locks; others wait for it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
@@ -223,7 +223,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock of this file."""
+    """Return whether a live process holds the lock of this file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -233,7 +233,7 @@ def is_locked(path: Path) -> bool:
         return False
     except BlockingIOError:
         return True
-    except OSError:  # a file system without locks: nobody can hold one
+    except OSError:  # a file system without locks
         return False
     finally:
         os.close(descriptor)

@@ -24,7 +24,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 class Extent(NamedTuple):
-    """What is in the beginning of a file: how many lines, and their hash."""
+    """A prefix of a file: the number of lines, and their hash."""
 
     num_lines: int
     sha256: str
@@ -67,11 +67,11 @@ class LineFile:
 
     @property
     def extent(self) -> Extent:
-        """Of all lines so far."""
+        """Return the extent of all lines so far."""
         return Extent(self._num_lines, self._digest.hexdigest())
 
     def extent_of(self, num_lines: int) -> Extent:
-        """Of so many lines from the first one on, as they are in the file now; of fewer if there are fewer."""
+        """Return the extent of the first `num_lines` lines in the current file, or of fewer if there are fewer."""
         digest = hashlib.sha256()
         return Extent(_add_lines(self._descriptor, num_lines, digest), digest.hexdigest())
 
@@ -85,7 +85,7 @@ class LineFile:
 
 
 def lines_written(path: Path) -> bool:
-    """Whether there is such a file, compressed or not."""
+    """Return whether the file exists, compressed or not."""
     return path.exists() or path.with_name(path.name + ".gz").exists()
 
 
@@ -118,7 +118,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def damaged(path: Path, number: int) -> ConfigError:
-    """What to raise for a line that is not what was written."""
+    """Return the error for a line that differs from the written one."""
     return ConfigError(f"line {number} of {path} is damaged: delete the folder {path.parent} and rerun the command.")
 
 
@@ -156,7 +156,7 @@ def _whole_lines(descriptor: int) -> int:
 
 
 def _add_lines(descriptor: int, most: int | None, digest: _Hash) -> int:
-    """Add the lines of an open file to a hash, from the first one on and at most so many; returns how many."""
+    """Add the lines of an open file to a hash, from the first one, at most `most`; return their number."""
     count = 0
     with open(os.dup(descriptor), "rb") as file:
         file.seek(0)
@@ -175,11 +175,11 @@ AXES = {
     "bytes_sent": "bytes sent by all workers",
     "simulated_s": "simulated seconds",
 }
-"""What can be the x axis of a curve: key of a row of metrics.jsonl, which is a column of curves.csv -> in words.
+"""The x axes of curves: key in metrics.jsonl, and column of curves.csv -> description.
 
-`wall_s` is training time without evaluation; `simulated_s` time in a virtual cluster; `bytes_sent` counts what all
-workers together have sent. An axis that is added here can be recorded, by those runs that have it, with every
-evaluation, collected, drawn and judged by.
+`wall_s` is training time without evaluation; `simulated_s` is time in a virtual cluster; `bytes_sent` is the total of
+all workers. An axis added here can be recorded with every evaluation, by runs that have it, and collected, plotted and
+used as a criterion.
 """
 
 

@@ -1,8 +1,8 @@
-"""The trained models of a run, in `models.safetensors` of its directory: tensors by name, and nothing that is executed.
+"""The trained models of a run, in `models.safetensors` of its directory: named tensors without executable content.
 
 `worker3.<name>` is a tensor of worker 3's model, `averaged.<name>` one of the averaged model, where <name> is that of
-the `nn.Module`'s `state_dict`. The header says what safetensors has no words for: `tied`, which names share a tensor;
-`complex`, which tensors are pairs of real numbers; `extra`, what `get_extra_state` has returned; and `sha256`, of all.
+the `nn.Module`'s `state_dict`. The header has what safetensors does not support: `tied`, names that share a tensor;
+`complex`, tensors stored as pairs of real numbers; `extra`, results of `get_extra_state`; and `sha256`, of all.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def unpacked(value: Any) -> Any:
 
 
 def save_models(directory: Path, models: Mapping[str, Mapping[str, Any]], facts: Mapping[str, object]) -> None:
-    """Replace the file atomically and durably. Raises OSError; TypeError for extra state that is no plain value."""
+    """Replace the file atomically and durably. Raises OSError; TypeError for extra state that is not a plain value."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -80,11 +80,11 @@ def save_models(directory: Path, models: Mapping[str, Mapping[str, Any]], facts:
         mode = os.fstat(descriptor).st_mode
         os.close(descriptor)
         save_file(tensors, temporary, metadata=header | {"sha256": _digest(tensors, header)})
-        os.chmod(temporary, mode)  # safetensors lets its owner alone read a file
+        os.chmod(temporary, mode)  # safetensors creates files readable by the owner only
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, directory / FILE)
-    except SafetensorError as error:  # it says an operating system's error in words only
+    except SafetensorError as error:  # it reports an operating system's error as text only
         full = "os error 28" in str(error)
         raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(directory / FILE)) from error
     finally:
@@ -93,7 +93,7 @@ def save_models(directory: Path, models: Mapping[str, Mapping[str, Any]], facts:
 
 
 def _flattened(models: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of all models in one dict, and what the header says of them."""
+    """Return the tensors of all models in one dict, and their header."""
     import torch
 
     tensors, tied, extra, numbers = dict[str, torch.Tensor](), dict[str, str](), dict[str, Any](), list[str]()
@@ -113,7 +113,7 @@ def _flattened(models: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Tenso
             places[place] = key
             if own.is_complex():
                 own, numbers = torch.view_as_real(own.resolve_conj()), [*numbers, key]
-            own = own.contiguous()  # views of rows stay: a copy would be as large as all models
+            own = own.contiguous()  # keeps views of rows: a copy would be as large as all models
             tensors[key] = own.clone() if own.data_ptr() in memory else own
             memory.add(own.data_ptr())
 
@@ -127,7 +127,7 @@ def _flattened(models: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Tenso
 
 
 def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
-    """Of all that is in the file but this digest."""
+    """Return the digest of the file's content, except this digest."""
     import torch
 
     digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
@@ -139,7 +139,7 @@ def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
 
 
 def stored_facts(directory: Path) -> dict[str, str]:
-    """What the writer knew of the models; {} if there are none. Never raises."""
+    """Return the writer's facts on the models; {} if there are none. Never raises."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -150,9 +150,9 @@ def stored_facts(directory: Path) -> dict[str, str]:
 
 
 def load_models(directory: Path, run_id: str | None = None) -> dict[str, dict[str, Any]]:
-    """What `save_models` wrote: `averaged`, `worker0`, ... -> name -> tensor, or extra state.
+    """Load the output of `save_models`: `averaged`, `worker0`, ... -> name -> tensor, or extra state.
 
-    Raises ConfigError if there is no such file, if it cannot be read, is damaged, or belongs to another run than
+    Raises ConfigError if the file is missing, unreadable, damaged, or belongs to another run than
     `run_id`.
     """
     from safetensors import SafetensorError, safe_open

@@ -1,4 +1,4 @@
-"""Where a result comes from: the code, the command, the versions and the machine."""
+"""The provenance of a result: code, command, versions and machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _GPUS = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 
 
 def collect(devices: list[str], processes: int) -> dict[str, Any]:
-    """Facts about this start of a run, as JSON values. What cannot be found out is None; nothing is ever raised.
+    """Return facts about this start of a run, as JSON values. Unknown facts are None; never raises.
 
-    Nothing heavy is imported: versions come from the packages' metadata, names of GPUs from nvidia-smi.
+    Imports nothing heavy: versions come from the packages' metadata, GPU names from nvidia-smi.
     """
     gpu = any(device.startswith("cuda") for device in devices)
     facts: dict[str, Callable[[], Any]] = {
@@ -42,7 +42,7 @@ def collect(devices: list[str], processes: int) -> dict[str, Any]:
         "cores": lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "processes": lambda: processes,
         "devices": lambda: list(devices),
-        "gpus": lambda: _output(_GPUS).splitlines() if gpu else [],  # all of the host
+        "gpus": lambda: _output(_GPUS).splitlines() if gpu else [],  # all GPUs of the host
         "cuda_visible_devices": lambda: os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     return {name: _known_or_none(fact) for name, fact in facts.items()}
@@ -56,7 +56,7 @@ def _known_or_none(fact: Callable[[], Any]) -> Any:
 
 
 def _git(*command: str) -> str:
-    """What git says about the checkout that this package runs from; raises if it runs from anywhere else."""
+    """Run git on the checkout of this package; raises if the package is not in a checkout."""
     package = Path(decentral.__file__).resolve().parent
     checkout = package.parents[1]
     if package.parent.name != "src" or not (checkout / ".git").exists():

@@ -32,9 +32,9 @@ class DirectoryLost(ConfigError):
 
 
 def take(lock: int, path: Path) -> None:
-    """Take the lock, an open file, and write into it who has it.
+    """Take the lock, an open file, and write the owner into it.
 
-    Raises DirectoryTaken if another process does, ConfigError where there are no locks.
+    Raises DirectoryTaken if another process has it, ConfigError on a file system without locks.
     """
     try:
         free = try_lock(lock)
@@ -106,12 +106,12 @@ _RESULTS = (
 )
 _STORED = ("status.json", *_RESULTS, "tensorboard")
 _BEFORE = "before"
-"""The folder with what a finished run had stored, while it is carried out again."""
-_CARRIED = ("step", "epoch", "restarts")  # facts of the status that stay what they were unless given
+"""The folder with a finished run's earlier files while it is repeated."""
+_CARRIED = ("step", "epoch", "restarts")  # facts of the status that persist unless given
 
 
 class Status(StrEnum):
-    """What has become of a run."""
+    """The status of a run."""
 
     running = "running"
     done = "done"
@@ -141,13 +141,13 @@ class RunStore:
 
     @classmethod
     def open(cls, path: Path, run_id: str, config_yaml: str) -> Self:
-        """Create the directory, or open this run's again, as its only writer.
+        """Create the run's directory, or reopen it, as its only writer.
 
-        A new one gets its configuration, frozen from here on, and the status `running`. One that is opened again keeps
-        both; a line of metrics that was cut short is removed, and a configuration that was lost is written again.
+        A new directory gets the frozen configuration and the status `running`. A reopened one keeps both; a truncated
+        line of metrics is removed, and a lost configuration is rewritten.
 
-        Raises ConfigError if the directory belongs to another run, to something else or cannot be written;
-        DirectoryTaken, which is one, too, if it is being written by another process.
+        Raises ConfigError if the directory belongs to another run or to something else, or is not writable;
+        DirectoryTaken, a subclass, if another process is writing it.
         """
         refuse_foreign(path, run_id)
         try:
@@ -160,8 +160,8 @@ class RunStore:
             ) from error
         try:
             take(lock, path)
-            refuse_foreign(path, run_id)  # again: now nobody else can change it
-            for leftover in filter(is_leftover, os.listdir(path)):  # of a writer that was killed
+            refuse_foreign(path, run_id)  # again, now under the lock
+            for leftover in filter(is_leftover, os.listdir(path)):  # of a killed writer
                 (path / leftover).unlink()
             new = recorded_id(path) is None
             if id_in_config(path) is None:
@@ -182,7 +182,7 @@ class RunStore:
 
     @classmethod
     def peek(cls, path: Path) -> dict[str, Any] | None:
-        """What status.json says, without a lock; None if there is none. Never raises."""
+        """Read status.json without a lock; None if there is none. Never raises."""
         return read_json(path / "status.json")
 
     @classmethod
@@ -227,7 +227,7 @@ class RunStore:
         shutil.rmtree(self.path / _BEFORE, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Undo `open` of a `new` directory: it belongs to no run. What others have put there stays."""
+        """Undo `open` of a `new` directory, which then belongs to no run. Other files stay."""
         for name in ("status.json", "config.yaml", "metrics.jsonl", LOCK):
             (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):
@@ -252,13 +252,13 @@ class RunStore:
 
     @property
     def restarts(self) -> int:
-        """How often this run's processes were started again because one of them died or hung."""
+        """Number of restarts of this run's processes after one of them died or hung."""
         return int(self._place["restarts"])
 
     @contextmanager
     def in_place(self, metrics: bool = True) -> Iterator[None]:
-        """Around writing into the directory: DirectoryLost if the lock, or the metrics, are not where they were, so
-        that nobody would find what is written."""
+        """Guard writes into the directory: raise DirectoryLost if the lock or the metrics were moved or deleted, so
+        that the output would be lost."""
         self._check_place(metrics)
         try:
             yield
@@ -325,9 +325,9 @@ class RunStore:
         checkpoints.prune(self.checkpoints, step, self._valid_steps, self.run_id)
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint of this run whose every part validates, and whose metrics are all there.
+        """Return the newest checkpoint of this run with valid parts and complete metrics.
 
-        What is wrong with newer ones is in `rejected_checkpoints`.
+        `rejected_checkpoints` lists the errors of newer ones.
         """
         found, self.rejected_checkpoints = checkpoints.newest(self.checkpoints, self.run_id, self._metrics)
         return found

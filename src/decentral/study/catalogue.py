@@ -1,4 +1,4 @@
-"""The studies in conf/study/: one YAML each; and the study that does what a sweep does, as a file of one's own."""
+"""The studies in conf/study/, one YAML each; and the conversion of a sweep to a study file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequen
 
 
 def settings(name: str, scale: str, config_dir: str | None = None) -> list[str]:
-    """What a scale says beyond the study's own settings, in words such as 'epochs=50' and 'seeds: 1'."""
+    """Return the settings of a scale beyond the study's own, as text such as 'epochs=50' and 'seeds: 1'."""
     changes = dict((_read(name, config_dir).get("scales") or {}).get(scale) or {})
     words = [str(word) for word in changes.pop("base", None) or []]
     plain = {key: value for key, value in changes.items() if key not in ("needs", "rows", "report", "departures")}
@@ -113,10 +113,10 @@ _HEAD = """\
 def write_study(
     name: str, runs: Sequence[tuple[Sequence[str], Path]], rows: Sequence[str], columns: str, folder: Path
 ) -> Path:
-    """Write `folder`/study/`name`.yaml for runs that are given as overrides and directory; returns its path.
+    """Write `folder`/study/`name`.yaml for runs given by overrides and directory; return its path.
 
-    `rows` and `columns` are keys of the overrides, as in a table of the sweep; `lr` is tuned on all seeds where it has
-    several values. Raises ConfigError if the name is none of a file, or no run has told what it is judged by.
+    `rows` and `columns` are keys of the overrides, as in a table of the sweep; `lr` is tuned on all seeds if it has
+    several values. Raises ConfigError if the name is not a valid file name, or no run has recorded its target metric.
     """
     check_name(name, "--save-study")
     metrics = next((known for _, path in runs if (known := read_metadata(path))), None)

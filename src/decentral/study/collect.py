@@ -1,4 +1,4 @@
-"""What a study found, as files that outlive the runs: values.csv, curves.csv and study.json."""
+"""The results of a study, in files that outlive the runs: values.csv, curves.csv and study.json."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
 
 
 def refresh(study: Study, directory: Path, at_this_scale: list[str], definition: dict[str, Any]) -> bool:
-    """Let study.json say what the study's file says now (captions, claims, tolerances, departures); True if it may.
+    """Update study.json from the study's file (captions, claims, tolerances, departures); return whether that is valid.
 
-    It may not where the values are of another definition of the study: they keep its words, and study.json says so.
+    It is not if the values belong to another definition of the study: they keep its texts, and study.json says so.
     """
     facts = read_facts(directory)
-    if not facts:  # there is nothing to bring up to date: a report says what is wrong
+    if not facts:  # nothing to update: a report says what is wrong
         return True
     current = bool(facts.get("setup") == setup(definition))
     if current:
@@ -132,19 +132,19 @@ def runs_of_values(directory: Path) -> set[str]:
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
-    """What study.json says; empty if there is none."""
+    """Read study.json; empty if there is none."""
     return read_json(directory / "study.json") or {}
 
 
 def provenance(directories: Iterable[Path], beside: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Where the numbers come from: what the finished runs in these directories have recorded, not this moment.
+    """Return the provenance of the numbers, as recorded by the finished runs in these directories.
 
-    `started` is when the first of them began and `ended` when the last one was over; commit and versions are those of
-    the one that began last, and `git_commits` names all of them if there are several. `machines` are what they were
-    carried out on, the one with most of them first: rounding differs between processors, and with it what becomes of
-    a run. `run_notes` is what their readers have to know, such as that images went through JPEG files.
+    `started` is the start of the first run and `ended` the end of the last; commit and versions are those of the run
+    that began last, and `git_commits` lists all commits if there are several. `machines` are those of the runs, the
+    most frequent first: rounding, and with it the outcome of a run, differs between processors. `run_notes` has notes
+    for readers, such as that images were JPEG-compressed.
 
-    `beside`: the facts of an earlier call, some of whose numbers stay though their runs are not here any more.
+    `beside`: the facts of an earlier call, some of whose numbers remain although their runs are gone.
     """
     runs = [(read_json(path / "provenance.json") or {}, read_json(path / "status.json") or {}) for path in directories]
     known = sorted((facts for facts, _ in runs if facts.get("started")), key=lambda facts: str(facts["started"]))
@@ -168,8 +168,8 @@ def provenance(directories: Iterable[Path], beside: dict[str, Any] | None = None
 
 
 def _machines(runs: Iterable[dict[str, Any]], before: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What runs with these provenances were carried out on: GPUs, or cores of a processor, and how many runs; with
-    those of `before`, which may count some of the same runs."""
+    """Return the machines of runs with these provenances, GPUs or processor cores, with run counts; including those of
+    `before`, which may count some of the same runs."""
     found = Counter(
         (", ".join(dict.fromkeys(facts.get("gpus") or [])), facts.get("cores"), facts.get("cpu")) for facts in runs
     )
@@ -181,7 +181,7 @@ def _machines(runs: Iterable[dict[str, Any]], before: Iterable[dict[str, Any]]) 
 
 
 def reported() -> dict[str, str]:
-    """When a report was made, which says nothing of the runs."""
+    """Return the time of a report, which is independent of the runs."""
     return {"reported": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
@@ -228,7 +228,7 @@ def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> Non
 
 
 def _write_curves(directory: Path, labels: list[str], cells: Iterable[Cell]) -> None:
-    """A column for every axis on which some value has a place."""
+    """Write the curves, with a column for every axis that has values."""
     lines = [line for cell in cells for line in cell.curves()]
     axes = [axis for axis in AXES if any(axis in line for line in lines)]
     heads, places = [*labels, "metric", "worker", "seed"], [*axes, "value"]
@@ -258,7 +258,7 @@ class StoredCell(Cell):
         self._curves: list[Row] = []
 
     def jobs(self) -> list[Job]:
-        """None: they were carried out elsewhere."""
+        """Return no jobs: they ran elsewhere."""
         return []
 
     def values(self) -> list[Value]:
@@ -281,12 +281,11 @@ class StoredCell(Cell):
 def stored(
     cells: Sequence[Cell], directory: Path, belongs: Callable[[Labels], bool]
 ) -> tuple[dict[int, StoredCell], list[StoredCell]]:
-    """What `directory` has collected and still belongs to the study: number of a cell -> the same one, and others than
-    these, which have the same names of labels.
+    """Return the collected cells in `directory` that still belong to the study: index of a cell -> the same one, and
+    other cells with the same label names.
 
-    A cell is the same where all its own jobs that are known today are among the runs there, by their ids: those are
-    hashes of the whole configuration, so that it is the same computation. Nothing where there is no values.csv, or one
-    that cannot be read.
+    A cell is the same if all its own currently known jobs are among the runs there, by ID: these are hashes of the
+    whole configuration, so it is the same computation. Empty without a readable values.csv.
     """
     if not cells:
         return {}, []

@@ -1,4 +1,4 @@
-"""What takes part in decentral-benchmark, and in what: conf/benchmark/, and benchmark/ in a folder of one's own."""
+"""Methods and scenarios of decentral-benchmark: conf/benchmark/, and benchmark/ in a user's folder."""
 
 from __future__ import annotations
 
@@ -154,11 +154,11 @@ def _at(u: float, space: Any) -> Any:
 
 
 def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
-    """The methods with these names (None: all that have a line), then, unless `mine` is false, those that have a line
-    in one's own folder.
+    """Return the methods with these names (None: all listed ones), then, unless `mine` is false, those listed in the
+    user's folder.
 
-    An algorithm without a line, such as one of one's own, is a method with its defaults and its usual topology. Raises
-    ConfigError for a name that is neither, and for a line that is not right.
+    An unlisted algorithm, such as a user's, is a method with its defaults and its usual topology. Raises ConfigError
+    for an unknown name and for an invalid line.
     """
     known: dict[str, Any] = {}
     theirs: list[str] = []

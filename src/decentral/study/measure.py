@@ -1,4 +1,4 @@
-"""What a finished run is judged by."""
+"""The measure of a finished run."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class Measure:
         return measured._replace(status=NOT_REACHED) if unreached else measured
 
     def curves(self, directory: Path, workers: list[str], labels: Labels, seed: int) -> list[Row]:
-        """Lines of curves.csv: the metric over time for some of 'worst', 'mean', 'averaged', numbers, 'each' (every
-        single worker), and 'counted' (whoever counts)."""
+        """Return rows of curves.csv: the metric over time for some of 'worst', 'mean', 'averaged', numbers, 'each'
+        (every single worker), and 'counted' (the measure's own worker)."""
         own, _ = replace(self, to_reach=None)._in(directory)
         lines: dict[str, list[Row]] = {}
         for row in sorted(own._rows(read_metrics(directory)), key=lambda row: row["step"]):
@@ -118,7 +118,7 @@ class Measure:
         return [line for of_worker in lines.values() for line in of_worker]
 
     def _in(self, directory: Path) -> tuple[Measure, float | None]:
-        """With what a run says of its metric where this leaves it open; and what guessing gives."""
+        """Return the measure completed by the run's facts on its metric, and the chance level."""
         key = self.split, self.metric
         metric = read_metadata(directory, [key])[key]
         percent = metric.percent if self.percent is None else self.percent
@@ -144,7 +144,7 @@ class Measure:
         return value * (100 if self.percent else 1)
 
     def _rows(self, rows: Rows) -> Rows:
-        """Those of the metric."""
+        """Return the rows of the metric."""
         return [row for row in rows if (row["split"], row["metric"]) == (self.split, self.metric)]
 
     def _whole(self, directory: Path, steps: int | None) -> Rows:
@@ -167,7 +167,7 @@ class Measure:
         return rows
 
     def _numbers(self, directory: Path, rows: Rows) -> tuple[float, float, float, float]:
-        """What counts, worst, mean, averaged. Raises ConfigError if the run does not have them."""
+        """Return the counted, worst, mean and averaged values. Raises ConfigError if the run does not have them."""
         what = f"{directory} has no {self.split} {self.metric}"
         if not rows:
             raise ConfigError(f"{what}, which the study needs: use a task that measures it.")
@@ -194,7 +194,7 @@ class Measure:
         return {**means, "worst": worst, "mean": sum(own) / len(own)}
 
     def _reached(self, rows: Rows) -> dict[Any, float]:
-        """Worker -> where on the axis its first value that is good enough is; nan if there is none."""
+        """Return worker -> axis position of its first sufficient value; nan if there is none."""
         target, sign = self.to_reach or 0.0, 1 if self.larger_is_better else -1
 
         def first(own: Rows) -> float:

@@ -1,4 +1,4 @@
-"""The study of a measurement: rows times columns, each combination measured by itself."""
+"""Studies of a measurement: rows times columns, each combination measured separately."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class MeasuredCell(Cell):
     setting: str
 
     def jobs(self) -> list[Job]:
-        """Those of the measurement."""
+        """Return the jobs of the measurement."""
         return self.job.jobs()
 
     def _done(self) -> bool:
@@ -139,7 +139,7 @@ class MeasuredCell(Cell):
 
 
 def settings_of(measurement: type[Measurement]) -> dict[str, dataclasses.Field[Any]]:
-    """Name -> field of the settings: what a measurement has beside its configuration, its labels and its name."""
+    """Return name -> field of the settings: a measurement's fields except configuration, labels and name."""
     inner = {"name", *(one.name for one in dataclasses.fields(Measurement))}
     known = dataclasses.fields(measurement)
     return {one.name: one for one in known if one.name not in inner and not one.metadata.get("inner")}

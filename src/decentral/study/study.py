@@ -1,4 +1,4 @@
-"""The contract of a study: cells that say what they still need, and what came out; the rows and columns of its YAML."""
+"""The interface of a study: cells with their pending jobs and results; the rows and columns of its YAML."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from decentral.store import RunStore
 from decentral.terminal.console import aligned, duration
 
 _LISTED = 60
-"""More cells than that are only counted in a plan."""
+"""Maximum number of cells listed in a plan; more are counted."""
 
 
 class Cell(ABC):
-    """One entry of the table, or one line of the figure: as many jobs as its tuning and its seeds take.
+    """One entry of the table, or one line of the figure, with the jobs of its tuning and its seeds.
 
-    Every answer is a pure function of the store, so that a study that was killed goes on where it was.
+    Every result is a pure function of the store, so an interrupted study resumes where it was.
     """
 
     labels: Labels
@@ -34,26 +34,26 @@ class Cell(ABC):
         """All jobs known today, finished or not, in the order in which they are wanted."""
 
     def sources(self) -> list[Job]:
-        """Those of its jobs known today whose numbers are among its values: by these it is known again."""
+        """Return its currently known jobs behind its values, which identify the cell."""
         return self.jobs()
 
     def to_come(self) -> list[Job]:
-        """Jobs that will be wanted in any case, though not before those of today are finished.
+        """Return jobs needed in any case, after the current ones.
 
-        What is not known of them yet, such as a learning rate, is what it may be: they are there to be counted.
+        Unknown settings, such as a learning rate, have a possible value: the jobs serve to be counted.
         """
         return []
 
     @abstractmethod
     def values(self) -> list[Value]:
-        """What came out so far."""
+        """Return the values so far."""
 
     def curves(self) -> list[Line]:
         """Numbers over time of the chosen runs, if the study draws them: lines of curves.csv."""
         return []
 
     def meanings(self) -> dict[str, Meaning]:
-        """Of the metrics in its values, by their names, as far as they are known."""
+        """Return the known meanings of the metrics in its values, by name."""
         return {}
 
     def remarks(self) -> list[str]:
@@ -61,14 +61,14 @@ class Cell(ABC):
         return []
 
     def wanted(self) -> int:
-        """How many of its values the table counts in the end; 0 if they all come at once."""
+        """Return the final number of values that the table counts; 0 if they all come at once."""
         return 0
 
 
 class Unfinished:
-    """What a scheduler asks: the jobs that are needed now and are not finished.
+    """The source of a scheduler: the needed, unfinished jobs.
 
-    Cells take turns, so that every search has a job running before one of them gets its second.
+    Cells take turns, so that every search gets a first job before any gets a second.
     """
 
     def __init__(self, cells: Sequence[Cell]) -> None:
@@ -124,7 +124,7 @@ def plan(name: str, scale: str, cells: Sequence[Cell]) -> str:
 
 
 def _not_seen(jobs: Iterable[Job], seen: set[str]) -> list[Job]:
-    """Those that are new, which are seen from now on."""
+    """Return the new jobs, and mark them as seen."""
     new = {job.id: job for job in jobs if job.id not in seen}
     seen.update(new)
     return list(new.values())
@@ -146,15 +146,15 @@ class Row(Settings):
 
 
 def points(columns: Mapping[str, list[Any]], only: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
-    """Label -> value for every combination of values; `only` replaces the values of some labels."""
+    """Return label -> value for every combination of values; `only` replaces the values of some labels."""
     values = {label: only.get(label, listed) for label, listed in columns.items()}
     return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
 
 
 def overrides_of(point: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:
-    """What a combination says to decentral-run; `keys` has the keys of labels that are not called like theirs.
+    """Return the overrides of a combination for decentral-run; `keys` maps labels to keys of other names.
 
-    A label without a value, '', says nothing: what it stands for does not exist in that row.
+    A label with the empty value '' gives no override: its setting does not exist in that row.
     """
     return [f"{keys.get(label, label)}={value}" for label, value in point.items() if value != ""]
 
@@ -164,13 +164,13 @@ _PLACE = re.compile(r"\{n ([^{}]+)\}")
 
 
 def counted(text: str, number: int) -> str:
-    """The text with 'three seeds' or 'one seed' in the place of '{n seeds}'."""
+    """Return the text with '{n seeds}' replaced by 'three seeds' or 'one seed'."""
     word = _WORDS[number] if number < len(_WORDS) else str(number)
     return _PLACE.sub(lambda found: f"{word} {found[1].removesuffix('s') if number == 1 else found[1]}", text)
 
 
 def _counted(value: Any, number: int) -> Any:
-    """`counted` for every sentence in a value."""
+    """Apply `counted` to every sentence in a value."""
     if isinstance(value, dict):
         return {key: _counted(one, number) for key, one in value.items()}
     if isinstance(value, list):
@@ -193,7 +193,7 @@ class Study(Settings, ABC):
     departures: list[str] = field(default_factory=list)
     """Sentences: where this differs from what the authors did."""
     needs: str = ""
-    """What a laptop lacks for it at this scale ('a GPU and CIFAR-10'); '' if nothing."""
+    """Requirements beyond a laptop at this scale ('a GPU and CIFAR-10'); '' if none."""
     report: dict[str, Any] = field(default_factory=dict)
     """See report/spec.py."""
 
@@ -206,17 +206,17 @@ class Study(Settings, ABC):
         return {"report": _counted(self.report, number), "departures": _counted(self.departures, number)}
 
     def further_facts(self) -> dict[str, Any]:
-        """What a kind of study says of itself beyond its keys, for its report: further entries of study.json."""
+        """Return further entries of study.json for the report of this kind of study."""
         return {}
 
     @abstractmethod
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
-        """The cells, composed and checked. `overrides` are the user's, for every run. Raises ConfigError."""
+        """Return the cells, composed and checked. `overrides` are the user's, for every run. Raises ConfigError."""
 
     def decided_keys(self) -> set[str]:
         """Keys of decentral-run that the study itself sets, for each run: a user cannot override them."""
         return {"seed", "run_dir"}
 
     def for_runs(self, override: str) -> str:
-        """What an override says to a run, where those of a kind of study may be for some of its runs only."""
+        """Return an override as it applies to a run; a kind of study may limit it to some of its runs."""
         return override

@@ -23,7 +23,7 @@ from decentral.study.kinds.benchmark import END, HELD, HELD_OUT, METRICS, VERSIO
 from decentral.study.study import Cell
 
 FACTS, VERIFIED, OWN = "submission.json", "verification.json", "mine"
-"""Its hashes; what a verification has found, which is no part of it; the components of one's own."""
+"""File names: its hashes; the result of a verification, which is not part of it; the user's components."""
 EXACT = 1e-6
 """Relative: time and bytes follow from the step, and are kept with nine digits."""
 EVALUATIONS, SHARE = 4, 0.03
@@ -102,7 +102,7 @@ def write(
 
 
 def seal(folder: Path, told: dict[str, Any]) -> str:
-    """Write submission.json with the hashes of all files that are there, and return its own, which names it."""
+    """Write submission.json with the hashes of all existing files, and return its own hash, the submission's name."""
     files = {path.relative_to(folder).as_posix(): _sha256(path.read_bytes()) for path in _files(folder)}
     known = {**told, "files": files}
     known["hash"] = hash_of(known)
@@ -111,7 +111,7 @@ def seal(folder: Path, told: dict[str, Any]) -> str:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """What submission.json says. Raises ConfigError if the folder is no submission."""
+    """Read submission.json. Raises ConfigError if the folder is not a submission."""
     facts = read_json(folder / FACTS)
     keys = {"scale", "rules", "version", "methods", "cells", "files", "hash"}
     if facts is None or not keys <= facts.keys() or not isinstance(facts["files"], dict):
@@ -134,7 +134,7 @@ def damage(folder: Path, facts: dict[str, Any]) -> list[str]:
 
 
 def hash_of(facts: dict[str, Any]) -> str:
-    """SHA-256 of what submission.json says, which has those of all files: the name of a submission."""
+    """Return the SHA-256 of submission.json, which has those of all files: the name of a submission."""
     return _sha256(json.dumps({k: v for k, v in facts.items() if k != "hash"}, sort_keys=True).encode())
 
 
@@ -143,7 +143,7 @@ def _sha256(content: bytes) -> str:
 
 
 def _files(folder: Path) -> Iterable[Path]:
-    """All files that are part of a submission; not what Python leaves beside code."""
+    """Yield all files of a submission, except Python's caches."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name not in (FACTS, VERIFIED) and "__pycache__" not in path.parts:
             yield path
@@ -170,7 +170,7 @@ class Check(Cell):
 
     @property
     def labels(self) -> dict[str, str | float | int]:  # type: ignore[override]
-        """Those of the cell."""
+        """Return the labels of the cell."""
         return self.cell.labels
 
     @property
@@ -179,15 +179,15 @@ class Check(Cell):
         return next(iter(self.submitted.values())).wall_s
 
     def jobs(self) -> list[Job]:
-        """What is left to be known of it."""
+        """Return its remaining jobs."""
         return [*self.cell.target.jobs(self.cell.varied), *self.run.jobs] if self.repeated else self.run.jobs[1:]
 
     def values(self) -> list[Value]:
-        """What it has come to, if it was repeated."""
+        """Return its values, if it was repeated."""
         return self.cell.told(self.run) if self.repeated else []
 
     def differences(self) -> list[str]:
-        """What does not agree, in words."""
+        """Return the differences, as text."""
         held_out = HELD_OUT if self.cell.varied is not None else ""
         told = {axis: self.submitted[metric + held_out].value for axis, metric in METRICS.items()}
         found = [*self._of_places(told), *(self._of_repetition(told) if self.repeated else [])]
@@ -200,7 +200,7 @@ class Check(Cell):
         return f"{self.cell.entry.trials[self.run.trial].setting}, seed {self.run.seed}"
 
     def _of_places(self, told: dict[str, float]) -> list[str]:
-        """Time and bytes are exact functions of the step."""
+        """Check time and bytes, which are exact functions of the step."""
         course, step = self.cell.entry.course(self.run.jobs, self.cell.clock), told["step"]
         if math.isnan(step):
             wrong = [METRICS[axis] for axis, value in told.items() if not math.isnan(value)]
@@ -223,7 +223,7 @@ class Check(Cell):
         ]
 
     def _of_repetition(self, told: dict[str, float]) -> list[str]:
-        """The step may differ by a few evaluations, and the value at the end by what goes with that."""
+        """Check the step, which may differ by a few evaluations, and the final value, within the related tolerance."""
         course = self.cell.entry.course(self.run.jobs, self.cell.clock)
         again = {value.metric: value for value in self.values()}
         assert course is not None and again

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _MARKERS_PER_LINE = 8
 _MOST_TICKS = 10
 _HIDDEN = 0.012
-"""How near lines are to each other that cannot be told apart, as a part of the panel's height."""
+"""Distance below which lines are indistinguishable, relative to the panel's height."""
 _LEAST_GAP = 0.05
 """Between labels, as a part of the axis."""
 _MOST_LINES = 50
@@ -62,7 +62,7 @@ _METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
-"""What would change from day to day, or with the version."""
+"""File metadata to omit, which change by date or version."""
 
 
 def save(figure: StudyFigure, results: Results, lines: list[Line], output: Output = SCREEN) -> list[Path]:
@@ -210,7 +210,7 @@ def colours(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
 
 
 def said(figure: StudyFigure, key: tuple[str, ...], usual: str = "ours") -> str:
-    """What a line is, as the legend says it, for example 'RelaySGD, chain'."""
+    """Return the legend text of a line, for example 'RelaySGD, chain'."""
     pairs = zip(figure.lines, key, strict=False)
     return ", ".join(style.pretty(label, value) for label, value in pairs if value) or usual
 
@@ -270,9 +270,9 @@ def _looks(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
 
 
 def _fill(ax: Axes, lines: list[Line], looks: dict[Key, style.Look], figure: StudyFigure, sizes: Sizes) -> None:
-    """Draw the lines of a panel; where others lie on a line, it is wide enough to show on both sides of them."""
+    """Draw the lines of a panel; a line covered by others is wide enough to show on both sides of them."""
     seen = [line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.logy) for y in line.y)]
-    for line in seen:  # of the others, nothing is seen, and matplotlib cannot place markers on them
+    for line in seen:  # others are invisible, and matplotlib cannot place markers on them
         look = looks[line.panel, line.key]
         if line.thin:
             ax.plot(line.x, line.y, color=look.colour, lw=0.6, alpha=0.5, zorder=2)
@@ -280,7 +280,7 @@ def _fill(ax: Axes, lines: list[Line], looks: dict[Key, style.Look], figure: Stu
         if line.low is not None and line.high is not None:
             shades: dict[str, Any] = {"facecolor": (look.colour, 0.13), "edgecolor": (look.colour, 0.5)}
             ax.fill_between(line.x, line.low, line.high, lw=0.35 * sizes.line, zorder=1, **shades)
-        # markers of different lines do not lie on each other
+        # markers of different lines do not overlap
         staggered = lines.index(line) / (len(lines) + 1) / _MARKERS_PER_LINE, 1 / _MARKERS_PER_LINE
         keywords = {"marker": look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
         ax.plot(line.x, line.y, markevery=1 if line.points else staggered, zorder=3, **keywords)
@@ -308,7 +308,7 @@ def _widen(ax: Axes, line: Line, covers: list[int], colour: str, sizes: Sizes) -
 
 
 def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
-    """For each line and each of its places, how many of the lines that are drawn later lie on it there."""
+    """Return, for each line and point, the number of later lines that cover it."""
     heights = []
     for line in lines:
         y = np.array([value if value > 0 or not figure.logy else math.nan for value in line.y])
@@ -358,7 +358,7 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
 
 
 def _apart(places: list[float], log: bool) -> list[float]:
-    """Those that are far enough from the next one to be labeled, from the last one on."""
+    """Return the positions far enough apart to be labeled, starting from the last."""
     at = [math.log(max(place, 1e-300)) if log else place for place in places]
     kept: list[int] = []
     for number in reversed(range(len(places))):

@@ -1,4 +1,4 @@
-"""The contract of a figure of a study, what its lines and bands are in words, and how figures are stored."""
+"""The interface of a study's figure, the description of its lines and bands, and the storage of figures."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Output:
 
 
 SCREEN = Output()
-"""What is drawn if nothing else is said."""
+"""The default output."""
 
 
 def output(settings: Mapping[str, str]) -> Output:
-    """What the settings of a command line say, those of KEYS. Raises ConfigError naming the key and what would work.
+    """Parse the command-line settings in KEYS. Raises ConfigError with the key and valid values.
 
     >>> output({"figures.width": "column", "figures.format": "[pdf]"})
     Output(title=True, width=3.25, formats=('pdf',))
@@ -90,11 +90,11 @@ class Line(NamedTuple):
     low: list[float] | None = None
     high: list[float] | None = None
     points: bool = False
-    """Whether each value is a measurement of its own, with a marker."""
+    """Whether each value is a separate measurement, with a marker."""
     thin: bool = False
-    """One of many that are not told apart, such as single workers."""
+    """One of many undistinguished lines, such as single workers."""
     among: str = ""
-    """What its values are the center of, one of them: 'seed'."""
+    """The unit that its values aggregate, in the singular: 'seed'."""
     least: int = 1
     most: int = 1
     """How many of these there are, at the place with the fewest and at the one with the most."""
@@ -151,22 +151,22 @@ class StudyFigure(ABC):
 
     @abstractmethod
     def data(self, results: Results) -> list[Line]:
-        """What is drawn. Raises ConfigError if a label or metric does not exist."""
+        """Return the lines to draw. Raises ConfigError if a label or metric does not exist."""
 
     @abstractmethod
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """The matplotlib Figure of what `data` gave, as wide as `output` says."""
+        """Draw the lines of `data` as a matplotlib Figure, with the width of `output`."""
 
     def seeds(self, results: Results) -> int:
-        """How many seeds there are in it."""
+        """Return the number of its seeds."""
         return int(results.chosen["seed"].nunique())
 
     def over(self, panel: str) -> str:
-        """What the x axis of a panel is: an axis of the metrics, or its name."""
+        """Return the x axis of a panel: an axis of the metrics, or its name."""
         return str(getattr(self, "x", ""))
 
     def published(self, results: Results) -> list[Line]:
-        """The paper's numbers, where they can be drawn beside ours."""
+        """Return the paper's numbers, if they can be drawn next to ours."""
         return []
 
     def selected(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
@@ -192,7 +192,7 @@ class StudyFigure(ABC):
         return table
 
     def numbers(self, column: pandas.Series, results: Results) -> pandas.Series:
-        """The values of a label as numbers. Raises ConfigError if one of them is none."""
+        """Return the values of a label as numbers. Raises ConfigError if one is not a number."""
         import pandas
 
         found = pandas.to_numeric(column, errors="coerce")
@@ -271,7 +271,7 @@ def center(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
 
 
 def band(figure: StudyFigure, lines: Sequence[Line]) -> str:
-    """What a band is: 'band: lowest to highest of 3 seeds'; '' if there is none."""
+    """Describe the band: 'band: lowest to highest of 3 seeds'; '' if there is none."""
     banded = [line for line in lines if line.low is not None and line.high is not None]
     if not banded or figure.spread not in _SPREADS:
         return ""

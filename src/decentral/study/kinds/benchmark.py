@@ -38,13 +38,13 @@ METRICS = {
 HELD_OUT = " (held out)"
 END = "value at the end of a trial"
 HELD = 3
-"""How many evaluations in a row have to be at the target."""
-_LAST = 3  # evaluations whose mean is the value at the end
-_POINTS = 60  # of a curve that is kept
+"""Number of consecutive evaluations required at the target."""
+_LAST = 3  # evaluations averaged for the final value
+_POINTS = 60  # per stored curve
 
 
 class Course(NamedTuple):
-    """What a run has recorded: at each evaluation the value, and where that is on each axis."""
+    """The course of a run: the value and axis positions of each evaluation."""
 
     values: list[float]
     places: dict[str, list[float]]
@@ -58,8 +58,8 @@ class Course(NamedTuple):
         return math.nan if self.status == Status.diverged else fmean(self.values[-_LAST:])
 
     def reached(self, target: float, sign: int) -> dict[str, float]:
-        """Where the first of `HELD` evaluations in a row is that are at the target; nan if there is none, or the run
-        diverged."""
+        """Return the position of the first of `HELD` consecutive evaluations at the target; nan if there is none or the
+        run diverged."""
         good = [sign * (value - target) >= 0 for value in self.values if self.status != Status.diverged]
         first = next((i for i in range(len(good) - HELD + 1) if all(good[i : i + HELD])), None)
         return {axis: math.nan if first is None else self.places[axis][first] for axis in METRICS}
@@ -73,7 +73,7 @@ class Entry:
     method: Method
     trials: list[Trial]
     commands: list[list[str]]
-    """Of each trial, less the learning rate, seed, cluster and what is tested."""
+    """The command of each trial, without learning rate, seed, cluster and evaluation settings."""
     configs: list[Config]
     """The same, composed without a cluster."""
     clusters: dict[str, Any]
@@ -82,9 +82,9 @@ class Entry:
     _courses: dict[tuple[str, str], Course] = field(default_factory=dict)
     _jobs: dict[tuple[Any, ...], list[Job]] = field(default_factory=dict)
     _rows: dict[str, list[Line]] = field(default_factory=dict)
-    """Of each run: what it has recorded, which its clocks share."""
+    """The recorded course of each run, shared by its clocks."""
     _clocked: dict[str, dict[tuple[str, str], dict[str, Any]]] = field(default_factory=dict)
-    """Of each StepTimes: its lines, by run and clock."""
+    """The lines of each StepTimes, by run and clock."""
 
     @property
     def sign(self) -> int:
@@ -93,7 +93,7 @@ class Entry:
 
     @cached_property
     def in_rounds(self) -> list[bool]:
-        """Of each trial: whether its times follow without training."""
+        """Return, for each trial, whether its times are known without training."""
         return [_is_in_rounds(config) for config in self.configs]
 
     def jobs(self, trial: int, seed: int, clock: str, varied: Config | None = None) -> list[Job]:
@@ -160,8 +160,8 @@ class Entry:
         return Course(values, places, str(facts.get("status")), float(facts.get("wall_s", 0.0)))
 
     def clocked(self, jobs: Sequence[Job], clock: str, steps: Sequence[int]) -> dict[str, list[float]]:
-        """Simulated time and 10^6 bytes of a worker, on average, after these steps of a run in rounds, which need not
-        have been carried out: its times are enough."""
+        """Return the mean simulated time and 10^6 bytes per worker after these steps of a synchronous run, from its
+        time model, without running it."""
         run, times = jobs
         assert isinstance(times, StepTimes)
         if times.id not in self._clocked:
@@ -187,9 +187,9 @@ def _is_in_rounds(config: Config) -> bool:
 
 @dataclass
 class Target:
-    """What has to be reached in a scenario: what the baseline with its best trial has at the end, less a margin.
+    """The target of a scenario: the final value of the baseline's best trial, minus a margin.
 
-    The best trial is the one that is best at the end, whenever it gets there.
+    The best trial has the best final value, regardless of its time.
     """
 
     baseline: Entry
@@ -282,14 +282,14 @@ class BenchmarkCell(Cell):
     """None: the scenario itself."""
 
     def jobs(self) -> list[Job]:
-        """Those of the target, the trials, and those that count."""
+        """Return the jobs of the target, of the trials, and of the counted runs."""
         scenario, choice = self.entry.scenario, self.choice()
         tuning = [job for k in self._all for job in self._jobs(k, scenario.tune_seed)]
         counting = [] if choice is None else [job for jobs in self._counting(choice) for job in jobs]
         return list({job.id: job for job in [*self.target.jobs(self.varied), *tuning, *counting]}.values())
 
     def sources(self) -> list[Job]:
-        """The runs of its own trials, which its scenario has, too, where it is a held-out variant."""
+        """Return the runs of its own trials, which a held-out variant shares with its scenario."""
         return [self._jobs(k, self.entry.scenario.tune_seed)[0] for k in self._all]
 
     def to_come(self) -> list[Job]:
@@ -309,12 +309,12 @@ class BenchmarkCell(Cell):
         return max(range(len(scores)), key=scores.__getitem__)
 
     def values(self) -> list[Value]:
-        """Of each trial and each run that counts, where it reaches the target; of trials the value at the end, too."""
+        """Return where each trial and each counted run reaches the target; for trials also the final value."""
         choice = self.choice()
         return [] if choice is None else [value for run in self.runs(choice) for value in self.told(run)]
 
     def runs(self, choice: int) -> list[Ran]:
-        """Those of the trials, and those that count, with the best of them."""
+        """Return the runs of the trials, and the counted ones with the best trial."""
         tuned = self.entry.scenario.tune_seed
         trials = self._all if self.varied is None else ()
         counting = zip(self._counting(choice), self._seeds(), strict=True)
@@ -322,7 +322,7 @@ class BenchmarkCell(Cell):
         return [*found, *(Ran(jobs, choice, seed, True) for jobs, seed in counting)]
 
     def told(self, run: Ran) -> list[Value]:
-        """What its values have of one of them; [] if it, or what sets the target, is not finished."""
+        """Return the values of one run; [] if it, or the baseline of the target, is not finished."""
         jobs, trial, seed, counts = run
         course = self.entry.course(jobs, self.clock)
         target = self.target.value(self.entry.scenario.seeds, self.varied) if counts else self.target.value()
@@ -453,7 +453,7 @@ class Benchmark(Study):
         return found
 
     def further_facts(self) -> dict[str, Any]:
-        """What the problems and methods are, for the page."""
+        """Return descriptions of problems and methods for the page."""
         return {
             "scenarios": [told for one in self.scenarios for told in problems(one)],
             "entries": [
@@ -494,7 +494,7 @@ def problem(scenario: Scenario, clock: str) -> str:
 
 
 def problems(scenario: Scenario) -> list[dict[str, Any]]:
-    """What a scenario is with each of its clocks, and each variant, as study.json has it."""
+    """Return the problems of a scenario, one for each clock and variant, in the format of study.json."""
     target = scenario.target
     unit = " %" if target.percent or (target.percent is None and target.metric == "accuracy") else ""
     reach = f"{target.to_reach:g}{unit}" if target.to_reach is not None else (
@@ -522,5 +522,5 @@ def problems(scenario: Scenario) -> list[dict[str, Any]]:
 
 
 def rules(told: dict[str, Any]) -> dict[str, Any]:
-    """What of it decides the numbers: all but its words."""
+    """Return the part that determines the numbers: everything except texts."""
     return {key: value for key, value in told.items() if key not in ("title", "because", "needs")}

@@ -53,13 +53,13 @@ class TunedCell(Cell):
     _made: dict[tuple[bool, float, int], TrainingRun] = field(default_factory=dict)
 
     def jobs(self) -> list[Job]:
-        """Those of the search so far, then those of the seeds."""
+        """Return the jobs of the search so far, then those of the seeds."""
         jobs, choice = self._search()
         counting = self._counting(choice.lr) if choice is not None else []
         return list({job.id: job for job in [*jobs, *counting]}.values())
 
     def to_come(self) -> list[Job]:
-        """The seeds, while the search goes on: with the rate that it began with."""
+        """Return the jobs of the seeds during the search, with the initial rate."""
         _, choice = self._search()
         return list(self._counting(self.final.config.lr)) if choice is None else []
 
@@ -108,9 +108,9 @@ class TunedCell(Cell):
         return found
 
     def _search(self) -> tuple[list[TrainingRun], Choice | None]:
-        """The jobs that led to what is known, and the choice if the search is over.
+        """Return the jobs behind the current knowledge, and the choice if the search is over.
 
-        Among the jobs are the runs that counted until their rate was given up.
+        The jobs include runs that counted until their rate was rejected.
         """
         tried: dict[float, float] = {}
         jobs: list[TrainingRun] = []
@@ -118,7 +118,7 @@ class TunedCell(Cell):
         while True:
             rates = self.rule.wanted(tried, self.final.config.lr)
             if rates:
-                searches = len(rates) > 1 or bool(tried)  # a single given rate needs no runs of its own
+                searches = len(rates) > 1 or bool(tried)  # a single given rate needs no tuning runs
                 tuning = {lr: self._runs(True, lr, self.study.tune_seeds) if searches else [] for lr in rates}
                 jobs += [job for runs in tuning.values() for job in runs]
                 scores = {lr: self._score(runs) if searches else 0.0 for lr, runs in tuning.items()}
@@ -128,7 +128,7 @@ class TunedCell(Cell):
                 tried |= known
                 continue
             choice = self.rule.chosen(tried)
-            if choice is None:  # where every rate diverged, the smallest stands for the cell
+            if choice is None:  # if every rate diverged, the smallest represents the cell
                 return jobs, Choice(min(tried), at_edge=True)
             if not searches or not self.study.retreat:
                 return jobs, choice

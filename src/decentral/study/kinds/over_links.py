@@ -52,7 +52,7 @@ class LinkCell(TunedCell):
     overlap: float = 0.0
 
     def jobs(self) -> list[Job]:
-        """Those of the comparison, and the one that says C and a."""
+        """Return the jobs of the comparison, and the one that determines C and a."""
         assert self.factors is not None
         return [*super().jobs(), self.factors]
 
@@ -88,7 +88,7 @@ class LinkCell(TunedCell):
         return super().meanings() | {one.label: one.meaning for one in (timed.of(job.directory) for job in done)}
 
     def _times(self, steps: float, seconds: float, known: dict[str, float]) -> Iterator[tuple[float, float, float]]:
-        """(Gbit/s, ms, seconds to the target) of a run that took so many steps and seconds; nan where it never did."""
+        """Yield (Gbit/s, ms, seconds to the target) of a run with these steps and seconds; nan if not reached."""
         cluster, study = self.final.config.cluster, self.study
         assert isinstance(cluster, Machines) and isinstance(study, OverLinks)
         links = cluster.links
@@ -167,7 +167,7 @@ class LinkFactors(Computation):
     folder: ClassVar[str] = "link_factors"
 
     def parameters(self) -> dict[str, Any]:
-        """How many steps are looked at."""
+        """Return the number of simulated steps."""
         return {"steps": _STEPS}
 
     def line(self) -> dict[str, Any]:

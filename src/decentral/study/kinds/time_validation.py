@@ -70,7 +70,7 @@ class Setting:
 
 
 class Place(NamedTuple):
-    """Where all methods are observed: what a gradient is, how many processes, which machines."""
+    """A setting in which all methods are observed: gradient, number of processes, machines."""
 
     compute: str
     processes: int
@@ -143,7 +143,7 @@ class TimeValidation(Study):
         }
 
     def calibration_of(self, compute: str) -> Place:
-        """Where the costs of it come from."""
+        """Return the place whose observations calibrate its costs."""
         return Place(compute, self.calibrated.processes[0], self.calibrated.stragglers)
 
     def decided_keys(self) -> set[str]:
@@ -151,7 +151,7 @@ class TimeValidation(Study):
         return super().decided_keys() | {"lr", "num_workers", "processes", "steps", "record_operations"}
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
-        """Place by place, method by method; then what all of them say together."""
+        """Return a cell for each place and method; then the joint ones."""
         places = self.places()
         jobs = {place: self._job(place, setting, overrides, config_dir) for place, setting in places.items()}
         held_out = [place for place in places if place != self.calibration_of(place.compute)]
@@ -190,7 +190,7 @@ class TimeValidation(Study):
 
 @dataclass
 class ValidationCell(Cell):
-    """What its jobs say together, once all of them are done."""
+    """A cell computed from all its jobs, once they are done."""
 
     labels: Labels
     needed: list[Job]
@@ -217,8 +217,8 @@ class ValidationCell(Cell):
 
 
 class Compared(NamedTuple):
-    """A run as it was observed, as the clock replays it, and as it was predicted; beside the times per step of null
-    models, and of the clock with the costs of other methods."""
+    """A run as observed, as replayed by the clock, and as predicted; with the times per step of null models, and of the
+    clock with the costs of other methods."""
 
     observed: Simulated
     replayed: Simulated
@@ -227,7 +227,7 @@ class Compared(NamedTuple):
 
     @property
     def errors(self) -> dict[str, float]:
-        """Of each time per step, in percent of the observed one; above 0: too slow."""
+        """Return the error of each time per step, in percent of the observed one; above 0: too slow."""
         times = {ERROR: self.predicted.step_s, REPLAY_ERROR: self.replayed.step_s, **self.others}
         return {metric: 100 * (seconds / self.observed.step_s - 1) for metric, seconds in times.items()}
 
@@ -240,7 +240,7 @@ class Compared(NamedTuple):
 
 
 class _Validation:
-    """What the jobs of a study say; what takes long is worked out once."""
+    """The results of a study's jobs; slow computations are cached."""
 
     def __init__(
         self,
@@ -269,7 +269,7 @@ class _Validation:
         return ValidationCell(labels, needed, read, self.study.rounds if place else 0)
 
     def methods(self, place: Place) -> list[str]:
-        """Those that are observed there."""
+        """Return the methods observed there."""
         return [name for name, _ in self.jobs[place].methods]
 
     def _case(self, place: Place, method: str) -> tuple[Case, list[Recording]]:

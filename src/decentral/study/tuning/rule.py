@@ -16,7 +16,7 @@ Scores = Mapping[float, float]
 
 
 class Choice(NamedTuple):
-    """A learning rate, and whether a better one may lie outside of what was tried."""
+    """A learning rate, and whether a better one may lie outside the tried range."""
 
     lr: float
     at_edge: bool
@@ -70,7 +70,7 @@ class Grid(Rule):
             raise ConfigError(f"tune.values={self.values} must be a list of learning rates > 0.")
 
     def wanted(self, tried: Scores, start: float) -> list[float]:
-        """Those not tried yet."""
+        """Return the rates not tried yet."""
         return [lr for lr in self.values if lr not in tried]
 
 
