@@ -1,2 +1,2 @@
-"""What a study measures besides training runs: one file each, which declares its settings, computes lines that can be
-resumed, and says how they become values and curves. `kind: consensus` in a study's YAML chooses consensus.py."""
+"""Measurements of studies besides training runs: one file each, which declares its settings, computes resumable lines,
+and converts them to values and curves. `kind: consensus` in a study's YAML selects consensus.py."""

@@ -1,4 +1,4 @@
-"""What it costs to average a gradient, dense or compressed, by the formulas of the collectives.
+"""The cost of averaging a gradient, dense or compressed, by the formulas of the collectives.
 
 log2 is a real number here, as in the flexible communication paper; elsewhere (`cluster.links.whole_phases`) it is
 rounded up, as the algorithms do.

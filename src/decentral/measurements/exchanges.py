@@ -1,5 +1,5 @@
-"""What methods take between real processes: how long averaging takes, and how fast they are where workers sleep instead
-of computing, beside what the clock says."""
+"""Times of methods between real processes: of averaging, and of whole steps with sleep instead of computation, compared
+with the clock."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class InTurn(Measurement):
         self.config = replace(self.config, processes=str(self.n))
 
     def beside(self, column: Sequence[Self]) -> Self:
-        """One job for all of them."""
+        """Return one job for all of them."""
         baseline_of(self.baseline, column)
         return replace(column[0], column=column)
 
@@ -200,7 +200,7 @@ class SleepingSteps(InTurn):
         }
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """For each seed what is measured, and what the clock says of it."""
+        """Yield, for each seed, the measured values and the clock's."""
         method, baseline = labels["method"], self.baseline
         for line in self.found():
             measured, clock = line["measured_s"], line["clock_s"]

@@ -121,7 +121,7 @@ QUANTITIES: dict[str, Callable[[Rounds], float]] = {
     "relaying_gives_away": lambda rounds: share_given_away(from_relaying(rounds, _single_workers(rounds))),
     "half_of_diameter": lambda rounds: float(rounds.hops().max()) / 2,
 }
-"""What follows from the rounds of a topology; beside these there is `measured_correction`, of an algorithm."""
+"""Quantities derived from the rounds of a topology; `measured_correction` is that of an algorithm."""
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class GroupFacts(Measurement):
         ]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """What follows from the groups."""
+        """Yield the values derived from the groups."""
         line = self._line(labels)
         for metric, value in ((REACH, line["reach"]), (PERIOD, line["period"]), (HOPS, max(line["hops"]))):
             yield Value(labels, float(value), metric, 0)
@@ -204,7 +204,7 @@ class GroupFacts(Measurement):
 
 
 def versions_until_all_know(schedule: GroupSchedule, first: int) -> int:
-    """Until what worker 0 contributes to version `first` has come to everybody, by following it; S >= 2."""
+    """Return the versions until worker 0's contribution to version `first` reaches all, by following it; S >= 2."""
     knows, version = {0}, first
     while len(knows) < schedule.num_workers:
         groups, _ = schedule.groups(version)

@@ -98,12 +98,12 @@ class MeasuredSteps(Measurement):
             raise ConfigError(f"algorithm={self.algorithm} has no cell in {self.file or 'steps.csv'}.")
 
     def beside(self, column: Sequence[Self]) -> Self:
-        """With the other rows."""
+        """Return the measurement with the other rows."""
         others = [one for one in column if one.algorithm and one.algorithm != self.algorithm]
         return replace(self, others=others if self.algorithm else [one.beside(column) for one in others])
 
     def parameters(self) -> dict[str, Any]:
-        """What is predicted, and what with."""
+        """Return the predicted cells and the inputs of the prediction."""
         fitted = {one.algorithm: one.collective for one in self.others}
         own = {"algorithm": self.algorithm, "collective": self.collective, "step_s": self.step_s, "links": self.links}
         return {**own, "others": fitted, "file": file_digest(at_home(self.file)) if self.file else "steps.csv"}
@@ -121,7 +121,7 @@ class MeasuredSteps(Measurement):
         return [self] if self.algorithm else [*self.others]
 
     def fitted(self) -> tuple[float, float]:
-        """What suits the cells of all other algorithms: stall, in Gbit/s, and 1 / host."""
+        """Return the parameters fitted to the cells of all other algorithms: stall, in Gbit/s, and 1 / host."""
         factors, rest = [], []
         for one in self.others:
             collective = CollectiveName[one.collective].value
@@ -135,7 +135,7 @@ class MeasuredSteps(Measurement):
         return float(found[0]), float(found[1])
 
     def line(self, period_steps: int, link: str) -> dict[str, Any]:
-        """What the clock says of the cell."""
+        """Return the clock's prediction for the cell."""
         from decentral.training.timing import timed
 
         cell = next(cell for cell in self.measured() if (cell.period_steps, cell.link) == (period_steps, link))
@@ -187,7 +187,7 @@ class MeasuredSteps(Measurement):
             yield Value(labels, number, metric, 0)
 
     def numbers(self, cell: Cell) -> dict[str, float]:
-        """What is known of a cell."""
+        """Return the known numbers of a cell."""
         lines = {(line["period_steps"], line["link"]): line["predicted_s"] for line in self.found()}
         predicted = lines[cell.period_steps, cell.link]
         P, N = cell.workers, _BYTES * cell.parameters

@@ -1,5 +1,5 @@
-"""Jobs whose results are the lines of a file, so that a killed one goes on after the last line that it wrote, and the
-contract of what a study measures with them."""
+"""Jobs whose results are the lines of a file, so that an interrupted one resumes after its last line, and the interface
+of the measurements based on them."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Computation(Job):
     """Whether something is timed in a process for each worker: nothing else runs meanwhile."""
 
     def parameters(self) -> dict[str, Any]:
-        """What the result depends on beside the configuration, as JSON values: part of the job's id. By default all
-        settings."""
+        """Return what the result depends on besides the configuration, as JSON values: part of the job's ID. By default
+        all settings."""
         known = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("inner")}
         own = {name: value for name, value in known.items() if name not in ("config", "labels", "name")}
         return {name: vars(value) if isinstance(value, Settings) else value for name, value in own.items()}
@@ -117,7 +117,7 @@ class Computation(Job):
         return Demand(self.n, "cpu", alone=True) if self.one_per_worker else Demand()
 
     def provenance(self) -> dict[str, Any]:
-        """Where the numbers come from: its processes, on the CPU, unless a job says otherwise."""
+        """Return the provenance of the numbers: by default its processes, on the CPU."""
         from decentral.store.provenance import collect
 
         return collect(["cpu"], self.demand.processes or 1)
@@ -131,13 +131,13 @@ class Computation(Job):
         return float((RunStore.peek(self.directory) or {}).get("wall_s", 0.0))
 
     def finished(self) -> Status | None:
-        """done, where the lines are there: version 1 wrote them to other files, and is asked for them anew."""
+        """Return done if the lines exist; version 1 wrote them to other files and must be repeated."""
         return super().finished() if lines_written(self.directory / self.lines) else None
 
     def carry_out(self) -> Status:
-        """Compute what is missing; a second attempt goes on after the lines of the first. Returns how it ended.
+        """Compute missing lines; a second attempt continues after those of the first. Return the final status.
 
-        Raises what `work` raises, after it has been recorded in the directory.
+        Raises what `work` raises, after recording it in the directory.
         """
         finished = self.finished()
         if finished is not None:
@@ -195,7 +195,7 @@ class InProcesses(Computation):
     one_per_worker: ClassVar[bool] = True
 
     def opened(self, config: Config, world: World, known: list[dict[str, Any]]) -> AbstractContextManager[Any]:
-        """What a process needs for all lines; the leader is told which ones are known."""
+        """Open what a process needs for all lines; the leader gets the known lines."""
         return nullcontext()
 
     @abstractmethod
@@ -265,7 +265,7 @@ class Measurement(Settings, Computation):
     timed: ClassVar[frozenset[str]] = frozenset()
     """Keys that elsewhere say where and how something is computed, but change what is measured: times."""
     meanings: ClassVar[dict[str, Meaning]] = {}
-    """Of its metrics, by their names, as far as they are known."""
+    """The known meanings of its metrics, by name."""
 
     @property
     def compared(self) -> str | None:
@@ -277,15 +277,15 @@ class Measurement(Settings, Computation):
 
     @classmethod
     def variants(cls, base: list[str], settings: dict[str, object]) -> dict[str, list[str]]:
-        """Field -> what stands in the place of the row's overrides `base` in a further configuration that it needs."""
+        """Return field -> overrides that replace the row's overrides `base` in a further needed configuration."""
         return {}
 
     def beside(self, column: Sequence[Self]) -> Self:
-        """The same, knowing all rows at its column; or what measures all of them together."""
+        """Return the measurement with knowledge of all rows at its column; or a joint measurement of them."""
         return self
 
     def jobs(self) -> list[Job]:
-        """What has to be done before there are values."""
+        """Return the jobs required for its values."""
         return [self]
 
     def cells(self) -> list[Labels]:
@@ -293,7 +293,7 @@ class Measurement(Settings, Computation):
         return [self.labels]
 
     def values(self, labels: Labels) -> Iterable[Value]:
-        """Those of a cell, when all jobs are done; without the job's id and time, and the published number."""
+        """Yield a cell's values, when all jobs are done; without the job's ID and time, and the published number."""
         raise NotImplementedError
 
     def curves(self, labels: Labels) -> Iterable[Row]:

@@ -70,7 +70,7 @@ class Throughput(Measurement, InProcesses):
 
     @property
     def processes(self) -> int:
-        """How many share the workers."""
+        """Return the number of processes."""
         return int(self.config.processes)
 
     @property
@@ -88,7 +88,7 @@ class Throughput(Measurement, InProcesses):
         return self.config.device.partition(":")[0]
 
     def parameters(self) -> dict[str, Any]:
-        """What the times depend on, less the machine. The lines say on which device an `auto` was measured."""
+        """Return what the times depend on, except the machine. The lines record the device that `auto` selected."""
         assert self.held_against is not None
         carriers = [config.network.transport for config in (self.config, self.held_against)]
         transports = {} if set(carriers) == {Carrier.auto} else {"transports": [carrier.name for carrier in carriers]}
@@ -169,7 +169,7 @@ def _arithmetic(config: Config, kind: str) -> dict[str, Any]:
 
 
 def timed(run: Run, steps: int) -> float:
-    """Take so many steps; seconds until all processes have finished them."""
+    """Take `steps` steps; return the seconds until all processes have finished them."""
     from decentral.training.run import synchronize
 
     synchronize(run.world)
@@ -183,7 +183,7 @@ def timed(run: Run, steps: int) -> float:
 
 
 def _where(config: Config, world: World) -> dict[str, Any]:
-    """What it was measured on."""
+    """Return the hardware of the measurement."""
     import torch
 
     known = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()

@@ -56,7 +56,7 @@ class Timeline(Measurement):
         cluster_of(self.config, sized=True)
 
     def beside(self, column: Sequence[Self]) -> Self:
-        """With the baseline."""
+        """Return the measurement with its baseline."""
         return replace(self, reference=baseline_of(self.baseline, column))
 
     def parameters(self) -> dict[str, Any]:
@@ -318,14 +318,14 @@ class GradientTimes(Measurement):
             yield Value(labels, line["mean"], "mean (s)", line["seed"])
 
     def curves(self, labels: Labels) -> Iterator[Row]:
-        """The share that takes no longer, over seconds."""
+        """Yield the cumulative distribution over seconds."""
         for line in self.found():
             points = [(seconds, float(p)) for p, seconds in enumerate(line["quantiles"])]
             yield from curve(labels, SHARE, line["seed"], points, axes=["simulated_s"])
 
 
 def _measured(config: Config, passes: int) -> np.ndarray:
-    """Seconds of so many gradients of the configured task on one core of this machine, at the models it begins with."""
+    """Return the seconds of `passes` gradients of the configured task on one core, at the initial models."""
     import torch
 
     from decentral.training.oracle import measure

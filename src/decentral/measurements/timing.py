@@ -47,14 +47,14 @@ def turned(names: list[str], number: int) -> list[str]:
 
 
 class Work(ABC):
-    """What a process does when it is its turn; all processes of the group do it at the same time."""
+    """A timed piece of work, which all processes of the group do simultaneously."""
 
     @abstractmethod
     def __call__(self) -> None:
         """Once."""
 
     net: Any = None
-    """What it sends through, which counts what it has sent from this process, unless it stays in it."""
+    """Its network, which counts data sent from this process, except within it."""
 
     def sent(self) -> tuple[int, int]:
         """Bytes and messages that this process has sent to others so far, where it counts them."""
@@ -167,7 +167,7 @@ class Stepping(Work):
 
 
 class Verb(Work):
-    """One of the network's verbs on a row of so many numbers: mix, relay or mean."""
+    """One of the network's operations on a row: mix, relay or mean."""
 
     def __init__(self, config: Config, num_coordinates: int, verb: str, world: World) -> None:
         import torch

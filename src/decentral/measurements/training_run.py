@@ -19,13 +19,13 @@ from decentral.store.checkpoints import newest_step
 
 
 def run_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
-    """What a user types to carry out just this run."""
+    """Return the user's command for just this run."""
     folder = ["--config-dir", config_dir] if config_dir else []
     return shlex.join(["decentral-run", *overrides, *folder])
 
 
 def written(directory: Path) -> int | None:
-    """Which version of its status a run's directory has; None if there is none."""
+    """Return the version of the status in a run's directory; None if there is none."""
     with suppress(OSError):
         return (directory / "status.json").stat().st_mtime_ns
     return None
@@ -55,7 +55,7 @@ class TrainingRun(Job):
 
     @property
     def title(self) -> str:
-        """What makes the run different from the others beside it."""
+        """What distinguishes the run from the others."""
         return self.name or self.id
 
     @cached_property
@@ -93,7 +93,7 @@ class TrainingRun(Job):
         return None if ended is not None and self.config.rerun and written(self.directory) == self.stale else ended
 
     def _stored(self, facts: dict[str, Any]) -> float:
-        """Up to its newest checkpoint; the status says how many steps an epoch has."""
+        """Return the share up to its newest checkpoint; the status has the steps per epoch."""
         with suppress(OSError, TypeError, ValueError, ZeroDivisionError):
             step = newest_step(self.directory / "checkpoints")
             if step and self.config.steps:

@@ -1,4 +1,4 @@
-"""What a study finds: values, curves, and what is known of their metrics."""
+"""Results of a study: values, curves, and the meanings of their metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 Labels = dict[str, str | float | int]
-"""What tells a cell from the others, for example {'method': 'RelaySGD', 'topology': 'dbt', 'alpha': 0.1}."""
+"""The labels that identify a cell, for example {'method': 'RelaySGD', 'topology': 'dbt', 'alpha': 0.1}."""
 
 Row = dict[str, Any]
 """A line of curves.csv: labels, metric, worker, seed, value, and where it is on the axes that are known."""
@@ -25,7 +25,7 @@ class Value(NamedTuple):
 
     labels: Labels
     value: float
-    """What the study is about, in the unit of the published number; nan if there is none, see `status`."""
+    """The main value, in the unit of the published number; nan if there is none, see `status`."""
     metric: str
     """Its name, for example 'test accuracy (%)' or 'steps to 1e-06'."""
     seed: int
@@ -33,7 +33,7 @@ class Value(NamedTuple):
     chosen: bool = True
     """Whether the table counts it; the other runs of a search for the learning rate have False."""
     at_edge: bool = False
-    """Whether the chosen rate lies at the edge of what was searched."""
+    """Whether the chosen rate is at the edge of the searched range."""
     status: str = "done"
     """done, diverged, damaged (the run's numbers cannot be read), or not reached (no rate led to the target)."""
     worst: float | None = None
@@ -46,16 +46,16 @@ class Value(NamedTuple):
     """The id of the job that it comes from."""
     wall_s: float = 0.0
     setting: str = ""
-    """What was tuned beside the learning rate, as decentral-run takes it."""
+    """Settings tuned besides the learning rate, as arguments of decentral-run."""
 
 
 class Meaning(NamedTuple):
-    """What is known of a metric of a study, for study.json; all of it in the unit of the values."""
+    """The known meaning of a study's metric, for study.json, in the unit of the values."""
 
     larger_is_better: bool | None = None
     unit: str = ""
     chance: float | None = None
-    """What guessing gives."""
+    """The chance level."""
 
 
 def curve(

@@ -31,12 +31,12 @@ _STEPS, _LEAST_STEPS, _GRADIENTS = 200, 40, 20_000
 def advise(
     words: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell, measures: bool = False
 ) -> dict[str, Any]:
-    """Of the overrides of a model, data and perhaps a cluster: the methods by predicted time, those that are impossible
-    with the reason, and what it was worked out from, for JSON; seconds and bytes.
+    """Return, for overrides of a model, data and optionally a cluster, the methods by predicted time, the impossible
+    ones with reasons, and the inputs of the prediction, for JSON; in seconds and bytes.
 
-    Without a cluster this machine is measured, with so many processes (None: one per core, at least two). With one,
-    nothing is, so that the same question has the same answer, but for encoding and decoding where it `measures` them.
-    Raises ConfigError for what cannot be.
+    Without a cluster this machine is measured, with `processes` processes (None: one per core, at least two). With one,
+    nothing is measured, so equal questions have equal answers, except for encoding and decoding if it `measures` them.
+    Raises ConfigError for an invalid setup.
     """
     timeline, machine = [*words, "simulate=timeline", f"steps={_STEPS}"], None
     if not has_cluster(words):
@@ -119,7 +119,7 @@ def _measured_machine(
 
 
 def text(facts: dict[str, Any]) -> str:
-    """What it is about, the ranked table, what is impossible, the verdict and the caution."""
+    """Return the advice as text: setup, ranked table, impossible methods, verdict and caution."""
     links = facts["measured"]
     gradient = (
         f"A gradient takes {_seconds(facts['gradient_s'])}, {100 * facts['backward_share']:.0f} % of it backwards"

@@ -1,4 +1,4 @@
-"""What is described, and this machine as a cluster: a model's layout and passes, and links between processes."""
+"""The described model and data, and this machine as a cluster: passes, and links between processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SMALL, _LARGE = 256, (250_000, 4_000_000)
 """Numbers of float32 in the rows from whose exchange latency and bandwidth follow."""
 _BYTES = 4
 _TELLING = 3.0
-"""How many times as long as the small rows large ones have to take, so that bandwidth is not lost in noise."""
+"""Minimum ratio of the times of large and small rows for a reliable bandwidth."""
 _ROUNDS, _EXCHANGES, _LEAST_S = 5, 2, 1e-12
 _PASSES_S, _MOST_PASSES = 15.0, 20
 _STARTS_S = 5.0
@@ -50,7 +50,7 @@ class MeasuredLinks(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What was measured between K processes that all do the same at the same time."""
+    """Measurements of K processes that do the same simultaneously."""
 
     gradient_s: float
     """Of a pass."""
@@ -67,7 +67,7 @@ class Machine(NamedTuple):
 
 
 def described(config: Config) -> DataDescription:
-    """The data, as their files say, or else as they are known to be. Raises ConfigError if neither is possible."""
+    """Return the description of the data, from their files or as known. Raises ConfigError if neither is possible."""
     try:
         return config.data.inspect()
     except ConfigError:
@@ -113,8 +113,8 @@ def check_passes(config: Config) -> None:
 
 
 def measure(config: Config, ring: Config, size: int, tell: Callable[[str], None]) -> Machine:
-    """What passes of a configured model, and exchanges on a ring, take where `size` processes do them together; `tell`
-    hears beforehand how long this takes."""
+    """Measure passes of a configured model, and exchanges on a ring, by `size` simultaneous processes; `tell` receives
+    the expected duration beforehand."""
     alone = Pass(config, True)
     began = time.perf_counter()
     alone()
@@ -192,7 +192,7 @@ class Pass(Work):
 
 
 class _Copy(Work):
-    """Copies of a row of so many numbers within memory."""
+    """Copies of a row within memory."""
 
     def __init__(self, num_coordinates: int, world: World) -> None:
         self.x = torch.ones(num_coordinates)

@@ -73,7 +73,7 @@ class CodingCost(NamedTuple):
     mean: float
     """Of encoding, and of decoding one message, where a mean of all is compressed."""
     heard: float
-    """Of decoding each further message."""
+    """Seconds to decode each further message."""
     encode: float = 0.0
     """Of encoding a message to neighbors."""
     decode: float = 0.0
@@ -99,7 +99,7 @@ class Sent(NamedTuple):
 
 
 class Coding(NamedTuple):
-    """What a step adds to a gradient: seconds of encoding and decoding, and what travels."""
+    """The cost of a step besides the gradient: seconds of encoding and decoding, and bytes sent."""
 
     work_s: float
     sent: tuple[Sent, ...] = ()
@@ -111,9 +111,9 @@ class Coding(NamedTuple):
 
 
 class _Others:
-    """n workers, of whom one is here and others send the same: the `Collectives` of a compressor, noting what it sends.
+    """The `Collectives` of a compressor with one real worker of n, where the others send the same; records the sends.
 
-    `heard` is how many payloads it gets to decode.
+    `heard` is the number of payloads it decodes.
     """
 
     def __init__(self, n: int, heard: int) -> None:
@@ -196,7 +196,7 @@ def _beginning(layout: RowLayout) -> tuple[RowLayout, Tensor, float]:
 
 
 def predict_rows(case: Case) -> Prediction:
-    """Rows as they are, by the clock of `simulate=timeline`."""
+    """Predict uncompressed rows, by the clock of `simulate=timeline`."""
     from decentral.training.timing import timed
 
     found = timed(case.config, case.num_steps, case.layout.num_coordinates)
@@ -206,7 +206,7 @@ def predict_rows(case: Case) -> Prediction:
 def predict_messages(case: Case) -> Prediction:
     """Compressed messages between neighbors: the exchange by the clock, encoding and decoding as measured here.
 
-    What every worker does in every step once adds just that to a step, however workers wait for each other.
+    Work of every worker in every step adds exactly its time to the step, for any waiting pattern.
     """
     compressor = case.config.compress
     assert isinstance(compressor, Encoder)
@@ -305,7 +305,7 @@ METHODS: tuple[Method, ...] = (
 
 
 def coding_s(layout: RowLayout) -> float:
-    """About how many seconds it takes to time what all methods encode and decode, by `CODING_NS`."""
+    """Estimate the seconds needed to time the encoding and decoding of all methods, by `CODING_NS`."""
     coordinates = min(layout.num_coordinates, _LARGEST)
     each = [cost for method in METHODS for name, cost in CODING_NS.items() if f"compress={name}" in method.words]
     return 1e-9 * coordinates * (1 + _CALLS) * sum(2 * cost.mean + _HEARD * cost.heard for cost in each)

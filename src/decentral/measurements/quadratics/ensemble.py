@@ -86,7 +86,7 @@ class Ensemble:
         self.seeds = list(seeds)
         self.lr = torch.tensor(lr, dtype=torch.float64)
         self.draws = 0
-        """How many gradients have been drawn."""
+        """Number of drawn gradients."""
         self._rates = self._of_coordinates(self.lr)
         rate = config.schedule.rates(1.0, None)
         gamma: Callable[[int], Any] = lambda t: self._rates * rate(t)  # noqa: E731
@@ -153,10 +153,10 @@ def tune(
     record: Callable[[Member, Trial], None],
     stop: Stop,
 ) -> bool:
-    """Carry the searches on to their answers, and record every trial as soon as it has ended.
+    """Run the searches to completion, and record every trial when it ends.
 
-    All members whose search goes on try a rate at the same time. `stop` is called at every evaluation; returns whether
-    all searches have their answer.
+    All members with an ongoing search try a rate simultaneously. `stop` is called at every evaluation; returns whether
+    all searches are complete.
     """
     net = local_network(config)
     while open_ones := [i for i, tuning in enumerate(tunings) if tuning.proposal]:

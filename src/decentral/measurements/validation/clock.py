@@ -1,8 +1,7 @@
-"""What the clock makes of times that were observed: they are replayed, and predicted with costs from even runs.
+"""Validation of the clock on observed times: replay, and prediction with costs from even runs.
 
-Work that all workers have to do is done on the cores that they share. A gradient takes several slices of the
-scheduler's time: all who compute at a moment share the cores. Updates and copies take less than one: who comes first is
-served first.
+Workers share cores. A gradient takes several time slices of the scheduler, so all computing workers share the cores.
+Updates and copies take less than one slice, so they are served first come, first served.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ def runs_freely(config: Config) -> bool:
 
 
 class Simulated(NamedTuple):
-    """What the clock says of a run."""
+    """The clock's simulation of a run."""
 
     step_s: float
     stale_share: float | None
@@ -157,7 +156,7 @@ def links_of(case: Case, latency_s: float, transfer_s: float) -> Links:
 
 
 def known_cluster(durations: np.ndarray, links: Links) -> KnownCluster:
-    """Where gradients take `durations` [T, n] seconds, and rows travel as if they had few numbers."""
+    """Return a cluster in which gradients take `durations` [T, n] seconds, with tiny rows."""
     n = durations.shape[1]
     return KnownCluster(durations, LinkCosts(links, n), num_parameters=_NUMBERS)
 
@@ -210,7 +209,7 @@ class Case(NamedTuple):
         return cls(config, job.steps, job.warm_up, job.num_parameters is not None, runs_freely(config), row_bytes)
 
     def planned(self, round_number: int, first: int, last: int) -> np.ndarray:
-        """How long workers were to sleep before gradients first ... last - 1 of a round: float64 [last - first, n]."""
+        """Return the planned sleep before gradients first ... last - 1 of a round: float64 [last - first, n]."""
         cluster, n = self.config.cluster, self.config.num_workers
         assert isinstance(cluster, VirtualCluster) and n is not None
         times = cluster.gradient_times(n, self.config.seed + round_number)
@@ -218,7 +217,7 @@ class Case(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What a method costs beside sleep, in seconds, from even runs.
+    """The costs of a method besides sleep, in seconds, from even runs.
 
     beyond      how much longer than what was slept each gradient took; where gradients are computed: the work of a core
                 that each of them is
@@ -236,13 +235,13 @@ class Costs(NamedTuple):
     rest_s: float = 0.0
 
     def cluster(self, case: Case, durations: np.ndarray, cores: int) -> KnownCluster:
-        """Where gradients take so long [T, n], and everything else what it costs this method."""
+        """Return a cluster with these gradient times [T, n] and this method's other costs."""
         busy = shared(durations, self.work_s, cores, case.free_running)
         links = links_of(case, self.latency_s, self.transfer_s)
         return known_cluster(np.maximum(busy + self.rest_s, _LEAST_S), links)
 
     def predicted_cluster(self, case: Case, number: int, cores: int, first: int, num_steps: int) -> KnownCluster:
-        """What is configured for gradients `first` to first + num_steps - 1 of a round, with these costs."""
+        """Return the configured cluster for gradients `first` to first + num_steps - 1 of a round, with these costs."""
         planned = case.planned(number, first, first + num_steps)
         places = np.arange(planned.shape[0])[:, None], np.arange(planned.shape[1])[None, :]
         drawn = uniform(case.config.seed + number, _PURPOSE, *places) * len(self.beyond)
@@ -256,7 +255,7 @@ class Costs(NamedTuple):
         return simulated(case.config, case.steps, cluster)
 
     def clock(self, case: Case, durations: np.ndarray, cores: int) -> Simulated:
-        """What the clock says of it."""
+        """Simulate it with the clock."""
         return simulated(case.config, case.steps, self.cluster(case, durations, cores))
 
 
@@ -269,7 +268,7 @@ def without_messages(case: Case, number: int) -> Simulated:
 
 
 def pooled(costs: Sequence[Costs]) -> Costs:
-    """Those of a method that has not been observed: the means of other methods' costs."""
+    """Return the costs of an unobserved method: the means of other methods' costs."""
     beyond = np.concatenate([one.beyond for one in costs])
     return Costs(beyond, *(float(np.mean([one[k] for one in costs])) for k in range(1, len(Costs._fields))))
 

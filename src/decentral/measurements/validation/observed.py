@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from decentral.training.assemble import Run
 
 _WAITS = ("join", "mean", "asked")
-"""Operations of workers that go on by themselves, in which they wait."""
+"""Operations in which asynchronous workers wait."""
 
 
 class Method(NamedTuple):
@@ -67,7 +67,7 @@ class Recording(NamedTuple):
     round: int
     steps: int
     cores: int
-    """That all workers shared."""
+    """Number of cores that all workers shared."""
     ended_s: list[float]
     """When each worker had taken its last step."""
     first: list[int]
@@ -76,9 +76,9 @@ class Recording(NamedTuple):
     """[n][gradient] when each gradient began, sleep included."""
     end_s: list[list[float]]
     waited_s: list[float]
-    """How long each worker waited for others."""
+    """Time each worker waited for others, in seconds."""
     ages: dict[int, int]
-    """How many contributions to sums of groups were so many versions old; {} where there are no groups."""
+    """Age in versions -> number of contributions to group sums; {} without groups."""
     operations: list[dict[str, Any]]
     """All others than gradients, see `training.operations`."""
 
@@ -101,7 +101,7 @@ class Recording(NamedTuple):
         return np.stack([np.resize(one, most) for one in own], axis=1)
 
     def beyond(self, planned: np.ndarray) -> np.ndarray:
-        """How much longer each gradient took than `planned` [T, n], by the number of the gradient: float64 [all]."""
+        """Return the extra time of each gradient beyond `planned` [T, n], by its number: float64 [all]."""
         found = []
         for i, (begins, ends) in enumerate(zip(self.begin_s, self.end_s, strict=True)):
             numbers = self.first[i] + np.arange(len(begins))
@@ -166,7 +166,7 @@ class ObservedTimes(ObservedRuns):
         return super().parameters() | own
 
     def part(self, world: World, opened: None, method: str, round: int) -> dict[str, Any]:
-        """One run."""
+        """Observe one run."""
         from decentral.training.assemble import assemble
         from decentral.training.between_processes import ThreadedStepper
 
@@ -198,23 +198,23 @@ class ObservedTimes(ObservedRuns):
             run.close()
 
     def recordings(self, method: str) -> list[Recording]:
-        """What has been observed of a method so far."""
+        """Return the recordings of a method so far."""
         return [Recording.of(line) for line in self.found() if line["method"] == method]
 
 
 def _latest_ns(world: World, ns: int) -> int:
-    """The most of what all processes say, by the clock that the processes of a host share."""
+    """Return the maximum over processes, by the shared clock of a host's processes."""
     return max(int.from_bytes(one, "big") for one in world.collect(ns.to_bytes(8, "big")))
 
 
 def _ages(run: Run) -> dict[int, int]:
-    """How many contributions were so many versions old, as far as that is known; the same on all processes."""
+    """Return age in versions -> known number of contributions; the same on all processes."""
     lateness = run.stepper.lateness()
     return {} if lateness is None else dict(lateness.ages)
 
 
 def _line(parts: list[dict[str, Any]], ages: dict[int, int], n: int, steps: int) -> dict[str, Any]:
-    """What all processes have kept; see `Recording`."""
+    """Merge the records of all processes; see `Recording`."""
     gradients: list[list[dict[str, Any]]] = [[] for _ in range(n)]
     others: list[dict[str, Any]] = []
     for one in (one for part in parts for one in part["operations"]):
@@ -317,6 +317,6 @@ class ObservedTargets(ObservedRuns):
         return {"seconds": self.target.seconds(self.config_of(method, round), world)}
 
     def seconds(self, method: str) -> list[float]:
-        """Of each round; nan for never."""
+        """Return the seconds of each round; nan for never."""
         found = [line["seconds"] for line in self.found() if line["method"] == method]
         return [math.nan if one is None else float(one) for one in found]
