@@ -79,7 +79,7 @@ def laptop() -> str:
     notes = json.loads((directory / "study.json").read_text()).get("run_notes") or []
     data = [f"{note[:1].upper()}{note[1:]}." for note in notes if note.startswith("the data are")]
     if any("*" in row.replace("**", "") for row in rows):
-        data.append("\\*: the best rate lies at the edge of those that were tried.")
+        data.append("\\*: the best rate is at the edge of the grid.")
     return "\n\n".join(["\n".join(rows), " ".join(data)])
 
 

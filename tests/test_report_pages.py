@@ -125,7 +125,7 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
         "| D-PSGD is steady. | **not met** | within 1 |",
         "**Departures**:\n\n- Digits instead of CIFAR-10.",
         "commit 0123456789ab, version 0.1.0, scale=paper, 12 runs, 1 min 1 s, 2 cores; ended 2026-01-02",
-        "Published numbers that no study compares itself with: table10-learning-rates (30), ",
+        "Published numbers without a study: table10-learning-rates (30), ",
     ):
         assert part in text, part
     assert "at scale=small" in text and "at scale=smoke" not in text
@@ -736,7 +736,7 @@ def test_a_leaderboard_works_in_a_browser(tmp_path: Path) -> None:
     seen = opened(write_page(read(leaderboard(tmp_path))), tmp_path / "browser", "--window-size=1200,900")
     assert not seen["errors"] and not seen["overflow"] and seen["drawn"]
     assert (seen["lines"], seen["fewer"], seen["again"], seen["every"]) == (3, 2, 3, 3)
-    assert seen["legend"] == ["A", "C", WICKED] and seen["steps"] == "at most so many times as much as the best"
+    assert seen["legend"] == ["A", "C", WICKED] and seen["steps"] == "performance ratio to the best, at most"
     _, *scenarios = seen["metrics"]
     assert scenarios == ["p.even: test accuracy", "q.even: test accuracy"] and seen["by_metric"] == [3, 3, 3]
     assert seen["by_text"][0] == sorted(["A", "C", WICKED], key=str.lower) and seen["backwards"][1] == "descending"

@@ -40,7 +40,7 @@ def test_every_published_number_has_a_verdict(tmp_path: Path) -> None:
         "why": "ours - theirs = -0.2 %; 3 runs; seeds differ by 0.3 points",
     }  # fmt: skip
     assert "1 of 3 diverged" in found["dpsgd|ring|alpha=0.01"]["why"]
-    assert "lies at the edge of its grid" in found["relaysgd|dbt|alpha=0.01"]["why"]
+    assert "is at the edge of the grid" in found["relaysgd|dbt|alpha=0.01"]["why"]
     assert found["sgp|exponential-time-varying|alpha=1"]["why"] == "the study has not run it; it needs a GPU"
 
 
@@ -244,7 +244,7 @@ def test_a_cell_whose_search_for_a_rate_goes_on_is_said_to_have_no_run_that_coun
         value("SGP", "ring", 0.01, number, chosen=False, rate=rate, status="done" if number != "nan" else "diverged")
         for rate, number in ((0.2, 60.25), (0.1, 50.0), (0.4, "nan"))
     ]
-    why = "no run of method=SGP, alpha=0.01 that counts has ended, only runs of the search for its learning rate: "
+    why = "no final run of method=SGP, alpha=0.01 has ended, only its learning-rate search: "
     for kind in (
         {"kind": "order", "better": RELAY, "worse": searched},
         {"kind": "close", "first": RELAY, "second": searched, "within": 1},
@@ -281,7 +281,7 @@ def test_a_reason_stands_at_the_claim_that_is_not_met(tmp_path: Path) -> None:
 def test_at_scale_smoke_no_claim_is_judged(tmp_path: Path) -> None:
     claim = {"says": "So.", "kind": "close", "first": {"alpha": "1"}, "second": {"alpha": "1"}, "within": 100}
     line = verdicts(tmp_path, {"claims": [claim]}, table1(), scale="smoke")["So."]
-    assert line["verdict"] == "not run" and "only shows that the study works" in line["why"]
+    assert line["verdict"] == "not run" and "only checks that the study runs" in line["why"]
 
 
 def test_a_study_of_some_cells_is_held_against_their_numbers_alone() -> None:
@@ -315,7 +315,7 @@ def test_a_cell_has_mean_and_standard_deviation_over_its_chosen_runs_and_the_pub
     ]
     text = (directory / "table.md").read_text()
     assert text.startswith("Worst worker.\n\n**Test accuracy (%)**\n\n| method")
-    assert "at the edge of the grid that was searched: RelaySGD, dbt, alpha=0.01." in text
+    assert "at the edge of the grid: RelaySGD, dbt, alpha=0.01." in text
     assert "In brackets: the published number." in text
 
 
@@ -373,7 +373,7 @@ def test_ties_within_the_noise_and_cells_at_the_level_of_chance_are_not_bold(
     directory = made(tmp_path, {"table": TABLE}, values)
     assert [row[0] for row in rows(directory) if "**" in row[2]] == (["RelaySGD"] if bold else [])
     assert (directory / "table.tex").read_text().count("\\textbf") == bold
-    said = "Bold: the best of a column, where it is ahead by more than the noise."
+    said = "Bold: best of its column, if its lead exceeds the noise."
     assert all((said in (directory / f"table.{kind}").read_text()) == bold for kind in ("md", "tex"))
 
 

@@ -129,7 +129,7 @@ def test_results_of_an_earlier_definition_keep_its_words_and_say_so(folder: Path
     assert "belong to an earlier definition of two and keep its text" in capsys.readouterr().out
     assert json.loads((made / "study.json").read_text())["base"] == base
     assert "Something new" not in (made / "table.md").read_text()
-    assert "Of an earlier definition of this study" in (made.parents[1] / "README.md").read_text()
+    assert "From an earlier definition of this study" in (made.parents[1] / "README.md").read_text()
     yaml.write_text(text.replace("report:", "report:\n  caption: Something new"))  # words alone
     assert study(*arguments, "--report") == 0
     assert "earlier definition" not in capsys.readouterr().out

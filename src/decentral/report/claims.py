@@ -54,8 +54,8 @@ class Cells:
                 own = {name: plain(value) for name, value in labels.items() if name != "metric"}.items()
                 rates = {rate for one in self.searches if own <= one.labels.items() for rate in one.rates}
                 tried = ", ".join(f"{rate:.6g}" for rate in sorted(rates))
-                only = f" that counts has ended, only runs of the search for its learning rate: {tried}"
-                raise NotRun(f"no run of {words}{only if tried else ' has ended'}")
+                only = f", only its learning-rate search: {tried}" if tried else ""
+                raise NotRun(f"no {'final ' * bool(tried)}run of {words} has ended{only}")
             if entry.unfinished:
                 raise NotRun(f"{entry.unfinished} of {words}")
         return [entry for entry in found if entry is not None]
@@ -353,7 +353,7 @@ def weighed(why: str, margin: float, error: float | None, entries: Sequence[Entr
     whether it is: in a study without any spread only if `always`."""
     if error is None:
         stochastic = any(entry.runs > 1 for entry in entries)
-        words = f"{why}; the spread over seeds is not known"
+        words = f"{why}; the spread over seeds is unknown"
         return f"{WITHIN_NOISE}: {words}" if stochastic else words if always else why
     if abs(margin) < noise(error, entries):
         seeds = min(len(entry.values) for entry in entries)

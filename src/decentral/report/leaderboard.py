@@ -20,7 +20,7 @@ from decentral.study import submission
 FOLDER = "submissions"
 """Beside the folder of the benchmark: a folder for each."""
 AXES = {
-    "factor": "at most so many times as much as the best",
+    "factor": "performance ratio to the best, at most",
     "simulated_s": "simulated seconds",
     "bytes_sent": "MB sent by a worker",
     "step": "step",

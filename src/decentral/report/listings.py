@@ -52,7 +52,7 @@ class Listing(ABC):
         """Its files by their names: the table as CSV, and as Markdown with the title and the sentences."""
         head, *rows = self.lines(results)
         escaped = [[word(text) for text in line] for line in (head, *self.on_page(rows))]
-        table = markdown_table(escaped, self.left) if rows else "Nothing was run yet."
+        table = markdown_table(escaped, self.left) if rows else "No results yet."
         blocks = [f"**{word(self.title)}**", table, *self.sentences(results)]
         markdown = harmless("\n\n".join(block for block in blocks if block) + "\n")
         return {f"{self.file}.csv": csv_text(head, rows), f"{self.file}.md": markdown}
@@ -81,7 +81,7 @@ class Scenarios(Listing):
         reasons: dict[str, list[str]] = {}
         for name, (one, *_) in _families(results).items():
             reasons.setdefault(" ".join(str(one["because"]).split()), []).append(f"`{name}`")
-        return [f"Why the target of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+        return [f"Target of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 def _families(results: Results) -> dict[str, list[dict[str, Any]]]:
@@ -153,8 +153,8 @@ class Trials(Listing):
     def sentences(self, results: Results) -> list[str]:
         """What the rows are."""
         return [
-            f"Of methods none of whose trials is at the target with one of the clocks; {self.file}.csv has all trials. "
-            "Times are in the order of the clocks; values at the end differ where each clock has a training of its own."
+            f"Methods with no trial at the target on at least one clock; {self.file}.csv has all trials. "
+            "Times are in the order of the clocks. Several final values: training differs between clocks."
         ]
 
 
@@ -337,15 +337,15 @@ class Ranks(Comparison):
         found = self.costs(results)[0]
         number, families = len(found.problems), len(set(found.families))
         problems = f"{number} {self.problem}{'s' if number != 1 else ''}"
-        weights = f", in {families} families that weigh the same" if families < number else ""
+        weights = f" in {families} equally weighted families" if families < number else ""
         texts = [
-            f"Mean over {problems}{weights} of a method's rank (1: the best) by the median over seeds; who never gets "
-            "to the target shares the last ranks. In brackets: 5 % and 95 % quantiles where families, and the seeds of "
-            "every cell, are drawn anew, with replacement (bootstrap, 2,000 replicates)."
+            f"Mean rank (1: best) over {problems}{weights}, by the median over seeds; methods that never reach the "
+            "target share the last ranks. In brackets: 5 % and 95 % quantiles of a bootstrap over families and over "
+            "each cell's seeds (2,000 replicates)."
         ]
         if found.left_out:
             names = ", ".join(" ".join(filter(None, key)) for key in found.left_out)
-            texts.append(f"Not ranked, as they were not run in every {self.problem}: {names}.")
+            texts.append(f"Not ranked, since not run in every {self.problem}: {names}.")
         return texts
 
 
@@ -382,8 +382,8 @@ class Overview(Comparison):
         facts, one = results.facts, next(iter(self.metrics.values()))
         rules = (facts.get("rules") or {}).get("version")
         return [
-            f"Ranks: means over all {self.problem}s, 1 is the best. Other columns: how many times the {one} of the "
-            f"best, the median over the {self.problem}s of a family; *never*: not at the target in half of them.",
+            f"Ranks: means over all {self.problem}s, 1 is the best. Other columns: {one} relative to the best, the "
+            f"median over the {self.problem}s of a family; *never*: target missed in half of them.",
             f"`decentral-benchmark scale={results.scale}`, version {rules} of its rules; decentral "
             f"{facts.get('version')}.",
         ]
@@ -412,8 +412,8 @@ class Choices(Comparison):
             one["scenario"]: f"{one['title']}, {str(one.get('clock', '')).replace('_', ' ')}".rstrip(", ")
             for one in results.facts.get("scenarios") or []
         }
-        heads = [f"first in {one}" for one in self.metrics.values()]
-        lines = [[style.heading(self.problem), *heads, "never there"]]
+        heads = [f"best by {one}" for one in self.metrics.values()]
+        lines = [[style.heading(self.problem), *heads, "never at the target"]]
         for place, problem in enumerate(first.problems if first.methods else []):
             never = [key for key, row in zip(first.methods, first.typical, strict=True) if math.isinf(row[place])]
             best = [self._best(one, place) for one in found]
@@ -425,7 +425,7 @@ class Choices(Comparison):
         near = [number for number, factor in enumerate(factors) if factor <= self.within * (1 + 1e-9)]
         order = sorted(near, key=lambda number: factors[number])
         if not order:
-            return "nobody"
+            return "none"
         tied = [number for number in order if factors[number] <= 1 + 1e-9]
         first = " = ".join(self._words(found.methods[number]) for number in tied[: self.most])
         words = [f"{first}: {found.typical[order[0], place]:.3g}"]
@@ -434,10 +434,10 @@ class Choices(Comparison):
         return ", ".join(words) + (f" and {more} more" if more > 0 else "")
 
     def sentences(self, results: Results) -> list[str]:
-        """What the numbers are; by each metric the best mean rank, and who is nowhere far behind."""
+        """What the numbers are; by each metric the best mean rank, and the method with the smallest worst case."""
         texts = [
-            f"The number is what the first one takes, the median over seeds; behind it whoever takes at most "
-            f"{self.within:g} times as much. `a = b`: both take the same."
+            f"The number is the best method's cost, the median over seeds. Methods within {self.within:g} times the "
+            "best follow. `a = b`: a tie."
         ]
         for one, found in zip(self.metrics.values(), self.costs(results), strict=True):
             if not found.methods:
@@ -445,17 +445,16 @@ class Choices(Comparison):
             best = found.order()[0]
             firsts = int((found.ratios[best] <= 1 + 1e-9).sum())
             text = (
-                f"By {one}, **{self._words(found.methods[best])}** has the best mean rank ({found.ranks()[best]:.1f}): "
-                f"it is first in {firsts} of {len(found.problems)}"
+                f"By {one}, **{self._words(found.methods[best])}** has the best mean rank ({found.ranks()[best]:.1f}) "
+                f"and is best in {firsts} of {len(found.problems)}"
             )
             worst = found.ratios.max(axis=1)
             safe = int(worst.argmin())
             if math.isinf(worst[safe]):
-                texts.append(f"{text}. Nobody gets to the target in every {self.problem}.")
+                texts.append(f"{text}. No method reaches the target in every {self.problem}.")
                 continue
-            mildest = f"The safest choice, whose worst {self.problem} is the mildest, is "
             name = f"**{self._words(found.methods[safe])}**"
-            texts.append(f"{text}. {mildest}{name}: nowhere more than {worst[safe]:.1f} times as much as the best.")
+            texts.append(f"{text}. {name} has the smallest worst case: at most {worst[safe]:.1f} times the best.")
         return texts
 
     def _words(self, key: tuple[str, ...]) -> str:

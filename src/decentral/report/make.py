@@ -43,7 +43,7 @@ class Made(Run):
             if counts := self.count(kind):
                 told = verdicts.told(counts)
                 if kind == "claim" and results.scale == "smoke":
-                    told = f"{counts.total()}, not judged at scale=smoke, which only shows that the study works"
+                    told = f"{counts.total()}, not judged at scale=smoke, which only checks that the study runs"
                 elif kind != "claim" and not results.comparable:
                     told = f"{counts.total()} in the paper, {results.incomparable}"
                 lines.append(f"{words}{told}")

@@ -162,9 +162,9 @@ class Results:
                 finite = [value for value in values if math.isfinite(value)]
                 words.append(f"{rate:.6g} ({f'{statistics.fmean(finite):.4g}' if finite else 'no value'})")
             told = f"rates tried so far: {', '.join(words)}"
-            found.append(f"No run of {where(one.labels)} that counts has ended; {told}.")
+            found.append(f"No final run of {where(one.labels)} has ended; {told}.")
         more = len(found) - _LISTED
-        return found if more <= 0 else [*found[:_LISTED], f"The same holds of {more} more cells."]
+        return found if more <= 0 else [*found[:_LISTED], f"The same holds for {more} more cells."]
 
     @cached_property
     def curves(self) -> pandas.DataFrame:

@@ -170,7 +170,7 @@ def about(results: Results) -> str:
     if len(found) > _MOST_SHOWN:
         words += f"; the first of {len(found)} tables in table.md"
     if any(one.at_edge for one in cells):
-        words += ". * The best learning rate lies at the edge of those that were tried"
+        words += ". * The best learning rate is at the edge of the grid"
     return f"{words}."
 
 
@@ -240,7 +240,7 @@ def as_markdown(results: Results) -> str:
     blocks += [*notes(results, found), *results.tried()]
     if theirs and not results.comparable and found and any(e.published in theirs for e in found[0].cells.values()):
         scales = " or ".join(results.spec.published.scales if results.spec.published else [])
-        head = f"The numbers to compare with at scale={scales}, in the same places"
+        head = f"Published numbers, compared at scale={scales} only"
         lines = found[0].lines(lambda place: _their(found[0], place, theirs))
         folded = markdown_table(lines, len(table.rows))
         blocks.append(f"<details><summary>{head}</summary>\n\n{folded}\n\n</details>")
@@ -263,24 +263,24 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
     if spreads:
         parts.append(f"Mean ± standard deviation over {results.spec.repeats}s (n - 1).")
     if any(entry.std is None and entry.runs == 1 for entry in entries):
-        parts.append("Where there is no ±, there is one run.")
+        parts.append("Entries without ± are single runs.")
     if any(grid.best for grid in found):
-        noise_is = ": the standard error of the difference over seeds, times Student's t for 95 %" * results.of_runs
-        ahead = f", where it is ahead by more than the noise{noise_is}" * spreads
-        parts.append(f"Bold: the best of a column{ahead}.")
+        noise_is = " (standard error of the difference over seeds, times Student's t for 95 %)" * results.of_runs
+        ahead = f", if its lead exceeds the noise{noise_is}" * spreads
+        parts.append(f"Bold: best of its column{ahead}.")
     if results.comparable:
         parts.append("In brackets: the published number.")
     if any(entry.lost for entry in entries):
-        parts.append("Runs that diverged without a value, or never got to the target, are counted but not in the mean.")
+        parts.append("Means leave out runs that diverged or never reached the target; the counts include them.")
     if seeds := sorted(set(results.values[~results.values["chosen"]]["seed"])):
         counted = set(results.chosen["seed"]) & set(seeds)
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        also = ", which counts, too" if counted and len(seeds) == 1 else ", some of which count, too" * bool(counted)
-        shown = "Learning rates were chosen by the numbers shown here (nothing is held out for that)"
+        also = ", which is also reported" if counted and len(seeds) == 1 else ", some also reported" * bool(counted)
+        shown = "Learning rates were chosen on the metric shown here (no held-out data)"
         parts.append(f"{shown}, with {named}{also}.")
     blocks = [" ".join(parts)]
     if edge := sorted({where(entry.labels) for entry in entries if entry.at_edge}):
-        blocks.append(f"\\* The best learning rate lies at the edge of the grid that was searched: {'; '.join(edge)}.")
+        blocks.append(f"\\* The best learning rate is at the edge of the grid: {'; '.join(edge)}.")
     return blocks
 
 

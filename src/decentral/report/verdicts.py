@@ -75,7 +75,7 @@ def judge_claims(results: Results) -> list[Verdict]:
     """The study's claims, held against the mean over seeds; not at scale=smoke, whose numbers say nothing."""
     cells, spec, found = Cells(results.entries(), results.study, results.searches), results.spec, []
     if results.scale == "smoke":
-        why = "scale=smoke only shows that the study works"
+        why = "scale=smoke only checks that the study runs"
         return [Verdict("claim", claim.says, why=why) for claim in spec.claims]
     for claim in spec.claims:
         own = claim.larger_is_better
@@ -114,14 +114,14 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
     entry = max(ours, key=lambda e: abs(e.mean - value) if e.values else math.inf)
     none = replace(none, published=_text(value), tolerance=_told(spec.tolerance, theirs), verdict=NOT_MET)
     if not entry.values:
-        return replace(none, why=f"all {entry.runs} runs diverged or gave no number")
+        return replace(none, why=f"all {entry.runs} runs diverged or have no value")
     notes = [
         f"ours - theirs = {entry.mean - value:+.4g} {theirs.unit}".strip(),
         f"{len(entry.values)} run{'s' * (len(entry.values) != 1)}",
     ]
     notes += [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
-    notes += [f"the furthest of {len(ours)} cells: {where(entry.labels)}"] if len(ours) > 1 else []
-    notes += ["the learning rate lies at the edge of its grid"] if entry.at_edge else []
+    notes += [f"the farthest of {len(ours)} cells: {where(entry.labels)}"] if len(ours) > 1 else []
+    notes += ["the learning rate is at the edge of the grid"] if entry.at_edge else []
     notes += [f"theirs: {theirs.note}"] if theirs.note else []
     verdict = MET if _within(entry.mean, theirs, spec.tolerance) else NOT_MET
     why = "; ".join([*notes, spec.because])
@@ -156,11 +156,11 @@ def _within(ours: float, theirs: PublishedNumber, tolerance: Tolerance) -> bool:
 
 
 def _told(tolerance: Tolerance, theirs: PublishedNumber) -> str:
-    parts = [f"{100 * tolerance.relative:g} % of it"] if tolerance.relative is not None else []
+    parts = [f"{100 * tolerance.relative:g} % of the published value"] if tolerance.relative is not None else []
     unit = "percentage points" if theirs.unit == "%" else theirs.unit
     parts += [f"{tolerance.absolute:g} {unit}".strip()] if tolerance.absolute is not None else []
     parts += [f"a factor of {tolerance.factor:g}"] if tolerance.factor is not None else []
-    parts += [f"their spread of {theirs.spread:g}"] if theirs.spread else []
+    parts += [f"the published spread of {theirs.spread:g}"] if theirs.spread else []
     return " or ".join(parts)
 
 

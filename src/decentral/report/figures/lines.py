@@ -191,7 +191,7 @@ class ThreeAxes(LineFigure):
             low, _ = ax.get_ylim()
             ax.set_ylim(bottom=low)
             ax.axhline(self.target, color="#555555", lw=0.8, ls=(0, (4, 3)), zorder=1)
-            words = [(f"lines are at {self.target:g}:", "#555555")]
+            words = [(f"reaches {self.target:g} at:", "#555555")]
             here = [line for line in lines if line.panel == panel]
             for line in here:
                 place, colour = reached(line, self.target), colours[panel, line.key]

@@ -44,7 +44,7 @@ class Strip(StudyFigure):
     unit: str = ""
     leader: str = ""
     radius: float = 0.0
-    words: list[str] = field(default_factory=lambda: ["worker", "estimate", "leader", "neighbours"])
+    words: list[str] = field(default_factory=lambda: ["worker", "estimate", "leader", "neighbors"])
     needs: ClassVar = ("panels", "xlim", "ylim")
 
     def __post_init__(self) -> None:
@@ -202,7 +202,7 @@ class GroupsFigure(StudyFigure):
             right.plot(hop.x, hop.y, ls="none", marker="o", ms=5, color=style.BLUE, zorder=2)
             last = max(max(group.y) for group in groups), max(hop.y)
             for ax, title, down, end in zip(
-                (left, right), (row, "worker 1 calls all"), ("version", "hops"), last, strict=True
+                (left, right), (row, "worker 1 activates all"), ("version", "hops"), last, strict=True
             ):
                 ax.set_title(title, loc="left")
                 ax.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -78,7 +78,7 @@ class Profile(StudyFigure):
         ax.minorticks_off()
         ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         style.tidy(ax, 6.5 if small else 8)
-        ax.set_xlabel(self.xlabel or "at most so many times as much as the best")
+        ax.set_xlabel(self.xlabel or "performance ratio to the best, at most")
         ax.set_ylabel(self.ylabel or f"share of the {self.problem}s")
         gap = (0.072 if small else 0.048) * 1.04
         heights = _apart([line.y[-1] for line in lines], gap)
