@@ -212,10 +212,10 @@ class Map(StudyFigure):
 
         found: list[Artist] = []
         if any((region.ahead <= 1 + self.close).any() for region in regions.values()):
-            text = f"pale: the second is less than {100 * self.close:g} % behind"
+            text = f"pale: runner-up within {100 * self.close:g} %"
             found.append(Patch(facecolor="#DDDDDD", label=text))
         if self.against:
-            found.append(Line2D([], [], ls="none", label=f"lines: how many times as good as {self.against}"))
+            found.append(Line2D([], [], ls="none", label=f"contours: improvement factor over {self.against}"))
         return found
 
 
