@@ -411,7 +411,7 @@ def test_a_search_asks_for_runs_and_goes_on(capsys, optuna, monkeypatch):
     assert f"Best:     lr={best['params']['lr']:.6g} {best['params']['algo,topology']}  (of 3 trials)" in out
 
     code, out, _ = command(capsys, *SEARCH, "trials=3")
-    assert code == 0 and "started" not in out and journal() == trials
+    assert code == 0 and "] started" not in out and journal() == trials
     monkeypatch.setattr("decentral.cli.sweep.schedule", lambda source, *_: Tally(source.pending() and [], True))
     code, out, _ = command(capsys, *SEARCH, "trials=5", "launcher.slots=1")  # Ctrl-C before the fourth is done
     assert code == 130 and "Stopped:  3 done, 0 interrupted, 2 not started, of 5 runs." in out

@@ -87,7 +87,8 @@ def _of_each(
                     finished.append(finish(composed(with_usual(overrides, folders), folders, known)))
             except ConfigError as error:
                 finished.append(error)
-            advance(1)
+            if len(commands) > 1:
+                advance(1)
     return finished
 
 

@@ -167,7 +167,7 @@ def unless_quick(title: str, total: int) -> Iterator[Callable[[int], None]]:
     def advance(more: int = 1) -> None:
         nonlocal shown, done, next_s
         done += more
-        if time.monotonic() < next_s or (done >= total and type(shown) is Display):
+        if time.monotonic() < next_s:
             return
         next_s = time.monotonic() + 5
         shown = display(stream=sys.stderr) if type(shown) is Display else shown
