@@ -240,7 +240,7 @@ def as_markdown(results: Results) -> str:
     blocks += [*notes(results, found), *results.tried()]
     if theirs and not results.comparable and found and any(e.published in theirs for e in found[0].cells.values()):
         scales = " or ".join(results.spec.published.scales if results.spec.published else [])
-        head = f"Published numbers, compared at scale={scales} only"
+        head = f"Numbers to compare with at scale={scales}"
         lines = found[0].lines(lambda place: _their(found[0], place, theirs))
         folded = markdown_table(lines, len(table.rows))
         blocks.append(f"<details><summary>{head}</summary>\n\n{folded}\n\n</details>")
