@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import math
 import os
 import shlex
@@ -20,6 +21,7 @@ import pytest
 from decentral.cli.command import guarded
 from decentral.cli.completion import candidates
 from decentral.cli.run import main
+from decentral.cli.study import chosen_studies
 from decentral.cli.study import main as study
 from decentral.config.composition import compose
 from decentral.config.overrides import CHOICES, checked, options
@@ -27,6 +29,7 @@ from decentral.config.parsing import conf_directory
 from decentral.config.schema import NODES, Config
 from decentral.errors import ConfigError
 from decentral.registry import find
+from decentral.report.summary import summary
 from decentral.settings import limited
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "progress=false", "device=cpu", "processes=1")
@@ -47,6 +50,23 @@ def everything(folder: Path) -> set[str]:
 def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_a_run_without_arguments_ends_with_three_commands_that_exist_and_others_with_one(capsys, tmp_path) -> None:
+    assert command(capsys, *QUICK, "run_dir=run")[0] == 0
+    provenance = json.loads(Path("run/provenance.json").read_text())
+    endings = {}
+    for words in ([], ["seed=3"]):
+        Path("run/provenance.json").write_text(json.dumps(provenance | {"command_line": ["decentral-run", *words]}))
+        endings[len(words)] = summary(Path("run")).partition("Next:")[2].strip().splitlines()
+    assert len(endings[1]) == 1 and endings[1][0].endswith("  (another seed)")
+    one, several, of_a_paper = (shlex.split(line.partition("  (")[0]) for line in map(str.strip, endings[0]))
+    compose(one[1:])
+    assert several[1] == "-m" and all(len(given.split(",")) == 2 for given in several[2:])
+    for algo, seed in zip(*(given.split(",") for given in several[2:]), strict=True):
+        compose([algo if "=" in algo else f"algo={algo}", seed if "=" in seed else f"seed={seed}"])
+    chosen_studies(of_a_paper[1:])
+    assert [Path(words[0]).name for words in (one, several, of_a_paper)] == [*["decentral-run"] * 2, "decentral-study"]
 
 
 # experiments

@@ -22,6 +22,12 @@ from decentral.training.loggers.stored import FILE as LOGGED
 
 _MISSING = "-"
 _RATIOS_TOLD = 5
+_FIRST_STEPS = (
+    ("decentral-run", "algo=dpsgd", "topology=ring", "another method and topology on the same data"),
+    ("decentral-run", "-m", "algo=relaysgd,dpsgd", "seed=0,1", "a sweep; it ends with a table"),
+    ("decentral-study", "relaysum_fig2", "scale=smoke", "a figure of a paper, in seconds"),
+)
+"""After a run without arguments: commands, each with the reason."""
 
 
 def summary(run_dir: Path, curves: Curves | None = None) -> str:
@@ -258,8 +264,14 @@ def _how(run_dir: Path) -> list[str]:
 
 
 def _next(run_dir: Path, facts: dict[str, Any]) -> str:
-    """The command that resumes the run if it is not finished, else the one that repeats it with another seed."""
-    arguments = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])[1:]
+    """The command that resumes the run if it is not finished, else the one that repeats it with another seed.
+
+    A finished run without arguments has three others: they show what else there is.
+    """
+    arguments = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])
+    if len(arguments) == 1 and facts.get("status") == "done":
+        return f"\n{' ' * 10}".join(f"{_command(*words)}  ({why})" for *words, why in _FIRST_STEPS)
+    arguments = arguments[1:]
     why = "resumes from the newest checkpoint"
     if facts.get("status") in ("done", "diverged"):
         seed = read_config(run_dir).get("seed")
@@ -273,11 +285,16 @@ def _next(run_dir: Path, facts: dict[str, Any]) -> str:
         else:
             arguments.append(f"seed={seed + 1 if isinstance(seed, int) else 1}")
             why = "another seed"
-    beside = Path(sys.executable).with_name("decentral-run")
-    name = "decentral-run" if shutil.which("decentral-run") or not beside.exists() else str(beside)
+    return f"{_command('decentral-run', *arguments)}  ({why})"
+
+
+def _command(name: str, *arguments: str) -> str:
+    """As a shell finds it."""
+    beside = Path(sys.executable).with_name(name)
+    name = name if shutil.which(name) or not beside.exists() else str(beside)
     if name.startswith(f"{os.getcwd()}/"):
         name = os.path.relpath(name)
-    return f"{shlex.join([name, *arguments])}  ({why})"
+    return shlex.join([name, *arguments])
 
 
 # -- simulate=timeline -------------------------------------------------------------------------------------------------
