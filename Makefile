@@ -15,7 +15,7 @@ run: $(VENV)/.installed  ## train RelaySGD on double binary trees: 16 workers, d
 SCALE ?= small
 ARGS ?=
 
-studies: $(VENV)/.installed  ## list the studies
+studies: $(VENV)/.installed  ## list the studies by paper, with their scales and which have results
 	$(BIN)/decentral-study
 
 study: $(VENV)/.installed  ## run a study: make study STUDY=relaysum_table1 [SCALE=smoke|small|laptop|paper] [ARGS='key=value ...']

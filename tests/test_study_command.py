@@ -84,6 +84,26 @@ def test_what_cannot_be_done_is_refused_in_one_sentence_before_anything_starts(
     assert not results.exists()
 
 
+def test_the_listing_is_grouped_by_paper_fits_100_columns_and_marks_scales_with_results(
+    folder: Path, tmp_path: Path, monkeypatch, capsys
+):
+    (folder / "study" / "long.yaml").write_text(STUDY.replace("item: first", f"item: {'word ' * 40}"))
+    monkeypatch.chdir(tmp_path)
+    for results, scale in (("results/own", "smoke"), ("results", "small")):
+        (tmp_path / results / "mine" / "two" / scale).mkdir(parents=True)
+        (tmp_path / results / "mine" / "two" / scale / "study.json").write_text("{}")
+    assert study("--config-dir", folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    own = lines[lines.index("mine") + 1 :]
+    assert own[0].split()[:3] == ["long", "word", "word"] and own[0].endswith("...  smoke small")
+    assert own[1].split() == ["two", "first", "smoke*", "small*"]
+    names = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
+    assert sorted(names) == sorted(command.catalogue.names(str(folder)))
+    assert any(line.startswith("RelaySum for Decentralized") for line in lines)
+    assert any(line.startswith("Bohl's thesis: Exploring") for line in lines)
+
+
 @pytest.mark.slow
 def test_other_settings_are_another_study_with_a_directory_of_its_own(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false"]

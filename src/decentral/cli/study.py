@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import shlex
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from decentral.errors import ConfigError, suggest
 from decentral.measurements.training_run import TrainingRun
 from decentral.network.settings import NetworkSettings
 from decentral.registry import components
+from decentral.report.published import paper as paper_of
+from decentral.report.published import papers
 from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
 from decentral.scheduling.board import board
@@ -29,7 +32,7 @@ from decentral.store.run_store import RunStore
 from decentral.study import SCALES, catalogue, collect
 from decentral.study.collect import StoredCell
 from decentral.study.study import Cell, Study, Unfinished, plan
-from decentral.terminal.console import FAILED, INTERRUPTED, aligned, say, warn
+from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
 
 if TYPE_CHECKING:
     from decentral.report.make import Made
@@ -48,6 +51,14 @@ OWN_RESULTS = "results/own"
 """Where studies and their reports go if nothing else is said: git ignores it."""
 PUBLISHED_RESULTS = "results"
 """Where the results that are committed are, and those of versions that had no other folder."""
+
+_FOLDERS = (OWN_RESULTS, PUBLISHED_RESULTS)
+_LEGEND = f"Studies by paper, with their scales; * has results in {OWN_RESULTS}/ or {PUBLISHED_RESULTS}/."
+_THEN = """\
+decentral-study NAME scale=smoke      run a study in seconds, to see it work
+decentral-study NAME --plan           what it shows, its runs and their cost
+decentral-study NAME                  run it at scale=small and make its table and figures
+decentral-study --help                scales and options"""
 
 
 class ChosenStudy(NamedTuple):
@@ -172,7 +183,7 @@ decentral-study NAME ... [scale=smoke|small|laptop|paper] [key=value ...]
                                              run studies, or their unfinished part, and report
 decentral-study NAME ... --plan [...]        show what would run, and its cost
 decentral-study NAME ... --report [...]      make tables and figures from stored results
-decentral-study                              list the studies ('relaysum_*' names several)
+decentral-study                              list the studies by paper ('relaysum_*' names several)
 
 scale=smoke   a few seconds: does it work?
 scale=small   (default) the whole study with tuning and seeds, on bundled data; minutes on two cores
@@ -240,7 +251,7 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         if word:
             warn(word)
     if options.plan:
-        say(plan(chosen.name, chosen.scale, cells))
+        say(f"{plan(chosen.name, chosen.scale, cells)}\nShows:    {chosen.study.title}.")
         if chosen.study.needs:
             say(f"Needs:    {chosen.study.needs}.")
         return 0
@@ -377,13 +388,30 @@ def reported(chosen: ChosenStudy) -> Made:
 
 
 def _listing(config_dir: str | None) -> str:
-    rows = [["study", "item", "scales", "title"]]
+    """A heading for each paper and a line for each study, in at most 100 columns."""
+    found: dict[str, list[tuple[str, str, str]]] = {paper: [] for paper in papers()}
     for name in catalogue.names(config_dir):
         scales = catalogue.scales(name, config_dir)
         study = catalogue.load(name, scales[-1], config_dir)
-        item = ", ".join(word for word in (study.paper, study.item) if word)
-        rows.append([name, item, " ".join(scales), study.title])
-    return f"{aligned(rows, left=4)}\n\ndecentral-study NAME runs one; see decentral-study --help."
+        marked = " ".join(scale + "*" * _has_results(study.paper, name, scale) for scale in scales)
+        found.setdefault(study.paper, []).append((name, study.item, marked))
+    blocks = []
+    for paper, studies in found.items():
+        if not studies:
+            continue
+        short, title = paper_of(paper)
+        head = title if title.startswith(short) else f"{short}: {title}"
+        widths = [max(map(len, column)) for column in zip(*studies, strict=True)]
+        room = min(widths[1], max(100 - len("      ") - widths[0] - widths[2], 10))
+        blocks.append(textwrap.fill(head, 100, subsequent_indent=" " * 4))
+        for name, item, marked in studies:
+            short_item = textwrap.shorten(item, room, placeholder="...")
+            blocks[-1] += f"\n  {name:{widths[0]}}  {short_item:{room}}  {marked}"
+    return "\n\n".join([_LEGEND, *blocks, _THEN])
+
+
+def _has_results(paper: str, name: str, scale: str) -> bool:
+    return any((at_home(folder) / paper / name / scale / "study.json").is_file() for folder in _FOLDERS)
 
 
 def for_this_machine(chosen: ChosenStudy) -> Config:
