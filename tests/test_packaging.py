@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -70,6 +71,20 @@ def test_the_wheel_holds_every_file_of_conf(installed: Path) -> None:
     )
     results = {f"decentral/{file.relative_to(CHECKOUT).as_posix()}" for file in kept}
     assert results == {name for name in names if name.startswith("decentral/results/")}
+
+
+@pytest.mark.slow
+def test_the_sdist_holds_the_package_and_of_the_other_folders_only_the_results_of_the_benchmark(
+    installed: Path,
+) -> None:
+    (sdist,) = installed.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    pages = {"README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert {name for name in names if "/" not in name} == pages
+    assert {name.partition("/")[0] for name in names if "/" in name} == {"src", "conf", "results"}
+    results = {name for name in names if name.startswith("results/")}
+    assert all(name.startswith("results/benchmark/benchmark_methods/") for name in results)
 
 
 @pytest.mark.slow
