@@ -71,10 +71,10 @@ def file_of(one: Choice, root: Path) -> str | None:
 
 
 def title(method: Choice) -> str:
-    """A method's name as it is written: the first line of its file."""
+    """A method's name as it is written: what its module or its summary begins with, whichever is shorter."""
     assert method.cls is not None
     about = inspect.getdoc(sys.modules[method.cls.__module__]) or method.option
-    return about.splitlines()[0].rstrip(".").partition(":")[0]
+    return min((text.splitlines()[0].partition(":")[0].rstrip(".") for text in (about, method.summary)), key=len)
 
 
 class Methods:
