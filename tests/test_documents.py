@@ -13,6 +13,7 @@ import sys
 import tomllib
 from collections import Counter
 from html import unescape
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "site"
+
+
+def test_the_drawings_of_the_front_page_are_what_their_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts" / "docs")
+    for name, svg in import_module("idea").drawings().items():
+        assert (ROOT / "docs" / name).read_text() == svg, "run scripts/docs/idea.py"
+        assert len(svg) < 30_000 and f"({name})" in (ROOT / "docs" / "index.md").read_text()
 
 
 def text_of(page: Path) -> str:
