@@ -301,8 +301,8 @@ def test_every_place_that_it_names_is_there():
 
 
 NOTEBOOK_FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
-TRAINING = NOTEBOOK_FOLDER / "training.ipynb"
-NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING})
+TRAINING, COLAB = (NOTEBOOK_FOLDER / f"{name}.ipynb" for name in ("training", "colab"))
+NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING, COLAB})
 SHOWN_STUDIES = {
     "benchmark": "benchmark_methods",
     "bluefog": "bluefog_linear_regression",
@@ -385,3 +385,14 @@ def test_the_notebook_on_training_shows_what_it_does_and_does_it_again(tmp_path:
     texts = [data.get("text/plain", "") for data in json.loads(done.stdout)]
     assert any("% of the test examples, by the averaged model" in text for text in texts)
     assert len(list((tmp_path / "results" / "runs").iterdir())) == 3
+
+
+@pytest.mark.slow
+def test_the_notebook_for_colab_installs_runs_compares_and_plots(tmp_path: Path) -> None:
+    kept = [cell for cell in cells(COLAB) if cell["cell_type"] == "code"]
+    assert len(kept) == 4 and "".join(kept[0]["source"]).startswith("WHEEL = ") and COLAB.stat().st_size < 60_000
+    command = [sys.executable, "-W", "ignore", "-c", RUN_NOTEBOOK, str(COLAB)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    ran, compared, plotted = json.loads(done.stdout)
+    assert "worst" in ran["text/plain"] and "image/png" in plotted
+    assert all(algo in compared["text/plain"] for algo in ("relaysgd", "dpsgd", "allreduce"))
