@@ -1,7 +1,7 @@
 """Two drawings for docs/index.md: what a step of gossip and one of RelaySGD sends and averages on a chain.
 
-`python scripts/docs/idea.py` writes docs/idea_gossip.svg and docs/idea_relaysgd.svg. Their grays and colors are readable
-on light and dark pages.
+`python scripts/docs/idea.py` writes docs/idea_gossip.svg and docs/idea_relaysgd.svg. Their grays and colors are
+readable on light and dark pages.
 """
 
 from __future__ import annotations
