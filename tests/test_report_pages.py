@@ -34,6 +34,7 @@ from decentral.store.files import alone, read_json, write_json
 from decentral.study import catalogue, submission
 from decentral.study.collect import digest, is_current
 from decentral.study.study import Study
+from decentral.terminal.display import unless_quick
 from handmade import PUBLISHED, TABLE, courses, table1, value, write
 
 CLAIMS = [
@@ -416,7 +417,7 @@ def test_an_output_that_does_not_exist_is_refused_in_a_sentence(settings: dict[s
     assert str(refused.value).startswith(complaint)
 
 
-def test_a_report_that_is_cut_off_has_its_verdicts_and_says_how_far_it_is(tmp_path, monkeypatch, capsys) -> None:
+def test_a_report_that_is_cut_off_has_its_verdicts(tmp_path, monkeypatch) -> None:
     directory = write(
         tmp_path / "relaysum" / "relaysum_table1" / "smoke", table1(), REPORT, courses("RelaySGD", "dbt", 1, 80)
     )
@@ -429,9 +430,17 @@ def test_a_report_that_is_cut_off_has_its_verdicts_and_says_how_far_it_is(tmp_pa
     assert (directory / "verdicts.csv").exists() and (directory / "table.md").exists()
     assert not is_current(directory, definition, [])
     monkeypatch.undo()
-    monkeypatch.setattr("decentral.terminal.display.time.monotonic", count(step=3).__next__)
     make(directory)
-    assert is_current(directory, definition, []) and "Drawing figures: 100%" in capsys.readouterr().err
+    assert is_current(directory, definition, [])
+
+
+def test_what_takes_long_says_how_far_it_is(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("decentral.terminal.display.time.monotonic", count(step=3).__next__)
+    for total in (1, 3):
+        with unless_quick("Drawing figures", total) as advance:
+            for _ in range(total):
+                advance(1)
+    assert capsys.readouterr().err.splitlines()[0] == "Drawing figures: 33%", "one of one is done before it is shown"
 
 
 # -- report.html -------------------------------------------------------------------------------------------------------

@@ -87,8 +87,7 @@ def _of_each(
                     finished.append(finish(composed(with_usual(overrides, folders), folders, known)))
             except ConfigError as error:
                 finished.append(error)
-            if len(commands) > 1:
-                advance(1)
+            advance(1)
     return finished
 
 

@@ -160,14 +160,14 @@ def counted(title: str, total: int, show: bool = True) -> Iterator[Callable[[], 
 
 @contextmanager
 def unless_quick(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yields a function to call with how much more is done: after two seconds, and then every five, stderr says how far
-    it is."""
+    """Yield a function to call with how much more is done: after two seconds, and then every five, stderr says how far
+    it is, unless all is done by then."""
     shown, done, next_s = Display(), 0, time.monotonic() + 2
 
     def advance(more: int = 1) -> None:
         nonlocal shown, done, next_s
         done += more
-        if time.monotonic() < next_s:
+        if time.monotonic() < next_s or (done >= total and type(shown) is Display):
             return
         next_s = time.monotonic() + 5
         shown = display(stream=sys.stderr) if type(shown) is Display else shown
