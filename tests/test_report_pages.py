@@ -440,7 +440,7 @@ def test_what_takes_long_says_how_far_it_is(monkeypatch, capsys) -> None:
         with unless_quick("Drawing figures", total) as advance:
             for _ in range(total):
                 advance(1)
-    assert capsys.readouterr().err.splitlines()[0] == "Drawing figures: 33%", "one of one is done before it is shown"
+    assert capsys.readouterr().err.splitlines()[0] == "Drawing figures: 67%", "one of one is done before it is shown"
 
 
 # -- report.html -------------------------------------------------------------------------------------------------------

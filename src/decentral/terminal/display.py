@@ -160,9 +160,9 @@ def counted(title: str, total: int, show: bool = True) -> Iterator[Callable[[], 
 
 @contextmanager
 def unless_quick(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with how much more is done: after two seconds, and then every five, stderr says how far
-    it is, unless all is done by then."""
-    shown, done, next_s = Display(), 0, time.monotonic() + 2
+    """Yield a function to call with how much more is done: every five seconds stderr says how far it is, unless all is
+    done by then."""
+    shown, done, next_s = Display(), 0, time.monotonic() + 5
 
     def advance(more: int = 1) -> None:
         nonlocal shown, done, next_s
