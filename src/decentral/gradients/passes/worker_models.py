@@ -327,9 +327,10 @@ class WorkerModels:
 
     @property
     def are_stateless(self) -> bool:
-        """Whether no module keeps anything beside its trained parameters, which all modules of torch's own classes have
-        in common."""
-        return not (self.foreign or self._states[0].found())
+        """Whether no module can keep anything beside its trained parameters; equal on all processes, since it depends on
+        the classes alone and not on who has trained yet."""
+        of_torch = all(type(one).__module__.partition(".")[0] == "torch" for one in self.modules[0].modules())
+        return of_torch and not (self.foreign or self._states[0].found())
 
     def state(self) -> list[dict[str, Any]]:
         """Return the state of each module besides its trained parameters, see `ModuleState`. Raises as `check` does."""
