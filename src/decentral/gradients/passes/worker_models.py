@@ -327,7 +327,7 @@ class WorkerModels:
 
     @property
     def are_stateless(self) -> bool:
-        """Whether no module can keep anything beside its trained parameters; equal on all processes, since it depends on
+        """Whether no module can keep anything beside its trained parameters; equal on all processes: it depends on
         the classes alone and not on who has trained yet."""
         of_torch = all(type(one).__module__.partition(".")[0] == "torch" for one in self.modules[0].modules())
         return of_torch and not (self.foreign or self._states[0].found())
