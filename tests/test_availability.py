@@ -370,6 +370,6 @@ def test_workers_that_a_trace_does_not_name_are_noted(tmp_path: Path) -> None:
     file.write_text("worker,from_step,to_step\n0,0,\n2,5,\n")
     trace = components("availability")["trace"](path=str(file))
     (note,) = trace.notes(5)
-    assert "no line for 3 of 5 workers (1, 3, 4)" in note
+    assert "no session of 3 of 5 workers (1, 3, 4)" in note
     file.write_text("worker,from_step,to_step\n0,0,\n1,5,\n")
     assert trace.notes(2) == []

@@ -131,11 +131,11 @@ class Attendance:
         return s
 
     def _kept(self, number: int, rows: Tensor, away: Tensor) -> Tensor:
-        """A copy of these rows, in memory that is used again for the rows of this number: new memory costs more than
-        the copy."""
-        memory = self._memory.get(number)
-        if memory is None or memory.shape != rows.shape or memory.dtype != rows.dtype:
-            memory = self._memory[number] = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        """Copy these rows to memory that later steps reuse for the field of this number: new memory costs more than the
+        copy."""
+        shape, memory = (len(away), *rows.shape[1:]), self._memory.get(number)
+        if memory is None or memory.shape[1:] != shape[1:] or memory.dtype != rows.dtype or len(memory) < len(away):
+            memory = self._memory[number] = rows.new_empty(shape)
         return torch.index_select(rows, 0, away.to(rows.device), out=memory[: len(away)])
 
     def _wait_for_all(self, clock: Clock) -> None:
