@@ -219,9 +219,8 @@ class Trace(MayCrash):
         """Workers that the file does not name."""
         unnamed = sorted({*range(num_workers)} - {one.worker for one in self._read(num_workers)[1]})
         numbers = ", ".join(map(str, unnamed[:8])) + (", ..." if len(unnamed) > 8 else "")
-        return [f"availability.path lists no session of {len(unnamed)} of {num_workers} workers ({numbers})"][
-            : len(unnamed)
-        ]
+        note = f"availability.path lists no session of {len(unnamed)} of {num_workers} workers ({numbers})"
+        return [note] if unnamed else []
 
     def _read(self, num_workers: float = math.inf) -> tuple[str, list[Interval]]:
         """Return the unit, and the intervals of `num_workers` workers. Raises ConfigError for an invalid file."""
