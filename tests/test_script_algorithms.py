@@ -313,7 +313,7 @@ RING, CHAIN, TOPK = {"topology": "ring"}, {"algo": "relaysgd", "topology": "chai
 REDUCE = {"algo": "allreduce", **RING}
 MISTAKES: list[tuple[Any, str]] = [
     ({"algo": "relaysdg"}, "algo='relaysdg' does not exist. Did you mean 'relaysgd'"),
-    ({"algo": "relay_mean", "topology": "chain"}, "algo='relay_mean' estimates a mean and cannot train"),
+    ({"algo": "relay_mean", "topology": "chain"}, "algo='relay_mean' estimates a mean and has no optimizer to wrap"),
     (
         {"algo": "relaysgd", **RING},
         "relays over trees, but topology=ring with num_workers=3 is not a tree",
@@ -321,7 +321,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"algo": "d2", "topology": "one_peer_exponential"}, "algo='d2' needs the same graph in every round"),
     (CHAIN | {"algo_settings": {"fil": "own"}}, "Did you mean 'fill'"),
     (CHAIN | {"algo_settings": {"fill": "mine"}}, "fill='mine' does not exist"),
-    (CHAIN | {"algo_settings": {"initial_count": 2}}, "initial_count=2 is out of range"),
+    (CHAIN | {"algo_settings": {"initial_count": 2}}, "initial_count=2 is not a valid choice"),
     (CHAIN | {"mode": "atc"}, "mode='atc' and algo= conflict"),
     (CHAIN | {"overlap": True}, "overlap=True needs mode='atc' or 'awc'"),
     (REDUCE | {"every": 2}, "algo='allreduce' does not use a topology, so every=2"),

@@ -488,7 +488,7 @@ MODULES: dict[str, Entry] = {
     "teacher": Entry(with_teacher, joint=False),
     "reads_what_a_hook_leaves": Entry(reads_what_a_hook_leaves),
     # what cannot be trained
-    "compiled": Entry(lambda: torch.compile(mlp()), refused=r"it is a OptimizedModule, .* give the module .* before torch\.compile"),
+    "compiled": Entry(lambda: torch.compile(mlp()), refused=r"it is a OptimizedModule.* give the module before torch\.compile"),
     "scripted": Entry(lambda: torch.jit.script(mlp()), refused=r"it is a RecursiveScriptModule, .* before torch\.jit"),
     "parallel": Entry(lambda: nn.DataParallel(mlp()), refused=r"it is a DataParallel, .*\(\.module\)"),
     "in_one_memory": Entry(in_one_memory, refused="l.weight and o.weight are two tensors in the same memory: share one"),

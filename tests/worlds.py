@@ -126,7 +126,7 @@ def are_named(told: list[list[str]], expected: list[str]) -> None:
     for sentences in told:
         assert len(sentences) == len(expected)
         for sentence, part in zip(sentences, expected, strict=True):
-            assert part in sentence
+            assert part in sentence, (part, sentence)
 
 
 @contextmanager
