@@ -19,7 +19,18 @@ from decentral.registry import plugins
 from decentral.scheduling.job import Job
 from decentral.store.files import read_json, write_json, write_text
 from decentral.study.collect import StoredCell, collect
-from decentral.study.kinds.benchmark import END, HELD, HELD_OUT, METRICS, VERSION, Benchmark, BenchmarkCell, Ran
+from decentral.study.kinds.benchmark import (
+    END,
+    HELD,
+    HELD_OUT,
+    METRICS,
+    VERSION,
+    Benchmark,
+    BenchmarkCell,
+    Course,
+    Entry,
+    Ran,
+)
 from decentral.study.study import Cell
 
 FACTS, VERIFIED, OWN = "submission.json", "verification.json", "mine"
@@ -29,8 +40,8 @@ EXACT = 1e-6
 EVALUATIONS, SHARE = 4, 0.03
 """By how many evaluations a run may be at the target earlier or later on another processor: so many, or this share of
 all of them. Rounding differs there; docs/benchmark.md says what was tried."""
-POINTS, RELATIVE = 5.0, 0.03
-"""The same for the value at the end of a trial: of a percentage, and of any other metric."""
+NEAR, POINTS, RELATIVE = 1.0, 5.0, 0.03
+"""By how much percentages may differ near the target and at the end of a trial, and any other metric, relatively."""
 _ALIKE = 1e-8  # scores of trials: values are kept with nine digits
 _MOST_BYTES = 10_000_000
 _README = """\
@@ -223,36 +234,48 @@ class Check(Cell):
         ]
 
     def _of_repetition(self, told: dict[str, float]) -> list[str]:
-        """Check the step, which may differ by a few evaluations, and the final value, within the related tolerance."""
-        course = self.cell.entry.course(self.run.jobs, self.cell.clock)
-        again = {value.metric: value for value in self.values()}
-        assert course is not None and again
-        held_out = HELD_OUT if self.cell.varied is not None else ""
-        steps, metric = course.places["step"], METRICS["step"] + held_out
-        never = len(steps) - HELD + 1
-        places = [
-            never if math.isnan(step) else min(range(len(steps)), key=lambda k: abs(steps[k] - step))
-            for step in (told["step"], again[metric].value)
-        ]
+        """Check the step and the final value, within the tolerance."""
+        course, target = self.cell.entry.course(self.run.jobs, self.cell.clock), self.cell.aim(self.run)
+        assert course is not None and target is not None
+        again = {value.metric: value for value in self.cell.told(self.run)}
+        metric = METRICS["step"] + (HELD_OUT if self.cell.varied is not None else "")
         found = []
         first, second = (one.status == "diverged" for one in (self.submitted[metric], again[metric]))
         if first != second:
             found.append(f"{self.submitted[metric].status}, and {again[metric].status} when it was repeated")
-        elif abs(places[0] - places[1]) > max(EVALUATIONS, SHARE * len(steps)):
+        elif not is_near(told["step"], course, target, self.cell.entry):
             words = ["never" if math.isnan(one) else f"{one:g}" for one in (told["step"], again[metric].value)]
             found.append(f"{metric}: {words[0]}, and {words[1]} when it was repeated")
-        if END in again and not _close(self.submitted[END].value, again[END].value, self.cell):
+        if END in again and not _close(self.submitted[END].value, again[END].value, self.cell.entry):
             found.append(f"{END}: {self.submitted[END].value:.6g}, and {again[END].value:.6g} when it was repeated")
         return found
 
 
-def _close(one: float, other: float, cell: BenchmarkCell) -> bool:
+def is_near(step: float, course: Course, target: float, entry: Entry) -> bool:
+    """Whether a run that reaches the target at this step (nan: never) differs from this one by no more than rounding
+    explains: a few evaluations before this one reaches a slightly easier target, to a few after it reaches a slightly
+    harder one. A run that stays near the target for long may reach it at any time between the two."""
+    steps, margin = course.places["step"], _tolerance(NEAR, target, entry)
+
+    def place(step: float) -> int:
+        never = len(steps) - HELD + 1
+        return never if math.isnan(step) else min(range(len(steps)), key=lambda k: abs(steps[k] - step))
+
+    easier, harder = (course.reached(target + way * entry.sign * margin, entry.sign)["step"] for way in (-1, 1))
+    slack = max(EVALUATIONS, SHARE * len(steps))
+    return place(easier) - slack <= place(step) <= place(harder) + slack
+
+
+def _close(one: float, other: float, entry: Entry) -> bool:
     if math.isnan(one) or math.isnan(other):
         return math.isnan(one) and math.isnan(other)
-    target = cell.entry.scenario.target
-    if target.percent or (target.percent is None and target.metric == "accuracy"):
-        return abs(one - other) <= POINTS
-    return math.isclose(one, other, rel_tol=RELATIVE, abs_tol=1e-9)
+    return abs(one - other) <= max(_tolerance(POINTS, max(abs(one), abs(other)), entry), 1e-9)
+
+
+def _tolerance(points: float, value: float, entry: Entry) -> float:
+    target = entry.scenario.target
+    is_percentage = target.percent or (target.percent is None and target.metric == "accuracy")
+    return points if is_percentage else RELATIVE * abs(value)
 
 
 def checks(cells: Sequence[BenchmarkCell], submitted: Sequence[StoredCell]) -> tuple[list[Check], list[str]]:

@@ -321,11 +321,15 @@ class BenchmarkCell(Cell):
         found = [Ran(self._jobs(k, tuned), k, tuned, False) for k in trials]
         return [*found, *(Ran(jobs, choice, seed, True) for jobs, seed in counting)]
 
+    def aim(self, run: Ran) -> float | None:
+        """Return the target of one run; None if the baseline is not finished."""
+        return self.target.value(self.entry.scenario.seeds, self.varied) if run.counts else self.target.value()
+
     def told(self, run: Ran) -> list[Value]:
         """Return the values of one run; [] if it, or the baseline of the target, is not finished."""
         jobs, trial, seed, counts = run
         course = self.entry.course(jobs, self.clock)
-        target = self.target.value(self.entry.scenario.seeds, self.varied) if counts else self.target.value()
+        target = self.aim(run)
         if course is None or target is None:
             return []
         reached = course.reached(target, self.entry.sign)
