@@ -84,17 +84,19 @@ def laptop() -> str:
 
 
 def score() -> str:
-    """The totals of results/README.md."""
-    lines = (ROOT / "results" / "README.md").read_text().splitlines()
-    return next(line for line in lines if " items were run" in line)
+    """The table at the top of results/README.md."""
+    lines = (ROOT / "results" / "README.md").read_text().partition("\n## ")[0].splitlines()
+    return "\n".join(line.replace("](", "](results/") for line in lines if line.startswith("|"))
 
 
 def scoreboard() -> str:
-    """The totals, and RelaySum's Table 1 as it comes out on digits."""
+    """The scores, and RelaySum's Table 1 as it comes out on digits."""
     table1 = (ROOT / "results" / "relaysum" / "relaysum_table1" / "small" / "table.md").read_text()
     rows = [line for line in table1.partition("<details>")[0].splitlines() if line.startswith("|")]
     caption = table1.splitlines()[0]
-    return "\n".join([score(), "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows])
+    return "\n".join(
+        [score().replace("](", "](../"), "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows]
+    )
 
 
 def churn() -> str:

@@ -26,6 +26,7 @@ from decentral.terminal.console import duration
 CAPTIONS = "captions.json"
 """Of a study's figures: what their lines and bands are, by the names of their files."""
 MOST_TELLING_FIRST = tuple(reversed(SCALES))
+_SCORE_HEAD = ["paper", "items run", "at scale", "published numbers", "reference numbers", "claims"]
 _HEAD = ["item", "study", "run at scale", "published numbers", "reference numbers", "claims", "time"]
 
 
@@ -174,7 +175,7 @@ def report_pages(results_dir: Path, made: Iterable[Run] = ()) -> tuple[list[Item
             pages[folder / "README.md"] = templates.get_template("paper.md.j2").render(items=own, **facts)
         tables = [(paper, paper_of(paper).title, _table(own, above=f"{paper}/")) for paper, own in papers.items()]
         page = templates.get_template("scoreboard.md.j2")
-        pages[results_dir / "README.md"] = page.render(totals=totals(items), skipped=skipped, papers=tables)
+        pages[results_dir / "README.md"] = page.render(scores=scores(papers), skipped=skipped, papers=tables)
         for path, markdown in pages.items():
             write_text(path, harmless(re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"))
     return items, skipped
@@ -237,12 +238,37 @@ def totals(items: list[Item]) -> str:
     """A few sentences: how many of the published numbers and of the claims are met."""
     parts = [f"{sum(bool(item.counted) for item in items)} of {len(items)} items were run"]
     for kind, words in (("number", "Published numbers"), ("reference", "Reference numbers"), ("claim", "Claims")):
-        counted = sum((verdicts.count(item.verdicts, kind) for item in items), Counter())
+        counted = _count(items, kind)
         compared = counted[MET] + counted[NOT_MET]
         chance = f", {counted[WITHIN_NOISE]} of them {WITHIN_NOISE}" if counted[WITHIN_NOISE] else ""
         share = f"{counted[MET]} of {compared} met ({100 * counted[MET] / compared:.0f} %)" if compared else ""
         parts.append(f"{words}: {share or 'none checked'}{chance}, {counted[NOT_RUN]} not run")
     return ". ".join(parts) + "."
+
+
+def scores(papers: dict[str, list[Item]]) -> str:
+    """A row for each paper, and one for all: items run, their largest scales, and what was met of what was compared."""
+    lines = [_SCORE_HEAD]
+    everything = [item for own in papers.values() for item in own]
+    for name, items in [*((f"[{paper_of(paper).short}]({paper}/README.md)", own) for paper, own in papers.items()),
+                        ("**All**", everything)]:  # fmt: skip
+        scales = Counter(next(iter(item.counted)) for item in items if item.counted)
+        cells = [name, f"{scales.total()} of {len(items)}"]
+        cells.append(", ".join(f"{scales[scale]} {scale}" for scale in MOST_TELLING_FIRST if scales[scale]))
+        for kind in ("number", "reference", "claim"):
+            counted = _count(items, kind)
+            compared, all_of_them = counted[MET] + counted[NOT_MET], counted[MET] + counted[NOT_MET] + counted[NOT_RUN]
+            cells.append(f"{counted[MET]} / {compared} / {all_of_them}{_chance(counted)}" if all_of_them else "")
+        lines.append(cells)
+    return markdown_table(lines, left=3)
+
+
+def _count(items: list[Item], kind: str) -> Counter[str]:
+    return sum((verdicts.count(item.verdicts, kind) for item in items), Counter())
+
+
+def _chance(counted: Counter[str]) -> str:
+    return f" ({counted[WITHIN_NOISE]} {WITHIN_NOISE})" if counted[WITHIN_NOISE] else ""
 
 
 def _table(items: list[Item], above: str) -> str:
@@ -252,8 +278,7 @@ def _table(items: list[Item], above: str) -> str:
         counts = []
         for kind in ("number", "reference", "claim"):
             counted = verdicts.count(item.verdicts, kind)
-            chance = f" ({counted[WITHIN_NOISE]} {WITHIN_NOISE})" if counted[WITHIN_NOISE] else ""
-            text = " / ".join(str(counted[verdict]) for verdict in (MET, NOT_MET, NOT_RUN)) + chance
+            text = " / ".join(str(counted[verdict]) for verdict in (MET, NOT_MET, NOT_RUN)) + _chance(counted)
             counts.append(text if counted else "")
         reasons = ["only scale=smoke"] * bool(item.runs) + [f"needs {item.needs}"] * bool(item.needs)
         missing = "not run" + (f" ({'; '.join(reasons)})" if reasons else "")
