@@ -343,6 +343,16 @@ def test_a_run_without_a_value_is_the_worst_of_its_cell_and_not_left_out_of_it(t
     assert "mean of 3 seeds, where one has no value: median" in center(figure, found, [line])
 
 
+def test_a_cumulative_distribution_has_the_largest_share_at_a_place(tmp_path: Path) -> None:
+    quantiles = [
+        ["D2", "ring", 1, "share", "", 1, seconds, seconds, share]
+        for share, seconds in enumerate((2, 2, 2, 5, 5), start=1)
+    ]
+    found = read(write(tmp_path / "a" / "b" / "small", table1(), {}, quantiles))
+    line = Curves(lines=["method"], cumulative=True).data(found)[0]
+    assert (line.x, line.y, line.stairs) == ([2, 5], [3, 5], True)
+
+
 @pytest.mark.parametrize(("figure", "complaint"), [
     (Curves(lines=["metod"]), "uses a label 'metod'. Did you mean 'method'?"),
     (Curves(metric="test accurcy (%)"), "Did you mean 'test accuracy (%)'?"),

@@ -277,6 +277,9 @@ def _fill(ax: Axes, lines: list[Line], looks: dict[Key, style.Look], figure: Stu
         if line.thin:
             ax.plot(line.x, line.y, color=look.colour, lw=0.6, alpha=0.5, zorder=2)
             continue
+        if line.stairs:
+            ax.plot(line.x, line.y, drawstyle="steps-post", lw=sizes.line, zorder=3, **look.keywords)
+            continue
         if line.low is not None and line.high is not None:
             shades: dict[str, Any] = {"facecolor": (look.colour, 0.13), "edgecolor": (look.colour, 0.5)}
             ax.fill_between(line.x, line.low, line.high, lw=0.35 * sizes.line, zorder=1, **shades)

@@ -91,6 +91,8 @@ class Line(NamedTuple):
     high: list[float] | None = None
     points: bool = False
     """Whether each value is a separate measurement, with a marker."""
+    stairs: bool = False
+    """Whether a value holds from its place until the next one."""
     thin: bool = False
     """One of many undistinguished lines, such as single workers."""
     among: str = ""

@@ -31,17 +31,19 @@ _VECTORS = "vectors_per_step"
 class Curves(LineFigure):
     """curves.csv: the mean over seeds (and over labels that are neither panels nor lines), or every worker.
 
-    worker   'worst', 'mean', 'averaged', a number, '' (for metrics without workers), or 'each': a thin line for every
-             worker of the first seed
-    x        step, epoch, wall_s (seconds of training), bytes_sent (by all workers), or vectors: steps times the label
-             `vectors_per_step`
-    floor    smallest value to draw, to which smaller ones are raised: a logarithmic axis cannot show 0; null: none
+    worker      'worst', 'mean', 'averaged', a number, '' (for metrics without workers), or 'each': a thin line for
+                every worker of the first seed
+    x           step, epoch, wall_s (seconds of training), bytes_sent (by all workers), or vectors: steps times the
+                label `vectors_per_step`
+    floor       smallest value to draw, to which smaller ones are raised: a logarithmic axis cannot show 0; null: none
+    cumulative  whether it is a cumulative distribution: stairs, of several values at a place the largest
     """
 
     name: str = "curves"
     worker: str = ""
     x: str = "step"
     floor: float | None = None
+    cumulative: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,11 +87,15 @@ class Curves(LineFigure):
         return min(1, len(table)) if self.worker == "each" else int(table["seed"].nunique())
 
     def _center(self, panel: str, line: tuple[str, ...], part: pandas.DataFrame, results: Results) -> Line:
-        wide = part.pivot_table(index="x", columns="series", values="value")
-        wide = wide.interpolate(method="index", limit_area="inside")  # runs need not be evaluated at the same steps
+        how = "max" if self.cumulative else "mean"
+        wide = part.pivot_table(index="x", columns="series", values="value", aggfunc=how)
+        # runs need not be evaluated at the same steps
+        wide = wide.ffill() if self.cumulative else wide.interpolate(method="index", limit_area="inside")
         wide = wide[wide.notna().sum(axis=1) * 2 > wide.shape[1]]  # the mean of a few that go on would jump
         center, low, high = self.aggregate(wide)
-        return Line(panel, line, [float(x) for x in wide.index], center, low, high, **self.counted(part, wide, results))
+        counted = self.counted(part, wide, results)
+        x = [float(place) for place in wide.index]
+        return Line(panel, line, x, center, low, high, stairs=self.cumulative, **counted)
 
 
 @dataclass
