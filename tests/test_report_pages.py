@@ -343,6 +343,15 @@ def test_a_run_without_a_value_is_the_worst_of_its_cell_and_not_left_out_of_it(t
     assert "mean of 3 seeds, where one has no value: median" in center(figure, found, [line])
 
 
+def test_a_panel_names_who_diverged_and_who_never_got_to_the_target_where(tmp_path: Path) -> None:
+    values = [value("D2", "ring", 1, 80), value("D2", "ring", 0.1, math.nan, status="not reached")]
+    values += [value("D-PSGD", "ring", alpha, math.nan, status="diverged") for alpha in (1, 0.1)]
+    found = read(write(tmp_path / "a" / "b" / "small", values, {}, courses("D2", "ring", 1, 90)))
+    figures = Scaling(x="alpha", lines=["method"]), Curves(lines=["method"], worker="mean")
+    notes = [canvas.draw(figure, found).axes[0].texts[0].get_text() for figure in figures]
+    assert notes == ["diverged: D-PSGD\nnever at 0.1: D2", "diverged: D-PSGD"]
+
+
 def test_a_cumulative_distribution_has_the_largest_share_at_a_place(tmp_path: Path) -> None:
     quantiles = [
         ["D2", "ring", 1, "share", "", 1, seconds, seconds, share]

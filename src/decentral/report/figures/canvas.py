@@ -15,7 +15,7 @@ import numpy as np
 from decentral.report import style
 from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure, band, center
 from decentral.report.published import paper
-from decentral.store import AXES
+from decentral.store import AXES, Status
 from decentral.store.files import write_bytes
 
 if TYPE_CHECKING:
@@ -99,8 +99,16 @@ class LineFigure(StudyFigure):
         """Axes that share y, a legend below, a title that stands alone."""
         return draw(self, results, lines, output)
 
+    def missing(self, results: Results, lines: list[Line]) -> dict[tuple[str, str], list[str]]:
+        """(panel, why) -> the names of the lines that have no end there, or none at all: 'diverged'."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for panel, key, rows in self.parts(self.limited(results.chosen, results)):
+            if (rows["status"] == Status.diverged).all():
+                found.setdefault((panel, "diverged"), []).append(said(self, key))
+        return found
 
-def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None, output: Output = SCREEN) -> Figure:
+
+def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, output: Output = SCREEN) -> Figure:
     """The figure as a matplotlib Figure, for notebooks."""
     lines = figure.data(results) if lines is None else lines
     theirs = figure.published(results)
@@ -111,6 +119,7 @@ def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None,
     legends = [entries, notes(figure, results, lines, output, published=bool(theirs))]
     drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output)
     columns = _columns(len(panels), output)
+    missing = figure.missing(results, lines)
     for number, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
         here = [line for line in lines if line.panel == panel]
         _fill(ax, here, looks, figure, sizes)
@@ -120,6 +129,11 @@ def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None,
         alone = {line.key for line in here}.pop() if not entries and figure.panels and here else ()
         parts = [style.pretty(figure.panels, panel) if figure.panels and panel else "", said(figure, alone, "")]
         _frame(ax, figure, here, ", ".join(part for part in parts if part), sizes)
+        absent = [f"{why}: {', '.join(names)}" for (there, why), names in missing.items() if there in ("", panel)]
+        if absent:
+            letters = int(drawn.get_figwidth() / columns * (19 if output.small else 15))
+            wrapped = [textwrap.wrap(text, letters, break_on_hyphens=False) for text in absent]
+            _below_title(ax, [row for rows in wrapped for row in rows], sizes)
         if number < len(panels) - columns and _share_x(panels, lines):
             ax.set_xlabel("")
         if number % columns == 0:
@@ -358,6 +372,13 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
     if figure.logy and high < _FEW_DECADES * low:
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _below_title(ax: Axes, rows: list[str], sizes: Sizes) -> None:
+    """Small gray words between the title of a panel and its axes."""
+    words: dict[str, Any] = {"fontsize": sizes.ticks, "color": "#555555", "linespacing": 1.2}
+    ax.annotate("\n".join(rows), (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", **words)
+    ax.set_title(ax.get_title("left"), loc="left", pad=6 + 1.3 * sizes.ticks * len(rows))
 
 
 def _apart(places: list[float], log: bool) -> list[float]:

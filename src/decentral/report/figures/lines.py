@@ -14,7 +14,7 @@ from decentral.report.figures import canvas
 from decentral.report.figures.canvas import LineFigure
 from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure
 from decentral.report.published import EXCLUDED, numbers
-from decentral.store import AXES
+from decentral.store import AXES, Status
 
 if TYPE_CHECKING:
     import pandas
@@ -122,6 +122,19 @@ class Scaling(LineFigure):
             center, low, high = self.aggregate(wide)
             counted = self.counted(part, wide, results)
             found.append(Line(panel, line, [float(v) for v in wide.index], center, low, high, points=True, **counted))
+        return found
+
+    def missing(self, results: Results, lines: list[Line]) -> dict[tuple[str, str], list[str]]:
+        """Who has no value at which place, too: 'never at 1024', where no run got to its target."""
+        found = super().missing(results, lines)
+        drawn = {(line.panel, line.key): line.x for line in lines}
+        for panel, key, rows in self.parts(self.selected(results.chosen, results, (self.x,))):
+            name = canvas.said(self, key)
+            for x, here in rows.groupby(self.numbers(rows[self.x], results)):
+                if x in drawn[panel, key] or name in found.get((panel, "diverged"), ()):
+                    continue
+                why = "diverged" if (here["status"] == Status.diverged).all() else "never"
+                found.setdefault((panel, f"{why} at {x:g}"), []).append(name)
         return found
 
     def published(self, results: Results) -> list[Line]:
