@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from decentral.report import style
-from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure, band, center
+from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure, band, center, rings
 from decentral.report.published import paper
 from decentral.store import AXES, Status
 from decentral.store.files import write_bytes
@@ -116,7 +116,7 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
     looks = _looks(figure, lines)
     sizes = _IN_PRINT if output.small else _ON_SCREEN
     entries = _legend_entries(figure, lines, looks, sizes, published=bool(theirs))
-    legends = [entries, notes(figure, results, lines, output, published=bool(theirs))]
+    legends = [entries, notes(figure, results, lines, output, rings(theirs))]
     drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output)
     columns = _columns(len(panels), output)
     missing = figure.missing(results, lines)
@@ -238,10 +238,9 @@ def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str
     return figure.title or str(facts.get("title") or results.study), "  \N{MIDDLE DOT}  ".join(parts)
 
 
-def notes(
-    figure: StudyFigure, results: Results, lines: list[Line], output: Output, published: bool = False
-) -> list[Artist]:
-    """The legend's entries on what rings and bands are, and on what a line is where no line below the title says it."""
+def notes(figure: StudyFigure, results: Results, lines: list[Line], output: Output, theirs: str = "") -> list[Artist]:
+    """The legend's entries on what rings (`theirs`) and bands are, and on what a line is where no line below the title
+    says it."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -252,13 +251,13 @@ def notes(
         entries.append(Line2D([], [], ls="none", label=f"line: {middle}" if several else middle))
     if words := band(figure, lines):
         entries.append(Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=words))
-    if published:
-        entries.append(Line2D([], [], label="published", **_ring(style.BLACK, sizes)))
+    if theirs:
+        entries.append(Line2D([], [], label=theirs, **_ring(style.BLACK, sizes)))
     return entries
 
 
 def _ring(colour: str, sizes: Sizes) -> dict[str, Any]:
-    """A published number: large enough to be seen around one of ours."""
+    """A paper's number: large enough to be seen around one of ours."""
     ring = {"ls": "none", "marker": "o", "ms": sizes.ring, "mfc": "none", "mec": colour}
     return ring | {"mew": 0.7 * sizes.line, "zorder": 5}
 

@@ -100,6 +100,8 @@ class Line(NamedTuple):
     least: int = 1
     most: int = 1
     """How many of these there are, at the place with the fewest and at the one with the most."""
+    kind: str = ""
+    """Of a paper's numbers: published or reference."""
     lost: bool = False
     """Whether some of these have no value somewhere: there the center is the median, in which they are the worst."""
 
@@ -286,9 +288,15 @@ def caption(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str
     say."""
     middle = center(figure, results, lines)
     line = f"line: {middle}" if any(line.most > 1 for line in lines) else middle
-    ring = "rings: the published numbers" if figure.published(results) else ""
+    theirs = rings(figure.published(results))
+    ring = f"rings: {theirs} numbers" if theirs else ""
     text = "; ".join(word for word in (line, band(figure, lines), ring) if word)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def rings(theirs: Sequence[Line]) -> str:
+    """What rings are: 'published', 'reference', 'published or reference'; '' without rings."""
+    return " or ".join(sorted({line.kind for line in theirs}))
 
 
 def _counted(lines: Sequence[Line]) -> str:

@@ -13,7 +13,7 @@ from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.canvas import LineFigure
 from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure
-from decentral.report.published import EXCLUDED, numbers
+from decentral.report.published import EXCLUDED, REFERENCE, numbers
 from decentral.store import AXES, Status
 
 if TYPE_CHECKING:
@@ -143,13 +143,17 @@ class Scaling(LineFigure):
         if spec is None or not results.comparable:
             return []
         known = numbers(str(results.facts["paper"]), spec.item)
-        theirs = {one.key: self._shown(one.value) for one in known if one.value is not None and one.kind != EXCLUDED}
+        known = [one for one in known if one.value is not None and one.kind != EXCLUDED]
+        theirs = {one.key: self._shown(one.value) for one in known}
+        kinds = {one.key: REFERENCE if one.kind == REFERENCE else "published" for one in known}
         table = self.selected(results.chosen, results, (self.x,))
-        table = table.assign(theirs=table["published"].map(theirs)).dropna(subset=["theirs"])
+        table = table.assign(theirs=table["published"].map(theirs), kind=table["published"].map(kinds))
         found = []
-        for panel, line, part in self.parts(table):
-            points = sorted({(float(x), float(y)) for x, y in zip(part[self.x], part["theirs"], strict=True)})
-            found.append(Line(panel, line, [x for x, _ in points], [y for _, y in points], points=True))
+        for panel, line, part in self.parts(table.dropna(subset=["theirs"])):
+            for kind, rows in part.groupby("kind"):
+                points = sorted({(float(x), float(y)) for x, y in zip(rows[self.x], rows["theirs"], strict=True)})
+                x, y = [x for x, _ in points], [y for _, y in points]
+                found.append(Line(panel, line, x, y, points=True, kind=str(kind)))
         return found
 
     def _shown(self, value: Any) -> Any:
