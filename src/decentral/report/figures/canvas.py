@@ -8,7 +8,7 @@ import math
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -94,6 +94,8 @@ def save(figure: StudyFigure, results: Results, lines: list[Line], output: Outpu
 
 class LineFigure(StudyFigure):
     """A figure whose lines are drawn on the common canvas."""
+
+    drawn_as: ClassVar = "line"
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """Axes that share y, a legend below, a title that stands alone."""
@@ -248,7 +250,8 @@ def notes(figure: StudyFigure, results: Results, lines: list[Line], output: Outp
     entries: list[Artist] = []
     if not output.title and (middle := center(figure, results, lines)):
         several = any(line.most > 1 for line in lines)
-        entries.append(Line2D([], [], ls="none", label=f"line: {middle}" if several else middle))
+        text = f"{figure.drawn_as}: {middle}" if figure.drawn_as and several else middle
+        entries.append(Line2D([], [], ls="none", label=text))
     if words := band(figure, lines):
         entries.append(Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=words))
     if theirs:

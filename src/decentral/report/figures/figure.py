@@ -140,6 +140,8 @@ class StudyFigure(ABC):
     ylabel: str = ""
     xlim: list[float | None] = field(default_factory=list)
     ylim: list[float | None] = field(default_factory=list)
+    drawn_as: ClassVar[str] = ""
+    """What the center of repeated values is, where the caption tells that from a band."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Keys without which there is nothing to draw."""
 
@@ -287,7 +289,7 @@ def caption(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str
     """What lines, bands and rings are, as a sentence, for the page that shows the figure; '' if there is nothing to
     say."""
     middle = center(figure, results, lines)
-    line = f"line: {middle}" if any(line.most > 1 for line in lines) else middle
+    line = f"{figure.drawn_as}: {middle}" if figure.drawn_as and any(line.most > 1 for line in lines) else middle
     theirs = rings(figure.published(results))
     ring = f"rings: {theirs} numbers" if theirs else ""
     text = "; ".join(word for word in (line, band(figure, lines), ring) if word)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure
-from decentral.report.listings import costs
+from decentral.report.listings import Costs, costs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,6 +38,7 @@ class Profile(StudyFigure):
     """
 
     name: str = "profile"
+    center: Literal["mean", "median"] = "median"
     problem: str = "scenario"
     coloured: int = 8
     needs: ClassVar = ("lines",)
@@ -50,7 +52,7 @@ class Profile(StudyFigure):
         last = min(64.0, 1.15 * float(finite.max())) if finite.size else 2.0
         taus = sorted({1.0, *(float(one) for one in finite if one <= last), max(last, 1.5)})
         shares = found.profile(taus)
-        return [Line("", found.methods[one], taus, [float(y) for y in shares[one]]) for one in found.order()]
+        return [_line(found, one, taus, shares[one]) for one in found.order()]
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """One panel, logarithmic in tau; names to the right, apart from each other."""
@@ -60,7 +62,7 @@ class Profile(StudyFigure):
             colour = known["", line.key] if number < self.coloured else style.GREY
             dashed[line.key] = _DASHES[list(colours.values()).count(colour) % len(_DASHES)]
             colours[line.key] = colour
-        drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, canvas.heads(self, results, []), [], output)
+        drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, canvas.heads(self, results, lines), [], output)
         ax = drawn.subplots()
         for number, line in reversed(list(enumerate(lines))):
             strong = number < self.coloured
@@ -79,7 +81,9 @@ class Profile(StudyFigure):
         ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         style.tidy(ax, 6.5 if small else 8)
         ax.set_xlabel(self.xlabel or "performance ratio to the best, at most")
-        ax.set_ylabel(self.ylabel or f"share of the {self.problem}s")
+        found = costs(results, self.metric or results.metric, self.problem, self.lines)
+        weights = " (families weigh equally)" if len(set(found.families)) < len(found.problems) else ""
+        ax.set_ylabel(self.ylabel or f"share of {self.problem}s{weights}")
         gap = (0.072 if small else 0.048) * 1.04
         heights = _apart([line.y[-1] for line in lines], gap)
         wide = ax.get_yaxis_transform()  # x as a part of the panel
@@ -89,6 +93,12 @@ class Profile(StudyFigure):
             letters: dict[str, Any] = {"fontsize": 6 if small else 8, "va": "center"}
             ax.text(1.046, height, canvas.said(self, line.key), **letters, **look)
         return drawn
+
+
+def _line(found: Costs, method: int, x: list[float], y: np.ndarray) -> Line:
+    counts = {len(seeds) for seeds in found.seeds[method]}
+    among: dict[str, Any] = {"among": "seed", "least": min(counts), "most": max(counts)}
+    return Line("", found.methods[method], x, [float(value) for value in y], **among)
 
 
 def _apart(heights: list[float], gap: float) -> list[float]:
@@ -122,6 +132,7 @@ class Factors(StudyFigure):
     """
 
     name: str = "factors"
+    center: Literal["mean", "median"] = "median"
     problem: str = "scenario"
     needs: ClassVar = ("lines",)
 
@@ -129,7 +140,7 @@ class Factors(StudyFigure):
         """A line for each method: its factors, by the number of the problem."""
         found = costs(results, self.metric or results.metric, self.problem, self.lines)
         places = [float(number) for number in range(len(found.problems))]
-        return [Line("", found.methods[one], places, [float(y) for y in found.ratios[one]]) for one in found.order()]
+        return [_line(found, one, places, found.ratios[one]) for one in found.order()]
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """One panel; columns have the names of the problems."""
@@ -140,7 +151,8 @@ class Factors(StudyFigure):
         letters = 6.0 if output.small else 8.0
         body = 0.245 * len(lines) + 1.2
         width = output.width or max(6.4, 2.6 + 0.82 * len(problems))
-        drawn = canvas.blank(width, body * (0.75 if output.small else 1), canvas.heads(self, results, []), [], output)
+        body *= 0.75 if output.small else 1
+        drawn = canvas.blank(width, body, canvas.heads(self, results, lines), [], output)
         ax = drawn.subplots()
         colours = colormaps["YlGnBu_r"]
         picture = np.ones((len(lines), len(problems), 3))
@@ -158,7 +170,7 @@ class Factors(StudyFigure):
                 ink = "white" if dark else "#222222"
                 ax.text(column, row, text, ha="center", va="center", fontsize=letters, color=ink, fontweight=weight)
         ax.imshow(picture, aspect="auto", interpolation="nearest")
-        ax.set_xticks(range(len(problems)), [name.replace("_", "\n", 1).replace("_", " ") for name in problems])
+        ax.set_xticks(range(len(problems)), [re.sub("[_.]", "\n", name) for name in problems])
         ax.set_yticks(range(len(lines)), [canvas.said(self, line.key) for line in lines])
         ax.set_xticks(np.arange(len(problems) - 1) + 0.5, minor=True)
         ax.set_yticks(np.arange(len(lines) - 1) + 0.5, minor=True)
