@@ -403,6 +403,17 @@ def test_a_method_looks_alike_in_the_panels_of_all_topologies(tmp_path: Path) ->
     assert seen == [{("s", "-")}, {("s", "-")}]
 
 
+def test_a_value_is_called_as_the_figure_says_or_in_readable_form() -> None:
+    figure = Curves(lines=["method"], names={"d2": "D2"})
+    called = [figure.called("method", "d2"), figure.called("cluster", "one_slow"), figure.called("tuned", "True")]
+    assert called == ["D2", "one slow", "tuned: yes"]
+
+
+def test_a_chain_beside_a_ring_has_its_own_dashes_in_all_methods() -> None:
+    looks = style.looks(["D-PSGD", "D-PSGD", "RelaySGD"], ["ring", "chain", "chain"])
+    assert looks[0].line != looks[1].line == looks[2].line
+
+
 # For papers
 
 

@@ -106,6 +106,8 @@ _FURTHER = ("#332288", "#882255", "#117733", "#661100", "#44AA99", "#AA4499", "#
 _FURTHER_MARKERS = ("h", "8", "*", "d", "H", ">", "<", "P")
 _DASHES = ("-", "--", "-.", ":")
 _TOPOLOGIES = {"bt": "--", "binarytree": "--", "dbt": "-.", "doublebinarytrees": "-.", "star": ":"}
+_BESIDE_RING = (0, (6, 1.5, 1, 1.5, 1, 1.5))
+"""The dashes of chains where there are rings, too."""
 _OF_ONE_ALGORITHM = {
     "chain": ("#332288", "s"),
     "bt": ("#117733", "^"),
@@ -133,6 +135,7 @@ _SYMBOLS = {"alpha": "\N{GREEK SMALL LETTER ALPHA}", "zeta2": "ζ²", "lr": "lea
 _PHRASES = {
     "num_workers": "{} workers",
     "workers": "{} workers",
+    "megabytes": "{} MB",
     "after_steps": "after {} steps",
     "after_rounds": "after {} rounds",
     "steps": "{} steps",
@@ -173,6 +176,8 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
         if alone:
             colour, marker = _OF_ONE_ALGORITHM.get(topology, (colour, marker))
         usual = _TOPOLOGIES.get(topology, "-") if len(different) > 1 else "-"
+        if topology == "chain" and "ring" in different:
+            usual = _BESIDE_RING
         owner = f"{methods[number]}|{topology}"  # variants of an algorithm, or ring and chain, differ in their dashes
         markers = (marker, *_OF_VARIANTS) if variant or topology else (marker,) * len(_DASHES)
         choices = [(usual, marker), *zip(_DASHES, markers, strict=True)]
@@ -258,6 +263,8 @@ def tidy(panel: Axes, labels: float = 8) -> None:
 
 def pretty(label: str, value: str) -> str:
     """A label's value as the head of a panel or in a legend: '16 workers', 'lr = 0.1', 'double binary trees'."""
+    if value in ("True", "False"):
+        return f"{heading(label)}: {'yes' if value == 'True' else 'no'}"
     try:
         float(value)
     except ValueError:

@@ -129,7 +129,7 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
             if line.panel == panel and (panel, line.key) in looks:
                 ax.plot(line.x, line.y, **_ring(looks[panel, line.key].colour, sizes))
         alone = {line.key for line in here}.pop() if not entries and figure.panels and here else ()
-        parts = [style.pretty(figure.panels, panel) if figure.panels and panel else "", said(figure, alone, "")]
+        parts = [figure.called(figure.panels, panel) if figure.panels and panel else "", said(figure, alone, "")]
         _frame(ax, figure, here, ", ".join(part for part in parts if part), sizes)
         absent = [f"{why}: {', '.join(names)}" for (there, why), names in missing.items() if there in ("", panel)]
         if absent:
@@ -228,7 +228,7 @@ def colours(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
 def said(figure: StudyFigure, key: tuple[str, ...], usual: str = "ours") -> str:
     """Return the legend text of a line, for example 'RelaySGD, chain'."""
     pairs = zip(figure.lines, key, strict=False)
-    return ", ".join(style.pretty(label, value) for label, value in pairs if value) or usual
+    return ", ".join(figure.called(label, value) for label, value in pairs if value) or usual
 
 
 def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str, str]:
@@ -281,7 +281,7 @@ def _looks(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
         plain = dict(zip(different, style.ordered_looks(len(different)), strict=True))
         return {(panel, key): plain[key] for panel, key in keys}
     topologies = [one["topology"] for one in named if "topology" in figure.lines]  # a panel's is in its title
-    found = style.looks([one[method] for one in named], topologies)
+    found = style.looks([figure.names.get(one[method], one[method]) for one in named], topologies)
     return dict(zip(keys, found, strict=True))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from decentral.errors import ConfigError, suggest
+from decentral.report import style
 from decentral.report.entries import plain
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class StudyFigure(ABC):
     among     name of one repeated value in the legend; '': seed (the report's `repeats`), or the label that
               distinguishes them
     only      labels and their values to draw, for example {alpha: [0.01]}
+    names     values of labels -> what they are called in the figure; others are called as they are, in readable form
     title     '': the study's
     """
 
@@ -131,6 +133,7 @@ class StudyFigure(ABC):
     panels: str = ""
     lines: list[str] = field(default_factory=list)
     only: dict[str, list[Any]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
     center: Literal["mean", "median"] = "mean"
     spread: Literal["none", "std", "range", "confidence"] = "none"
     among: str = ""
@@ -174,6 +177,10 @@ class StudyFigure(ABC):
     def published(self, results: Results) -> list[Line]:
         """Return the paper's numbers, if they can be drawn next to ours."""
         return []
+
+    def called(self, label: str, value: str) -> str:
+        """What a label's value is called in the figure: as `names` say, or in readable form."""
+        return self.names.get(value) or style.pretty(label, value).replace("_", " ")
 
     def selected(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
         """The rows of one metric and of `only`. Raises ConfigError for a label or metric that the study does not

@@ -131,7 +131,7 @@ class Map(StudyFigure):
         letters = 6.0 if output.small else 8.5
         for ax, (panel, region) in zip(axes, regions.items(), strict=True):
             self._fill(ax, region, colours, letters)
-            ax.set_title(style.pretty(self.panels, panel) if self.panels else "", loc="left")
+            ax.set_title(self.called(self.panels, panel) if self.panels else "", loc="left")
             ax.set_xlabel(self.xlabel or style.heading(self.x))
             ax.tick_params(labelsize=letters - 0.5)
         axes[0].set_ylabel(self.ylabel or style.heading(self.y))

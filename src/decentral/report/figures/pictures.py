@@ -105,7 +105,7 @@ class Strip(StudyFigure):
                 ax.set_title(f"{self.xlabel} {step}{outside}".strip(), fontsize=letters[1], loc="left")
             for unused in panels[len(of_row[row]) :]:
                 unused.set_visible(False)
-            panels[0].set_ylabel(f"{style.pretty(self.panels, row)}\n{self.unit}".strip())
+            panels[0].set_ylabel(f"{self.called(self.panels, row)}\n{self.unit}".strip())
         for ax in axes[-1]:
             ax.set_xlabel(self.unit)
         return drawn
