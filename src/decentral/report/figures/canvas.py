@@ -118,13 +118,18 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
     looks = _looks(figure, lines)
     sizes = _IN_PRINT if output.small else _ON_SCREEN
     entries = _legend_entries(figure, lines, looks, sizes, published=bool(theirs))
-    legends = [entries, notes(figure, results, lines, output, rings(theirs))]
+    seen = {panel: _seen([line for line in lines if line.panel == panel], figure) for panel in panels}
+    covers = {panel: _covers(here, figure) for panel, here in seen.items()}
+    told = notes(figure, results, lines, output, rings(theirs))
+    if any(one and other for here in covers.values() for line in here for one, other in itertools.pairwise(line)):
+        told.append(_pale(sizes))
+    legends = [entries, told]
     drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output)
     columns = _columns(len(panels), output)
     missing = figure.missing(results, lines)
     for number, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
         here = [line for line in lines if line.panel == panel]
-        _fill(ax, here, looks, figure, sizes)
+        _fill(ax, seen[panel], covers[panel], looks, sizes)
         for line in theirs:
             if line.panel == panel and (panel, line.key) in looks:
                 ax.plot(line.x, line.y, **_ring(looks[panel, line.key].colour, sizes))
@@ -285,10 +290,20 @@ def _looks(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
     return dict(zip(keys, found, strict=True))
 
 
-def _fill(ax: Axes, lines: list[Line], looks: dict[Key, style.Look], figure: StudyFigure, sizes: Sizes) -> None:
+def _seen(lines: list[Line], figure: StudyFigure) -> list[Line]:
+    """Others are invisible, and matplotlib cannot place markers on them."""
+    return [line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.logy) for y in line.y)]
+
+
+def _pale(sizes: Sizes) -> Artist:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], color="#C8C8C8", lw=2.6 * sizes.line, solid_capstyle="round", label="pale: a covered line")
+
+
+def _fill(ax: Axes, lines: list[Line], covers: list[list[int]], looks: dict[Key, style.Look], sizes: Sizes) -> None:
     """Draw the lines of a panel; a line covered by others is wide enough to show on both sides of them."""
-    seen = [line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.logy) for y in line.y)]
-    for line in seen:  # others are invisible, and matplotlib cannot place markers on them
+    for line in lines:
         look = looks[line.panel, line.key]
         if line.thin:
             ax.plot(line.x, line.y, color=look.colour, lw=0.6, alpha=0.5, zorder=2)
@@ -303,8 +318,8 @@ def _fill(ax: Axes, lines: list[Line], looks: dict[Key, style.Look], figure: Stu
         staggered = lines.index(line) / (len(lines) + 1) / _MARKERS_PER_LINE, 1 / _MARKERS_PER_LINE
         keywords = {"marker": look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
         ax.plot(line.x, line.y, markevery=1 if line.points else staggered, zorder=3, **keywords)
-    for line, covers in zip(seen, _covers(seen, figure), strict=True):
-        _widen(ax, line, covers, looks[line.panel, line.key].colour, sizes)
+    for line, covered in zip(lines, covers, strict=True):
+        _widen(ax, line, covered, looks[line.panel, line.key].colour, sizes)
 
 
 def _widen(ax: Axes, line: Line, covers: list[int], colour: str, sizes: Sizes) -> None:
@@ -332,7 +347,7 @@ def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
     for line in lines:
         y = np.array([value if value > 0 or not figure.logy else math.nan for value in line.y])
         heights.append(np.log10(y) if figure.logy else y)
-    curves = [number for number, line in enumerate(lines) if not line.thin and not line.points]
+    curves = [number for number, line in enumerate(lines) if not line.thin and not line.stairs]
     covers = [np.zeros(len(line.x), dtype=int) for line in lines]
     if len(curves) > 1:
         known = np.concatenate([heights[number] for number in curves])
