@@ -141,6 +141,7 @@ _PHRASES = {
     "steps": "{} steps",
     "slowdown": "{} times slower",
 }
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _VARIANT = re.compile(r"\s*(?:[,+(]|\bwith\b)")
 """What follows the algorithm in a display name: 'RelaySGD + momentum', 'D-PSGD, own model'."""
 _ORDERED = ("#440154", "#3B528B", "#21918C", "#5DC863", "#C9B400")
@@ -270,6 +271,19 @@ def pretty(label: str, value: str) -> str:
     except ValueError:
         return _TOPOLOGY_WORDS.get(value, value) if label == "topology" else value
     return _PHRASES.get(label, heading(label) + " = {}").format(value)
+
+
+def amount(value: float, axis: str) -> str:
+    """A place on an axis of the metrics with its unit.
+
+    >>> amount(1410, "simulated_s"), amount(18.2e9, "bytes_sent"), amount(1.16, "epoch")
+    ('1,410 s', '18.2 GB', '1.16 epochs')
+    """
+    unit = {"bytes_sent": "bytes", "simulated_s": "s", "wall_s": "s"}.get(axis, f"{axis}s")
+    if axis == "bytes_sent" and value >= 1e3:
+        size, unit = next(one for one in _BYTES if value >= one[0])
+        value /= size
+    return f"{value:,.0f} {unit}" if value >= 1e3 else f"{value:.3g} {unit}"
 
 
 def heading(label: str) -> str:

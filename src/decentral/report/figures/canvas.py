@@ -146,6 +146,8 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
         if number % columns == 0:
             letters = int(drawn.get_figheight() / -(-len(panels) // columns) * 12)
             ax.set_ylabel(textwrap.fill(figure.ylabel or figure.metric or results.metric, min(42, letters)))
+    for ax in axes:
+        _few_decades(ax, figure)
     return drawn
 
 
@@ -362,7 +364,7 @@ def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
 
 
 def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: Sizes) -> None:
-    from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
     style.tidy(ax, sizes.ticks)
     ax.set_title(title, loc="left")
@@ -385,10 +387,20 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
         ax.set_ylim(*figure.ylim)
     if figure.xlim:
         ax.set_xlim(*figure.xlim)
-    low, high = ax.get_ylim()
-    if figure.logy and high < _FEW_DECADES * low:
-        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if x == "bytes_sent":
+        ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x))
+
+
+def _few_decades(ax: Axes, figure: StudyFigure) -> None:
+    """Numbers between the powers of ten, where a logarithmic axis does not go far; after all panels are drawn."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
+
+    for axis, log, ends in ((ax.xaxis, figure.logx, ax.get_xlim()), (ax.yaxis, figure.logy, ax.get_ylim())):
+        low, high = sorted(ends)
+        if log and high < _FEW_DECADES * low and not isinstance(axis.get_major_locator(), FixedLocator):
+            axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5)))
+            if not isinstance(axis.get_major_formatter(), FuncFormatter):
+                axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _below_title(ax: Axes, rows: list[str], sizes: Sizes) -> None:
