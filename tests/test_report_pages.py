@@ -25,7 +25,7 @@ from decentral.errors import ConfigError
 from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.figure import Output, caption, center, output
-from decentral.report.figures.lines import Curves, Scaling
+from decentral.report.figures.lines import Curves, Scaling, ThreeAxes
 from decentral.report.html import write_page
 from decentral.report.make import make, report_all, report_pages
 from decentral.report.results import Results, read
@@ -412,6 +412,14 @@ def test_a_value_is_called_as_the_figure_says_or_in_readable_form() -> None:
 def test_a_chain_beside_a_ring_has_its_own_dashes_in_all_methods() -> None:
     looks = style.looks(["D-PSGD", "D-PSGD", "RelaySGD"], ["ring", "chain", "chain"])
     assert looks[0].line != looks[1].line == looks[2].line
+
+
+def test_the_legend_tells_where_a_line_is_at_the_target_with_units(results: Results) -> None:
+    figure = ThreeAxes(lines=["method"], axes=["step", "epoch"], worker="worst", target=60)
+    assert said(canvas.draw(figure, results))[:2] == [
+        "RelaySGD: 19.5 steps, 9.75 epochs",
+        "D-PSGD: 29.2 steps, 14.6 epochs",
+    ]
 
 
 # For papers

@@ -167,7 +167,7 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
     runs = {name for (name, _), reference in zip(canonical, references, strict=True) if not reference}
     alone = len(runs) == 1 and len(different) > 1
     found: list[Look] = []
-    owners: dict[tuple[str, str, bool], str] = {}
+    owners: dict[tuple[Any, ...], str] = {}
     for number, (name, variant) in enumerate(canonical):
         topology = _squeeze(topologies[number]) if topologies else ""
         if references[number]:
@@ -176,7 +176,7 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
         colour, marker = _ALGORITHMS.get(name) or (_FURTHER[further[name]], _FURTHER_MARKERS[further[name]])
         if alone:
             colour, marker = _OF_ONE_ALGORITHM.get(topology, (colour, marker))
-        usual = _TOPOLOGIES.get(topology, "-") if len(different) > 1 else "-"
+        usual: Any = _TOPOLOGIES.get(topology, "-") if len(different) > 1 else "-"
         if topology == "chain" and "ring" in different:
             usual = _BESIDE_RING
         owner = f"{methods[number]}|{topology}"  # variants of an algorithm, or ring and chain, differ in their dashes

@@ -101,6 +101,14 @@ class LineFigure(StudyFigure):
         """Axes that share y, a legend below, a title that stands alone."""
         return draw(self, results, lines, output)
 
+    def label(self, key: tuple[str, ...], lines: list[Line]) -> str:
+        """What the legend says of a line."""
+        return said(self, key)
+
+    def signs(self) -> list[Artist]:
+        """Further entries of the legend's notes."""
+        return []
+
     def missing(self, results: Results, lines: list[Line]) -> dict[tuple[str, str], list[str]]:
         """(panel, why) -> the names of the lines that have no end there, or none at all: 'diverged'."""
         found: dict[tuple[str, str], list[str]] = {}
@@ -123,7 +131,7 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
     told = notes(figure, results, lines, output, rings(theirs))
     if any(one and other for here in covers.values() for line in here for one, other in itertools.pairwise(line)):
         told.append(_pale(sizes))
-    legends = [entries, told]
+    legends = [entries, [*told, *figure.signs()]]
     drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output)
     columns = _columns(len(panels), output)
     missing = figure.missing(results, lines)
@@ -388,7 +396,7 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
     if figure.xlim:
         ax.set_xlim(*figure.xlim)
     if x == "bytes_sent":
-        ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x))
+        ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x) if value else "0")
 
 
 def _few_decades(ax: Axes, figure: StudyFigure) -> None:
@@ -421,15 +429,18 @@ def _apart(places: list[float], log: bool) -> list[float]:
 
 
 def _legend_entries(
-    figure: StudyFigure, lines: list[Line], looks: dict[Key, style.Look], sizes: Sizes, published: bool
+    figure: LineFigure, lines: list[Line], looks: dict[Key, style.Look], sizes: Sizes, published: bool
 ) -> list[Artist]:
     """One entry for each kind of line, none if there is only one."""
     from matplotlib.lines import Line2D
 
     thin = any(line.thin for line in lines)
     entries: dict[tuple[str, ...], Artist] = {}
+    labels = {key: figure.label(key, lines) for _, key in looks}
     for (_, key), look in looks.items():
         shape = {"marker": "none" if thin else look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
-        entries.setdefault(key, Line2D([], [], label=said(figure, key), **shape))
+        entries.setdefault(key, Line2D([], [], label=labels[key], **shape))
     one_each = len(looks) == len({panel for panel, _ in looks}) and (figure.panels in _METHOD_LABELS or not published)
+    if any(label != said(figure, key) for key, label in labels.items()):
+        return list(entries.values())
     return [] if len(entries) + published < 2 or (one_each and len(looks) > 1) else list(entries.values())

@@ -19,7 +19,6 @@ from decentral.store import AXES, Status
 if TYPE_CHECKING:
     import pandas
     from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from decentral.report.results import Results
@@ -166,8 +165,8 @@ class ThreeAxes(LineFigure):
 
     worker   'worst', 'mean', 'averaged', a number, or '' (for metrics without workers)
     axes     axes of the panels, from left to right; axes without curves are omitted
-    target   value of the metric: each panel shows where the line of each method first reaches it (interpolated between
-             evaluations), or that it never does; null: none
+    target   value of the metric: each panel shows, and the legend tells, where the line of each method first reaches it
+             (interpolated between evaluations), or that it never does; null: none
     """
 
     name: str = "three_axes"
@@ -205,7 +204,9 @@ class ThreeAxes(LineFigure):
         return int(self.selected(results.curves, results)["seed"].nunique())
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """The common canvas, with the target as a line, where each line gets there, and the numbers in words."""
+        """The common canvas, with the target as a line, and where each line gets there."""
+        from matplotlib.ticker import MaxNLocator
+
         drawn = canvas.draw(self, results, lines, output)
         if self.target is None:
             return drawn
@@ -214,36 +215,29 @@ class ThreeAxes(LineFigure):
             low, _ = ax.get_ylim()
             ax.set_ylim(bottom=low)
             ax.axhline(self.target, color="#555555", lw=0.8, ls=(0, (4, 3)), zorder=1)
-            words = [(f"reaches {self.target:g} at:", "#555555")]
-            here = [line for line in lines if line.panel == panel]
-            for line in here:
+            for line in (line for line in lines if line.panel == panel):
                 place, colour = reached(line, self.target), colours[panel, line.key]
-                words.append((f"{canvas.said(self, line.key)}: {_shown(place)}", colour))
                 if place is not None:
                     ax.plot([place, place], [low, self.target], color=colour, lw=0.9, ls=":", zorder=2)
                     ax.plot([place], [self.target], marker="*", ms=9, color=colour, mec="white", mew=0.6, zorder=6)
-            rises = any(line.y[0] < self.target for line in here if line.y)  # then there is room below on the right
-            _tell(ax, words, rises, 5.5 if output.small else 7.0)
+            if not self.logx:
+                ax.xaxis.set_major_locator(MaxNLocator(5))
         return drawn
 
+    def label(self, key: tuple[str, ...], lines: list[Line]) -> str:
+        """Its name, and where it reaches the target on each axis."""
+        if self.target is None:
+            return canvas.said(self, key)
+        places = {line.panel: reached(line, self.target) for line in lines if line.key == key}
+        words = [style.amount(place, axis) for axis, place in places.items() if place is not None]
+        return f"{canvas.said(self, key)}: {', '.join(words) or 'never'}"
 
-def _tell(ax: Axes, words: list[tuple[str, str]], below: bool, size: float) -> None:
-    """Words in colors, below each other, in the lower right corner or the upper one."""
-    for number, (text, colour) in enumerate(reversed(words) if below else words):
-        away = 3 + 1.35 * size * number
-        ax.annotate(
-            text,
-            (1.0, 0.0 if below else 1.0),
-            xycoords="axes fraction",
-            xytext=(-3, away if below else -away),
-            textcoords="offset points",
-            ha="right",
-            va="bottom" if below else "top",
-            fontsize=size,
-            color=colour,
-            zorder=7,
-            bbox={"facecolor": (1, 1, 1, 0.75), "edgecolor": "none", "pad": 0.6},
-        )
+    def signs(self) -> list[Artist]:
+        """The star at the target."""
+        from matplotlib.lines import Line2D
+
+        star: dict[str, Any] = {"ls": "none", "marker": "*", "ms": 9, "color": style.GREY}
+        return [] if self.target is None else [Line2D([], [], label=f"first at {self.target:g}", **star)]
 
 
 def reached(line: Line, target: float) -> float | None:
@@ -263,16 +257,6 @@ def reached(line: Line, target: float) -> float | None:
             before, value = points[number - 1]
             return before + (x - before) * (target - value) / (y - value)
     return None
-
-
-def _shown(place: float | None) -> str:
-    """A place on an axis in short, or never."""
-    if place is None:
-        return "never"
-    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if place >= size:
-            return f"{place / (1e3 if unit == 'k' else size):.3g} {unit}"
-    return f"{place:.3g}"
 
 
 @dataclass
