@@ -140,7 +140,7 @@ class Strip(StudyFigure):
         (left, right), (low, high) = ([float(limit or 0) for limit in limits] for limits in (self.xlim, self.ylim))
         places = zip(estimate.x, estimate.y, strict=True)
         count = sum(x < left or x > right or y < low or y > high for x, y in places)
-        return f" ({count}{called} outside)" if count else ""
+        return f" ({count}{called.removesuffix('s') if count == 1 else called} outside)" if count else ""
 
     def _legend(self) -> list[Artist]:
         from matplotlib.lines import Line2D
