@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
     from decentral.report.results import Results
 
-_LEVELS = (1.1, 1.25, 1.5, 2, 3, 5, 8, 12, 20, 50, 100)
+_LEVELS = (1.25, 2, 5, 20, 100)
 _DARK = 0.55
 """Colors that are darker than this have white letters on them."""
 _LEAST_NAMED = 0.03
 """Share of a map that a region needs to have its name on it."""
+_LETTER = 0.68
+"""Width of a bold letter, relative to its size."""
+_BESIDE = 0.65
+"""Inches of a panel that are not its map."""
 
 
 class Region(NamedTuple):
@@ -130,14 +134,16 @@ class Map(StudyFigure):
         axes = drawn.subplots(1, len(regions), squeeze=False, sharey=True)[0]
         letters = 6.0 if output.small else 8.5
         for ax, (panel, region) in zip(axes, regions.items(), strict=True):
-            self._fill(ax, region, colours, letters)
+            self._fill(ax, region, colours, letters, max(0.3, width / len(regions) - _BESIDE))
             ax.set_title(self.called(self.panels, panel) if self.panels else "", loc="left")
             ax.set_xlabel(self.xlabel or style.heading(self.x))
             ax.tick_params(labelsize=letters - 0.5)
         axes[0].set_ylabel(self.ylabel or style.heading(self.y))
         return drawn
 
-    def _fill(self, ax: Axes, region: Region, colours: dict[tuple[str, ...], str], letters: float) -> None:
+    def _fill(
+        self, ax: Axes, region: Region, colours: dict[tuple[str, ...], str], letters: float, inches: float
+    ) -> None:
         from matplotlib.colors import to_rgb
         from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -155,37 +161,67 @@ class Map(StudyFigure):
             axis.set_major_locator(FixedLocator(places[::every]))
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(lambda value, _: f"{value:g}")
+        names = self._names(ax, region, picture, letters, inches)
         if region.gain is not None and min(region.best.shape) > 1:
             gain = np.where(np.isfinite(region.gain), region.gain, np.nan)
             if levels := [one for one in _LEVELS if np.nanmin(gain) < one < np.nanmax(gain)]:
                 drawn = ax.contour(region.x, region.y, gain, levels=levels, colors="white", linewidths=0.9)
-                for text in ax.clabel(drawn, fmt=lambda value: f"{value:g}x", fontsize=letters - 1):
+                at = self._beside(drawn.allsegs, edges, names)
+                for text in ax.clabel(
+                    drawn, fmt=lambda value: f"{value:g}x", fontsize=letters - 1, manual=at, zorder=5
+                ):
                     text.set_path_effects(_halo("#222222"))
-        self._names(ax, region, picture, letters)
 
-    def _names(self, ax: Axes, region: Region, picture: np.ndarray, letters: float) -> None:
-        """What a region is, at its place that is farthest from its border; regions of few places have the legend."""
-        from matplotlib.transforms import offset_copy
+    def _beside(
+        self, contours: list[list[np.ndarray]], edges: tuple[np.ndarray, np.ndarray], taken: list[tuple[float, float]]
+    ) -> list[tuple[float, float]]:
+        """A place on each contour for its number, as far as possible from names, other numbers and the border."""
+        found: list[tuple[float, float]] = []
+        for parts in contours:
+            points = np.concatenate([np.empty((0, 2)), *parts])
+            if not len(points):
+                continue
+            at = np.stack(
+                [_share(points[:, 0], edges[0], self.logx), _share(points[:, 1], edges[1], self.logy)], axis=1
+            )
+            away = [np.hypot(0.5 * (at[:, 0] - x), at[:, 1] - y) for x, y in taken]
+            best = int(np.min([*away, at.min(axis=1), 1 - at.max(axis=1)], axis=0).argmax())
+            taken = [*taken, (float(at[best, 0]), float(at[best, 1]))]
+            found.append((float(points[best, 0]), float(points[best, 1])))
+        return found
+
+    def _names(
+        self, ax: Axes, region: Region, picture: np.ndarray, letters: float, inches: float
+    ) -> list[tuple[float, float]]:
+        """What a region is, far from its border, where it is wide enough; others have the legend. Returns where the
+        names are, as shares of the axes."""
         from scipy.ndimage import distance_transform_edt, label
 
-        ny, nx = region.best.shape
+        found: list[tuple[float, float]] = []
+        borders = _edges(region.x, self.logx)
+        edges, middles = _share(borders, borders, self.logx), _share(np.array(region.x), borders, self.logx)
+        heights = _share(np.array(region.y), _edges(region.y, self.logy), self.logy)
         for number, key in enumerate(region.keys):
+            name = canvas.said(self, key)
+            need = len(name) * _LETTER * (letters + 0.5) / 72 / inches
             parts, count = label(region.best == number)
             for part in range(1, count + 1):
                 mine = parts == part
-                if mine.sum() < max(2.0, _LEAST_NAMED * mine.size):
-                    continue
                 inside = distance_transform_edt(np.pad(mine, 1))[1:-1, 1:-1]
-                wide = np.array([[_run(mine[row], column) for column in range(nx)] for row in range(ny)])
-                row, column = np.unravel_index((wide + inside).argmax(), mine.shape)
+                runs = [[_run(row, column) for column in range(mine.shape[1])] for row in mine]
+                wide = np.array([[edges[right] - edges[left] for left, right in row] for row in runs])
+                if mine.sum() < max(2.0, _LEAST_NAMED * mine.size) or not (wide >= need).any():
+                    continue
+                row, column = np.unravel_index(np.where(wide >= need, inside, -1.0).argmax(), mine.shape)
+                left, right = runs[row][column]
+                x = float(np.clip(middles[column], edges[left] + need / 2, edges[right] - need / 2))
                 dark = float(picture[row, column].mean()) < _DARK
-                beside = {0: 1, nx - 1: -1}.get(column, 0)  # a name at the border begins, or ends, there
                 ax.text(
-                    region.x[column],
-                    region.y[row],
-                    canvas.said(self, key),
-                    transform=offset_copy(ax.transData, ax.get_figure(root=True), -16 * beside, units="points"),
-                    ha={1: "left", -1: "right"}.get(beside, "center"),
+                    x,
+                    float(heights[row]),
+                    name,
+                    transform=ax.transAxes,
+                    ha="center",
                     va="center",
                     fontsize=letters + 0.5,
                     fontweight="bold",
@@ -194,6 +230,8 @@ class Map(StudyFigure):
                     clip_on=True,
                     zorder=6,
                 )
+                found.append((x, float(heights[row])))
+        return found
 
     def _legend(self, regions: dict[str, Region], colours: dict[tuple[str, ...], str]) -> list[Artist]:
         """A color for everyone who is the best somewhere."""
@@ -230,12 +268,18 @@ def _edges(places: list[float], log: bool) -> np.ndarray:
     return np.exp(edges) if log else edges
 
 
-def _run(row: np.ndarray, column: int) -> float:
-    """How far the field `column` of a row is from the next one that is False, to the left or to the right; 0 if it is
-    False itself."""
-    left = next((step for step in range(column + 1) if not row[column - step]), column + 1)
-    right = next((step for step in range(len(row) - column) if not row[column + step]), len(row) - column)
-    return float(min(left, right))
+def _share(places: np.ndarray, edges: np.ndarray, log: bool) -> np.ndarray:
+    """Places as shares of an axis with these edges."""
+    scaled, (low, *_, high) = (np.log(places), np.log(edges)) if log else (places, edges)
+    found: np.ndarray = (scaled - low) / (high - low)
+    return found
+
+
+def _run(row: np.ndarray, column: int) -> tuple[int, int]:
+    """The numbers of the edges of the fields around `column` that are True; twice the same if it is False itself."""
+    left = next((at for at in range(column, -1, -1) if not row[at]), -1) + 1
+    right = next((at for at in range(column, len(row)) if not row[at]), len(row))
+    return (left, right) if row[column] else (column, column)
 
 
 def _halo(colour: str) -> list[Any]:
