@@ -38,9 +38,12 @@ _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 _LINE_STYLES = ("-", "--", ":", "-.")
 _MARKERS_PER_LINE = 10
+_ROUNDING = 1e-10
+"""Distances that are nowhere larger are drawn as zero."""
+_FOOT, _ROW, _ENTRY = 0.5, 0.16, 2.4  # inches: below a panel, of a row of its legend, of an entry at most
 _MAX_METRICS, _IN_ONE_ROW, _IN_ROWS = 16, 5, 4  # panels: in all, below the first if they fit into a row, or else
 _LOG_FROM_RATIO = 10.0
-_WIDTH, _HEIGHT, _HEAD = 10.0, 3.6, 0.4  # inches: of the figure, of a row of panels, of the title
+_WIDTH, _HEIGHT, _HEAD = 10.0, 3.55, 0.4  # inches: of the figure, of a row of panels without legends, of the title
 _WIDER = 13.0  # with three panels above
 _MARGINS = {"left": 0.05, "right": 0.985}  # fixed: to have matplotlib work them out takes a tenth of a second
 _TIMES = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
@@ -67,9 +70,9 @@ def draw(run_dir: Path, curves: Curves | None = None) -> None:
 def draw_time(run_dir: Path, ages: Mapping[int, int]) -> None:
     """timeline.png from timeline.json, and staleness.png from ages (in versions -> how many), where there are some."""
     if spans := read_spans(run_dir):
-        save_timeline(spans, run_dir / "timeline.png", describe(run_dir))
+        save_timeline(spans, run_dir / "timeline.png", _title(run_dir))
     if ages:
-        save_staleness(ages, run_dir / "staleness.png", describe(run_dir))
+        save_staleness(ages, run_dir / "staleness.png", _title(run_dir))
 
 
 def draw_partition(run_dir: Path) -> None:
@@ -247,26 +250,29 @@ def draw_learning_curves(figure: Figure, run_dir: Path, curves: Curves) -> None:
     rows = [others[start : start + width] for start in range(0, len(others), width)]
     scales = _scales(curves) if first else []
     simulated = bool(scales) and scales[0].axis == "simulated_s"
-    heights = [_HEAD + _HEIGHT, *[_HEIGHT] * len(rows)]
-    figure.set_size_inches(_WIDER if simulated else _WIDTH, sum(heights))
+    inches = _WIDER if simulated else _WIDTH
+    feet = [_foot(curves, [first], inches / max(len(scales), 1), 1) if first else _FOOT]
+    feet += [_foot(curves, some, inches / min(len(others), width)) for some in rows]
+    heights = [_HEAD * (not number) + _HEIGHT + foot - _FOOT for number, foot in enumerate(feet)]
+    figure.set_size_inches(inches, sum(heights))
     figure.set_dpi(130)
     more = f" (without {len(metrics) - _MAX_METRICS} metrics)" if len(metrics) > _MAX_METRICS else ""
     top = 1 - 0.1 / sum(heights)
-    figure.suptitle(describe(run_dir) + more, fontsize=11, x=0.01, y=top, ha="left", fontweight="bold")
+    figure.suptitle(_title(run_dir) + more, fontsize=11, x=0.01, y=top, ha="left", fontweight="bold")
     if first:
         above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         ratios = [6, *[5] * (len(scales) - 1)]
         panels = above.subplots(1, len(scales), squeeze=False, sharey=True, width_ratios=ratios)[0]
         for panel, scale in zip(panels, scales, strict=True):
             _draw(panel, curves, first, scale, every_worker=True, legend=panel is panels[0])
-        above.subplots_adjust(**_MARGINS, top=1 - (_HEAD + 0.25) / heights[0], bottom=0.55 / heights[0], wspace=0.04)
-        for row, some in zip(below, rows, strict=True):
+        above.subplots_adjust(**_MARGINS, top=1 - (_HEAD + 0.25) / heights[0], bottom=feet[0] / heights[0], wspace=0.04)
+        for row, some, foot, height in zip(below, rows, feet[1:], heights[1:], strict=True):
             columns = min(len(others), width)
             for panel, metric in zip(row.subplots(1, columns, squeeze=False)[0], some, strict=False):
                 _draw(panel, curves, metric, scales[0])
             for panel in row.axes[len(some) :]:
                 panel.remove()
-            row.subplots_adjust(**_MARGINS, top=1 - 0.3 / _HEIGHT, bottom=0.55 / _HEIGHT, wspace=0.07 * columns)
+            row.subplots_adjust(**_MARGINS, top=1 - 0.3 / height, bottom=foot / height, wspace=0.07 * columns)
     else:
         figure.text(0.5, 0.5, "no metrics yet", ha="center", fontsize=12)
     style.plain(figure)
@@ -318,6 +324,8 @@ def _draw(
         for worker, (words, colour, marker) in style.WORKERS.items():
             # at step 0 all models agree: what is recorded there is rounding
             y = _values(lines.get(worker, []), skip_start=metric == CONSENSUS)
+            if metric == CONSENSUS and all(abs(value) < _ROUNDING for value in y if math.isfinite(value)):
+                y = [0 * value for value in y]
             if any(math.isfinite(value) for value in y):
                 prefix = f"{key[0]}, " if len(keys) > 1 else ""
                 label = f"{prefix}{words}: {curves.metrics[key].format(curves.last(key, worker), digits=4)}"
@@ -335,7 +343,28 @@ def _draw(
     if not any(math.isfinite(value) for value in drawn):
         panel.text(0.5, 0.5, "nothing to draw yet", transform=panel.transAxes, ha="center", fontsize=10)
     elif legend:
-        panel.legend(fontsize=7, framealpha=0.8, edgecolor="none", handlelength=3.2)
+        # below the panel, whose height between its margins is the same everywhere
+        below = 0.42 / (_HEIGHT - _FOOT - 0.25)
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -below), "borderaxespad": 0.0}
+        inches = panel.get_position().width * panel.figure.bbox.width / panel.figure.dpi
+        panel.legend(fontsize=7, frameon=False, handlelength=3.2, ncols=max(1, int(inches / _ENTRY)), **place)
+
+
+def _foot(curves: Curves, metrics: Sequence[str], inches: float, more: int = 0) -> float:
+    """Inches below panels of this width, for the numbers of the x axis and the longest of the legends."""
+    shown = {one: [key for key in curves.series if key[1] == one] for one in metrics}
+    counts = [
+        sum(len(curves.series[key].keys() & style.WORKERS.keys()) + more for key in own) for own in shown.values()
+    ]
+    return _FOOT + _ROW * math.ceil(max(counts) / max(1, int(0.9 * inches / _ENTRY)))
+
+
+def _title(run_dir: Path) -> str:
+    """The run in one line, with the method's and the topology's name as people write them."""
+    text = describe(run_dir).removesuffix(": done")
+    head, comma, rest = text.partition(", ")
+    method, on, topology = head.partition(" on ")
+    return f"{style.METHODS.get(method, method)}{on}{style.pretty('topology', topology)}{comma}{rest}"
 
 
 def _values(rows: Rows, skip_start: bool = False) -> list[float]:
