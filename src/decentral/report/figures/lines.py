@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from decentral.errors import ConfigError, suggest
+from decentral.measurements.values import NOT_REACHED
 from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.canvas import LineFigure
@@ -130,9 +131,11 @@ class Scaling(LineFigure):
         for panel, key, rows in self.parts(self.selected(results.chosen, results, (self.x,))):
             name = canvas.said(self, key)
             for x, here in rows.groupby(self.numbers(rows[self.x], results)):
-                if x in drawn[panel, key] or name in found.get((panel, "diverged"), ()):
+                if x in drawn.get((panel, key), [x]) or name in found.get((panel, "diverged"), ()):
                     continue
-                why = "diverged" if (here["status"] == Status.diverged).all() else "never"
+                ends = set(here["status"])
+                why = {Status.diverged: "diverged", NOT_REACHED: "never"}.get(ends.pop()) if len(ends) == 1 else None
+                why = why or "half of the runs or more without a value"
                 found.setdefault((panel, f"{why} at {x:g}"), []).append(name)
         return found
 
