@@ -146,7 +146,7 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
         _frame(ax, figure, here, ", ".join(part for part in parts if part), sizes)
         absent = [f"{why}: {', '.join(names)}" for (there, why), names in missing.items() if there in ("", panel)]
         if absent:
-            letters = int(drawn.get_figwidth() / columns * (19 if output.small else 15))
+            letters = int((drawn.get_figwidth() / columns - 0.6) * (17 if output.small else 15))
             wrapped = [textwrap.wrap(text, letters, break_on_hyphens=False) for text in absent]
             _below_title(ax, [row for rows in wrapped for row in rows], sizes)
         if number < len(panels) - columns and _share_x(panels, lines):
