@@ -125,7 +125,7 @@ def test_each_line_of_the_learning_curves_has_a_marker_at_its_last_evaluation(tm
         assert (marked[0], marked[-1], len(line.get_xdata())) == (0, 19, 20) and 9 <= len(marked) <= 10
 
 
-def test_the_learning_curves_name_the_method_and_draw_rounding_as_zero_below_its_legend(tmp_path: Path) -> None:
+def test_the_learning_curves_draw_rounding_as_zero_and_their_legends_below_the_panels(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
     def rounding(step: int) -> list[dict]:
@@ -133,7 +133,7 @@ def test_the_learning_curves_name_the_method_and_draw_rounding_as_zero_below_its
 
     run = make_run(tmp_path / "run", rounding)
     draw_learning_curves(figure := Figure(), run, read_curves(run))
-    assert figure.get_suptitle().startswith("RelaySGD on double binary trees, vgg11 on cifar10")
+    assert figure.get_suptitle().startswith("relaysgd on dbt, vgg11 on cifar10")
     panel = next(panel for panel in figure.axes if panel.get_title(loc="left") == "consensus distance")
     assert list(panel.get_lines()[0].get_ydata())[1:] == [0, 0]
     for panel in figure.axes:

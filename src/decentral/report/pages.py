@@ -250,8 +250,8 @@ def scores(papers: dict[str, list[Item]]) -> str:
     """A row for each paper, and one for all: items run, their largest scales, and what was met of what was compared."""
     lines = [_SCORE_HEAD]
     everything = [item for own in papers.values() for item in own]
-    for name, items in [*((f"[{paper_of(paper).short}]({paper}/README.md)", own) for paper, own in papers.items()),
-                        ("**All**", everything)]:  # fmt: skip
+    rows = {f"[{paper_of(paper).short}]({paper}/README.md)": own for paper, own in papers.items()}
+    for name, items in {**rows, "**All**": everything}.items():
         scales = Counter(next(iter(item.counted)) for item in items if item.counted)
         cells = [name, f"{scales.total()} of {len(items)}"]
         cells.append(", ".join(f"{scales[scale]} {scale}" for scale in MOST_TELLING_FIRST if scales[scale]))

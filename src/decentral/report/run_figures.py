@@ -70,9 +70,9 @@ def draw(run_dir: Path, curves: Curves | None = None) -> None:
 def draw_time(run_dir: Path, ages: Mapping[int, int]) -> None:
     """timeline.png from timeline.json, and staleness.png from ages (in versions -> how many), where there are some."""
     if spans := read_spans(run_dir):
-        save_timeline(spans, run_dir / "timeline.png", _title(run_dir))
+        save_timeline(spans, run_dir / "timeline.png", describe(run_dir))
     if ages:
-        save_staleness(ages, run_dir / "staleness.png", _title(run_dir))
+        save_staleness(ages, run_dir / "staleness.png", describe(run_dir))
 
 
 def draw_partition(run_dir: Path) -> None:
@@ -258,7 +258,7 @@ def draw_learning_curves(figure: Figure, run_dir: Path, curves: Curves) -> None:
     figure.set_dpi(130)
     more = f" (without {len(metrics) - _MAX_METRICS} metrics)" if len(metrics) > _MAX_METRICS else ""
     top = 1 - 0.1 / sum(heights)
-    figure.suptitle(_title(run_dir) + more, fontsize=11, x=0.01, y=top, ha="left", fontweight="bold")
+    figure.suptitle(describe(run_dir) + more, fontsize=11, x=0.01, y=top, ha="left", fontweight="bold")
     if first:
         above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
         ratios = [6, *[5] * (len(scales) - 1)]
@@ -357,14 +357,6 @@ def _foot(curves: Curves, metrics: Sequence[str], inches: float, more: int = 0) 
         sum(len(curves.series[key].keys() & style.WORKERS.keys()) + more for key in own) for own in shown.values()
     ]
     return _FOOT + _ROW * math.ceil(max(counts) / max(1, int(0.9 * inches / _ENTRY)))
-
-
-def _title(run_dir: Path) -> str:
-    """The run in one line, with the method's and the topology's name as people write them."""
-    text = describe(run_dir).removesuffix(": done")
-    head, comma, rest = text.partition(", ")
-    method, on, topology = head.partition(" on ")
-    return f"{style.METHODS.get(method, method)}{on}{style.pretty('topology', topology)}{comma}{rest}"
 
 
 def _values(rows: Rows, skip_start: bool = False) -> list[float]:

@@ -85,23 +85,6 @@ _ALGORITHMS = {
     "spartadiloco": ("#4D9221", "s"),
     "gtnsgdm": ("#7B3294", "8"),
 }
-METHODS = {
-    "adpsgd": "AD-PSGD",
-    "a2cid2": "A2CiD2",
-    "allreduce": "All-reduce",
-    "beer": "BEER",
-    "choco": "CHOCO-SGD",
-    "d2": "D2",
-    "dpsgd": "D-PSGD",
-    "eager_sgd": "Eager-SGD",
-    "exact_diffusion": "Exact diffusion",
-    "gradient_tracking": "Gradient tracking",
-    "local_sgd": "Local SGD",
-    "relaysgd": "RelaySGD",
-    "sgp": "SGP",
-    "wagma": "WAGMA-SGD",
-}
-"""algo -> what figures of single runs call it; others are called as on the command line."""
 _ALIASES = {
     "relaymean": "relaysgd",
     "relaysum": "relaysgd",

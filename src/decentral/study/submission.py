@@ -38,10 +38,10 @@ FACTS, VERIFIED, OWN = "submission.json", "verification.json", "mine"
 EXACT = 1e-6
 """Relative: time and bytes follow from the step, and are kept with nine digits."""
 EVALUATIONS, SHARE = 4, 0.03
-"""By how many evaluations a run may be at the target earlier or later on another processor: so many, or this share of
-all of them. Rounding differs there; docs/benchmark.md says what was tried."""
+"""Evaluations, or share of all evaluations, that are added on both sides to the range in which a run may reach the
+target on another processor. Rounding differs there; docs/benchmark.md says what was tried."""
 NEAR, POINTS, RELATIVE = 1.0, 5.0, 0.03
-"""By how much percentages may differ near the target and at the end of a trial, and any other metric, relatively."""
+"""Points by which a percentage may differ near the target and at the end of a trial; relative, any other metric."""
 _ALIKE = 1e-8  # scores of trials: values are kept with nine digits
 _MOST_BYTES = 10_000_000
 _README = """\
@@ -252,9 +252,9 @@ class Check(Cell):
 
 
 def is_near(step: float, course: Course, target: float, entry: Entry) -> bool:
-    """Whether a run that reaches the target at this step (nan: never) differs from this one by no more than rounding
-    explains: a few evaluations before this one reaches a slightly easier target, to a few after it reaches a slightly
-    harder one. A run that stays near the target for long may reach it at any time between the two."""
+    """Whether rounding explains that one run reaches the target at `step` (nan: never), and its repetition has this
+    course. The step must lie between those at which the repetition reaches a slightly easier and a slightly harder
+    target, with a slack of a few evaluations: a run that hovers around the target may cross it anywhere in between."""
     steps, margin = course.places["step"], _tolerance(NEAR, target, entry)
 
     def place(step: float) -> int:

@@ -122,7 +122,7 @@ class StudyFigure(ABC):
     among     name of one repeated value in the legend; '': seed (the report's `repeats`), or the label that
               distinguishes them
     only      labels and their values to draw, for example {alpha: [0.01]}
-    names     values of labels -> what they are called in the figure; others are called as they are, in readable form
+    names     value of a label -> its display name; others are shown with spaces for underscores
     title     '': the study's
     """
 

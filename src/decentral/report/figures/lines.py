@@ -36,7 +36,7 @@ class Curves(LineFigure):
     x           step, epoch, wall_s (seconds of training), bytes_sent (by all workers), or vectors: steps times the
                 label `vectors_per_step`
     floor       smallest value to draw, to which smaller ones are raised: a logarithmic axis cannot show 0; null: none
-    cumulative  whether it is a cumulative distribution: stairs, of several values at a place the largest
+    cumulative  draw a cumulative distribution, as a step function; of several values at one x the largest counts
     """
 
     name: str = "curves"
@@ -135,7 +135,7 @@ class Scaling(LineFigure):
                     continue
                 ends = set(here["status"])
                 why = {Status.diverged: "diverged", NOT_REACHED: "never"}.get(ends.pop()) if len(ends) == 1 else None
-                why = why or "half of the runs or more without a value"
+                why = why or "no value in at least half of the runs"
                 found.setdefault((panel, f"{why} at {x:g}"), []).append(name)
         return found
 
@@ -168,8 +168,8 @@ class ThreeAxes(LineFigure):
 
     worker   'worst', 'mean', 'averaged', a number, or '' (for metrics without workers)
     axes     axes of the panels, from left to right; axes without curves are omitted
-    target   value of the metric: each panel shows, and the legend tells, where the line of each method first reaches it
-             (interpolated between evaluations), or that it never does; null: none
+    target   value of the metric: panels and legend show where each line first reaches it (interpolated between
+             evaluations), or that it never does; null: none
     """
 
     name: str = "three_axes"
