@@ -54,16 +54,21 @@ class CNN(ImageModel):
 
     The end is two 3x3 convolutions with ReLU, 4x4 max pooling and one linear layer. Images of 16 pixels or more are
     halved before that, as often as it takes, by a 3x3 convolution, 2x2 max pooling and ReLU. The first convolution has
-    16 channels, the others 32. On 1 x 8 x 8 digits with 10 classes that is two convolutions and 6,090 parameters.
+    `width` channels, the others twice as many. On 1 x 8 x 8 digits with 10 classes and the default width that is two
+    convolutions and 6,090 parameters.
 
     Pooling comes before ReLU, which has fewer pixels to look at then: a tenth off the time of a pass of 32 x 32 pixels.
     Values and gradients are those of ReLU before pooling, bit for bit, since ReLU is monotonic.
 
     Convolutions start at N(0, 2 / fan_in) with bias 0 (He et al., ICCV 2015), so that the deeper networks that larger
     images get train as well.
+
+    Raises:
+        ConfigError: `width` is below 1.
     """
 
     name: str = "cnn"
+    width: int = setting(16, at_least=1, older=16)
     min_image_size: ClassVar[int] = 4
 
     def multiplications(self, data: ImageData) -> float:
@@ -71,7 +76,7 @@ class CNN(ImageModel):
         channels, height, width = data.shape
         total = 0
         for size in self._pooling(data):
-            next_channels = 32 if total else 16
+            next_channels = 2 * self.width if total else self.width
             total += 9 * channels * next_channels * height * width
             channels, height, width = next_channels, height // size, width // size
         return total + channels * height * width * data.num_classes
@@ -85,7 +90,7 @@ class CNN(ImageModel):
         channels, height, width = data.shape
         layers: list[nn.Module] = []
         for size in self._pooling(data):
-            next_channels = 32 if layers else 16
+            next_channels = 2 * self.width if layers else self.width
             layers.append(he_convolution(channels, next_channels, "fan_in"))
             if size > 1:
                 layers.append(MaxPool2d(size))
