@@ -114,7 +114,7 @@ class RelaySum:
     counts: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
     def exchange(self, y: Array, t: int) -> None:
-        """m_{i->j} = y_i + what the neighbours of i other than j sent before."""
+        """m_{i->j} = y_i + what the neighbors of i other than j sent before."""
         messages, counts = {}, {}
         for number, piece in enumerate(self.s.pieces):
             for i, j in piece.edges:

@@ -99,7 +99,7 @@ def hops(edges: Edges, n: int) -> Array:
 
 
 def one_peer(edges: Edges, n: int) -> list[Edges]:
-    """Every worker sends to its out-neighbours in turn, in clockwise order from itself."""
+    """Every worker sends to its out-neighbors in turn, in clockwise order from itself."""
     targets = [sorted((j for i, j in edges if i == me), key=lambda j: (j - me) % n) for me in range(n)]
     period = math.lcm(*(len(of_me) for of_me in targets if of_me))
     return [{(me, of_me[t % len(of_me)]) for me, of_me in enumerate(targets) if of_me} for t in range(period)]

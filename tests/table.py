@@ -18,7 +18,7 @@ class Optimum(Enum):
 
     exact = "exact"  # at the optimum
     biased = "biased"  # near it
-    other = "other"  # it does not optimise, or does not step along gradients, or not with all workers
+    other = "other"  # it does not optimize, or does not step along gradients, or not with all workers
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class AlgorithmCase:
     task: str = "quadratics"
 
     @property
-    def optimises(self) -> bool:
+    def optimizes(self) -> bool:
         """Whether it follows gradients."""
         return self.optimum is not Optimum.other
 
 
 RING, COMPLETE, TREES = Net("ring", 5), Net("complete", 5), (Net("dbt", 5), Net("star", 5), Net("chain", 5))
-PAIR = Net("chain", 2)  # the only tree on which everybody is everybody's neighbour
+PAIR = Net("chain", 2)  # the only tree on which everybody is everybody's neighbor
 
 AVERAGED = ("algo.period_steps=1", "algo.outer_lr=1", "algo.outer_momentum=0")
 """An outer optimizer that takes the mean of all in every step."""

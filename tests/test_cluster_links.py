@@ -279,7 +279,7 @@ def test_of_machines_the_links_between_them_change() -> None:
 @pytest.mark.parametrize(
     ("algo", "messages"),
     [(("algo=allreduce",), 6), (("algo=allreduce", "compress=topk"), 2), (("algo=dpsgd", "topology=ring"), 1)],
-    ids=["ring all-reduce", "all-gather", "neighbours"],
+    ids=["ring all-reduce", "all-gather", "neighbors"],
 )
 def test_steps_take_what_links_cost_in_their_epoch(start, algo: tuple[str, ...], messages: int) -> None:
     plain = start(*algo, *QUADRATICS, "trace=true", directory="plain")

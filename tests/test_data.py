@@ -170,8 +170,8 @@ def test_what_a_gpu_gathers_is_what_is_copied_on_a_cpu(arrays, monkeypatch, pad,
     assert torch.equal(copied, gathered)
 
 
-@pytest.mark.parametrize("small_bytes", [0, 64e6], ids=["kept as bytes", "kept normalised"])
-def test_without_augmentation_batches_are_the_normalised_images_and_their_labels(arrays, monkeypatch, small_bytes):
+@pytest.mark.parametrize("small_bytes", [0, 64e6], ids=["kept as bytes", "kept normalized"])
+def test_without_augmentation_batches_are_the_normalized_images_and_their_labels(arrays, monkeypatch, small_bytes):
     monkeypatch.setattr(in_memory, "SMALL_BYTES", small_bytes)
     mean, std = np.array([10.0, 20.0, 30.0]), np.array([2.0, 4.0, 8.0])
     data = in_memory_data(arrays, mean=mean, std=std)

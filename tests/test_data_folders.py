@@ -21,7 +21,7 @@ from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.data import imagefolder
 from decentral.data.imagefolder import ImageFolder, ImageNet, Normalisation, find_tree
-from decentral.data.loading.in_memory import Normalise
+from decentral.data.loading.in_memory import Normalize
 from decentral.data.loading.streamed import crop_box
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
@@ -81,7 +81,7 @@ def test_images_of_the_right_size_are_used_as_they_are(tree):
     np.testing.assert_array_equal(decoded_test_images(data), expected)
 
 
-def test_other_sizes_have_their_shorter_side_resized_and_the_centre_cut_out(tree):
+def test_other_sizes_have_their_shorter_side_resized_and_the_center_cut_out(tree):
     root = tree(TWO_CLASSES | {"test/dog/1.png": (16, 40)})
     wide = Image.open(root / "test/dog/1.png").resize((20, 8), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(
@@ -290,7 +290,7 @@ def test_a_transform_of_large_images_is_the_same_in_loaders_and_gets_whole_image
         cut = Cut()
         files = sorted((root / "train").rglob("*.JPEG"))
         images = [cut(torch.from_numpy(np.array(Image.open(files[i])).transpose(2, 0, 1))) for i in order(1)[2]]
-    expected = Normalise(Normalisation.imagenet.mean, Normalisation.imagenet.std, torch.device("cpu"))
+    expected = Normalize(Normalisation.imagenet.mean, Normalisation.imagenet.std, torch.device("cpu"))
     torch.testing.assert_close(batch(augment=f"{__name__}:Cut")[2], expected(torch.stack(images)))
 
 
@@ -299,7 +299,7 @@ class Cut(v2.RandomCrop):
         super().__init__(28)
 
 
-def test_test_images_are_resized_cropped_in_the_centre_and_normalised(root):
+def test_test_images_are_resized_cropped_in_the_center_and_normalized(root):
     batches = list(imagenet(root).load("cpu", seed=0).test_batches(4))
     assert [labels.tolist() for _, labels in batches] == [[0, 0, 1, 1], [2, 2]]
     resized = Image.open(root / "val/n02/1.JPEG").resize((38, 32), Image.Resampling.BILINEAR)

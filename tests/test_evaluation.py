@@ -318,12 +318,12 @@ HALVED = {
     "text": ("task=text", *table.TASKS["text"], "data.num_test=61"),
     "language": ("task=language", *table.TASKS["language"], "evaluation.examples=all"),
     "translation": ("task=translation", *table.TASKS["translation"]),
-    "own": (f"data={__name__}:labelled", "model=mlp", "batch_size=4", f"metrics=[+{__name__}:right,accuracy]"),
+    "own": (f"data={__name__}:labeled", "model=mlp", "batch_size=4", f"metrics=[+{__name__}:right,accuracy]"),
     "imagefolder": ("data=imagefolder", "data.path=tree", "data.image_size=64", "model=cnn", "batch_size=2"),
 }
 
 
-def labelled() -> tuple[list[Any], list[Any]]:
+def labeled() -> tuple[list[Any], list[Any]]:
     inputs, labels = torch.randn(51, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.arange(51) % 3
     pairs = list(zip(inputs, labels.tolist(), strict=True))
     return pairs[:40], pairs[40:]

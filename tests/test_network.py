@@ -258,7 +258,7 @@ def test_in_blocks_of_columns_the_last_of_which_is_shorter_the_verbs_do_the_same
 
 STEPS, N, BYTES = 3, 16, 8  # float64
 EXPECTED_BYTES = {  # of all workers, per step and coordinate of the model
-    ("dpsgd", "ring"): 2 * N,  # a message to both neighbours
+    ("dpsgd", "ring"): 2 * N,  # a message to both neighbors
     **dict.fromkeys([("d2", "ring"), ("decentlam", "ring"), ("extra", "ring")], 2 * N),
     ("qg_dpsgd", "torus"): 4 * N,
     **dict.fromkeys([("gradient_tracking", "ring"), ("dmsgd", "ring")], 2 * 2 * N),  # two vectors in one message

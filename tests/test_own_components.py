@@ -38,7 +38,7 @@ from decentral.algorithms.states import OnlyModels
 class Lazy(OnlyModels):
     """Gossip that keeps half of its own model.
 
-    eta   how much of it goes to the mean of the neighbours
+    eta   how much of it goes to the mean of the neighbors
     """
 
     name: str = "lazy"

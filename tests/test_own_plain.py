@@ -253,7 +253,7 @@ def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
         (("model={}:Net", "model.widht=3"), "has no setting 'widht'. Did you mean 'model.width'?"),
         (("model={}:Wrong", "data={}:noisy"), "model.classes has no default: give it a value"),
         (("model={}:Wrong", "model.classes=3", "data={}:noisy"), "one number for each of the 5 classes"),
-        (("model=cnn", "data={}:noisy"), "model=cnn needs images, but this data= has labelled examples"),
+        (("model=cnn", "data={}:noisy"), "model=cnn needs images, but this data= has labeled examples"),
         (("data={}:one",), "returns a Noisy: return two data sets, (train, test)."),
         (("data={}:breaks",), ".py, line 75: OSError: no such disk."),
     ],
@@ -606,7 +606,7 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
             "data.text=[title]",
             "task=images needs images with labels, but data=datasets:load_dataset has texts",
         ),
-        ("data.colour=red", "has no setting 'colour'"),
+        ("data.color=red", "has no setting 'color'"),
     ],
 )
 def test_what_a_data_set_of_the_library_does_not_have(

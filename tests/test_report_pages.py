@@ -296,9 +296,9 @@ def test_what_is_drawn_unless_asked_is_one_small_png_and_what_is_older_is_named(
     ]
     with Image.open(directory / "course.png") as picture:
         assert picture.mode == "P" and picture.info["dpi"] == pytest.approx((150, 150), abs=0.1)
-        colours = {colour for _, colour in picture.convert("RGB").getcolors(256)}
-    for colour in ("#FFFFFF", style.VERMILLION, style.BLUE):
-        assert tuple(bytes.fromhex(colour[1:])) in colours, colour
+        colors = {color for _, color in picture.convert("RGB").getcolors(256)}
+    for color in ("#FFFFFF", style.VERMILLION, style.BLUE):
+        assert tuple(bytes.fromhex(color[1:])) in colors, color
 
 
 @pytest.mark.slow

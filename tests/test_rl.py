@@ -19,7 +19,7 @@ from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.tasks.problems import rollouts as ppo
-from decentral.tasks.problems.policies import PolicyOptimisation
+from decentral.tasks.problems.policies import PolicyOptimization
 from decentral.training.assemble import Run, assemble
 
 CPU = torch.device("cpu")
@@ -49,8 +49,8 @@ def opened(case: str, *more: str) -> Run:
         return assemble(config, World(0, 1, CPU))
 
 
-def problem_of(run: Run) -> PolicyOptimisation:
-    assert isinstance(run.problem, PolicyOptimisation)
+def problem_of(run: Run) -> PolicyOptimization:
+    assert isinstance(run.problem, PolicyOptimization)
     return run.problem
 
 
@@ -119,7 +119,7 @@ def test_a_recorded_rollout_has_the_advantages_the_loss_and_the_gradient_of_an_i
         target = rollouts.targets[i]
         values = target[..., 2].numpy()
         got = np.array(rewards)[:, i]
-        if rollouts.normalises:
+        if rollouts.normalizes:
             assert not np.array_equal(spread, rollouts.spread)
         else:
             seen, memory, begins = rollouts.observe([i]), rollouts.memory[[i]], rollouts.begins[[i]]

@@ -164,14 +164,14 @@ def order_of_sum(world: World) -> Tensor:
 
 def every_shape(world: World, dtype: torch.dtype) -> dict[str, list[Tensor]]:
     found = {}
-    neighbours = {"src_weights": [1 - world.rank], "dst_weights": {1 - world.rank: 0.5}}
+    neighbors = {"src_weights": [1 - world.rank], "dst_weights": {1 - world.rank: 0.5}}
     with decentral.join("ring") as peers:
         for name, view in SHAPES.items():
             x = view(values(world.rank, dtype=dtype))
             before = x.clone()
             found[name] = [
                 peers.neighbor_allreduce(x),
-                peers.neighbor_allreduce(x, self_weight=0.5, **neighbours),
+                peers.neighbor_allreduce(x, self_weight=0.5, **neighbors),
                 peers.pair_gossip(x, 1 - world.rank),
                 peers.hierarchical_neighbor_allreduce(x, 1, self_weight=0.5, src_machine_weights={1 - world.rank: 0.5}),
                 peers.allreduce(x),
@@ -305,7 +305,7 @@ def test_verbs_of_everybody(worlds, size):
             np.testing.assert_allclose(result, right, rtol=1e-12, atol=1e-12)
 
 
-# -- gathering of neighbours -------------------------------------------------------------------------------------------
+# -- gathering of neighbors -------------------------------------------------------------------------------------------
 
 
 def gather(world: World, src, dst, check: bool | None, ragged: bool) -> Tensor:
@@ -327,7 +327,7 @@ DESTINATIONS = [[2, 3], [0, 2], [], [0]]
     ("src", "dst", "check"),
     [(SOURCES, DESTINATIONS, None), (SOURCES, DESTINATIONS, False), (SOURCES, None, None), (None, DESTINATIONS, False)],
 )
-def test_neighbours_tensors_in_the_order_of_the_sources(worlds, src, dst, check, ragged):
+def test_neighbors_tensors_in_the_order_of_the_sources(worlds, src, dst, check, ragged):
     found = worlds(4).call(gather, src, dst, check, ragged)
     for rank, order in enumerate(SOURCES if src else [sorted(sources) for sources in SOURCES]):
         assert found[rank].tolist() == [j for j in order for _ in range(j + 1 if ragged else 2)]

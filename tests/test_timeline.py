@@ -126,7 +126,7 @@ LOGNORMAL = (
 
 
 @pytest.mark.parametrize("waits_for", ["neighbors", "everyone"])
-def test_dpsgd_on_a_ring_is_a_loop_over_neighbours(waits_for):
+def test_dpsgd_on_a_ring_is_a_loop_over_neighbors(waits_for):
     n, steps, latency = 6, 150, 0.1
     overrides = ["algo=dpsgd", "topology=ring", f"num_workers={n}", *LOGNORMAL, f"cluster.links.latency_s={latency}"]
     config = configure(*QUADRATICS, *overrides, f"cluster.waits_for={waits_for}")

@@ -72,7 +72,7 @@ def test_a_setting_that_the_graph_of_one_peer_does_not_have_is_refused(settings,
 
 
 def test_a_schedule_that_hardly_ever_repeats_is_refused_before_it_is_gone_through(tmp_path):
-    leaves = [0, 6, 7, 8, 10, 12]  # of centres that are joined to centre 0: the degrees are 5, 7, 8, 9, 11 and 13
+    leaves = [0, 6, 7, 8, 10, 12]  # of centers that are joined to center 0: the degrees are 5, 7, 8, 9, 11 and 13
     first, edges = len(leaves), [(0, center) for center in range(1, len(leaves))]
     for center, number in enumerate(leaves):
         edges += [(center, first + k) for k in range(number)]

@@ -40,7 +40,7 @@ def words(settings: dict) -> list[str]:
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Normalised as data=digits is."""
+    """Normalized as data=digits is."""
     loaded = compose(["data=digits"]).data.load("cpu", 0)
     order = torch.arange(len(loaded.train_labels))[None]
     images, labels = next(loaded.train_batches(lambda step: order, range(1), 0, 1))
@@ -478,7 +478,7 @@ def values(result) -> torch.Tensor:
 
 
 def both(tmp_path, model, *overrides: str, **settings: Any) -> list[torch.Tensor]:
-    """What is learnt with `execution=loop` and with auto."""
+    """What is learned with `execution=loop` and with auto."""
     told = {"results_dir": tmp_path, **SHORT, "rerun": True, **settings}
     return [
         values(decentral.train(model, toy(), toy(24), *overrides, execution=way, **told)) for way in ("loop", "auto")

@@ -1,4 +1,4 @@
-"""task=translation: what is drawn, what is learnt from it, how translations are written and what they are worth."""
+"""task=translation: what is drawn, what is learned from it, how translations are written and what they are worth."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ def test_times_of_gradients_are_recorded_in_one_process_and_are_a_cluster_s(star
         assert start(*overrides, *free, directory="traced").facts["simulated_s"] == pytest.approx(times.max(1).sum())
 
 
-LEARNT = (
+LEARNED = (
     *(*SMALL, "algo=allreduce", "data.words=1", "data.num_test=9", "num_workers=2"),
     *("steps=40", "optim=adam", "lr=0.01"),
 )
@@ -334,7 +334,7 @@ def kept(directory: Path) -> list[dict[str, str]]:
     ],
 )
 def test_what_the_averaged_model_writes_in_the_end_is_kept_and_a_loaded_run_writes_it_again(start, more):
-    settings = (*LEARNT, *more)
+    settings = (*LEARNED, *more)
     run = start(*settings)
     rows, loaded = kept(run.directory), decentral.load(run.directory)
     data = compose(settings).data.load("cpu", 0)
@@ -355,22 +355,22 @@ def test_what_the_averaged_model_writes_in_the_end_is_kept_and_a_loaded_run_writ
 
 def test_some_translations_are_kept_or_none_by_several_processes_and_after_a_break_too(start):
     whole, few = (
-        start(*LEARNT),
-        start(*LEARNT, "task.translations=4", "evaluation.batch_size=3", directory="few", processes=2),
+        start(*LEARNED),
+        start(*LEARNED, "task.translations=4", "evaluation.batch_size=3", directory="few", processes=2),
     )
     rows = kept(few.directory)
     assert len(rows) == 4 and all(row in kept(whole.directory) for row in rows)
-    assert not (start(*LEARNT, "task.translations=0", directory="none").directory / "translations.csv").exists()
-    broken = start(*LEARNT, "checkpoint_every_s=0", interrupt_at=20, directory="broken")
+    assert not (start(*LEARNED, "task.translations=0", directory="none").directory / "translations.csv").exists()
+    broken = start(*LEARNED, "checkpoint_every_s=0", interrupt_at=20, directory="broken")
     assert broken.status == "interrupted" and not (broken.directory / "translations.csv").exists()
-    assert kept(start(*LEARNT, "checkpoint_every_s=0", directory="broken").directory) == kept(whole.directory)
-    assert run_id(compose([*LEARNT, "task.translations=4"])) == run_id(compose(LEARNT))
+    assert kept(start(*LEARNED, "checkpoint_every_s=0", directory="broken").directory) == kept(whole.directory)
+    assert run_id(compose([*LEARNED, "task.translations=4"])) == run_id(compose(LEARNED))
 
 
 def test_texts_are_translated_as_they_are_and_not_without_their_data(start, cache):
     pytest.importorskip("sacrebleu")
     written(cache)
-    texts = [word for word in LEARNT if not word.startswith("data")]
+    texts = [word for word in LEARNED if not word.startswith("data")]
     run = start(*texts, "data=parallel", f"data.path={cache}", "data.vocab_size=300", "data.longest=20", "task.beam=2")
     loaded, rows = decentral.load(run.directory), kept(run.directory)
     assert [row["reference"] for row in rows] == GERMAN.splitlines()
@@ -386,7 +386,7 @@ def test_texts_are_translated_as_they_are_and_not_without_their_data(start, cach
 
 
 def test_sentences_that_cannot_be_translated_are_refused(start, tmp_path):
-    loaded = decentral.load(start(*LEARNT).directory)
+    loaded = decentral.load(start(*LEARNED).directory)
     for sentences, message in {
         ("w3", "w4 w3"): "'w4' is not a word of data=synthetic_translation: use w3 to w3",
         ("w3", " "): r"sentences\[1\] has 0 tokens: give sentences of 1 to 8",
@@ -399,7 +399,7 @@ def test_sentences_that_cannot_be_translated_are_refused(start, tmp_path):
     other = decentral.load(start("task=quadratics", "steps=1", directory="other").directory)
     with pytest.raises(ConfigError, match="is a run of task=quadratics: translate needs a run of task=translation"):
         other.translate(["w3"])
-    bare = decentral.load(start(*LEARNT, "save=none", "steps=1", directory="bare").directory)
+    bare = decentral.load(start(*LEARNED, "save=none", "steps=1", directory="bare").directory)
     with pytest.raises(ConfigError, match="has no models: it is done, with save=none; use a run that is done"):
         bare.translate(["w3"])
 

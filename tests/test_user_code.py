@@ -290,7 +290,7 @@ PAIRS_OF_6 = TensorDataset(X, Y)
 ONE_LABEL, ONE_BUFFER, TWO_BUFFERS = torch.tensor(0), torch.zeros(6), np.zeros((2, 6), np.float32)
 
 
-def labelled(label: Callable[[int], Any]) -> Examples:
+def labeled(label: Callable[[int], Any]) -> Examples:
     return Examples(40, lambda number: (X[number], label(number)))
 
 
@@ -393,13 +393,13 @@ class Endless(IterableDataset):
     ("data", "said"),
     [
         (Endless(), "data are of type Endless: give a map-style data set, with len.. and .index."),
-        (labelled(lambda number: 1.0), "example 0 has the label 1.0: .* whole number .* >= 0"),
+        (labeled(lambda number: 1.0), "example 0 has the label 1.0: .* whole number .* >= 0"),
         (
-            labelled(lambda number: -1 if number == 17 else 0),
+            labeled(lambda number: -1 if number == 17 else 0),
             "example 17 has the label -1: give one whole",
         ),
-        (labelled(lambda number: "cat"), "example 0 has the label 'cat': give one whole number"),
-        (labelled(lambda number: torch.eye(4)[number % 4]), r"a label of shape \[4\]: .*one-hot .* label\.argmax"),
+        (labeled(lambda number: "cat"), "example 0 has the label 'cat': give one whole number"),
+        (labeled(lambda number: torch.eye(4)[number % 4]), r"a label of shape \[4\]: .*one-hot .* label\.argmax"),
         (TensorDataset(X, torch.eye(4)[Y]), r"a label of shape \[4\]: give one whole number"),
         (TensorDataset(X, Y, Y), "example 0 is a tuple of 3: return pairs .tensor, label."),
         (Examples(40, lambda number: {"x": X[number]}), "example 0 is a dict: return pairs"),
@@ -418,7 +418,7 @@ class Endless(IterableDataset):
             Examples(40, lambda number: (X[number, : 6 - number // 39], 0)),
             r"example 39 is \[5\], but example 0 is \[6\]",
         ),
-        (labelled(lambda number: 10**30), "has the label 1000"),
+        (labeled(lambda number: 10**30), "has the label 1000"),
         (
             Examples(41, lambda number: (X[number], 0)),
             "example 40 of 41 cannot be read .*: IndexError: index 40 is out of",

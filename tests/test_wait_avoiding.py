@@ -99,7 +99,7 @@ def tagged(worker: int, version: int, P: int) -> Tensor:
 
 
 def walk(site: Site, worker: int, pace_s: float, steps: int = T) -> list[tuple[int, list[float], int, int]]:
-    """Versions with random pauses, synchronised every TAU; what this worker gets."""
+    """Versions with random pauses, synchronized every TAU; what this worker gets."""
     P, seen = site.mailbox.num_workers, []
     for t in range(steps):
         time.sleep(numpy_generator(1, "pause", worker, t).exponential(pace_s))

@@ -112,7 +112,7 @@ class Model:
 
 
 def random_calls(edges: Edges, num_calls: int) -> Iterator[tuple[int, str, tuple]]:
-    """(worker that acts, operation, arguments): every operation, with some or all neighbours and any weights."""
+    """(worker that acts, operation, arguments): every operation, with some or all neighbors and any weights."""
     draw = np.random.default_rng(0)
     for _ in range(num_calls):
         worker, operation = int(draw.integers(N)), str(draw.choice(["put", "accumulate", "get", "update", "collect"]))

@@ -1,6 +1,6 @@
 """Started by torchrun: for each case of a JSON file, a few steps of a script's own loop around `decentral.wrap`.
 
-Every rank minimises 1/2 ||A_i x - b_i||^2, with x in two parameters; its models after each step [steps + 1, P] go to
+Every rank minimizes 1/2 ||A_i x - b_i||^2, with x in two parameters; its models after each step [steps + 1, P] go to
 FOLDER/<case>.<rank>.npy.
 """
 

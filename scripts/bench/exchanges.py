@@ -125,11 +125,11 @@ def floor(what: str, clock: str, least_s: float, other_s: float, wanted: float) 
 
 ALLREDUCE = "all-reduce (gloo's, a sum)"
 RAW = "{}, its bytes alone"
-_RING, _BOTH, _ONE_PEER = "ring, one neighbour", "ring, both neighbours", "one-peer exponential"
-NEIGHBOURS = {_RING: 1, _BOTH: 2, _ONE_PEER: 1}
+_RING, _BOTH, _ONE_PEER = "ring, one neighbor", "ring, both neighbors", "one-peer exponential"
+NEIGHBORS = {_RING: 1, _BOTH: 2, _ONE_PEER: 1}
 
 
-@benchmark("all-reduce / averaging with neighbours, 8 processes over gloo")
+@benchmark("all-reduce / averaging with neighbors, 8 processes over gloo")
 def averaging(effort: Effort) -> Findings:
     """Figure 11 of the BlueFog paper (Ying et al., 2021): 1, 10 and 44 MB (11 million numbers); the last is judged."""
     processes, sizes = (6, (0.01,)) if effort.quick else (8, (1, 10, 44))
@@ -174,7 +174,7 @@ def averaging(effort: Effort) -> Findings:
     notes = [
         "All-reduce is one all_reduce of a flat tensor, which only adds up; the others end with the average.",
         "Over the loopback and on shared cores it is bytes that cost: for each worker all-reduce sends "
-        "2 (n - 1) / n times its row, the ring to both neighbours sends it twice, the others once. What the paper "
+        "2 (n - 1) / n times its row, the ring to both neighbors sends it twice, the others once. What the paper "
         "gains besides, few messages over a slow network, is not seen here.",
         "The bytes alone are batch_isend_irecv from and to memory that is there already; nothing is averaged.",
     ]
@@ -188,11 +188,11 @@ def averaging_targets(found: Together, megabytes: float) -> list[Target]:
     An average reads d + 1 rows and writes one: d + 2 passes over memory, of which a copy has two.
     """
     targets = []
-    for label, neighbours in NEIGHBOURS.items():
+    for label, neighbors in NEIGHBORS.items():
         faster = {"wall": wall_over(found, ALLREDUCE, label), "CPU": found.cpu.ratio(ALLREDUCE, label).median}
         for clock, seconds in (("wall", found.wall.least), ("CPU", found.cpu.median)):
-            least_s = seconds(RAW.format(label)) + (neighbours + 2) / 2 * seconds(COPY)
-            what = f"its bytes alone, and the {neighbours + 2} passes over memory that an average takes at least"
+            least_s = seconds(RAW.format(label)) + (neighbors + 2) / 2 * seconds(COPY)
+            what = f"its bytes alone, and the {neighbors + 2} passes over memory that an average takes at least"
             in_the_way = floor(what, clock, least_s, seconds(ALLREDUCE), 1.0)
             measure = f"all-reduce / {label}, {megabytes:g} MB ({clock})"
             targets.append(Target(measure, faster[clock], at_least=1.0, floor=in_the_way))
@@ -242,7 +242,7 @@ def communication(effort: Effort) -> Findings:
     worst_messages = max(row["messages"] for row in rows if row["messages"] is not None)
     targets += [
         Target("bytes on the wire / sum over edges: largest difference from 1", worst_bytes, at_most=0.0),
-        Target("messages per neighbour, tree and step (most)", worst_messages, at_most=1.0),
+        Target("messages per neighbor, tree and step (most)", worst_messages, at_most=1.0),
     ]
     exchange = {
         "exchange": "exchange",
@@ -253,7 +253,7 @@ def communication(effort: Effort) -> Findings:
         "shared_memory_cpu": "shared memory / raw, CPU",
         "shared_memory_wall": "shared memory / raw, wall",
         "bytes": "bytes / least",
-        "messages": "messages per neighbour, tree and step",
+        "messages": "messages per neighbor, tree and step",
     }
     relay = {
         "step": "step",
@@ -267,7 +267,7 @@ def communication(effort: Effort) -> Findings:
         "already; an exchange also averages what arrives, or adds it up and passes it on.",
         "The steps have a gradient that is there already, and all of them do plain SGD, except the single "
         "all_reduce of one flat tensor. The thesis' way packs all parameters with cat, takes every other "
-        "coordinate for each tree, sends the counts apart, and serves one neighbour after the other.",
+        "coordinate for each tree, sends the counts apart, and serves one neighbor after the other.",
     ]
     tables = [
         Table(f"One exchange between {size} processes", exchange, rows),
@@ -379,7 +379,7 @@ class ThesisRelay(Work):
     """SGD on separate tensors, then relaying with blocking messages (Bohl 2022; Vogels et al., Algorithm 1).
 
     In every step all parameters are concatenated into a new flat tensor; each tree takes every d-th coordinate of it;
-    the model and the number of models in it are two messages; neighbours are served in turn, the one with the smaller
+    the model and the number of models in it are two messages; neighbors are served in turn, the one with the smaller
     rank sends last; the average is a new tensor, and is copied back tensor by tensor.
 
     Large tensors that are freed go back to the system, and cost page faults when they come again, as in any program
@@ -390,16 +390,16 @@ class ThesisRelay(Work):
         assert config.num_workers is not None
         self.rank, self.keeps_memory = world.rank, keeps_memory
         graphs = config.topology.schedule(config.num_workers).graphs()
-        self.neighbours = [graph.senders()[world.rank].tolist() for graph in graphs]
+        self.neighbors = [graph.senders()[world.rank].tolist() for graph in graphs]
         self.parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
         for parameter in self.parameters:
             parameter.grad = torch.ones_like(parameter)
         self.optimizer = torch.optim.SGD(self.parameters, lr=config.lr)
         size, d = sum(parameter.numel() for parameter in self.parameters), len(graphs)
         self.received: list[dict[int, Tensor]] = []
-        for h, neighbours in enumerate(self.neighbours):
-            self.received.append({j: torch.zeros(len(range(h, size, d))) for j in neighbours})
-        self.counts = [{j: torch.zeros(1) for j in neighbours} for neighbours in self.neighbours]
+        for h, neighbors in enumerate(self.neighbors):
+            self.received.append({j: torch.zeros(len(range(h, size, d))) for j in neighbors})
+        self.counts = [{j: torch.zeros(1) for j in neighbors} for neighbors in self.neighbors]
 
     def __call__(self) -> None:
         """A step."""
@@ -413,7 +413,7 @@ class ThesisRelay(Work):
     def _step(self) -> None:
         self.optimizer.step()
         packed = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
-        d = len(self.neighbours)
+        d = len(self.neighbors)
         for h in range(d):
             packed[h::d] = self._relayed(packed[h::d], h)
         start = 0
@@ -424,7 +424,7 @@ class ThesisRelay(Work):
     def _relayed(self, x: Tensor, h: int) -> Tensor:
         """The average over the models that have arrived in this piece."""
         received, counts = self.received[h], self.counts[h]
-        for j in self.neighbours[h]:
+        for j in self.neighbors[h]:
             if j < self.rank:
                 self._send(x, h, j)
             dist.recv(received[j], j)
@@ -434,6 +434,6 @@ class ThesisRelay(Work):
         return (x + sum(received.values())) / (1 + sum(counts.values()))
 
     def _send(self, x: Tensor, h: int, j: int) -> None:
-        others = [k for k in self.neighbours[h] if k != j]
+        others = [k for k in self.neighbors[h] if k != j]
         dist.send((x + sum(self.received[h][k] for k in others)).contiguous(), j)
         dist.send(torch.ones(1) + sum(self.counts[h][k] for k in others), j)

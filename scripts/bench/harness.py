@@ -171,7 +171,7 @@ def passes(run: Run) -> Callable[[], None]:
     """
     config, problem = run.config, run.problem
     inputs, targets = problem.batch_of(None, 0)  # type: ignore[attr-defined]
-    minimised = problem.loss  # type: ignore[attr-defined]
+    minimized = problem.loss  # type: ignore[attr-defined]
     template = config.model.build(config.data.inspect())
     models = [deepcopy(template) for _ in inputs]
     work = [(model, list(model.parameters()), inputs[i], targets[i]) for i, model in enumerate(models)]
@@ -180,7 +180,7 @@ def passes(run: Run) -> Callable[[], None]:
         with torch.enable_grad():
             for model, parameters, x, y in work:
                 with config.precision.forward(run.world.device):
-                    loss = minimised(model(x), y)
+                    loss = minimized(model(x), y)
                 torch.autograd.grad(loss, parameters)
 
     return compute

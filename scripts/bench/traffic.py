@@ -78,16 +78,16 @@ class Silent(TorchDistributed):
 
 
 def relaying(degree: int) -> int:
-    """Least passes of RelaySGD with so many neighbours.
+    """Least passes of RelaySGD with so many neighbors.
 
-    Read x, g and the old messages, write y and the new ones; read y and what came, write x. With one neighbour there
+    Read x, g and the old messages, write y and the new ones; read y and what came, write x. With one neighbor there
     is no message but y itself.
     """
     return (3 + 2 * degree if degree > 1 else 3) + 2 + degree
 
 
 def combining(degree: int) -> int:
-    """Least passes of adapt then combine: read x and g, write y; read y and the neighbours' rows, write x."""
+    """Least passes of adapt then combine: read x and g, write y; read y and the neighbors' rows, write x."""
     return 3 + 2 + degree
 
 

@@ -32,7 +32,7 @@ class Underway(NamedTuple):
 
     ready: np.ndarray
     """The time when each worker has all its messages, in seconds."""
-    travelled: np.ndarray
+    traveled: np.ndarray
     """The seconds of transfer in the time until then."""
     left: np.ndarray
     """The time when all messages of a worker have left its port."""
@@ -160,8 +160,8 @@ class Clock(Prices):
         moved = self._moved(over.memo["plan"], began, each)
         latest = began.copy()
         np.maximum.at(latest, dst, began[src])
-        travelled = np.maximum(moved.ready - latest, 0.0)
-        return Underway(moved.ready, travelled, moved.left, moved.sent, np.bincount(src, minlength=self.n))
+        traveled = np.maximum(moved.ready - latest, 0.0)
+        return Underway(moved.ready, traveled, moved.left, moved.sent, np.bincount(src, minlength=self.n))
 
     def begin_collective(self, name: str, num_bytes: float, overlaps: bool = False) -> tuple[Underway, int, float]:
         """Let all workers begin an all_reduce, allgather or broadcast of rows of num_bytes. Return the exchange in
@@ -191,8 +191,8 @@ class Clock(Prices):
         all_begin, ends = np.full(self.n, starts[0]), np.full(self.n, end)
         self._use(Movement(ends, all_begin, ends, all_begin, ends, each, each))
         sent = self._of_the_present(np.full(self.n, messages / m))
-        travelled = min(seconds, end - self._latest(self.now)) if overlaps else seconds
-        return Underway(ends, np.full(self.n, travelled), ends, each, sent), round(messages), rows
+        traveled = min(seconds, end - self._latest(self.now)) if overlaps else seconds
+        return Underway(ends, np.full(self.n, traveled), ends, each, sent), round(messages), rows
 
     def _ready(self, buckets: int) -> list[float]:
         """Return the times when all workers have each bucket of their last gradients."""
@@ -236,7 +236,7 @@ class Clock(Prices):
     def wait(self, underway: Underway) -> None:
         """Let every worker continue once its exchange is over."""
         spent = self._of_the_present(np.maximum(underway.ready - self.now, 0.0))
-        exchanged = np.minimum(spent, underway.travelled)
+        exchanged = np.minimum(spent, underway.traveled)
         waited = spent - exchanged
         self._span("wait", self.now, self.now + waited)
         self._span("exchange", self.now + waited, self.now + spent)

@@ -1,4 +1,4 @@
 """Compressed messages instead of dense rows, with exact sizes in bytes: `compress=`, one file per family.
 
-`selection` and `quantisation` have shared computations; nothing here imports torch before it computes.
+`selection` and `quantization` have shared computations; nothing here imports torch before it computes.
 """

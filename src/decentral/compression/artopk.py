@@ -57,7 +57,7 @@ class ARTopK(Ratio, Compressor):
                      the last steps; the lowest number on ties
     var_stat         quantity to compare: the norm, as in the authors' code, or the variance of the entries, as the name
                      and the slides say
-    window_steps     W, over which it is smoothed: weights (1 - smoothing)^j for the j-th newest value, normalised
+    window_steps     W, over which it is smoothed: weights (1 - smoothing)^j for the j-th newest value, normalized
     smoothing        as in the authors' code, 0.001: almost none
     wait_for_window  take worker 0 until there are W values, as the authors' code does; else smooth the values so far
 

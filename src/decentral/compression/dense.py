@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.compression.compressor import Encoder
-from decentral.compression.quantisation import add_quantised, add_signs, mean_magnitude, pack, quantise
+from decentral.compression.quantization import add_quantized, add_signs, mean_magnitude, pack, quantize
 from decentral.compression.rows import Address, payload_of
 from decentral.compression.selection import block_size
 from decentral.host.machine import Lazy
@@ -138,12 +138,12 @@ class Int8(Encoder):
         values = self.scratch.take(("values", *at.place), len(e), e, torch.int8)
         scales = self.scratch.take(("scales", *at.place), -(-len(e) // self.block), e)
         generator = torch_generator(e.device, self.seed, "int8", *at)
-        quantise(e, self.block, values, scales, generator, self.scratch)
+        quantize(e, self.block, values, scales, generator, self.scratch)
         return payload_of(values=values, scales=scales)
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
         """out <- out + weight s_b q."""
-        add_quantised(payload.tensors["values"], payload.tensors["scales"], self.block, out, weight, self.scratch)
+        add_quantized(payload.tensors["values"], payload.tensors["scales"], self.block, out, weight, self.scratch)
 
 
 @dataclass

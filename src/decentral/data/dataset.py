@@ -60,7 +60,7 @@ class LabelledData(DataDescription):
     first_class   the smallest label that there is
     """
 
-    kind: ClassVar[str] = "labelled examples"
+    kind: ClassVar[str] = "labeled examples"
     shape: tuple[int, ...]
     num_classes: int
     first_class: int = field(default=0, repr=False, compare=False)

@@ -85,7 +85,7 @@ class Text:
 
     words        tokens, without BEGIN and END, as text: words with blanks between them
     references   the translations of the test sentences as text, as they were before they became tokens
-    plain        whether blanks are all that divides the words of the text, so that nothing has to be tokenised for BLEU
+    plain        whether blanks are all that divides the words of the text, so that nothing has to be tokenized for BLEU
     tokens       a sentence as tokens, without BEGIN and END; it raises ConfigError for words that are not known. None:
                  only test sentences are translated
     """

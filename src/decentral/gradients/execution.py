@@ -33,7 +33,7 @@ class Workload(NamedTuple):
     models        of the local workers
     batch_shape   of what one worker's model takes in a step, such as (B, C, H, W) for images
     precision     of the arithmetic
-    loss          what is minimised, its mean over the batch
+    loss          what is minimized, its mean over the batch
     ignored       targets of this value are excluded from the loss and its mean, such as padding
     """
 

@@ -68,7 +68,7 @@ class FishSchool(Measurement):
 
         W from x: Metropolis-Hastings weights among those nearer than `radius`
         w_i <- sum_j a_ij (w_j - gamma grad f_j(w_j))          a = W, I or 1/n by `sharing`: D-SGD in its ATC form
-        v_i <- swim(sum_j W_ij v_j, by behavior and w_i);     x_i <- x_i + v_i
+        v_i <- swim(sum_j W_ij v_j, by behaviour and w_i);     x_i <- x_i + v_i
 
     BlueFog paper, Listing 2, which averages x where its text (and this) averages w.
 
@@ -105,7 +105,7 @@ class FishSchool(Measurement):
         net, school = local_network(self.config), self.school
         x, v = school.places(self.n, seed), np.zeros((self.n, 2))
         w = look(school, x, school.predator(0), seed, 0).guess(x)
-        near, found, pictures = neighbours(x, school.radius), [], []
+        near, found, pictures = neighbors(x, school.radius), [], []
         for k in range(self.rounds + 1):
             predator = school.predator(k)
             found.append(measure(x, w, predator, near))
@@ -120,7 +120,7 @@ class FishSchool(Measurement):
             mean_v = net.mix_with(torch.from_numpy(v), W).numpy()
             v = swim(school, x, near, mean_v, wanted(school, self.behaviour, x, w))
             x = x + v
-            near = neighbours(x, school.radius)
+            near = neighbors(x, school.radius)
         return {"numbers": {key: [one[key] for one in found] for key in found[0]}, "pictures": pictures}
 
     def values(self, labels: Labels) -> Iterator[Value]:
@@ -190,7 +190,7 @@ def look(school: School, x: np.ndarray, predator: np.ndarray, seed: int, k: int)
     return Seen(d, np.stack([np.cos(angle), np.sin(angle)], axis=1))
 
 
-def neighbours(x: np.ndarray, radius: float) -> np.ndarray:
+def neighbors(x: np.ndarray, radius: float) -> np.ndarray:
     """Bool [n, n]: who is within `radius` of whom; nobody is a neighbor of himself."""
     near = np.hypot(*(x[:, None] - x[None]).transpose(2, 0, 1)) <= radius
     np.fill_diagonal(near, False)

@@ -100,21 +100,21 @@ def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
     end = shown_until_s(spans, shown)
     figure = _sheet(10.0, max(2.6, 0.2 * len(shown) + 1.6), title)
     panel = figure.subplots()
-    for kind, (_, colour) in KINDS.items():
+    for kind, (_, color) in KINDS.items():
         bars = [
             [(a, i - 0.4), (b, i - 0.4), (b, i + 0.4), (a, i + 0.4)]
             for i, a, b in ((span.worker, span.begin_s, min(span.end_s, end)) for span in spans if span.kind == kind)
             if i in shown and a < end
         ]
-        edge = "white" if kind == "compute" else colour  # gradients in a row are told apart; what is thin is seen
-        panel.add_collection(PolyCollection(bars, facecolors=colour, edgecolors=edge, linewidths=0.3))
+        edge = "white" if kind == "compute" else color  # gradients in a row are told apart; what is thin is seen
+        panel.add_collection(PolyCollection(bars, facecolors=color, edgecolors=edge, linewidths=0.3))
     panel.set(xlim=(0, end), ylim=(len(shown) - 0.4, -0.6), xlabel="simulated seconds", ylabel="worker")
     panel.yaxis.set_major_locator(MaxNLocator(min(len(shown) + 1, 16), integer=True))
     panel.spines[["top", "right"]].set_visible(False)
     if len(workers) > len(shown):
         panel.set_title(f"the first {len(shown)} workers", fontsize=9, loc="left")
     kinds = [kind for kind in KINDS if kind != "away" or any(span.kind == kind for span in spans)]
-    handles = [Patch(facecolor=colour, label=words) for words, colour in (KINDS[kind] for kind in kinds)]
+    handles = [Patch(facecolor=color, label=words) for words, color in (KINDS[kind] for kind in kinds)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     _store(figure, path)
 
@@ -129,8 +129,8 @@ def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
     shares.append(sum(times for age, times in ages.items() if age >= last) / total)
     figure = _sheet(6.4, 3.6, title)
     panel = figure.subplots()
-    colours = [style.GREEN, *[style.VERMILLION] * last]
-    panel.bar(range(last + 1), shares, width=0.8, color=colours[: last + 1])
+    colors = [style.GREEN, *[style.VERMILLION] * last]
+    panel.bar(range(last + 1), shares, width=0.8, color=colors[: last + 1])
     for age, share in enumerate(shares if last < 14 else ()):
         text = f"{100 * share:.0f} %" if share >= 0.01 or not share else "< 1 %"
         panel.annotate(text if share else "", (age, share), ha="center", va="bottom", fontsize=8)
@@ -319,9 +319,9 @@ def _draw(
                 "zorder": 1,
                 "alpha": 0.5,
             }
-            panel.add_collection(LineCollection(each, colors=style.GREY, label=f"each of {len(each)} workers", **look))
+            panel.add_collection(LineCollection(each, colors=style.GRAY, label=f"each of {len(each)} workers", **look))
             panel.autoscale_view()
-        for worker, (words, colour, marker) in style.WORKERS.items():
+        for worker, (words, color, marker) in style.WORKERS.items():
             # at step 0 all models agree: what is recorded there is rounding
             y = _values(lines.get(worker, []), skip_start=metric == CONSENSUS)
             if metric == CONSENSUS and all(abs(value) < _ROUNDING for value in y if math.isfinite(value)):
@@ -331,7 +331,7 @@ def _draw(
                 label = f"{prefix}{words}: {curves.metrics[key].format(curves.last(key, worker), digits=4)}"
                 marked = np.linspace(0, len(y) - 1, min(len(y), _MARKERS_PER_LINE)).astype(int)  # the last one, too
                 look = {"marker": marker, "markevery": marked.tolist(), "ms": 4}
-                look |= {"lw": 1.7, "zorder": 3, "color": colour, "linestyle": dashes, "label": label}
+                look |= {"lw": 1.7, "zorder": 3, "color": color, "linestyle": dashes, "label": label}
                 panel.plot(scale.of(lines[worker]), y, **look)
                 drawn += y
     _frame(panel, curves, keys, scale)

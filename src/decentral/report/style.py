@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BLACK, GREY = "#000000", "#8A8A8A"
+BLACK, GRAY = "#000000", "#8A8A8A"
 VERMILLION, BLUE, GREEN, PURPLE = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
 ORANGE, SKY = "#E69F00", "#56B4E9"
 
@@ -37,7 +37,7 @@ WORKERS: dict[str, tuple[str, str, str]] = {
 class Look:
     """How a line is drawn."""
 
-    colour: str
+    color: str
     marker: str
     line: Any = "-"
     hollow: bool = False
@@ -46,11 +46,11 @@ class Look:
     @property
     def keywords(self) -> dict[str, Any]:
         """For `Axes.plot`."""
-        fill = "white" if self.hollow else self.colour
-        return {"color": self.colour, "linestyle": self.line, "markerfacecolor": fill}
+        fill = "white" if self.hollow else self.color
+        return {"color": self.color, "linestyle": self.line, "markerfacecolor": fill}
 
 
-REFERENCE = Look(GREY, "", (0, (1, 1)))
+REFERENCE = Look(GRAY, "", (0, (1, 1)))
 """A line that no run has drawn, such as a bound: a method that is not known, on no topology."""
 
 _ALGORITHMS = {
@@ -100,7 +100,6 @@ _ALIASES = {
     "gt": "gradienttracking",
     "wagmasgd": "wagma",
     "centralized": "allreduce",
-    "centralised": "allreduce",
 }
 _FURTHER = ("#332288", "#882255", "#117733", "#661100", "#44AA99", "#AA4499", "#999933", "#6699CC")
 _FURTHER_MARKERS = ("h", "8", "*", "d", "H", ">", "<", "P")
@@ -173,19 +172,19 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
         if references[number]:
             found.append(REFERENCE)
             continue
-        colour, marker = _ALGORITHMS.get(name) or (_FURTHER[further[name]], _FURTHER_MARKERS[further[name]])
+        color, marker = _ALGORITHMS.get(name) or (_FURTHER[further[name]], _FURTHER_MARKERS[further[name]])
         if alone:
-            colour, marker = _OF_ONE_ALGORITHM.get(topology, (colour, marker))
+            color, marker = _OF_ONE_ALGORITHM.get(topology, (color, marker))
         usual: Any = _TOPOLOGIES.get(topology, "-") if len(different) > 1 else "-"
         if topology == "chain" and "ring" in different:
             usual = _BESIDE_RING
         owner = f"{methods[number]}|{topology}"  # variants of an algorithm, or ring and chain, differ in their dashes
         markers = (marker, *_OF_VARIANTS) if variant or topology else (marker,) * len(_DASHES)
         choices = [(usual, marker), *zip(_DASHES, markers, strict=True)]
-        free = (one for one in choices if owners.get((colour, one[0], variant), owner) == owner)
+        free = (one for one in choices if owners.get((color, one[0], variant), owner) == owner)
         line, shape = next(free, choices[0])
-        owners[colour, line, variant] = owner
-        found.append(Look(colour, shape, line, variant))
+        owners[color, line, variant] = owner
+        found.append(Look(color, shape, line, variant))
     return found
 
 
@@ -208,7 +207,7 @@ def ordered_looks(count: int) -> list[Look]:
 def _mixed(scale: Sequence[str], place: float) -> str:
     """The color at a place of a scale: between two of its colors, their mixture."""
     first = min(int(place), len(scale) - 2)
-    one, other = (bytes.fromhex(colour[1:]) for colour in scale[first : first + 2])
+    one, other = (bytes.fromhex(color[1:]) for color in scale[first : first + 2])
     mixture = bytes(round(low + (place - first) * (high - low)) for low, high in zip(one, other, strict=True))
     return f"#{mixture.hex().upper()}"
 
@@ -244,7 +243,7 @@ def plain(figure: Figure) -> Figure:
 
 
 def png(figure: Figure, dpi: float) -> bytes:
-    """The figure as a PNG of at most 256 colours, a third of the size: areas of one colour keep theirs."""
+    """The figure as a PNG of at most 256 colors, a third of the size: areas of one color keep theirs."""
     from PIL import Image
 
     data, smaller = io.BytesIO(), io.BytesIO()

@@ -88,7 +88,7 @@ def join(
         problem, cuda, patience_s = in_a_script(str(error)), _wants_cuda("auto"), _USUAL_PATIENCE_S
     end_in_a_sentence()
     fresh = not dist.is_initialized()
-    _initialise(cuda, patience_s)
+    _initialize(cuda, patience_s)
     end_in_a_sentence()  # torch has set its own hook
     try:
         return _peers(plan, problem, check, patience_s)
@@ -226,7 +226,7 @@ _opened: WeakKeyDictionary[object, int] = WeakKeyDictionary()
 """The process groups that `join` initialized, each with the ID of the process with its connections."""
 
 
-def _initialise(cuda: bool, timeout_s: float) -> None:
+def _initialize(cuda: bool, timeout_s: float) -> None:
     """Initialize torch.distributed unless it already is."""
     if dist.is_initialized():
         return refuse_a_fork(_opened.get(dist.group.WORLD, os.getpid()), "decentral.join")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from decentral.data.loading.augmentation import Transform
 
 
-class Normalise:
+class Normalize:
     """x -> (x - mean) / std per channel, for uint8 images [..., C, H, W] on `device`."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device):
@@ -69,7 +69,7 @@ class InMemory(Loaded):
         self.num_test = len(self._test_labels)
         self._images = torch.from_numpy(arrays["train_images"]).to(self.device)
         self._test_images = torch.from_numpy(arrays["test_images"]).to(self.device)
-        self._normalise = Normalise(mean, std, self.device)
+        self._normalize = Normalize(mean, std, self.device)
         height, width = self._images.shape[2:]
         self._row_starts = torch.arange(height, device=self.device) * (width + 2 * pad)
         columns = torch.arange(width, device=self.device)
@@ -78,7 +78,7 @@ class InMemory(Loaded):
         if transform is not None:
             transform.try_on(self._images)
         elif not self._augment and 4 * self._images.numel() <= SMALL_BYTES:
-            self._images = self._normalise(self._images)
+            self._images = self._normalize(self._images)
 
     def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `Loaded`; every batch is a new tensor."""
@@ -91,14 +91,14 @@ class InMemory(Loaded):
             rest = zip(images.cpu().chunk(len(workers)), workers, steps, strict=True)
             images = torch.cat([self._transform(list(some), *address) for some, *address in rest]).to(self.device)
         if images.dtype == torch.uint8:
-            images = self._normalise(images)
+            images = self._normalize(images)
         labels = self._labels.index_select(0, flat)
         return images.view(*rows.shape, *images.shape[1:]), labels.view(rows.shape)
 
     def tested(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """See `Loaded`."""
         numbers = self._to_device(numbers)
-        images = self._normalise(self._test_images.index_select(0, numbers))
+        images = self._normalize(self._test_images.index_select(0, numbers))
         return images, self._test_labels.index_select(0, numbers)
 
     def _crop_and_flip(self, images: Tensor, workers: Sequence[int], steps: Sequence[int]) -> Tensor:

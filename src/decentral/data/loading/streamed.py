@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from decentral.data.dataset import Loaded
 from decentral.data.decode import open_image, resize_and_crop
 from decentral.data.loading.augmentation import TRIED, Transform
-from decentral.data.loading.in_memory import Normalise
+from decentral.data.loading.in_memory import Normalize
 from decentral.errors import ConfigError
 from decentral.host.processes import die_with_parent, start_server
 from decentral.randomness import numpy_generator
@@ -135,7 +135,7 @@ class Streamed(Loaded):
         self.train_labels, self._test_labels = train[2], torch.from_numpy(test[2])
         self.num_test = len(self._test_labels)
         self._labels = torch.from_numpy(self.train_labels)
-        self._normalise = Normalise(normalisation.mean, normalisation.std, self.device)
+        self._normalize = Normalize(normalisation.mean, normalisation.std, self.device)
 
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """See `Loaded`. Raises ConfigError that names a broken image."""
@@ -149,7 +149,7 @@ class Streamed(Loaded):
         loaded = self._pieces(self._train, pieces(), len(workers))
         try:
             for _ in range(start, stop):
-                images = torch.stack([self._normalise(next(loaded)) for _ in workers])
+                images = torch.stack([self._normalize(next(loaded)) for _ in workers])
                 yield images, self._labels[ahead.popleft()].to(self.device, non_blocking=True)
         finally:
             loaded.close()
@@ -163,7 +163,7 @@ class Streamed(Loaded):
         loaded = self._pieces(self._test, (Piece(batch.numpy()) for batch in batches), 1)
         try:
             for images, batch in zip(loaded, batches, strict=True):
-                yield self._normalise(images), self._test_labels[batch].to(self.device, non_blocking=True)
+                yield self._normalize(images), self._test_labels[batch].to(self.device, non_blocking=True)
         finally:
             loaded.close()
 

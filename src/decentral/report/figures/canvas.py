@@ -140,7 +140,7 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
         _fill(ax, seen[panel], covers[panel], looks, sizes)
         for line in theirs:
             if line.panel == panel and (panel, line.key) in looks:
-                ax.plot(line.x, line.y, **_ring(looks[panel, line.key].colour, sizes))
+                ax.plot(line.x, line.y, **_ring(looks[panel, line.key].color, sizes))
         alone = {line.key for line in here}.pop() if not entries and figure.panels and here else ()
         parts = [figure.called(figure.panels, panel) if figure.panels and panel else "", said(figure, alone, "")]
         _frame(ax, figure, here, ", ".join(part for part in parts if part), sizes)
@@ -235,9 +235,9 @@ def _columns_of(entries: Sequence[Artist], width: float, sizes: Sizes) -> tuple[
     return math.ceil(len(labels) / rows), rows
 
 
-def colours(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
+def colors(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
     """(panel, line) -> the color in which `draw` draws it."""
-    return {key: look.colour for key, look in _looks(figure, lines).items()}
+    return {key: look.color for key, look in _looks(figure, lines).items()}
 
 
 def said(figure: StudyFigure, key: tuple[str, ...], usual: str = "ours") -> str:
@@ -268,15 +268,15 @@ def notes(figure: StudyFigure, results: Results, lines: list[Line], output: Outp
         text = f"{figure.drawn_as}: {middle}" if figure.drawn_as and several else middle
         entries.append(Line2D([], [], ls="none", label=text))
     if words := band(figure, lines):
-        entries.append(Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=words))
+        entries.append(Patch(facecolor=style.GRAY, alpha=0.35, lw=0, label=words))
     if theirs:
         entries.append(Line2D([], [], label=theirs, **_ring(style.BLACK, sizes)))
     return entries
 
 
-def _ring(colour: str, sizes: Sizes) -> dict[str, Any]:
+def _ring(color: str, sizes: Sizes) -> dict[str, Any]:
     """A paper's number: large enough to be seen around one of ours."""
-    ring = {"ls": "none", "marker": "o", "ms": sizes.ring, "mfc": "none", "mec": colour}
+    ring = {"ls": "none", "marker": "o", "ms": sizes.ring, "mfc": "none", "mec": color}
     return ring | {"mew": 0.7 * sizes.line, "zorder": 5}
 
 
@@ -316,23 +316,23 @@ def _fill(ax: Axes, lines: list[Line], covers: list[list[int]], looks: dict[Key,
     for line in lines:
         look = looks[line.panel, line.key]
         if line.thin:
-            ax.plot(line.x, line.y, color=look.colour, lw=0.6, alpha=0.5, zorder=2)
+            ax.plot(line.x, line.y, color=look.color, lw=0.6, alpha=0.5, zorder=2)
             continue
         if line.stairs:
             ax.plot(line.x, line.y, drawstyle="steps-post", lw=sizes.line, zorder=3, **look.keywords)
             continue
         if line.low is not None and line.high is not None:
-            shades: dict[str, Any] = {"facecolor": (look.colour, 0.13), "edgecolor": (look.colour, 0.5)}
+            shades: dict[str, Any] = {"facecolor": (look.color, 0.13), "edgecolor": (look.color, 0.5)}
             ax.fill_between(line.x, line.low, line.high, lw=0.35 * sizes.line, zorder=1, **shades)
         # markers of different lines do not overlap
         staggered = lines.index(line) / (len(lines) + 1) / _MARKERS_PER_LINE, 1 / _MARKERS_PER_LINE
         keywords = {"marker": look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
         ax.plot(line.x, line.y, markevery=1 if line.points else staggered, zorder=3, **keywords)
     for line, covered in zip(lines, covers, strict=True):
-        _widen(ax, line, covered, looks[line.panel, line.key].colour, sizes)
+        _widen(ax, line, covered, looks[line.panel, line.key].color, sizes)
 
 
-def _widen(ax: Axes, line: Line, covers: list[int], colour: str, sizes: Sizes) -> None:
+def _widen(ax: Axes, line: Line, covers: list[int], color: str, sizes: Sizes) -> None:
     """Below all lines, the parts of a line that others cover: the wider, the more there are; lighter than the line,
     whose dashes are to be seen."""
     from matplotlib.collections import LineCollection
@@ -343,7 +343,7 @@ def _widen(ax: Axes, line: Line, covers: list[int], colour: str, sizes: Sizes) -
     if parts:
         widths = [sizes.line * (1 + 0.8 * max(one[2], other[2])) for one, other in parts]
         segments = [[one[:2], other[:2]] for one, other in parts]
-        lighter = tuple(0.5 + part / 2 for part in to_rgb(colour))
+        lighter = tuple(0.5 + part / 2 for part in to_rgb(color))
         order = 2 + 0.01 * (_MOST_LINES - max(covers))
         ax.add_collection(
             LineCollection(segments, linewidths=widths, colors=[lighter], capstyle="round", zorder=order),

@@ -213,16 +213,16 @@ class ThreeAxes(LineFigure):
         drawn = canvas.draw(self, results, lines, output)
         if self.target is None:
             return drawn
-        colours = canvas.colours(self, lines)
+        colors = canvas.colors(self, lines)
         for panel, ax in zip(dict.fromkeys(line.panel for line in lines), drawn.axes, strict=False):
             low, _ = ax.get_ylim()
             ax.set_ylim(bottom=low)
             ax.axhline(self.target, color="#555555", lw=0.8, ls=(0, (4, 3)), zorder=1)
             for line in (line for line in lines if line.panel == panel):
-                place, colour = reached(line, self.target), colours[panel, line.key]
+                place, color = reached(line, self.target), colors[panel, line.key]
                 if place is not None:
-                    ax.plot([place, place], [low, self.target], color=colour, lw=0.9, ls=":", zorder=2)
-                    ax.plot([place], [self.target], marker="*", ms=9, color=colour, mec="white", mew=0.6, zorder=6)
+                    ax.plot([place, place], [low, self.target], color=color, lw=0.9, ls=":", zorder=2)
+                    ax.plot([place], [self.target], marker="*", ms=9, color=color, mec="white", mew=0.6, zorder=6)
             if not self.logx:
                 ax.xaxis.set_major_locator(MaxNLocator(5))
         return drawn
@@ -239,7 +239,7 @@ class ThreeAxes(LineFigure):
         """The star at the target."""
         from matplotlib.lines import Line2D
 
-        star: dict[str, Any] = {"ls": "none", "marker": "*", "ms": 9, "color": style.GREY}
+        star: dict[str, Any] = {"ls": "none", "marker": "*", "ms": 9, "color": style.GRAY}
         return [] if self.target is None else [Line2D([], [], label=f"first at {self.target:g}", **star)]
 
 
@@ -292,22 +292,22 @@ class Agreement(StudyFigure):
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
-        colours = canvas.colours(self, lines)
-        inks = {line.key: colours[line.panel, line.key] for line in lines}
+        colors = canvas.colors(self, lines)
+        inks = {line.key: colors[line.panel, line.key] for line in lines}
         dot: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 5}
         marks = [Line2D([], [], color=ink, label=canvas.said(self, key), **dot) for key, ink in inks.items()]
         agree = Line2D([], [], color="#555555", lw=0.8, label="both agree")
-        within = Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=f"within {100 * self.band:g} %")
+        within = Patch(facecolor=style.GRAY, alpha=0.35, lw=0, label=f"within {100 * self.band:g} %")
         legends: list[Sequence[Artist]] = [marks, [agree, within]]
         drawn = canvas.blank(output.width or 6.0, 5.0, canvas.heads(self, results, lines), legends, output)
         ax = drawn.subplots()
         values = [value for line in lines for value in (*line.x, *line.y) if math.isfinite(value)]
         ends = min(values) * 0.94, max(values) * 1.06
         low, high = ([end * share for end in ends] for share in (1 - self.band, 1 + self.band))
-        ax.fill_between(ends, low, high, color=style.GREY, alpha=0.35, lw=0, zorder=1)
+        ax.fill_between(ends, low, high, color=style.GRAY, alpha=0.35, lw=0, zorder=1)
         ax.plot(ends, ends, color="#555555", lw=0.8, zorder=2)
         for line in lines:
-            ax.plot(line.x, line.y, mec="white", mew=0.4, color=colours[line.panel, line.key], zorder=3, **dot)
+            ax.plot(line.x, line.y, mec="white", mew=0.4, color=colors[line.panel, line.key], zorder=3, **dot)
         scales = {"xscale": "log" if self.logx else "linear", "yscale": "log" if self.logy else "linear"}
         ax.set(xlim=ends, ylim=ends, xlabel=self.xlabel or self.x, ylabel=self.ylabel or self.metric, **scales)
         return drawn

@@ -122,9 +122,9 @@ class Map(StudyFigure):
         """A panel for each value of `panels`, beside each other; below them what the colors are."""
         regions = self.regions(results, lines)
         plain = [line._replace(key=line.key[:-1]) for line in lines]
-        colours = {key: colour for (_, key), colour in canvas.colours(self, plain).items()}
+        colors = {key: color for (_, key), color in canvas.colors(self, plain).items()}
         legends: list[Sequence[Artist]] = [
-            self._legend(regions, colours),
+            self._legend(regions, colors),
             self._signs(regions),
             canvas.notes(self, results, lines, output),
         ]
@@ -134,7 +134,7 @@ class Map(StudyFigure):
         axes = drawn.subplots(1, len(regions), squeeze=False, sharey=True)[0]
         letters = 6.0 if output.small else 8.5
         for ax, (panel, region) in zip(axes, regions.items(), strict=True):
-            self._fill(ax, region, colours, letters, max(0.3, width / len(regions) - _BESIDE))
+            self._fill(ax, region, colors, letters, max(0.3, width / len(regions) - _BESIDE))
             ax.set_title(self.called(self.panels, panel) if self.panels else "", loc="left")
             ax.set_xlabel(self.xlabel or style.heading(self.x))
             ax.tick_params(labelsize=letters - 0.5)
@@ -142,17 +142,17 @@ class Map(StudyFigure):
         return drawn
 
     def _fill(
-        self, ax: Axes, region: Region, colours: dict[tuple[str, ...], str], letters: float, inches: float
+        self, ax: Axes, region: Region, colors: dict[tuple[str, ...], str], letters: float, inches: float
     ) -> None:
         from matplotlib.colors import to_rgb
         from matplotlib.ticker import FixedLocator, NullLocator
 
         picture = np.ones((*region.best.shape, 3))
         for number, key in enumerate(region.keys):
-            colour = np.array(to_rgb(colours[key]))
+            color = np.array(to_rgb(colors[key]))
             mine = region.best == number
-            picture[mine] = colour
-            picture[mine & (region.ahead <= 1 + self.close)] = 0.6 + 0.4 * colour
+            picture[mine] = color
+            picture[mine & (region.ahead <= 1 + self.close)] = 0.6 + 0.4 * color
         edges = _edges(region.x, self.logx), _edges(region.y, self.logy)
         ax.pcolormesh(*edges, picture, edgecolors=(1, 1, 1, 0.35), linewidth=0.4)
         ax.set(xscale="log" if self.logx else "linear", yscale="log" if self.logy else "linear")
@@ -233,7 +233,7 @@ class Map(StudyFigure):
                 found.append((x, float(heights[row])))
         return found
 
-    def _legend(self, regions: dict[str, Region], colours: dict[tuple[str, ...], str]) -> list[Artist]:
+    def _legend(self, regions: dict[str, Region], colors: dict[tuple[str, ...], str]) -> list[Artist]:
         """A color for everyone who is the best somewhere."""
         from matplotlib.patches import Patch
 
@@ -241,7 +241,7 @@ class Map(StudyFigure):
         winners = {
             region.keys[number] for region in regions.values() for number in set(region.best.ravel().tolist()) - {-1}
         }
-        return [Patch(facecolor=colours[key], label=canvas.said(self, key)) for key in keys if key in winners]
+        return [Patch(facecolor=colors[key], label=canvas.said(self, key)) for key in keys if key in winners]
 
     def _signs(self, regions: dict[str, Region]) -> list[Artist]:
         """What pale places and lines are, where there are some."""
@@ -282,7 +282,7 @@ def _run(row: np.ndarray, column: int) -> tuple[int, int]:
     return (left, right) if row[column] else (column, column)
 
 
-def _halo(colour: str) -> list[Any]:
+def _halo(color: str) -> list[Any]:
     from matplotlib.patheffects import withStroke
 
-    return [withStroke(linewidth=1.6, foreground=colour)]
+    return [withStroke(linewidth=1.6, foreground=color)]

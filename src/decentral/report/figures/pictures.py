@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LINK, _RED = "#7D8F9E", "#C00000"
 _PLACE, _HEADING, _ESTIMATE, _LEADER = "place", "heading", "estimate", "leader"
-_COLOURS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.SKY, style.BLACK, "#8C6D1F")
+_COLORS = (style.BLUE, style.VERMILLION, style.GREEN, style.PURPLE, style.ORANGE, style.SKY, style.BLACK, "#8C6D1F")
 _GROUP, _PARENT, _HOP = "group", "called by", "hop"
 
 
@@ -194,11 +194,11 @@ class GroupsFigure(StudyFigure):
         for row, (left, right) in zip(rows, drawn.subplots(len(rows), 2, squeeze=False), strict=True):
             groups = [line for line in lines if line.panel == row and line.key[0] == _GROUP]
             for number, group in enumerate(groups):
-                left.plot(group.x, group.y, ls="none", marker="o", ms=5, color=_COLOURS[number % len(_COLOURS)])
+                left.plot(group.x, group.y, ls="none", marker="o", ms=5, color=_COLORS[number % len(_COLORS)])
             tree = {line.key[0]: line for line in lines if line.panel == row}
             parent, hop = tree[_PARENT].y, tree[_HOP]
             for worker, (caller, depth) in enumerate(zip(parent, hop.y, strict=True)):
-                right.plot([caller, worker], [depth - 1 if depth else 0, depth], lw=0.8, color=style.GREY, zorder=1)
+                right.plot([caller, worker], [depth - 1 if depth else 0, depth], lw=0.8, color=style.GRAY, zorder=1)
             right.plot(hop.x, hop.y, ls="none", marker="o", ms=5, color=style.BLUE, zorder=2)
             last = max(max(group.y) for group in groups), max(hop.y)
             for ax, title, down, end in zip(

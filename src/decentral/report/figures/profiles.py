@@ -57,17 +57,17 @@ class Profile(StudyFigure):
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """One panel, logarithmic in tau; names to the right, apart from each other."""
         # the first lines have the colors of their methods, two of a color different dashes; the others are gray
-        small, known, colours, dashed = output.small, canvas.colours(self, lines), dict[Any, str](), dict[Any, Any]()
+        small, known, colors, dashed = output.small, canvas.colors(self, lines), dict[Any, str](), dict[Any, Any]()
         for number, line in enumerate(lines):
-            colour = known["", line.key] if number < self.coloured else style.GREY
-            dashed[line.key] = _DASHES[list(colours.values()).count(colour) % len(_DASHES)]
-            colours[line.key] = colour
+            color = known["", line.key] if number < self.coloured else style.GRAY
+            dashed[line.key] = _DASHES[list(colors.values()).count(color) % len(_DASHES)]
+            colors[line.key] = color
         drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, canvas.heads(self, results, lines), [], output)
         ax = drawn.subplots()
         for number, line in reversed(list(enumerate(lines))):
             strong = number < self.coloured
             drawing: dict[str, Any] = {"lw": 2.0 if strong else 1.0, "zorder": 4 if strong else 2}
-            dashes: dict[str, Any] = {"color": colours[line.key], "linestyle": dashed[line.key] if strong else "-"}
+            dashes: dict[str, Any] = {"color": colors[line.key], "linestyle": dashed[line.key] if strong else "-"}
             ax.plot(line.x, line.y, drawstyle="steps-post", **dashes, **drawing)
         ax.set_xscale("log")
         ax.set_xlim(1, max(line.x[-1] for line in lines))
@@ -88,7 +88,7 @@ class Profile(StudyFigure):
         heights = _apart([line.y[-1] for line in lines], gap)
         wide = ax.get_yaxis_transform()  # x as a part of the panel
         for line, height in zip(lines, heights, strict=True):
-            look: dict[str, Any] = {"color": colours[line.key], "clip_on": False, "transform": wide}
+            look: dict[str, Any] = {"color": colors[line.key], "clip_on": False, "transform": wide}
             ax.plot([1.0, 1.012, 1.032, 1.04], [line.y[-1], line.y[-1], height, height], lw=0.7, **look)
             letters: dict[str, Any] = {"fontsize": 6 if small else 8, "va": "center"}
             ax.text(1.046, height, canvas.said(self, line.key), **letters, **look)
@@ -154,7 +154,7 @@ class Factors(StudyFigure):
         body *= 0.75 if output.small else 1
         drawn = canvas.blank(width, body, canvas.heads(self, results, lines), [], output)
         ax = drawn.subplots()
-        colours = colormaps["YlGnBu_r"]
+        colors = colormaps["YlGnBu_r"]
         picture = np.ones((len(lines), len(problems), 3))
         for row, line in enumerate(lines):
             for column, factor in enumerate(line.y):
@@ -163,7 +163,7 @@ class Factors(StudyFigure):
                     ax.text(column, row, "never", ha="center", va="center", fontsize=letters - 1, color="#8A8A8A")
                     continue
                 share = min(1.0, math.log(factor) / math.log(_PALEST)) if factor > 1 else 0.0
-                picture[row, column] = colours(0.12 + 0.86 * share)[:3]
+                picture[row, column] = colors(0.12 + 0.86 * share)[:3]
                 dark = float(picture[row, column].mean()) < 0.55
                 text = f"{factor:.1f}" if factor < 9.95 else f"{factor:.0f}"
                 weight = "bold" if factor <= 1 + 1e-9 else "normal"

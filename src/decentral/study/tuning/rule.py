@@ -97,7 +97,7 @@ class PowersOfTwo(Rule):
         best = best_of(tried)
         if best is None:  # all diverged
             return [min(tried) / self.factor]
-        unknown = [lr for lr in self._neighbours(best) if not _known(lr, tried)]
+        unknown = [lr for lr in self._neighbors(best) if not _known(lr, tried)]
         return unknown[: self.at_most - len(tried)]
 
     def chosen(self, tried: Scores) -> Choice | None:
@@ -105,9 +105,9 @@ class PowersOfTwo(Rule):
         best = best_of(tried)
         if best is None:
             return None
-        return Choice(best, not all(_known(lr, tried) for lr in self._neighbours(best)))
+        return Choice(best, not all(_known(lr, tried) for lr in self._neighbors(best)))
 
-    def _neighbours(self, lr: float) -> tuple[float, float]:
+    def _neighbors(self, lr: float) -> tuple[float, float]:
         return lr / self.factor, lr * self.factor
 
 

@@ -33,7 +33,7 @@ _SCALED_BY = 2048
 _TESTS_KEPT = 4
 
 
-class PolicyOptimisation(Problem):
+class PolicyOptimization(Problem):
     """Gradients of PPO's loss at models that are views of the rows; `tasks.rl` defines a draw."""
 
     def __init__(self, task: RL, config: TaskConfig, workers: range, device: torch.device) -> None:
@@ -47,7 +47,7 @@ class PolicyOptimisation(Problem):
         self.models = WorkerModels(template, len(workers), device)
         self.memory = int(getattr(template, "memory", 0))
         self.execution = components("gradients")[config.execution]()
-        normalise = self.info.normalises if task.normalise is None else task.normalise
+        normalise = self.info.normalizes if task.normalise is None else task.normalise
         self.loss = PPOLoss(self.info.continuous, task.clip, task.value_weight, task.entropy_weight, task.clip_value)
         self.workload = Workload(self.models, self._batch_shape(), config.precision, self.loss)
         found = shared(self.workload)
@@ -64,7 +64,7 @@ class PolicyOptimisation(Problem):
             memory=self.memory,
             seed=config.seed,
             dtype=self.dtype,
-            normalises=normalise,
+            normalizes=normalise,
         )
         self.R = task.draws_per_rollout(config.batch_size)
         self.steps_per_epoch = float(self.R)

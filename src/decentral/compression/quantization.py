@@ -19,7 +19,7 @@ else:
 _LEVELS = 127
 
 
-def quantise(
+def quantize(
     e: Tensor, block: int, values: Tensor, scales: Tensor, generator: torch.Generator, scratch: Scratch
 ) -> None:
     """Write s_b = max |e| / 127 of each block to `scales`, and q = floor(e / s_b + U) to `values` [P], int8."""
@@ -33,7 +33,7 @@ def quantise(
         values[part].copy_(y.floor_().clamp_(-_LEVELS, _LEVELS).view(-1))
 
 
-def add_quantised(values: Tensor, scales: Tensor, block: int, out: Tensor, weight: float, scratch: Scratch) -> None:
+def add_quantized(values: Tensor, scales: Tensor, block: int, out: Tensor, weight: float, scratch: Scratch) -> None:
     """out <- out + weight s_b q, in place."""
     for part, blocks, width in _parts(out, block):
         q = scratch.take("block", part.stop - part.start, out).copy_(values[part]).view(-1, width)
