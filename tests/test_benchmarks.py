@@ -198,6 +198,7 @@ def test_everybody_has_the_same_trials_their_own_choices_first() -> None:
 @pytest.mark.parametrize(("changes", "complaint"), [
     ({"margin": 0}, "scenario one: give either margin > 0 or target.to_reach"),
     ({"target": Measure(to_reach=90)}, "scenario one: give either margin > 0 or target.to_reach"),
+    ({"target": Measure(metric="loss")}, "scenario one: give target.larger_is_better, true or false, for metric=loss"),
     ({"rates": [1]}, "scenario one: rates=[1] must be [low, high] with 0 < low <= high"),
     ({"tune_seed": 3}, "scenario one: tune_seed=3 is one of seeds=[1, 2, 3, 4, 5]"),
 ])  # fmt: skip

@@ -54,7 +54,7 @@ scenario: the same number of steps, and of learning rates on one seed; the best 
 
 scale=smoke   under a minute: does it work?
 scale=small   (default) digits and quadratics, all methods; minutes on two cores
-scale=laptop  also CIFAR-10, speakers, a language and a translation; a night on two cores
+scale=laptop  also AG News, a language model of plays and CIFAR-10; hours on two cores (--plan)
 
 Add your own method with one file; only its runs are started:
 

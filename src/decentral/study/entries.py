@@ -90,6 +90,8 @@ class Scenario(Settings):
         where = f"scenario {self.name}"
         if (self.target.to_reach is None) == (self.margin == 0):
             raise ConfigError(f"{where}: give either margin > 0 or target.to_reach.")
+        if self.target.larger_is_better is None and self.target.metric != "accuracy":
+            raise ConfigError(f"{where}: give target.larger_is_better, true or false, for metric={self.target.metric}.")
         if len(self.rates) != 2 or not 0 < self.rates[0] <= self.rates[1]:
             raise ConfigError(f"{where}: rates={self.rates} must be [low, high] with 0 < low <= high.")
         if self.steps < 1 or not self.seeds or not self.clocks:
