@@ -42,7 +42,7 @@ def places(n: int = 9) -> np.ndarray:
     return School().places(n, seed=0)
 
 
-def school_job(folder: Path, sharing: str = "neighbors", rounds: int = 30, **settings: float) -> FishSchool:
+def school_job(folder: Path, sharing: str = "neighbours", rounds: int = 30, **settings: float) -> FishSchool:
     config = configure(
         "task=mean_estimation", "algo=dpsgd", "topology=complete", "num_workers=10", f"results_dir={folder}"
     )
@@ -86,8 +86,8 @@ def test_a_school_is_the_same_again_and_goes_on_after_the_seeds_that_are_done(tm
     ("change", "words"),
     [
         ("rows=[{method: a, sharing: friends}]", "sharing=friends does not exist"),
-        ("rows=[{behavior: sleep}]", "behavior=sleep does not exist"),
-        ("rows=[{behavior: escape, school: {radios: 1}}]", "no key 'radios'"),
+        ("rows=[{behaviour: sleep}]", "behaviour=sleep does not exist"),
+        ("rows=[{behaviour: escape, school: {radios: 1}}]", "no key 'radios'"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(change: str, words: str) -> None:

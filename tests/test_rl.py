@@ -119,7 +119,7 @@ def test_a_recorded_rollout_has_the_advantages_the_loss_and_the_gradient_of_an_i
         target = rollouts.targets[i]
         values = target[..., 2].numpy()
         got = np.array(rewards)[:, i]
-        if rollouts.normalizes:
+        if rollouts.normalises:
             assert not np.array_equal(spread, rollouts.spread)
         else:
             seen, memory, begins = rollouts.observe([i]), rollouts.memory[[i]], rollouts.begins[[i]]

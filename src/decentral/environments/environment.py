@@ -22,7 +22,7 @@ class EnvironmentDescription(DataDescription):
     shape         of an observation
     num_actions   number of discrete actions; for continuous actions, the dimension of one
     continuous    whether an action is a vector
-    normalizes    whether observations and rewards have scales of their own, so that it pays to normalize them
+    normalises    whether observations and rewards have scales of their own, so that it pays to normalise them
     num_train, num_test   scenes for training and for testing
     """
 
@@ -30,7 +30,7 @@ class EnvironmentDescription(DataDescription):
     shape: tuple[int, ...]
     num_actions: int
     continuous: bool = False
-    normalizes: bool = False
+    normalises: bool = False
 
     @property
     def num_outputs(self) -> int:

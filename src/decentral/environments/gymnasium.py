@@ -77,7 +77,7 @@ class Gymnasium(Environment):
             shape=shape,
             num_actions=num_actions,
             continuous=continuous,
-            normalizes=continuous,
+            normalises=continuous,
             num_train=self.num_train,
             num_test=self.num_test,
         )

@@ -47,7 +47,7 @@ class PolicyOptimization(Problem):
         self.models = WorkerModels(template, len(workers), device)
         self.memory = int(getattr(template, "memory", 0))
         self.execution = components("gradients")[config.execution]()
-        normalise = self.info.normalizes if task.normalise is None else task.normalise
+        normalise = self.info.normalises if task.normalise is None else task.normalise
         self.loss = PPOLoss(self.info.continuous, task.clip, task.value_weight, task.entropy_weight, task.clip_value)
         self.workload = Workload(self.models, self._batch_shape(), config.precision, self.loss)
         found = shared(self.workload)
@@ -64,7 +64,7 @@ class PolicyOptimization(Problem):
             memory=self.memory,
             seed=config.seed,
             dtype=self.dtype,
-            normalizes=normalise,
+            normalises=normalise,
         )
         self.R = task.draws_per_rollout(config.batch_size)
         self.steps_per_epoch = float(self.R)

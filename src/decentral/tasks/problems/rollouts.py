@@ -154,15 +154,15 @@ class Rollouts:
         memory: int,
         seed: int,
         dtype: torch.dtype,
-        normalizes: bool,
+        normalises: bool,
     ) -> None:
-        """memory: numbers that a policy remembers; 0: batches are single frames. normalizes: the rewards."""
+        """memory: numbers that a policy remembers; 0: batches are single frames. normalises: the rewards."""
         self.running, self.task, self.workers, self.seed, self.dtype = running, task, workers, seed, dtype
-        self.batch_size, self.remembers, self.continuous, self.normalizes = (
+        self.batch_size, self.remembers, self.continuous, self.normalises = (
             batch_size,
             memory > 0,
             info.continuous,
-            normalizes,
+            normalises,
         )
         self.columns = info.num_actions if info.continuous else 1
         """Numbers of an action."""
@@ -207,7 +207,7 @@ class Rollouts:
             values[:, t], actions[:, t] = outputs[..., 0], action
             taken = action.double().numpy() if self.continuous else action[..., 0].long().numpy()
             moves = self.running.step(rows, taken, chances[:, t])
-            rewards[:, t] = self._scaled(rows, moves.rewards, moves.ended) if self.normalizes else moves.rewards
+            rewards[:, t] = self._scaled(rows, moves.rewards, moves.ended) if self.normalises else moves.rewards
             ended[:, t] = moves.ended
             begins = torch.from_numpy(moves.ended).to(self.dtype)
         last, _ = acting(self.observe(rows), memory, begins)
