@@ -41,7 +41,7 @@ from table import (
 )
 
 TABLES = {"algorithms": ALGORITHMS | ASYNCHRONOUS, "topology": TOPOLOGIES, "tasks": TASKS, "optim": OPTIMIZERS}
-OPTIMIZERS = [name for name, case in ALGORITHMS.items() if case.optimizes]
+OPTIMIZING = [name for name, case in ALGORITHMS.items() if case.optimizes]
 SGD_WHERE_ALL_MEET = [name for name, case in ALGORITHMS.items() if case.everyone is not None]
 RULES = {
     "sgd": (["optim=sgd"], lambda p: torch.optim.SGD(p, lr=0.1)),
@@ -77,7 +77,7 @@ def test_an_algorithm_is_in_the_table_of_what_it_has():
     assert ASYNCHRONOUS.keys() == {name for name, cls in components("algorithms").items() if hasattr(cls, "program")}
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZING)
 def test_what_an_algorithm_says_of_itself_is_what_the_table_has(name):
     settings = components("algorithms")[name].as_sgd
     assert (settings is None) == (ALGORITHMS[name].everyone is None)
@@ -160,7 +160,7 @@ def settle(start, tmp_path, name: str, *overrides: str, directory: str = "run"):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if ALGORITHMS[name].optimum is Optimum.exact])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZING if ALGORITHMS[name].optimum is Optimum.exact])
 @pytest.mark.parametrize("optim", ["sgd", pytest.param("momentum", marks=pytest.mark.slow)])
 def test_an_exact_method_reaches_the_optimum_of_different_functions(start, tmp_path, name, optim):
     result = settle(start, tmp_path, name, f"optim={optim}", "lr=0.02" if optim == "momentum" else "lr=0.1")
@@ -170,21 +170,21 @@ def test_an_exact_method_reaches_the_optimum_of_different_functions(start, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if ALGORITHMS[name].optimum is Optimum.biased])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZING if ALGORITHMS[name].optimum is Optimum.biased])
 def test_a_biased_method_settles_next_to_it_nearer_with_a_smaller_rate(start, tmp_path, name):
     far = settle(start, tmp_path, name, "lr=0.1").last("suboptimality", "worst")
     near = settle(start, tmp_path, name, "lr=0.05", "steps=1400", directory="near").last("suboptimality", "worst")
     assert 1e-4 < near < far < 0.1
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if ALGORITHMS[name].optimum is Optimum.biased])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZING if ALGORITHMS[name].optimum is Optimum.biased])
 def test_a_biased_method_is_exact_where_all_workers_want_the_same(start, tmp_path, name):
     assert settle(start, tmp_path, name, "task.zeta2=0").last("suboptimality", "worst") < 1e-10
 
 
 @pytest.mark.parametrize(
     ("name", "net"),
-    [pytest.param(name, net, id=f"{name}-{net.topology}") for name in OPTIMIZERS for net in ALGORITHMS[name].nets],
+    [pytest.param(name, net, id=f"{name}-{net.topology}") for name in OPTIMIZING for net in ALGORITHMS[name].nets],
 )
 def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, name, net):
     settings = [*net.overrides(tmp_path), *ALGORITHMS[name].overrides]
@@ -217,7 +217,7 @@ def test_all_reduce_does_any_rule_on_the_mean_gradient(start, rule):
     [  # DES-LOC averages the state of optimizers that it knows
         (rule, name)
         for rule in ("nesterov", *OTHER_RULES)
-        for name in OPTIMIZERS
+        for name in OPTIMIZING
         if (rule, name) != ("radam", "desloc")
     ],
 )
