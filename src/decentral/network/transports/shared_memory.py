@@ -28,6 +28,7 @@ from decentral.network.transports.transport import (
     aligned,
     grown,
 )
+from decentral.network.windows.locks import in_time
 
 _RELAY_ROWS_KEPT = 8
 _RELAYED = note_of("messages along edges")
@@ -62,20 +63,21 @@ class Segments:
     """
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
-        """`shapes[p]` is the shape of process p's tensor."""
+        """`shapes[p]` is the shape of process p's tensor. Raises ConnectionError if a process is gone."""
         size = max(1, torch.Size(shapes[dist.get_rank()]).numel()) * dtype.itemsize
         own = os.memfd_create("decentral")
         try:
             os.ftruncate(own, size)
             place = torch.tensor([os.getpid(), own], dtype=torch.int64)
             places = [torch.empty_like(place) for _ in shapes]
-            dist.all_gather(places, place)
             self.tensors: list[Tensor] = []
-            for (pid, number), shape in zip(torch.stack(places).tolist(), shapes, strict=True):
-                count, file = torch.Size(shape).numel(), f"/proc/{pid}/fd/{number}"  # mappings need no descriptor
-                memory = torch.from_file(file, shared=True, size=max(1, count), dtype=dtype)
-                self.tensors.append(memory[:count].view(shape))
-            dist.all_reduce(place)  # all have opened the files before any closes its own
+            with in_time():
+                dist.all_gather(places, place)
+                for (pid, number), shape in zip(torch.stack(places).tolist(), shapes, strict=True):
+                    count, file = torch.Size(shape).numel(), f"/proc/{pid}/fd/{number}"  # mappings need no descriptor
+                    memory = torch.from_file(file, shared=True, size=max(1, count), dtype=dtype)
+                    self.tensors.append(memory[:count].view(shape))
+                dist.all_reduce(place)  # all have opened the files before any closes its own
         finally:
             os.close(own)
 
