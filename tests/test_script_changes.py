@@ -210,6 +210,58 @@ def test_all_reduce_treats_missing_gradients_as_torch_does(worlds, kind: str):
         assert torch.equal(ours[10:], values(Branches())[10:])  # what is never used has not decayed
 
 
+# -- what already communicates -----------------------------------------------------------------------------------------
+
+
+def twice(world: World, kind: str, how: dict[str, Any]) -> str:
+    """What wrap, or the first step after it, says about a model that torch communicates as well."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model, called = nn.Linear(4, 1).double(), None
+    if kind in ("ddp", "its module"):
+        called = nn.parallel.DistributedDataParallel(model)
+    elif kind == "fsdp":
+        called = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    elif kind == "fully_shard":
+        fully_shard(model, mesh=init_device_mesh("cpu", (world.size,)))
+    wrapped = called if kind in ("ddp", "fsdp") else model
+    inner: Any = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    if kind == "zero":
+        inner = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    with pytest.raises(ConfigError) as error:
+        optimizer = decentral.wrap(wrapped, inner, **{"topology": "ring", **how})
+        called = nn.parallel.DistributedDataParallel(model)
+        F.mse_loss(called(torch.ones(2, 4).double()), torch.ones(2, 1).double()).backward()
+        optimizer.step()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("how", [{"mode": "atc"}, {"algo": "relaysgd", "algo_settings": {"fill": "previous"}}])
+@pytest.mark.parametrize("kind", ["ddp", "its module", "after wrap", "fsdp", "fully_shard", "zero"])
+def test_a_model_that_torch_communicates_as_well_is_refused(worlds, kind: str, how: dict[str, Any]):
+    settings = how | ({"topology": "chain"} if "algo" in how else {})
+    for said in worlds(2).call(twice, kind, settings):
+        assert "communicates by itself" in said if kind == "zero" else "already averages or shards" in said
+
+
+def after_ddp(world: World) -> bool:
+    """Whether a model may be wrapped that is no longer anybody else's."""
+    model = nn.Linear(4, 1).double()
+    called: Any = nn.parallel.DistributedDataParallel(model)
+    called = model
+    optimizer = decentral.wrap(called, torch.optim.SGD(model.parameters(), lr=0.1), "ring")
+    called(torch.ones(2, 4).double()).sum().backward()
+    optimizer.step()
+    optimizer.close()
+    return True
+
+
+def test_a_model_without_its_former_wrapper_is_wrapped(worlds):
+    assert all(worlds(2).call(after_ddp))
+
+
 # -- before wrap -------------------------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from decentral.study.collect import StoredCell, read_facts, stored
 from decentral.study.kinds.benchmark import VERSION, Benchmark, BenchmarkCell, problems, rules
 from decentral.study.study import Cell, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, aligned, duration, say
+from decentral.terminal.display import unless_quick
 
 STUDY = "benchmark_methods"
 _WIDTH = 100
@@ -157,7 +158,11 @@ def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]
     only where the rules of the scenario are those of today."""
     here, place = chosen.directory, chosen.directory.relative_to(chosen.results_dir)
     wanted = {id(cell) for cell in selected}
-    absent = [c for c in cells if id(c) not in wanted and not c.values()]
+    others, absent = [cell for cell in cells if id(cell) not in wanted], list[Cell]()
+    with unless_quick(f"Reading the runs of {len(others)} cells", len(others)) as advance:
+        for cell in others:
+            absent += [] if cell.values() else [cell]
+            advance(1)
     own, _ = stored(absent, here, _same_rules(chosen, here))
     theirs: dict[int, StoredCell] = {}
     roots = (conf_directory().parent, Path())  # of the checkout or package; what is here stands in its place

@@ -33,7 +33,7 @@ from decentral.script.handle import hinted
 from decentral.script.joining import join
 from decentral.script.modes import Mode, ModeStep
 from decentral.script.optimizer import KEY, DecentralizedOptimizer
-from decentral.script.parameters import FlatParameters, Guard, ParameterRow, start, travels
+from decentral.script.parameters import FlatParameters, Guard, ParameterRow, also_communicated, start, travels
 from decentral.script.peers import Peers
 from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check as check_needs
@@ -280,6 +280,12 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
             "LBFGS computes several gradients per step, which is not supported: use an optimizer with one, such as "
             "torch.optim.SGD or AdamW."
         )
+    if type(optimizer).__module__.startswith("torch.distributed"):
+        raise ConfigError(
+            f"{type(optimizer).__name__} communicates by itself: wrap a plain optimizer, such as torch.optim.AdamW."
+        )
+    if problem := also_communicated(list(model.parameters())):
+        raise ConfigError(problem)
     for name, each in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(each) or each.is_meta:
             raise ConfigError(f"{name} has no values: initialize it before wrap, by a forward pass or to_empty.")
