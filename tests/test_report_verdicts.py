@@ -37,7 +37,7 @@ def test_every_published_number_has_a_verdict(tmp_path: Path) -> None:
     assert found["relaysgd|dbt|alpha=1"] == {
         "kind": "number", "what": "relaysgd|dbt|alpha=1", "ours": "87.2", "spread": "0.1", "published": "87.4",
         "tolerance": "0.5 percentage points", "verdict": "met",
-        "why": "ours - theirs = -0.2 %; 3 runs; seeds differ by 0.3 points",
+        "why": "ours - theirs = -0.2 points; 3 runs; seeds differ by 0.3 points",
     }  # fmt: skip
     assert "1 of 3 diverged" in found["dpsgd|ring|alpha=0.01"]["why"]
     assert "is at the edge of the grid" in found["relaysgd|dbt|alpha=0.01"]["why"]

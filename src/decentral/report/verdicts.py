@@ -116,7 +116,7 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
     if not entry.values:
         return replace(none, why=f"all {entry.runs} runs diverged or have no value")
     notes = [
-        f"ours - theirs = {entry.mean - value:+.4g} {theirs.unit}".strip(),
+        f"ours - theirs = {entry.mean - value:+.4g} {'points' if theirs.unit == '%' else theirs.unit}".strip(),
         f"{len(entry.values)} run{'s' * (len(entry.values) != 1)}",
     ]
     notes += [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
