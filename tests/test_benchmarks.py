@@ -191,6 +191,10 @@ def test_everybody_has_the_same_trials_their_own_choices_first() -> None:
     momentum = Method("m", "M", [], {"optim.momentum": [0.9]}, times=0.5)
     assert trials(momentum, scenario(), 1)[0].lr == pytest.approx(0.1 * 0.1 * 0.5)
     assert trials(momentum, scenario(base=["optim=adam"]), 1)[0].setting == "lr=0.05"
+    either = Method("m", "M", [], {"optim": ["sgd", "adam"]}, times=0.5)
+    adam = scenario(base=["optim=adam"], sgd_rates=[1, 100])
+    assert [one.setting for one in trials(either, adam, 2)] == ["optim=sgd lr=5", "optim=adam lr=0.0158"]
+    assert trials(either, scenario(), 1)[0].setting == "lr=0.05"
     more = Method("m", "M", [], {"compress": ["topk compress.keep=0.1"]})
     assert trials(more, scenario(), 1)[0].overrides == ["compress=topk", "compress.keep=0.1"]
 
@@ -200,6 +204,7 @@ def test_everybody_has_the_same_trials_their_own_choices_first() -> None:
     ({"target": Measure(to_reach=90)}, "scenario one: give either margin > 0 or target.to_reach"),
     ({"target": Measure(metric="loss")}, "scenario one: give target.larger_is_better, true or false, for metric=loss"),
     ({"rates": [1]}, "scenario one: rates=[1] must be [low, high] with 0 < low <= high"),
+    ({"sgd_rates": [1]}, "scenario one: sgd_rates=[1] must be [low, high] with 0 < low <= high"),
     ({"tune_seed": 3}, "scenario one: tune_seed=3 is one of seeds=[1, 2, 3, 4, 5]"),
 ])  # fmt: skip
 def test_a_scenario_that_cannot_be_is_refused(changes: dict[str, object], complaint: str) -> None:

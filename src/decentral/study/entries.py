@@ -22,7 +22,8 @@ class Method(Settings):
     base    overrides of its runs, after those of the scenario
     search  key -> its choices as a list, the authors' own first, or {low: ..., high: ...} for a number on a logarithmic
             scale; a choice may set several keys: compress: [int8, topk compress.keep=0.01]. optim.* applies only where
-            the scenario's local rule is plain SGD. {}: only the learning rate is tuned
+            the scenario's local rule is plain SGD, and optim only where the scenario has sgd_rates. {}: only the
+            learning rate is tuned
     times   factor of the scenario's learning rates: 0.1 where momentum accumulates ten steps
     """
 
@@ -63,6 +64,8 @@ class Scenario(Settings):
     margin        distance of the target from the tuned baseline's value at the end, in the unit of the metric
     because       reason for this target
     rates         [low, high]: range of learning rates to search, for SGD without momentum or the scenario's own rule
+    sgd_rates     if the local rule is not SGD: the range for trials with optim=sgd. Without it, `optim` is not
+                  searched
     variants      name -> overrides: held-out variants, run once with the chosen settings
     tune_seed     seed of the trials, used for nothing else
     seeds         seeds of the final runs with the best trial
@@ -78,6 +81,7 @@ class Scenario(Settings):
     target: Measure
     because: str
     rates: list[float]
+    sgd_rates: list[float] = field(default_factory=list)
     messages: int = 25_559_081
     margin: float = setting(0.0, at_least=0)
     variants: dict[str, list[str]] = field(default_factory=dict)
@@ -92,8 +96,9 @@ class Scenario(Settings):
             raise ConfigError(f"{where}: give either margin > 0 or target.to_reach.")
         if self.target.larger_is_better is None and self.target.metric != "accuracy":
             raise ConfigError(f"{where}: give target.larger_is_better, true or false, for metric={self.target.metric}.")
-        if len(self.rates) != 2 or not 0 < self.rates[0] <= self.rates[1]:
-            raise ConfigError(f"{where}: rates={self.rates} must be [low, high] with 0 < low <= high.")
+        for key, rates in {"rates": self.rates, **({"sgd_rates": self.sgd_rates} if self.sgd_rates else {})}.items():
+            if len(rates) != 2 or not 0 < rates[0] <= rates[1]:
+                raise ConfigError(f"{where}: {key}={rates} must be [low, high] with 0 < low <= high.")
         if self.steps < 1 or not self.seeds or not self.clocks:
             raise ConfigError(f"{where}: give at least one step, one seed and one clock.")
         if self.tune_seed in self.seeds:
@@ -135,13 +140,17 @@ def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
     from scipy.stats import qmc
 
     sgd = "optim=sgd" in scenario.base
-    search = {key: space for key, space in method.search.items() if sgd or not key.startswith("optim.")}
+    search = {
+        key: space for key, space in method.search.items() if key != "optim" if sgd or not key.startswith("optim.")
+    }
+    if scenario.sgd_rates and "optim" in method.search:
+        search = {"optim": method.search["optim"], **search}
     first = [0.5, *(0.5 if isinstance(space, dict) else 0.0 for space in search.values())]
     points = [first, *qmc.Halton(len(first), scramble=False).random(count + 1)[2:].tolist()]
-    low, high = scenario.rates
     found = []
     for u, *others in points:
         values = {key: _at(v, space) for v, (key, space) in zip(others, search.items(), strict=True)}
+        low, high = scenario.sgd_rates if values.get("optim") == "sgd" else scenario.rates
         lr = low * (high / low) ** u * method.times * (1 - float(values.get("optim.momentum", 0)))
         words = " ".join(f"{key}={value}" for key, value in values.items())
         found.append(Trial(words.split(), float(f"{lr:.3g}")))

@@ -512,6 +512,7 @@ def problems(scenario: Scenario) -> list[dict[str, Any]]:
         "because": scenario.because,
         "steps": scenario.steps,
         "rates": scenario.rates,
+        **({"sgd_rates": scenario.sgd_rates} if scenario.sgd_rates else {}),
         "tune_seed": scenario.tune_seed,
         "seeds": scenario.seeds,
         "needs": scenario.needs,
