@@ -204,6 +204,15 @@ def test_of_rows_that_a_resumed_run_writes_again_the_last_counts(store: RunStore
     ]
 
 
+def test_the_rows_of_one_metric_are_read_without_the_others_and_all_where_they_are_written_otherwise(store: RunStore):
+    store.append([row(1), row(1, 2.0, worker="mean"), row(2, worker="mean")])
+    split, metric = row(1)["split"], row(1)["metric"]
+    assert read_metrics(store.path, worker="mean", split=split, metric=metric) == read_metrics(store.path)[1:]
+    with open(store.path / "metrics.jsonl", "w") as file:
+        file.writelines(json.dumps(dict(reversed(row(step).items()))) + "\n" for step in (1, 2))
+    assert read_metrics(store.path, split=split, metric=metric) == [row(1), row(2)]
+
+
 @pytest.mark.parametrize("tail", [b'{"step": 3, "ep', b"{", b"x" * 200_000])
 def test_an_unterminated_last_line_is_not_read_and_is_removed_when_the_run_goes_on(path: Path, tail: bytes) -> None:
     with RunStore.open(path, "aaa", CONFIG) as store:

@@ -107,7 +107,9 @@ class Measure:
         (every single worker), and 'counted' (the measure's own worker)."""
         own, _ = replace(self, to_reach=None)._in(directory)
         lines: dict[str, list[Row]] = {}
-        for row in sorted(own._rows(read_metrics(directory)), key=lambda row: row["step"]):
+        single = {"worker": workers[0]} if len(workers) == 1 and workers[0] in _AGGREGATES else {}
+        rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
+        for row in sorted(own._rows(rows), key=lambda row: row["step"]):
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
             names += ["counted"] if "counted" in workers and worker == self.worker else []
