@@ -341,8 +341,12 @@ def _summary(made: Made) -> str:
 
 def _listing(config_dir: str | None) -> str:
     """Methods and scenarios, as --list says them."""
-    rows = [["method", "title", "what decentral-run is told", "what is searched beside the learning rate"]]
-    rows += [[one.name, one.title, " ".join(one.base), one.searched or "nothing (fixed)"] for one in entries.methods()]
+    told = ["Methods: title, what decentral-run is told, and what is searched beside the learning rate", ""]
+    for one in entries.methods():
+        told.append(f"{one.name:<21} {one.title}: {' '.join(one.base)}".removesuffix(": "))
+        told += textwrap.wrap(
+            one.searched or "nothing (fixed)", 98, initial_indent=" " * 22, subsequent_indent=" " * 22
+        )
     at: dict[str, list[str]] = {}
     found: dict[str, entries.Scenario] = {}
     for scale in catalogue.scales(STUDY, config_dir):
@@ -351,7 +355,7 @@ def _listing(config_dir: str | None) -> str:
             found[one.name] = one
     lines = [["scenario", "scales", "title"]]
     lines += [[name, " ".join(scales), found[name].title] for name, scales in at.items()]
-    return f"{aligned(rows, left=4)}\n\n{aligned(lines, left=3)}\n\ndecentral-benchmark --help says more."
+    return "\n".join([*told, "", aligned(lines, left=3), "", "decentral-benchmark --help says more."])
 
 
 def _names(key: str, words: Sequence[str]) -> tuple[list[str] | None, list[str]]:
