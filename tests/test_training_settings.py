@@ -118,6 +118,7 @@ CASES: dict[str, Case] = {
     "numbers of examples": ((f"task.loss={__name__}:rooted",), lambda *one: rooted(*one).mean(), None, SMALL),
     "a class": (("task.loss=torch.nn:MultiMarginLoss",), nn.MultiMarginLoss(), None, SMALL),
     "a mean": ((f"task.loss={__name__}:weighted",), weighted, None, SMALL),
+    "the hardest": ((f"task.loss={__name__}:hardest",), lambda *one: hardest(*one), None, SMALL),
     "a mean of texts": ((f"task.loss={__name__}:weighted",), weighted, None, TEXT),
 }
 
@@ -196,17 +197,50 @@ def broken(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.nothing
 
 
+class Tempered(nn.Module):
+    """A temperature that is to be trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_t = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(outputs * self.log_t.exp(), targets)
+
+
+class Centered(nn.Module):
+    """A running mean."""
+
+    mu: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mu", torch.zeros(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        each = cross_entropy(outputs, targets, reduction="none")
+        self.mu.mul_(0.9).add_(each.detach().mean(), alpha=0.1)
+        return (each * torch.sigmoid(each.detach() - self.mu)).mean()
+
+
+def hardest(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of the hardest examples."""
+    return cross_entropy(outputs, targets, reduction="none").topk(4).values.mean()
+
+
 REFUSED = {
     "task.loss=hinge": "task.loss=hinge does not exist: use cross_entropy, mse, or module:function",
     "task.loss=mse task.label_smoothing=0.1": "task.label_smoothing=0.1 needs task.loss=cross_entropy",
     "task.label_smoothing=1": ">= 0 and < 1",
     "task.loss=nowhere:loss": "there is no module nowhere",
     f"task.loss={__name__}:nothing": "has no class or function nothing",
-    f"task.loss={__name__}:of_columns": r"returns \[10\] for 11 examples: return a tensor with one number per",
+    f"task.loss={__name__}:of_columns": r"returns \[10\] for 66 examples: return a tensor with one number per",
     f"task.loss={__name__}:detached": "without a gradient",
-    f"task.loss={__name__}:number": "returns a float for 11 examples",
+    f"task.loss={__name__}:number": "returns a float for 66 examples",
     f"task.loss={__name__}:summed": "returns the sum over the examples: return their mean, or one number per",
     f"task.loss={__name__}:broken": "AttributeError",
+    f"task.loss={__name__}:Tempered": "has the parameter log_t, which would not be trained: put it into the model",
+    f"task.loss={__name__}:Centered": "changes its buffer mu, which all workers would share: keep state in the model",
 }
 
 

@@ -27,7 +27,7 @@ from decentral.partition.partition import IID
 from decentral.script.training import GivenData
 from decentral.store.models import load_models
 from decentral.tasks.problems.batches import BatchOrder
-from user_table import CLASSES, DATA, MODULES, DataEntry, Entry, toy
+from user_table import CLASSES, DATA, MODULES, DataEntry, Entry, Net, toy
 from worlds import carry_out
 
 LR, STEPS, BATCH = 0.1, 6, 4
@@ -187,7 +187,10 @@ def test_all_executions_agree(entry: Entry, tmp_path: Path) -> None:
 
 
 DRAWING = ("dropout", "dropout_always", "dropout_later", "depth_of_python", "depth_of_numpy", "noisy_gradients")
-CHANGING = ("remembers", "remembers_the_last", "anneals", "ema_assigned_anew")
+CHANGING = (
+    "remembers", "remembers_the_last", "anneals", "ema_assigned_anew", "counter_of_python", "default_dict",
+    "named_tuple", "object_with_a_function", "stops_its_statistics",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [*DRAWING, *CHANGING])
@@ -249,6 +252,13 @@ def test_data_are_what_getitem_returns(entry: DataEntry, tmp_path: Path) -> None
 def _linear() -> nn.Module:
     torch.manual_seed(1)
     return nn.Linear(6, CLASSES)
+
+
+def test_a_frozen_part_in_half_precision_stays_as_it_is(tmp_path: Path) -> None:
+    half = nn.Linear(6, 6).bfloat16().requires_grad_(False)
+    net = Net(lambda m, x: m.l(m.h(x.bfloat16()).to(x.dtype)), l=nn.Linear(6, CLASSES), h=half)
+    found = train(net, toy(), tmp_path, precision="fp32", num_workers=1, algo="allreduce").model
+    assert found.h.weight.dtype is torch.bfloat16 and torch.equal(found.h.weight, half.weight)
 
 
 @pytest.mark.slow
@@ -401,6 +411,7 @@ class Endless(IterableDataset):
         (labeled(lambda number: "cat"), "example 0 has the label 'cat': give one whole number"),
         (labeled(lambda number: torch.eye(4)[number % 4]), r"a label of shape \[4\]: .*one-hot .* label\.argmax"),
         (TensorDataset(X, torch.eye(4)[Y]), r"a label of shape \[4\]: give one whole number"),
+        (TensorDataset(X, torch.where(torch.arange(len(Y)) == 33, -100, Y)), "example 33 has the label -100"),
         (TensorDataset(X, Y, Y), "example 0 is a tuple of 3: return pairs .tensor, label."),
         (Examples(40, lambda number: {"x": X[number]}), "example 0 is a dict: return pairs"),
         (Examples(40, lambda number: (X[number] + 1j, 0)), "example 0 is a strided tensor of complex64 and a label"),

@@ -10,7 +10,8 @@ import copy
 import random
 import types
 import warnings
-from collections import deque
+import weakref
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -384,6 +385,92 @@ def in_one_memory() -> Net:
     return net
 
 
+def viewed(view: Callable[[nn.Linear], Any]) -> Net:
+    """An attribute that is made of a layer."""
+    layer = nn.Linear(6, 6)
+    return Net(lambda m, x: m.o(m.l(x)), l=layer, o=nn.Linear(6, CLASSES), w=view(layer))
+
+
+class Square(nn.Parameter):
+    """A parameter of a class of its own."""
+
+
+class Counted(Net):
+    """A counter on the class."""
+
+    step = 0
+
+
+def counted(self: Any, x: Tensor) -> Tensor:
+    type(self).step += self.training
+    return self.l(x)
+
+
+def makes_a_generator(self: Any, x: Tensor) -> Tensor:
+    self.g = self.g or torch.Generator().manual_seed(0)
+    return self.l(x)
+
+
+def with_a_child_that_knows_its_parent() -> Net:
+    parent = Net(scales_less, l=nn.Linear(6, CLASSES), scale=1.0)
+    parent.child = Net(lambda m, x: m.o(x) * m.parent().scale, o=nn.Linear(6, 6))
+    vars(parent.child)["parent"] = weakref.ref(parent)
+    return parent
+
+
+def scales_less(self: Any, x: Tensor) -> Tensor:
+    self.scale *= 0.7 if self.training else 1
+    return self.l(self.child(x))
+
+
+def with_defaults() -> Net:
+    net = Net(lambda m, x: m.l(m.centered(x)), l=nn.Linear(6, CLASSES), bn=nn.BatchNorm1d(6))
+    net.centered = lambda x, bn=net.bn: bn(x) - bn.running_mean
+    return net
+
+
+def with_a_multiplier() -> Net:
+    net = Net(lambda m, x: F.linear(x, m.l.weight * m.l.weight.multiplier, m.l.bias), l=nn.Linear(6, CLASSES))
+    net.l.weight.multiplier = 0.1
+    return net
+
+
+def hooked_in_training(self: Any, x: Tensor) -> Tensor:
+    h = self.l(x)
+    if self.training:
+        h.retain_grad()
+        h.register_hook(lambda g: 0.1 * g)
+    return self.o(h)
+
+
+def counts_in(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        self.n["steps"] += 1
+    return self.l(x) * 0.8 ** self.n["steps"]
+
+
+class Place(NamedTuple):
+    steps: int
+
+
+def counts_in_a_tuple(self: Any, x: Tensor) -> Tensor:
+    self.n = self.n._replace(steps=self.n.steps + self.training)
+    return self.l(x) * 0.8**self.n.steps
+
+
+def counts_in_an_object(self: Any, x: Tensor) -> Tensor:
+    self.n.steps += self.training
+    return self.n.call(self.l(x)) * 0.8**self.n.steps
+
+
+def stops_its_statistics(self: Any, x: Tensor) -> Tensor:
+    self.n += self.training
+    if self.n == 2:
+        self.bn.eval()
+        self.drop.p = 0.0
+    return self.l(self.drop(self.bn(x)))
+
+
 class Unstorable(nn.Linear):
     """What it says of its state cannot be stored."""
 
@@ -473,6 +560,11 @@ MODULES: dict[str, Entry] = {
     "writes_view_of_input": Entry(lambda: Net(lambda m, x: (x[:, 0].zero_(), m.l(x))[1], l=nn.Linear(6, CLASSES))),
     "remembers": Entry(lambda: Net(remembers, l=nn.Linear(6, CLASSES), seen=[]), joint=False, stored=False),
     "remembers_the_last": Entry(lambda: Net(remembers_the_last, l=nn.Linear(6, CLASSES), last=deque(maxlen=2)), joint=False, stored=False),
+    "counter_of_python": Entry(lambda: Net(counts_in, l=nn.Linear(6, CLASSES), n=Counter()), stored=False),
+    "default_dict": Entry(lambda: Net(counts_in, l=nn.Linear(6, CLASSES), n=defaultdict(int)), stored=False),
+    "named_tuple": Entry(lambda: Net(counts_in_a_tuple, l=nn.Linear(6, CLASSES), n=Place(0)), stored=False),
+    "object_with_a_function": Entry(lambda: Net(counts_in_an_object, l=nn.Linear(6, CLASSES), n=types.SimpleNamespace(steps=0, call=torch.tanh)), stored=False),
+    "stops_its_statistics": Entry(lambda: Net(stops_its_statistics, l=nn.Linear(6, CLASSES), bn=nn.BatchNorm1d(6), drop=nn.Dropout(0.5), n=0), joint=False, stored=False),
     "anneals": Entry(lambda: Net(anneals, l=nn.Linear(6, CLASSES), config=types.SimpleNamespace(scale=1.0)), stored=False),
     # buffers
     "ema": Entry(lambda: with_buffers(ema, mu=torch.zeros(6)), joint=False),
@@ -492,6 +584,17 @@ MODULES: dict[str, Entry] = {
     "scripted": Entry(lambda: torch.jit.script(mlp()), refused=r"it is a RecursiveScriptModule, .* before torch\.jit"),
     "parallel": Entry(lambda: nn.DataParallel(mlp()), refused=r"it is a DataParallel, .*\(\.module\)"),
     "in_one_memory": Entry(in_one_memory, refused="l.weight and o.weight are two tensors in the same memory: share one"),
+    "view_of_a_weight": Entry(lambda: viewed(lambda layer: layer.weight.t()), refused="its w is a view of its parameter l.weight, .* compute it in forward"),
+    "detached_weight": Entry(lambda: viewed(lambda layer: [layer.weight.detach()]), refused="is a view of its parameter l.weight"),
+    "own_leaf": Entry(lambda: viewed(lambda layer: torch.zeros(6, requires_grad=True)), refused=r"its w is a tensor with requires_grad=True, whose \.grad is never set"),
+    "own_parameter": Entry(lambda: Net(lambda m, x: m.l(x * m.w), l=nn.Linear(6, CLASSES), w=Square(torch.ones(6))), refused="its parameter w is a Square, .* use nn.Parameter"),
+    "counter_on_the_class": Entry(lambda: Counted(counted, l=nn.Linear(6, CLASSES)), refused="The model changes Counted.step in a forward pass"),
+    "generator_made_later": Entry(lambda: Net(makes_a_generator, l=nn.Linear(6, CLASSES), g=None), refused="makes a generator while it is trained: its g"),
+    "functions_in_a_tuple": Entry(lambda: viewed(lambda layer: (lambda x: layer(x),)), refused="a function or reference in a tuple cannot follow the copy: use a list"),
+    "child_with_its_parent": Entry(with_a_child_that_knows_its_parent, stored=False),
+    "default_argument": Entry(with_defaults, joint=False),
+    "attribute_of_a_parameter": Entry(with_a_multiplier),
+    "hooks_in_training": Entry(lambda: Net(hooked_in_training, l=nn.Linear(6, 6), o=nn.Linear(6, CLASSES))),
     "all_frozen": Entry(lambda: mlp().requires_grad_(False), refused="no parameters to train: all of them have requires_grad=False"),
     "unstorable": Entry(lambda: Unstorable(6, CLASSES), refused="get_extra_state of Unstorable cannot be stored .*: let it return tensors"),
     "uncopied": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), g=(i for i in range(3))), refused="cannot be copied, once for each worker: TypeError"),

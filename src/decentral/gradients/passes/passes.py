@@ -16,7 +16,13 @@ from torch.utils._pytree import tree_map
 
 from decentral.errors import ConfigError
 from decentral.gradients.passes.layers import CallSizes, MemoryFormat, Way
-from decentral.gradients.passes.worker_models import WorkerModels, is_foreign_loss, random_state, seed_draws
+from decentral.gradients.passes.worker_models import (
+    WorkerModels,
+    class_values,
+    is_foreign_loss,
+    random_state,
+    seed_draws,
+)
 from decentral.gradients.precision import Precision
 from decentral.randomness import torch_generator
 
@@ -182,12 +188,19 @@ class OneByOne(Passes):
         self, i: int, inputs: Any, seed: Callable[[], None], precise: AbstractContextManager[object]
     ) -> None:
         """Raise a ConfigError if two copies of module i differ on the same inputs, with the same draws."""
-        found = []
+        found, before = [], class_values(self.models.modules[i])
         for _ in range(2):
             copy, its = self.models.for_tests(i), tree_map(torch.clone, inputs)
             seed()
-            with precise, torch.no_grad():
-                found.append(copy(self.memory_format(its)))
+            with precise:
+                outputs = copy(self.memory_format(its))
+            found.append(outputs.detach() if isinstance(outputs, Tensor) else outputs)
+        after = class_values(self.models.modules[i])
+        if changed := [name for name in before if after.get(name) != before[name]]:
+            raise ConfigError(
+                f"The model changes {changed[0]} in a forward pass, which all workers would share: keep all state in "
+                "the module."
+            )
         if all(isinstance(one, Tensor) for one in found) and not agree(found[0], found[1], self.precision):
             raise ConfigError(
                 "The model is not reproducible when a step is repeated: let it draw from the global generators of "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import random
-from collections import deque
+import weakref
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CellType, FunctionType
 from typing import Any, cast
 
@@ -25,8 +26,8 @@ _INTERNAL = frozenset(vars(nn.Module()))
 class ModuleState:
     """Buffers, parameters with requires_grad=False, `get_extra_state`, and plain attributes that have changed.
 
-    Plain attributes are numbers, strings, tensors, arrays, and lists, tuples, sets, dicts and objects of these, of
-    modules whose class is not torch's.
+    Plain attributes are numbers, strings, tensors, arrays, and lists, tuples, sets, dicts and objects of these; of
+    modules of torch, numbers, strings and `training`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -71,16 +72,16 @@ class ModuleState:
                     del vars(owner)[leaf]
 
     def _attributes(self) -> dict[str, Any]:
-        found = {}
+        found: dict[str, Any] = {}
         for name, module in self.module.named_modules():
-            if type(module).__module__.partition(".")[0] == "torch":
-                continue
+            found[f"{name}.training"] = module.training  # a forward pass may call eval()
+            theirs = type(module).__module__.partition(".")[0] == "torch"
             for key in vars(module).keys() - _INTERNAL:
                 value = vars(module)[key]
-                try:
-                    found[f"{name}.{key}"] = packed(dict(vars(value)) if _is_object(value) else value)
-                except (TypeError, RecursionError):  # nothing that a checkpoint can hold
+                if theirs and type(value) not in (bool, int, float, str):
                     continue
+                with suppress(TypeError, RecursionError):  # nothing that a checkpoint can hold
+                    found[f"{name}.{key}"] = packed(_plain(value))
         return found
 
 
@@ -96,7 +97,7 @@ def put_tensor(module: nn.Module, name: str, value: Tensor | None, own: Tensor |
     now = owner._parameters[leaf] if leaf in owner._parameters else owner._buffers.get(leaf)
     if now is None or value is None:
         owner._buffers[leaf] = None if value is None else value.clone()
-    elif own is not None and now.data_ptr() == own.data_ptr() and _alike(now, value):
+    elif own is not None and _alike(now, value) and now.layout == torch.strided and now.data_ptr() == own.data_ptr():
         now.detach().copy_(value)
     elif leaf in owner._parameters:
         now.data = value.to(now.device, copy=True)
@@ -139,15 +140,35 @@ def _is_object(value: Any) -> bool:
     return hasattr(value, "__dict__") and not isinstance(value, type | Tensor | nn.Module | list | dict | set)
 
 
+def _plain(value: Any) -> Any:
+    """The value as types that a checkpoint can hold; of an object, the attributes that are such."""
+    if isinstance(value, Counter | defaultdict):
+        return dict(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return tuple(value)
+    if not _is_object(value):
+        return value
+    found = {}
+    for key, each in vars(value).items():
+        with suppress(TypeError, RecursionError):
+            packed(each)
+            found[key] = each
+    return found
+
+
 def _put_attribute(where: dict[str, Any], leaf: str, value: Any) -> None:
     """Lists, dicts and objects keep their places, since hooks may hold them, and deques their lengths."""
     now: Any = where.get(leaf)
     if _is_object(now) and isinstance(value, dict):
-        _put_attribute({"vars": vars(now)}, "vars", value)
+        for key in _plain(now).keys() - value.keys():
+            delattr(now, key)
+        vars(now).update(value)
+    elif isinstance(value, tuple) and hasattr(now, "_fields"):
+        where[leaf] = type(now)._make(value)
     elif type(now) is type(value) and isinstance(now, list | deque):
         now.clear()
         now.extend(value)
-    elif type(now) is type(value) and isinstance(now, dict):
+    elif isinstance(now, dict) and isinstance(value, dict):
         now.clear()
         now.update(value)
     else:
@@ -174,32 +195,44 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     to parts of the module (a hook, mostly) refers to the parts of the copy, and parameters keep their hooks.
     """
     memo = {} if memo is None else memo
-    for _, _, value in items_of(module):
+    for _, _, value in items_of(module, deep=True):
         if isinstance(value, nn.UninitializedBuffer):  # of which `deepcopy` makes no copy
             memo[id(value)] = cast("Any", type(value))(device=value.device, dtype=value.dtype)
         elif isinstance(value, Tensor) and not value.is_leaf:
             memo[id(value)] = value.detach().clone()
     found = copy.deepcopy(module, memo)
-    for container, key, value in items_of(found):
-        if isinstance(value, FunctionType) and value.__closure__:
-            container[key] = _around(value, memo)
+    for container, key, value in items_of(found, deep=True):
+        new: Any = value
+        if isinstance(value, FunctionType) and (value.__closure__ or value.__defaults__):
+            new = _around(value, memo)
+        elif isinstance(value, weakref.ref) and id(value()) in memo:
+            new = weakref.ref(memo[id(value())])
+        if new is not value:
+            if isinstance(container, tuple):
+                raise TypeError("a function or reference in a tuple cannot follow the copy: use a list")
+            container[key] = new
     for theirs, own in zip(module.parameters(), found.parameters(), strict=True):
+        vars(own).update(copy.deepcopy(vars(theirs), memo))
         for hook in (theirs._backward_hooks or {}).values():
             own.register_hook(hook)
     return found
 
 
 def _around(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return the function with references replaced by their copies."""
-    cells = []
+    """Return the function with references replaced by their copies; itself, if there are none."""
+    cells, refers = [], False
     for cell in function.__closure__ or ():
         try:
-            cells.append(CellType(memo.get(id(cell.cell_contents), cell.cell_contents)))
+            content = cell.cell_contents
         except ValueError:  # nothing is in it yet
             cells.append(cell)
-    found = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells)
-    )
+            continue
+        refers |= id(content) in memo
+        cells.append(CellType(memo.get(id(content), content)))
+    defaults = function.__defaults__ and tuple(memo.get(id(each), each) for each in function.__defaults__)
+    if not refers and not any(id(each) in memo for each in function.__defaults__ or ()):
+        return function
+    found = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))
     found.__kwdefaults__, found.__qualname__ = function.__kwdefaults__, function.__qualname__
     found.__dict__.update(function.__dict__)
     return found
@@ -215,8 +248,11 @@ def names_of(module: nn.Module) -> set[str]:
     }
 
 
-def items_of(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
-    """(dict or list, key, value) of everything in a module's attributes, hooks among them; nothing of submodules."""
+def items_of(module: nn.Module, deep: bool = False) -> Iterator[tuple[Any, Any, Any]]:
+    """(dict or list, key, value) of everything in the attributes of a module and its parts, hooks among them.
+
+    deep  of tuples and objects, too
+    """
     inside: list[Any] = [vars(each) for each in module.modules()]
     seen = set[int]()
     while inside:
@@ -226,8 +262,37 @@ def items_of(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
         seen.add(id(container))
         for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
             yield container, key, value
-            if isinstance(value, dict | list):
+            if isinstance(value, dict | list) or (deep and isinstance(value, tuple)):
                 inside.append(value)
+            elif deep and _is_object(value):
+                inside.append(vars(value))
+
+
+def generator_in(module: nn.Module) -> str | None:
+    """Say which attribute is a generator of random numbers; None if none is."""
+    kinds = torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
+    for _, key, value in items_of(module):
+        if isinstance(value, kinds):
+            return (
+                f"its {key} is a generator ({type(value).__name__}), which workers would share and checkpoints would "
+                "omit: draw from the global generators of torch, numpy or random"
+            )
+    return None
+
+
+def class_values(module: nn.Module) -> dict[str, Any]:
+    """Plain values in the classes of a module and its parts, by name."""
+    classes = {cls for part in module.modules() for cls in type(part).__mro__ if _is_own(cls)}
+    return {
+        f"{cls.__name__}.{key}": value
+        for cls in classes
+        for key, value in vars(cls).items()
+        if type(value) in (bool, int, float, str)
+    }
+
+
+def _is_own(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] not in (*_KNOWN, "builtins")
 
 
 _KNOWN = ("torch", "torchvision", "decentral")
@@ -317,6 +382,8 @@ class WorkerModels:
     def check(self) -> None:
         """Raise a ConfigError if a forward pass has added, frozen or replaced parameters, or added buffers."""
         for module, leaves in zip(self.modules, self.leaves, strict=True) if self.foreign else ():
+            if reason := generator_in(module):
+                raise ConfigError(f"The model makes a generator while it is trained: {reason}.")
             own = set(leaves)
             replaced = {name for name, p in module.named_parameters() if p.requires_grad and p not in own}
             if changed := sorted(self._known ^ names_of(module) | replaced):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from decentral.errors import ConfigError
-from decentral.gradients.passes.worker_models import copied, items_of
+from decentral.gradients.passes.worker_models import copied, generator_in, items_of
+from decentral.gradients.precision import cast
 from decentral.models.layers.statistics import evaluating
 from decentral.registry import blame
 from decentral.store.models import packed
@@ -32,7 +31,8 @@ def tried(model: PlainModel, original: Any, data: LabelledData) -> nn.Module:
         part.training = False
     names = [name for name, _ in module.named_parameters()]
     trial = copied(module)
-    _try(model, trial.float(), data, original)
+    cast(trial, torch.float32)
+    _try(model, trial, data, original)
     if names != [name for name, _ in trial.named_parameters()] or _uninitialized(module):
         _try(model, module.float(), data, original)  # a forward pass makes its parameters
     if (name := _uninitialized(module)) is not None:
@@ -85,9 +85,9 @@ def check(module: Any, name: str) -> None:
         raise ConfigError(
             f"model={name} is a {type(module).__name__}: give a torch.nn.Module, or a function that returns one."
         )
-    reason = _refused_part(module) or _refused_attribute(module) or _refused_tensor(module) or _shared_memory(module)
-    if reason is not None:
-        raise ConfigError(f"model={name}: {reason}.")
+    for refused in (_refused_part, _refused_attribute, _refused_tensor, _shared_memory, _refused_view):
+        if (reason := refused(module)) is not None:
+            raise ConfigError(f"model={name}: {reason}.")
     if any(parameter._post_accumulate_grad_hooks for parameter in module.parameters()):
         raise ConfigError(
             f"model={name} has a hook for accumulated gradients (register_post_accumulate_grad_hook), but gradients "
@@ -122,7 +122,6 @@ def _refused_part(module: nn.Module) -> str | None:
 
 
 def _refused_attribute(module: nn.Module) -> str | None:
-    kinds = torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
     parts = set(module.modules())
     for _, key, value in items_of(module):
         if isinstance(value, nn.Module) and value not in parts:
@@ -130,12 +129,12 @@ def _refused_attribute(module: nn.Module) -> str | None:
                 f"its {key} is a {type(value).__name__} in a list or dict, which torch neither trains nor stores: use "
                 "nn.ModuleList or nn.ModuleDict"
             )
-        if isinstance(value, kinds):
+        if isinstance(value, Tensor) and value.is_leaf and value.requires_grad and not isinstance(value, nn.Parameter):
             return (
-                f"its {key} is a generator ({type(value).__name__}), which workers would share and checkpoints would "
-                "omit: draw from the global generators of torch, numpy or random"
+                f"its {key} is a tensor with requires_grad=True, whose .grad is never set here: make it an "
+                "nn.Parameter, or take its gradient with torch.autograd.grad"
             )
-    return None
+    return generator_in(module)
 
 
 def _refused_tensor(module: nn.Module) -> str | None:
@@ -144,10 +143,13 @@ def _refused_tensor(module: nn.Module) -> str | None:
             return f"its {name} is on the device meta, without values: create the module on the CPU"
     for name, parameter in module.named_parameters():
         strided = parameter.layout == torch.strided
+        if parameter.requires_grad and type(parameter) is not nn.Parameter and not is_lazy(parameter):
+            cls = type(parameter).__name__
+            return f"its parameter {name} is a {cls}, of which rows keep only the numbers: use nn.Parameter"
         if parameter.requires_grad and not (parameter.is_floating_point() and strided):
-            kind = str(parameter.dtype if strided else parameter.layout).removeprefix("torch.")
+            numbers = str(parameter.dtype if strided else parameter.layout).removeprefix("torch.")
             return (
-                f"its parameter {name} is {kind}, but rows hold real numbers: use dense real parameters (of complex "
+                f"its parameter {name} is {numbers}, but rows hold real numbers: use dense real parameters (of complex "
                 "ones torch.view_as_real)"
             )
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -172,6 +174,26 @@ def _shared_memory(module: nn.Module) -> str | None:
                 f"its {one} and {other} are two tensors in the same memory: share one parameter, as in self.b.weight "
                 "= self.a.weight"
             )
+    return None
+
+
+def _refused_view(module: nn.Module) -> str | None:
+    """A view of a trained parameter in an attribute: a copy's would keep its first values. Those that torch makes are
+    computed in every forward pass."""
+    trained = {
+        parameter.untyped_storage().data_ptr(): name
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and not is_lazy(parameter) and parameter.numel()
+    }
+    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    theirs = {id(vars(part)) for part in module.modules() if type(part).__module__.partition(".")[0] == "torch"}
+    for container, key, value in items_of(module):
+        if id(container) in theirs or id(value) in known or not isinstance(value, Tensor) or is_lazy(value):
+            continue
+        if isinstance(container, dict) and f"{key}_orig" in container.get("_parameters", {}):  # spectral norm's
+            continue
+        if value.layout == torch.strided and (name := trained.get(value.untyped_storage().data_ptr())):
+            return f"its {key} is a view of its parameter {name}, which copies would not follow: compute it in forward"
     return None
 
 

@@ -7,13 +7,15 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss
 from decentral.randomness import seeded
 from decentral.registry import blame
 from decentral.registry.signature import function
+
+_TRIED = 64  # examples, at least: some losses keep the hardest k
 
 
 def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
@@ -35,10 +37,22 @@ class OwnLoss:
         target = function("task.loss", name)
         with blame.calling(f"task.loss={name}"):
             self.name, self.function = name, target() if isinstance(target, type) else target
-        outputs = torch.zeros(num_classes + 1, num_classes, requires_grad=True)
-        targets = torch.arange(num_classes + 1) % num_classes
+        own = self.function if isinstance(self.function, nn.Module) else nn.Module()
+        if trained := [key for key, parameter in own.named_parameters() if parameter.requires_grad]:
+            raise ConfigError(
+                f"task.loss={name} has the parameter {trained[0]}, which would not be trained: put it into the model."
+            )
+        number = -(-_TRIED // (num_classes + 1)) * (num_classes + 1)
+        outputs = torch.zeros(number, num_classes, requires_grad=True)
+        targets = torch.arange(number) % num_classes
+        before = {key: buffer.clone() for key, buffer in own.named_buffers()}
         with torch.enable_grad(), seeded(0, "try the loss"):
             once, twice = self(outputs, targets), self(outputs.repeat(2, 1), targets.repeat(2))
+        if changed := [key for key, buffer in own.named_buffers() if not torch.equal(before[key], buffer)]:
+            raise ConfigError(
+                f"task.loss={name} changes its buffer {changed[0]}, which all workers would share: keep state in the "
+                "model."
+            )
         if once.item() and abs(twice.item() / once.item() - 2) < 1e-3:
             raise ConfigError(
                 f"task.loss={name} returns the sum over the examples: return their mean, or one number per example."
@@ -46,6 +60,8 @@ class OwnLoss:
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
         """Their mean or sum."""
+        if isinstance(self.function, nn.Module):
+            self.function.to(outputs.device)
         with blame.calling(f"task.loss={self.name}"):
             found: Any = self.function(outputs.clone(), targets.clone())  # it may change them in place
         if not isinstance(found, Tensor) or found.shape not in ((), targets.shape):
