@@ -257,7 +257,7 @@ def _linear() -> nn.Module:
 def test_a_frozen_part_in_half_precision_stays_as_it_is(tmp_path: Path) -> None:
     half = nn.Linear(6, 6).bfloat16().requires_grad_(False)
     net = Net(lambda m, x: m.l(m.h(x.bfloat16()).to(x.dtype)), l=nn.Linear(6, CLASSES), h=half)
-    found = train(net, toy(), tmp_path, precision="fp32", num_workers=1, algo="allreduce").model
+    found = train(net, toy(), tmp_path, precision="fp32", num_workers=1, algo="allreduce").models[0]
     assert found.h.weight.dtype is torch.bfloat16 and torch.equal(found.h.weight, half.weight)
 
 
