@@ -219,7 +219,8 @@ def twice(world: World, kind: str, how: dict[str, Any]) -> str:
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model, called = nn.Linear(4, 1).double(), None
+    model: Any = nn.Linear(4, 1).double()
+    called: Any = None
     if kind in ("ddp", "its module"):
         called = nn.parallel.DistributedDataParallel(model)
     elif kind == "fsdp":
@@ -260,6 +261,98 @@ def after_ddp(world: World) -> bool:
 
 def test_a_model_without_its_former_wrapper_is_wrapped(worlds):
     assert all(worlds(2).call(after_ddp))
+
+
+# -- what would be silently wrong --------------------------------------------------------------------------------------
+
+
+class TwoModels(torch.optim.SGD):
+    """An optimizer with a second model in its state, as schedule-free ones have."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+def misused(world: World, kind: str) -> str:
+    """What a rank hears."""
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
+    inner: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings: dict[str, Any] = {}
+    if kind == "two models":
+        inner = TwoModels(model.parameters(), lr=0.1)
+    elif kind == "tied by memory":
+        model[1].weight = nn.Parameter(model[0].weight)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    elif kind == "buffers":
+        model.register_buffer("cache", torch.zeros(2 + world.rank))
+    elif kind == "rate":
+        inner, settings = torch.optim.Adafactor(model.parameters(), lr=0.1), {"algo": "momentum_tracking"}
+    with pytest.raises((ConfigError, ValueError)) as error:
+        optimizer = decentral.wrap(model, inner, "ring", timeout_s=20, **settings)
+        model(torch.ones(2, 4).double()).sum().backward()
+        if kind == "inner step":
+            inner.step()
+        optimizer.step()
+        with optimizer.averaged():
+            pass
+    return str(error.value)
+
+
+SAID = {
+    "two models": "keeps a second model in its state",
+    "tied by memory": "two tensors in the same memory",
+    "buffers": "the buffers cache",
+    "rate": "Adafactor is not linear in its learning rate",
+    "inner step": "does not communicate: call step() of the one that decentral.wrap returned",
+}
+
+
+@pytest.mark.parametrize("kind", SAID)
+def test_what_would_be_silently_wrong_is_one_sentence(worlds, kind: str):
+    for said in worlds(2).call(misused, kind):
+        assert SAID[kind] in said
+
+
+def resized(world: World, store: dict[int, Any], size: int) -> tuple[dict[str, Any], str]:
+    """The state of this rank after two steps of D2 by `size` ranks; what is said to the state of another number."""
+    model = nn.Linear(2, 1, bias=False).double()
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "complete", algo="exact_diffusion")
+    said = ""
+    if store:
+        with pytest.raises(ValueError) as error:
+            optimizer.load_state_dict(store[world.rank])
+        said = str(error.value)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (model.weight - world.rank).square().sum().backward()
+        optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.close()
+    return state, said
+
+
+def test_corrections_of_another_number_of_ranks_are_refused(worlds):
+    of_three = dict(enumerate(state for state, _ in worlds(3).call(resized, {}, 3)))
+    for _, said in worlds(2).call(resized, of_three, 2):
+        assert "is of 3 ranks, not of 2" in said
+
+
+def evaluated_in_inference_mode(world: World) -> bool:
+    model = nn.Linear(4, 1).double()
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", algo="allreduce")
+    with torch.inference_mode(), optimizer.averaged():
+        model(torch.ones(2, 4).double())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4).double()).sum().backward()
+        optimizer.step()
+    optimizer.close()
+    return True
+
+
+def test_the_first_evaluation_may_be_in_inference_mode(worlds):
+    assert all(worlds(2).call(evaluated_in_inference_mode))
 
 
 # -- before wrap -------------------------------------------------------------------------------------------------------

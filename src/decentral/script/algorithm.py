@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import ASGD, Adafactor, Optimizer, Rprop
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.compression.compressor import Compressor
@@ -21,9 +21,18 @@ from decentral.script.parameters import Guard, ParameterRow
 class ScriptRule(TorchRule):
     """The torch optimizer of a script, k = 1. Its buffers stay in the optimizer's state."""
 
-    def __init__(self, optimizer: Optimizer, parameters: ParameterRow) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: ParameterRow, guard: Guard) -> None:
         super().__init__()
-        self._optimizer, self._parameters = optimizer, parameters
+        self._optimizer, self._parameters, self._guard = optimizer, parameters, guard
+
+    def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """See `TorchRule`. Raises ConfigError for an optimizer whose update is not linear in its learning rate."""
+        if isinstance(self._optimizer, Adafactor | ASGD | Rprop):
+            raise ConfigError(
+                f"the update of {type(self._optimizer).__name__} is not linear in its learning rate, as this "
+                "algorithm's formula requires: use another optimizer, or algo='dpsgd'."
+            )
+        return super().direction(g, x, buffers, t)
 
     def lr(self, t: int) -> float:
         """Return the current learning rate of all parameter groups.
@@ -76,7 +85,7 @@ class ScriptRule(TorchRule):
                 group["weight_decay"] = 0.0
         try:
             with self._parameters.with_gradient(g):
-                self._optimizer.step()
+                self._guard.step()
         finally:
             for group, settings in zip(groups, own, strict=True):
                 group.update(settings)
@@ -98,7 +107,7 @@ class AlgorithmStep:
         self.net, self.inner, self.round, self.guard = net, inner, 0, guard
         self.accumulating, self.away = False, False  # nothing is sent before `step`
         self._parameters = parameters
-        self._algorithm = algorithm.bind(ScriptRule(inner, parameters), compressor)
+        self._algorithm = algorithm.bind(ScriptRule(inner, parameters, guard), compressor)
         self._asked = False
         self._set(self._algorithm.init(parameters.row, net))
 
@@ -139,7 +148,7 @@ class AlgorithmStep:
         self.flush()
         tensors = {name: value.clone() for name, value in self._tensors().items()}
         algorithm, compress = type(self._algorithm).__name__, self._algorithm.compressor.name
-        own = {"algorithm": algorithm, "compress": compress, "rank": self.guard.rank}
+        own = {"algorithm": algorithm, "compress": compress, "rank": self.guard.rank, "size": self.net.n}
         return {"round": self.round, **own, "state": tensors}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -158,6 +167,11 @@ class AlgorithmStep:
                 f"this state_dict is of rank {state['rank']}, not of rank {self.guard.rank}: let every rank load its "
                 "own"
             )
+        if more and state.get("size", self.net.n) != self.net.n:
+            raise ValueError(
+                f"this state_dict of {name} is of {state['size']} ranks, not of {self.net.n}, and its corrections hold "
+                "for these only: load the state_dict() of its .inner instead"
+            )
         for key in own.keys() | saved.keys():
             mine, other = (_shape(each.get(key)) for each in (own, saved))
             if mine != other:
@@ -170,7 +184,8 @@ class AlgorithmStep:
         self.round = int(state["round"])
 
     def close(self) -> None:
-        """Do nothing: there are no resources."""
+        """Remove the hook from the optimizer."""
+        self.guard.close()
 
     def _gradient(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
         """Return the gradients that the script computed at the parameters: the algorithm's oracle.

@@ -112,16 +112,17 @@ class ModeStep:
         self.round, self._weights = int(state["round"]), weights if self.mode is Mode.push_sum else self._weights
 
     def close(self) -> None:
-        """Remove the hooks from the model."""
+        """Remove the hooks from the model and the optimizer."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self.guard.close()
 
     # -- the four modes ------------------------------------------------------------------------------------------------
 
     def _adapt_then_combine(self) -> None:
         if not self._overlap:
-            self.inner.step()
+            self.guard.step()
         for bucket in self._flat.buckets[len(self._mixings) :]:
             self._launch(bucket, adapt=self._overlap)
         self._combine()
@@ -129,14 +130,14 @@ class ModeStep:
     def _adapt_while_combining(self) -> None:
         self._begin_all()
         self._combine()
-        self.inner.step()
+        self.guard.step()
 
     def _push_sum(self) -> None:
         """The parameters hold z_i = x_i / w_i between steps."""
         weights = self._weights
         biased = any(bool((weights.to(dtype) != 1).any()) for dtype in {row.dtype for row in self.rows})
         old = [row.clone() for row in self.rows] if biased else []
-        self.inner.step()
+        self.guard.step()
         for bucket, z in zip(self._flat.buckets, old, strict=False):  # x + u = w z + u = (z + u) + (w z - z)
             bucket.row.add_(self.net.weigh(z.clone(), weights).sub_(z))
         self._begin_all()
@@ -155,7 +156,7 @@ class ModeStep:
             for parameter, part, has in zip(bucket.ordered, parts, some.unbind(), strict=True):
                 if parameter.grad is not None or has:  # synchronizes with the device only if necessary
                     parameter.grad = part.view_as(parameter)
-        self.inner.step()
+        self.guard.step()
 
     # -- buckets in flight --------------------------------------------------------------------------------------------
 
@@ -208,7 +209,7 @@ class ModeStep:
         before = [dict(part) for part in parts]
         self.inner.param_groups = [part for part in parts if part["params"]]
         try:
-            self.inner.step()
+            self.guard.step()
         finally:
             self.inner.param_groups = groups
         if before != parts:

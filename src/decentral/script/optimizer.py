@@ -116,9 +116,10 @@ class DecentralizedOptimizer(Optimizer):
         Values without a mean (counters, the vectors of spectral norm, 8-bit floats) are rank 0's.
         """
         problem = self._not_idle("averaged()") or self._how.change()
-        with torch.no_grad(), hinted():
-            agree(self.peers.world, Proposal("averaged", "", (), (), problem=problem))
         named = dict(self._model.named_buffers())
+        told = ", ".join(f"{name} {list(buffer.shape)} {buffer.dtype}" for name, buffer in named.items())
+        with torch.no_grad(), hinted():
+            agree(self.peers.world, Proposal("averaged", told and f"the buffers {told}", (), (), problem=problem))
         buffers = list(named.values())
         means = [buffer for name, buffer in named.items() if has_mean(self._model, name, buffer)]
         others = [buffer for name, buffer in named.items() if not has_mean(self._model, name, buffer)]

@@ -317,6 +317,27 @@ class Guard:
         self._is_new = True
         self._lay_out()
         self._key = f"decentral refused {next(_wrapped)}"
+        self._stepping = False
+        self._hook = optimizer.register_step_pre_hook(self._only_here)
+
+    def step(self) -> None:
+        """Take a step of the optimizer, which refuses any other until `close`."""
+        self._stepping = True
+        try:
+            self._optimizer.step()
+        finally:
+            self._stepping = False
+
+    def _only_here(self, *_: object) -> None:
+        if not self._stepping:
+            self.require(
+                "the step() of the optimizer that was wrapped does not communicate: call step() of the one that "
+                "decentral.wrap returned."
+            )
+
+    def close(self) -> None:
+        """Let the optimizer be what it was."""
+        self._hook.remove()
 
     def require(self, problem: str) -> None:
         """Raise ConfigError on all ranks if there is a problem."""

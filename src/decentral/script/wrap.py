@@ -21,6 +21,7 @@ from decentral.compression.dense import NoCompression
 from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError, suggest
+from decentral.models.layers.foreign import shared_memory
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import join as join_network
@@ -100,6 +101,11 @@ def wrap(
             _check_nothing_given(topology, settings, joined)
         _check_arguments(model, optimizer, broadcast_from, group)
         how = _how(mode, algo, algo_settings, compress, compress_settings, overlap, bucket_mb, group)
+        if not how.synchronous and all(callable(getattr(optimizer, key, None)) for key in ("train", "eval")):
+            raise ConfigError(
+                f"{type(optimizer).__name__} keeps a second model in its state, which would not be averaged: use "
+                "mode='allreduce', or another optimizer."
+            )
         told = f"{_described(model, optimizer)}, {how}, {broadcast_from=}"
     agree(group.world, Proposal("wrap", told, (), ()))
     if broadcast_from is not None:
@@ -300,6 +306,8 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
                 f"{name or 'the model'} is a SyncBatchNorm on the CPU, which torch does not support: use a BatchNorm "
                 "of torch.nn, or move the model to a GPU before wrap."
             )
+    if reason := shared_memory(model):
+        raise ConfigError(f"the model cannot be sent, because {reason}.")
     own = set(model.parameters())
     strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
     if strangers:

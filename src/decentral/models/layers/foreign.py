@@ -85,7 +85,7 @@ def check(module: Any, name: str) -> None:
         raise ConfigError(
             f"model={name} is a {type(module).__name__}: give a torch.nn.Module, or a function that returns one."
         )
-    for refused in (_refused_part, _refused_attribute, _refused_tensor, _shared_memory, _refused_view):
+    for refused in (_refused_part, _refused_attribute, _refused_tensor, shared_memory, _refused_view):
         if (reason := refused(module)) is not None:
             raise ConfigError(f"model={name}: {reason}.")
     if any(parameter._post_accumulate_grad_hooks for parameter in module.parameters()):
@@ -159,7 +159,7 @@ def _refused_tensor(module: nn.Module) -> str | None:
     return None
 
 
-def _shared_memory(module: nn.Module) -> str | None:
+def shared_memory(module: nn.Module) -> str | None:
     """Two tensors in the same memory, of which one is trained: copies would not be tied."""
     found = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):

@@ -242,7 +242,8 @@ class SharedMemory(Transport):
         key = row.shape, row.dtype
         if key not in self._totals:
             longest = -(-len(row) // size)
-            terms, sums = (Segments([(length,)] * size, row.dtype).tensors for length in (len(row), longest))
+            with torch.inference_mode(False):  # others use them, too
+                terms, sums = (Segments([(length,)] * size, row.dtype).tensors for length in (len(row), longest))
             self._totals[key] = terms, sums, note_of("sum", *key)
         terms, sums, note = self._totals[key]
         terms[self.rank].copy_(row)
