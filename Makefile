@@ -56,10 +56,10 @@ evidence: $(VENV)/.installed  ## update committed results in results/: make evid
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(VENV)/.installed-dev  ## run the quick tests (about 3 minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## run the quick tests (about 15 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.installed-dev  ## run all tests (about 15 minutes on 2 cores)
+test-all: $(VENV)/.installed-dev  ## run all tests (about 50 minutes on 2 cores)
 	$(PYTEST)
 
 test-matrix: $(VENV)/.installed-dev  ## test each installed Python (3.11 to 3.13) with the oldest and the newest torch
