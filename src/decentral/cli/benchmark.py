@@ -333,7 +333,8 @@ def _summary(made: Made) -> str:
     blocks = [f"decentral-benchmark scale={results.scale}: {title[:1].lower()}{title[1:]}"]
     for listing in results.spec.listings:
         if isinstance(listing, Ranks) and len(rows := listing.lines(results)) > 1:
-            blocks += [aligned(rows, left=listing.left), textwrap.fill(listing.sentences(results)[0], _WIDTH)]
+            texts = [textwrap.fill(text, _WIDTH) for text in listing.sentences(results)]
+            blocks += [f"{listing.title}:", aligned(rows, left=listing.left), *texts]
     lines = [f"Note:     {remark}" for remark in made.remarks]
     lines += [f"Page:     {results.directory.parents[1] / 'README.md'}", f"Results:  {results.directory}"]
     return "\n\n".join([*blocks, "\n".join([*lines, *(f"Figure:   {path}" for path in made.figures)])])

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from decentral.cli.completion import complete
 from decentral.config.identity import run_directory, run_id
-from decentral.config.parsing import dump, folders_of
+from decentral.config.parsing import conf_directory, dump, folders_of
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.interrupt import end_at_once, raise_once, was_raised
@@ -45,7 +45,8 @@ class Options(argparse.ArgumentParser):
         options = self.parse_intermixed_args(arguments)
         plugins.use(None)
         if options.help and help:
-            say(help.rstrip())
+            pages = conf_directory().parent / "docs"
+            say(help.rstrip() + (f"\n\ndocs/ is {pages}" if "docs/" in help and pages != Path.cwd() / "docs" else ""))
             return None
         if options.shell_completion:
             complete(options.words, self.prog)
