@@ -53,12 +53,14 @@ def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_file_of_conf(installed: Path) -> None:
+def test_the_wheel_holds_every_file_of_conf_the_documentation_and_the_examples(installed: Path) -> None:
     (wheel,) = installed.parent.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    ours = {file.relative_to(CHECKOUT / "conf").as_posix() for file in (CHECKOUT / "conf").rglob("*.yaml")}
-    assert {f"decentral/conf/{name}" for name in ours} == {name for name in names if name.endswith(".yaml")}
+    for folder, suffix in (("conf", ".yaml"), ("docs", ".md"), ("examples", ".py")):
+        ours = {file.relative_to(CHECKOUT).as_posix() for file in (CHECKOUT / folder).rglob(f"*{suffix}")}
+        theirs = {name for name in names if name.startswith(f"decentral/{folder}/") and name.endswith(suffix)}
+        assert {f"decentral/{name}" for name in ours} == theirs
     assert not any(name.startswith(("tests/", "conf/", "src/")) for name in names)
     assert any(name.endswith("entry_points.txt") for name in names)
     published = (CHECKOUT / "src" / "decentral" / "published").glob("*.csv")
@@ -74,7 +76,7 @@ def test_the_wheel_holds_every_file_of_conf(installed: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_sdist_holds_the_package_and_of_the_other_folders_only_the_results_of_the_benchmark(
+def test_the_sdist_holds_the_package_its_documentation_and_the_results_of_the_benchmark(
     installed: Path,
 ) -> None:
     (sdist,) = installed.parent.glob("*.tar.gz")
@@ -82,7 +84,7 @@ def test_the_sdist_holds_the_package_and_of_the_other_folders_only_the_results_o
         names = {name.partition("/")[2] for name in archive.getnames()}
     pages = {"README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}
     assert {name for name in names if "/" not in name} == pages
-    assert {name.partition("/")[0] for name in names if "/" in name} == {"src", "conf", "results"}
+    assert {name.partition("/")[0] for name in names if "/" in name} == {"src", "conf", "docs", "examples", "results"}
     results = {name for name in names if name.startswith("results/")}
     assert all(name.startswith("results/benchmark/benchmark_methods/") for name in results)
 
