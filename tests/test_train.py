@@ -584,14 +584,15 @@ def test_one_that_begins_to_write_later_is_noticed(tmp_path):
         assert told[worker] == pytest.approx(float(expected), rel=1e-5)
 
 
+_PRESSED: list[bool] = []
+
+
 class PressingCtrlC(nn.Linear):
     """Presses Ctrl-C in a forward pass of training, once."""
 
-    pressed = False
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.training and torch.is_grad_enabled() and not PressingCtrlC.pressed:
-            PressingCtrlC.pressed = True
+        if self.training and torch.is_grad_enabled() and not _PRESSED:
+            _PRESSED.append(True)
             signal.raise_signal(signal.SIGINT)
         return super().forward(x.flatten(1))
 
