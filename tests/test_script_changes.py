@@ -249,11 +249,10 @@ def test_a_model_that_torch_communicates_as_well_is_refused(worlds, kind: str, h
 
 def after_ddp(world: World) -> bool:
     """Whether a model may be wrapped that is no longer anybody else's."""
-    model = nn.Linear(4, 1).double()
-    called: Any = nn.parallel.DistributedDataParallel(model)
-    called = model
-    optimizer = decentral.wrap(called, torch.optim.SGD(model.parameters(), lr=0.1), "ring")
-    called(torch.ones(2, 4).double()).sum().backward()
+    model = network()
+    nn.parallel.DistributedDataParallel(model)
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring")
+    backward(model, world.rank, 0)
     optimizer.step()
     optimizer.close()
     return True
@@ -314,18 +313,17 @@ def test_what_would_be_silently_wrong_is_one_sentence(worlds, kind: str):
         assert SAID[kind] in said
 
 
-def resized(world: World, store: dict[int, Any], size: int) -> tuple[dict[str, Any], str]:
-    """The state of this rank after two steps of D2 by `size` ranks; what is said to the state of another number."""
-    model = nn.Linear(2, 1, bias=False).double()
+def resized(world: World, store: dict[int, Any]) -> tuple[dict[str, Any], str]:
+    """The state of this rank after two steps, and what is said to that of another number of ranks."""
+    model = network()
     optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "complete", algo="exact_diffusion")
     said = ""
     if store:
         with pytest.raises(ValueError) as error:
             optimizer.load_state_dict(store[world.rank])
         said = str(error.value)
-    for _ in range(2):
-        optimizer.zero_grad()
-        (model.weight - world.rank).square().sum().backward()
+    for step in range(2):
+        backward(model, world.rank, step)
         optimizer.step()
     state = optimizer.state_dict()
     optimizer.close()
@@ -333,19 +331,18 @@ def resized(world: World, store: dict[int, Any], size: int) -> tuple[dict[str, A
 
 
 def test_corrections_of_another_number_of_ranks_are_refused(worlds):
-    of_three = dict(enumerate(state for state, _ in worlds(3).call(resized, {}, 3)))
-    for _, said in worlds(2).call(resized, of_three, 2):
+    of_three = dict(enumerate(state for state, _ in worlds(3).call(resized, {})))
+    for _, said in worlds(2).call(resized, of_three):
         assert "is of 3 ranks, not of 2" in said
 
 
 def evaluated_in_inference_mode(world: World) -> bool:
-    model = nn.Linear(4, 1).double()
+    model = network()
     optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", algo="allreduce")
     with torch.inference_mode(), optimizer.averaged():
-        model(torch.ones(2, 4).double())
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.ones(2, 4).double()).sum().backward()
+        values(model)
+    for step in range(2):
+        backward(model, world.rank, step)
         optimizer.step()
     optimizer.close()
     return True

@@ -278,9 +278,9 @@ def also_communicated(parameters: Sequence[nn.Parameter]) -> str:
     kinds: set[type] = {nn.parallel.DistributedDataParallel}
     if loaded := sys.modules.get("torch.distributed.fsdp"):
         kinds.add(loaded.FullyShardedDataParallel)
-    for collected in (False, True):  # one that is no longer used may not have been collected yet
-        if collected:
-            gc.collect()
+    for final in (False, True):
+        if final:
+            gc.collect()  # unused instances may still be alive
         living = [each for each in gc.get_objects() if not kinds.isdisjoint(type(each).__mro__)]  # ABCs are slow
         others = [each for each in living if each.process_group.size() > 1]
         own = set(parameters)

@@ -140,11 +140,9 @@ def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
     from scipy.stats import qmc
 
     sgd = "optim=sgd" in scenario.base
-    search = {
-        key: space for key, space in method.search.items() if key != "optim" if sgd or not key.startswith("optim.")
-    }
-    if scenario.sgd_rates and "optim" in method.search:
-        search = {"optim": method.search["optim"], **search}
+    left_out = [] if scenario.sgd_rates else ["optim"]
+    left_out += [] if sgd else [key for key in method.search if key.startswith("optim.")]
+    search = {key: space for key, space in method.search.items() if key not in left_out}
     first = [0.5, *(0.5 if isinstance(space, dict) else 0.0 for space in search.values())]
     points = [first, *qmc.Halton(len(first), scramble=False).random(count + 1)[2:].tolist()]
     found = []

@@ -188,15 +188,15 @@ class OneByOne(Passes):
         self, i: int, inputs: Any, seed: Callable[[], None], precise: AbstractContextManager[object]
     ) -> None:
         """Raise a ConfigError if two copies of module i differ on the same inputs, with the same draws."""
-        found, before = [], class_values(self.models.modules[i])
+        found, values = [], []
         for _ in range(2):
             copy, its = self.models.for_tests(i), tree_map(torch.clone, inputs)
             seed()
             with precise:
                 outputs = copy(self.memory_format(its))
             found.append(outputs.detach() if isinstance(outputs, Tensor) else outputs)
-        after = class_values(self.models.modules[i])
-        if changed := [name for name in before if after.get(name) != before[name]]:
+            values.append(class_values(copy))
+        if changed := [name for name, value in values[0].items() if values[1].get(name) != value]:
             raise ConfigError(
                 f"The model changes {changed[0]} in a forward pass, which all workers would share: keep all state in "
                 "the module."
