@@ -203,6 +203,29 @@ def against_ddp(world: World, kind: str) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
+def unused(world: World, how: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """The layer that only rank 0 uses, before and after two steps without it."""
+    model = Branches()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    optimizer = decentral.wrap(model, inner, **{"topology": "complete", **how})
+    x, y = batch(world.rank)
+    found = []
+    for step in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(model(x, step == 0), y).backward()
+        optimizer.step()
+        found.append(values(model.sometimes))
+    optimizer.close()
+    return found[0], found[2]
+
+
+@pytest.mark.parametrize("how", [{"mode": "atc"}, {"algo": "dpsgd"}, {"algo": "relaysgd"}], ids=str)
+def test_what_a_step_does_not_use_neither_decays_nor_keeps_its_momentum(worlds, how: dict[str, Any]):
+    topology = {"topology": "chain"} if how.get("algo") == "relaysgd" else {}
+    for before, after in worlds(2).call(unused, {**topology, **how}):
+        torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])
 def test_all_reduce_treats_missing_gradients_as_torch_does(worlds, kind: str):
     for ours, theirs in worlds(3).call(against_ddp, kind):
@@ -334,6 +357,140 @@ def test_corrections_of_another_number_of_ranks_are_refused(worlds):
     of_three = dict(enumerate(state for state, _ in worlds(3).call(resized, {})))
     for _, said in worlds(2).call(resized, of_three):
         assert "is of 3 ranks, not of 2" in said
+
+
+def on_another_graph(world: World, topology: str, store: dict[int, Any]) -> tuple[dict[str, Any], str]:
+    """The state of CHOCO-SGD after two steps, and what is said to that of another topology."""
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = decentral.wrap(model, inner, topology, algo="choco", compress="int8")
+    said = ""
+    try:
+        optimizer.load_state_dict(store.get(world.rank, optimizer.state_dict()))
+    except ValueError as error:
+        said = str(error)
+    for step in range(2):
+        backward(model, world.rank, step)
+        optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.close()
+    return state, said
+
+
+def test_corrections_for_other_matrices_are_refused(worlds):
+    on_a_ring = dict(enumerate(state for state, _ in worlds(4).call(on_another_graph, "ring", {})))
+    for _, said in worlds(4).call(on_another_graph, "star", on_a_ring):
+        assert "topology ring" in said and "not for topology star" in said and ".inner" in said
+    for _, said in worlds(4).call(on_another_graph, "ring", on_a_ring):
+        assert not said
+
+
+def loads(world: World, algo: str, what: str) -> str:
+    """What a rank hears in the steps after rank 1 has loaded something."""
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"period_steps": 2} if algo == "diloco" else {}  # all ranks hear of it in the next outer step
+    optimizer = decentral.wrap(model, inner, "ring", algo=algo, algo_settings=settings, timeout_s=20)
+    for step in range(2):  # the first outer step
+        backward(model, world.rank, step)
+        optimizer.step()
+    optimizer.peers.barrier()
+    own, other = copy.deepcopy(model.state_dict()), network(1).state_dict()
+    if world.rank == 1:
+        if what == "own after state":
+            optimizer.load_state_dict(optimizer.state_dict())
+        model.load_state_dict(other)
+        if what == "a part back":
+            model[0].load_state_dict({"weight": own["0.weight"], "bias": own["0.bias"]})
+        if what == "all back":
+            model.load_state_dict(own)
+        if what == "own and state":
+            optimizer.load_state_dict(optimizer.state_dict())
+    said = ""
+    try:
+        for step in range(3):
+            backward(model, world.rank, step)
+            optimizer.step()
+    except ConfigError as error:
+        said = str(error)
+    copy.deepcopy(model).load_state_dict(other)
+    optimizer.close()
+    return said
+
+
+@pytest.mark.parametrize(
+    ("algo", "what", "refused"),
+    [
+        ("diloco", "weights", True),
+        ("diloco", "a part back", True),
+        ("diloco", "all back", False),
+        ("diloco", "own and state", False),
+        ("diloco", "own after state", False),
+        ("dpsgd", "weights", False),
+    ],
+)
+def test_weights_loaded_beside_an_anchor_are_refused(worlds, algo: str, what: str, refused: bool):
+    for said in worlds(2).call(loads, algo, what):
+        assert ("has loaded other weights since decentral.wrap, but algo=diloco" in said) is refused, said
+
+
+def trained_in_channels_last(world: World, fused: bool, loaded: bool) -> Tensor:
+    """The weights after three steps before `wrap` and three after it, with a convolution in channels_last memory."""
+    torch.manual_seed(world.rank)
+    model: Any = nn.Sequential(nn.Conv2d(2, 3, (3, 2)), nn.Flatten(), nn.Linear(18, 1)).to(
+        memory_format=torch.channels_last
+    )
+    inner = torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
+    optimizer: Any = inner
+    for step in range(6):
+        if step == 3 and not loaded:
+            optimizer = decentral.wrap(model, inner, "ring", broadcast_from=None)
+        if step == 3 and loaded:
+            state, inner = inner.state_dict(), torch.optim.Adam(model.parameters(), lr=0.01, fused=fused)
+            optimizer = decentral.wrap(model, inner, "ring", broadcast_from=None)
+            carried = optimizer.state_dict()["state"]["decentral"]
+            optimizer.load_state_dict({**state, "state": {**state["state"], "decentral": carried}})
+        optimizer.zero_grad()
+        model(torch.arange(60.0).view(2, 2, 5, 3) % (7 + step)).square().mean().backward()
+        optimizer.step()
+    optimizer.close()
+    return values(model)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_fused_optimizer_finds_its_state_in_the_order_of_its_parameters(worlds, loaded: bool):
+    for ours, plain in zip(
+        *(worlds(2).call(trained_in_channels_last, fused, loaded) for fused in (True, False)), strict=True
+    ):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+class Counts(torch.optim.SGD):
+    """An optimizer that halves its rate after three steps."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        super().step()
+
+
+def counted(world: World, overlap: bool) -> str:
+    model = network()
+    optimizer = decentral.wrap(model, Counts(model.parameters(), lr=0.1), "ring", overlap=overlap, bucket_mb=1e-5)
+    said = ""
+    try:
+        backward(model, world.rank)
+        optimizer.step()
+    except RuntimeError as error:
+        said = str(error)
+    optimizer.close()
+    return said
+
+
+def test_an_optimizer_that_counts_its_steps_takes_whole_ones(worlds):
+    assert all("counts its steps" in said for said in worlds(2).call(counted, True))
+    assert not any(worlds(2).call(counted, False))
 
 
 def evaluated_in_inference_mode(world: World) -> bool:

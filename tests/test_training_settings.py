@@ -116,6 +116,7 @@ CASES: dict[str, Case] = {
     "mse": (("task.loss=mse",), of_squares, None, SMALL),
     "mse of texts": (("task.loss=mse",), of_squares, None, TEXT),
     "numbers of examples": ((f"task.loss={__name__}:rooted",), lambda *one: rooted(*one).mean(), None, SMALL),
+    "a log beside them": ((f"task.loss={__name__}:logged",), lambda *one: rooted(*one).mean(), None, SMALL),
     "a class": (("task.loss=torch.nn:MultiMarginLoss",), nn.MultiMarginLoss(), None, SMALL),
     "a mean": ((f"task.loss={__name__}:weighted",), weighted, None, SMALL),
     "the hardest": ((f"task.loss={__name__}:hardest",), lambda *one: hardest(*one), None, SMALL),
@@ -223,6 +224,34 @@ class Centered(nn.Module):
         return (each * torch.sigmoid(each.detach() - self.mu)).mean()
 
 
+class Annealed:
+    """A loss that grows with its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return cross_entropy(outputs, targets) * self.calls
+
+
+STEPS = [0]
+
+
+def annealed(outputs: Tensor, targets: Tensor) -> Tensor:
+    STEPS[0] += 1
+    return cross_entropy(outputs, targets) * STEPS[0]
+
+
+LOG: list[float] = []
+
+
+def logged(outputs: Tensor, targets: Tensor) -> Tensor:
+    """A loss that changes something, which has no part in it."""
+    LOG.append(float(outputs.sum()))
+    return rooted(outputs, targets)
+
+
 def hardest(outputs: Tensor, targets: Tensor) -> Tensor:
     """Of the hardest examples."""
     return cross_entropy(outputs, targets, reduction="none").topk(4).values.mean()
@@ -240,7 +269,9 @@ REFUSED = {
     f"task.loss={__name__}:summed": "returns the sum over the examples: return their mean, or one number per",
     f"task.loss={__name__}:broken": "AttributeError",
     f"task.loss={__name__}:Tempered": "has the parameter log_t, which would not be trained: put it into the model",
-    f"task.loss={__name__}:Centered": "changes its buffer mu, which all workers would share: keep state in the model",
+    f"task.loss={__name__}:Centered": "changes mu, which all workers would share: keep state in the model",
+    f"task.loss={__name__}:Annealed": r"changes Annealed.calls, which all workers would share",
+    f"task.loss={__name__}:annealed": r"changes test_training_settings.STEPS, which all workers would share",
 }
 
 

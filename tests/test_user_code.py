@@ -26,6 +26,7 @@ from decentral.network.world import World
 from decentral.partition.partition import IID
 from decentral.script.training import GivenData
 from decentral.store.models import load_models
+from decentral.store.run_store import RunStore
 from decentral.tasks.problems.batches import BatchOrder
 from user_table import CLASSES, DATA, MODULES, DataEntry, Entry, Net, toy
 from worlds import carry_out
@@ -189,7 +190,8 @@ def test_all_executions_agree(entry: Entry, tmp_path: Path) -> None:
 DRAWING = ("dropout", "dropout_always", "dropout_later", "depth_of_python", "depth_of_numpy", "noisy_gradients")
 CHANGING = (
     "remembers", "remembers_the_last", "anneals", "ema_assigned_anew", "counter_of_python", "default_dict",
-    "named_tuple", "object_with_a_function", "stops_its_statistics",
+    "named_tuple", "object_with_a_function", "stops_its_statistics", "counter_in_a_hook",
+    "counter_of_a_hooks_method",
 )  # fmt: skip
 
 
@@ -207,11 +209,11 @@ def test_draws_and_attributes_are_the_same_after_an_interruption(name: str, tmp_
     assert resumed.rows == straight.rows
 
 
-def composed(name: str) -> Config:
-    """D-PSGD of four workers on a ring, as on the command line."""
+def composed(name: str, algo: str = "dpsgd") -> Config:
+    """A run of four workers on a ring, as on the command line."""
     return compose(
         [
-            *("algo=dpsgd", "topology=ring", "num_workers=4", "batch_size=4", "steps=6", "partition=iid"),
+            *(f"algo={algo}", "topology=ring", "num_workers=4", "batch_size=4", "steps=6", "partition=iid"),
             *("precision=fp64", "trace=true", "progress=false", "device=cpu", f"model=user_table:make_{name}"),
             *(f"data=user_table:data_of_{TRAINED[name].inputs}",),
         ]
@@ -442,3 +444,47 @@ def test_data_that_cannot_be_are_refused(data, said):
         GivenData.of(data, PAIRS_OF_6)
     with pytest.raises(ConfigError, match=said):
         GivenData.of(PAIRS_OF_6, data)
+
+
+# -- weights that forward changes, and those that it does not use ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algo", "settings"),
+    [
+        ("dpsgd", {"num_workers": 2}),
+        ("dpsgd", {"availability": "exactly", "availability.count": 2}),  # the gradients of some workers
+        ("teleportation", {"algo.active": 2}),
+        ("eager_sgd", {}),
+        ("wagma", {}),
+        ("adpsgd", {"refused": True}),
+        ("a2cid2", {"refused": True}),
+    ],
+)
+def test_what_forward_does_to_its_weights_stays_or_is_refused(algo: str, settings: Any, tmp_path: Path) -> None:
+    settings = {"num_workers": 4, **settings}
+    refused = settings.pop("refused", False)
+    module = MODULES["sets_its_weights"].make()
+    if refused:
+        with pytest.raises(ConfigError, match="changes its weights in forward, which would be lost"):
+            train(module, toy(), tmp_path, algo=algo, **settings)
+        return
+    result = train(module, toy(), tmp_path, algo=algo, lr=1e-6, **settings)
+    means = [float(each.l.weight.detach().mean()) for each in result.models]
+    assert means == pytest.approx([7.0] * len(means), abs=1e-3)
+
+
+def test_changed_copies_are_refused_between_processes(worlds: Any, tmp_path: Path) -> None:
+    config = replace(composed("sets_its_weights", algo="adpsgd"), run_dir=str(tmp_path / "run"))
+    with pytest.raises(AssertionError, match="changes its weights in forward, which would be lost"):
+        worlds(2).call(carry_out, config, -1, -1)
+
+
+def test_parameters_without_a_gradient_are_named(tmp_path: Path) -> None:
+    module = Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), spare=nn.Linear(2, 2))
+    facts = RunStore.peek(train(module, toy(), tmp_path, algo="dpsgd", num_workers=2).directory) or {}
+    assert [
+        note
+        for note in facts["notes"]
+        if "no gradient in the first step" in note and note.endswith("spare.weight, spare.bias")
+    ]

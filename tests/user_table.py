@@ -406,6 +406,52 @@ def counted(self: Any, x: Tensor) -> Tensor:
     return self.l(x)
 
 
+_STEPS = {"taken": 0}
+
+
+def counted_in_the_file(self: Any, x: Tensor) -> Tensor:
+    _STEPS["taken"] += self.training
+    return self.l(x)
+
+
+def counted_in_a_closure(of_the_module: bool) -> Net:
+    """A function that refers to the module is copied with it."""
+    net = Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES))
+    calls, layer = 0, net.l if of_the_module else None
+
+    def count(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        nonlocal calls
+        calls += layer is None or layer.training
+        return output * (1 + 0.1 * calls)
+
+    net.l.register_forward_hook(count)
+    return net
+
+
+class Growing:
+    """A hook that keeps how often it was called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        self.calls += module.training
+        return output * (1 + 0.1 * self.calls)
+
+
+def counted_in_a_hook(method: bool) -> Net:
+    net, hook = Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES)), Growing()
+    net.l.register_forward_hook(hook.__call__ if method else hook)
+    return net
+
+
+def sets_its_weights(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        with torch.no_grad():
+            self.l.weight.fill_(7.0)
+    return self.l(x)
+
+
 def makes_a_generator(self: Any, x: Tensor) -> Tensor:
     self.g = self.g or torch.Generator().manual_seed(0)
     return self.l(x)
@@ -589,6 +635,12 @@ MODULES: dict[str, Entry] = {
     "own_leaf": Entry(lambda: viewed(lambda layer: torch.zeros(6, requires_grad=True)), refused=r"its w is a tensor with requires_grad=True, whose \.grad is never set"),
     "own_parameter": Entry(lambda: Net(lambda m, x: m.l(x * m.w), l=nn.Linear(6, CLASSES), w=Square(torch.ones(6))), refused="its parameter w is a Square, .* use nn.Parameter"),
     "counter_on_the_class": Entry(lambda: Counted(counted, l=nn.Linear(6, CLASSES)), refused="The model changes Counted.step in a forward pass"),
+    "counter_of_the_file": Entry(lambda: Net(counted_in_the_file, l=nn.Linear(6, CLASSES)), refused="The model changes user_table._STEPS in a forward pass"),
+    "counter_in_a_closure": Entry(lambda: counted_in_a_closure(False), refused="The model changes a variable of counted_in_a_closure.* in a forward pass"),
+    "counter_in_a_closure_of_the_module": Entry(lambda: counted_in_a_closure(True), refused="The model changes a variable of counted_in_a_closure.* in a forward pass"),
+    "counter_in_a_hook": Entry(lambda: counted_in_a_hook(False), stored=False),
+    "counter_of_a_hooks_method": Entry(lambda: counted_in_a_hook(True), stored=False),
+    "sets_its_weights": Entry(lambda: Net(sets_its_weights, l=nn.Linear(6, CLASSES))),
     "generator_made_later": Entry(lambda: Net(makes_a_generator, l=nn.Linear(6, CLASSES), g=None), refused="makes a generator while it is trained: its g"),
     "functions_in_a_tuple": Entry(lambda: viewed(lambda layer: (lambda x: layer(x),)), refused="a function or reference in a tuple cannot follow the copy: use a list"),
     "child_with_its_parent": Entry(with_a_child_that_knows_its_parent, stored=False),

@@ -79,8 +79,8 @@ class Teleportation(OnlyModels):
             x, opt = self.local.adapt(x, oracle(x), opt, t)
         elif here:
             of_active = tuple(buffer[here] for buffer in opt)
-            moved, of_active = self.local.adapt(x[here], oracle(x[here], here), of_active, t)
-            x[here] = moved
+            active = x[here]
+            x[here], of_active = self.local.adapt(active, oracle(active, here), of_active, t)
             for buffer, rows in zip(opt, of_active, strict=True):
                 buffer[here] = rows
         x = net.mix_with(x, self.mixing(net.n, S, t))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.optim import ASGD, Adafactor, Optimizer, Rprop
 
 from decentral.algorithms.algorithm import Algorithm
@@ -15,7 +16,9 @@ from decentral.errors import ConfigError
 from decentral.network.network import Network
 from decentral.optim.optimizer import Buffers
 from decentral.optim.torch_rule import TorchRule, l2
+from decentral.script.modes import LocalHook
 from decentral.script.parameters import Guard, ParameterRow
+from decentral.topology.rounds import Need
 
 
 class ScriptRule(TorchRule):
@@ -102,14 +105,21 @@ class AlgorithmStep:
         algorithm: Algorithm,
         compressor: Compressor,
         guard: Guard,
+        model: nn.Module,
+        topology: str,
     ) -> None:
-        """`compressor` is bound to the rows of these parameters."""
+        """`compressor` is bound to the rows of these parameters; `topology` says which matrices the state is for."""
         self.net, self.inner, self.round, self.guard = net, inner, 0, guard
+        self._topology = topology
         self.accumulating, self.away = False, False  # nothing is sent before `step`
         self._parameters = parameters
         self._algorithm = algorithm.bind(ScriptRule(inner, parameters, guard), compressor)
         self._asked = False
         self._set(self._algorithm.init(parameters.row, net))
+        self._before: Tensor | None = None  # the row before the model loaded a checkpoint
+        self._resumed = False  # whether the algorithm's state was loaded since the last step
+        modules = model.modules() if self._holds_more() else ()
+        self._hooks = [each.register_load_state_dict_pre_hook(LocalHook(self._before_load)) for each in modules]
 
     @property
     def name(self) -> str:
@@ -130,7 +140,7 @@ class AlgorithmStep:
 
     def step(self) -> None:
         """Take one step with the accumulated gradients."""
-        self._asked = False
+        self._asked, self._resumed, self._before = False, False, None
         self._set(self._algorithm.step(self._state, self._gradient, self.net, self.round))
         self.round += 1
 
@@ -140,7 +150,7 @@ class AlgorithmStep:
 
     def change(self) -> str:
         """Describe how the trained parameters differ from the registered ones; "" if they do not."""
-        return self.guard.change(self._parameters.in_place())
+        return self.guard.change(self._parameters.in_place()) or self._loaded()
 
     def state(self) -> dict[str, Any]:
         """Return the checkpoint content besides the optimizer's state: the round and this rank's tensors of the
@@ -149,6 +159,8 @@ class AlgorithmStep:
         tensors = {name: value.clone() for name, value in self._tensors().items()}
         algorithm, compress = type(self._algorithm).__name__, self._algorithm.compressor.name
         own = {"algorithm": algorithm, "compress": compress, "rank": self.guard.rank, "size": self.net.n}
+        if self._algorithm.needs & {Need.static, Need.tree}:
+            own["topology"] = self._topology
         return {"round": self.round, **own, "state": tensors}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -161,7 +173,7 @@ class AlgorithmStep:
         if compress != other:
             raise ValueError(f"this state_dict is of {name} with compress='{other}', not of compress='{compress}'")
         own, saved = self._tensors(), state["state"]
-        more = sum(value.numel() for value in own.values()) > self._parameters.row.numel()  # than the models
+        more = self._holds_more()
         if more and state.get("rank", self.guard.rank) != self.guard.rank:
             raise ValueError(
                 f"this state_dict is of rank {state['rank']}, not of rank {self.guard.rank}: let every rank load its "
@@ -171,6 +183,11 @@ class AlgorithmStep:
             raise ValueError(
                 f"this state_dict of {name} is of {state['size']} ranks, not of {self.net.n}, and its corrections hold "
                 "for these only: load the state_dict() of its .inner instead"
+            )
+        if more and (topology := state.get("topology", self._topology)) != self._topology:
+            raise ValueError(
+                f"this state_dict of {name} is for {topology}, not for {self._topology}, and its corrections hold for "
+                "these matrices only: load the state_dict() of its .inner instead"
             )
         for key in own.keys() | saved.keys():
             mine, other = (_shape(each.get(key)) for each in (own, saved))
@@ -182,10 +199,31 @@ class AlgorithmStep:
             if value.numel():
                 value.copy_(saved[name])
         self.round = int(state["round"])
+        self._resumed, self._before = True, None
 
     def close(self) -> None:
-        """Remove the hook from the optimizer."""
+        """Remove the hooks from the model and the optimizer."""
+        for hook in self._hooks:
+            hook.remove()
         self.guard.close()
+
+    def _holds_more(self) -> bool:
+        """Return whether the state has more than the models: anchors, corrections, replicas."""
+        return sum(value.numel() for value in self._tensors().values()) > self._parameters.row.numel()
+
+    def _before_load(self, module: nn.Module) -> None:
+        """Keep the models from before `module` loads a checkpoint."""
+        if self._before is None and not self._resumed and not self.away:
+            self._before = self._parameters.row.clone()
+
+    def _loaded(self) -> str:
+        """Describe a checkpoint of the model only, which the rest of the state does not fit; "" if there is none."""
+        if self._before is None or torch.equal(self._before, self._parameters.row):
+            return ""
+        return (
+            f"the model has loaded other weights since decentral.wrap, but algo={self._algorithm.name} keeps more than "
+            "the weights (an anchor, corrections): load them before wrap, or also load the optimizer's state_dict()."
+        )
 
     def _gradient(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
         """Return the gradients that the script computed at the parameters: the algorithm's oracle.

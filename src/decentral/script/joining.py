@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -28,14 +27,13 @@ from decentral.runtime.process_group import stay_on_this_machine, store_of_torch
 from decentral.script.agreement import Proposal, agree
 from decentral.script.components import has_setting, in_a_script, topology_from
 from decentral.script.handle import answers, end_in_a_sentence, hinted, leave_at_the_end, refuse_a_fork
-from decentral.script.peers import Peers
+from decentral.script.peers import Peers, content
 from decentral.topology.communication import Communication
 from decentral.topology.requirements import check as check_needs
 from decentral.topology.rounds import Need, Rounds
 from decentral.topology.topology import Topology
 from decentral.topology.trees import Chain
 
-_ROUNDS_COMPARED = 64
 _GLANCE_S = 0.01
 _LAST_S = 1.0  # extra seconds that rank 0, which serves the store, waits
 _USUAL_PATIENCE_S = 120.0
@@ -104,7 +102,7 @@ def _peers(plan: _Plan | None, problem: str, check: bool | None, patience_s: flo
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
     known = _announced.get(dist.group.WORLD)
     world = World(dist.get_rank(), dist.get_world_size(), device, distributed=True, calls=known)
-    agree(world, Proposal("join", f"{plan.content}, check={check}" if plan else "", (), (), problem=problem))
+    agree(world, Proposal("join", f"{content(*plan)}, check={check}" if plan else "", (), (), problem=problem))
     assert plan is not None
     if world.size > 1 and dist.group.WORLD not in _entered:
         _entered.add(dist.group.WORLD)
@@ -135,18 +133,6 @@ class _Plan(NamedTuple):
     topology: Topology
     communication: Communication
     schedule: Rounds
-
-    @property
-    def content(self) -> str:
-        """Return, as text, what must agree on all ranks."""
-        checksum = 0
-        for round in range(min(self.schedule.period, _ROUNDS_COMPARED)):
-            for W in self.schedule.mixing(round):
-                for column in (W.src, W.dst, W.weight):
-                    checksum = zlib.crc32(column.tobytes(), checksum)
-        settings = {f"{key}={value}" for key, value in vars(self.communication).items()}
-        told = ", ".join([self.topology.name, *sorted(settings)])
-        return f"topology {told} with the matrices {checksum:08x} (period {self.schedule.period})"
 
 
 def _plan(

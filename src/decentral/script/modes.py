@@ -23,17 +23,18 @@ class Mode(Enum):
     allreduce = "allreduce"
 
 
-class _Hook:
-    """A forward pre-hook of the module itself; in copies of it, also from files, it does nothing."""
+class LocalHook:
+    """A hook of the module itself; in copies of it, also from files, it does nothing."""
 
     def __init__(self, act: Callable[[nn.Module], object]) -> None:
         self._act = act
 
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
+    def __call__(self, module: nn.Module, *_: object) -> None:
+        """Call the function with the module."""
         self._act(module)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, (id,)
+        return LocalHook, (id,)
 
 
 class ModeStep:
@@ -59,7 +60,7 @@ class ModeStep:
         self._hooks: list[Any] = []
         self._forget()
         if overlap and mode is Mode.awc:
-            self._hooks.append(model.register_forward_pre_hook(_Hook(self._before_forward)))
+            self._hooks.append(model.register_forward_pre_hook(LocalHook(self._before_forward)))
         if overlap and mode is Mode.atc:
             for number, bucket in enumerate(self._flat.buckets):
                 for parameter in bucket.parameters:
@@ -206,14 +207,22 @@ class ModeStep:
         """Take the optimizer's own step for the parameters of a bucket, with its usual groups and state."""
         groups = self.inner.param_groups
         parts = [{**group, "params": [p for p in group["params"] if p in bucket.parameters]} for group in groups]
-        before = [dict(part) for part in parts]
+        before = [dict(part) for part in parts], _counters(self.inner)
         self.inner.param_groups = [part for part in parts if part["params"]]
         try:
             self.guard.step()
         finally:
             self.inner.param_groups = groups
-        if before != parts:
+        if before != (parts, _counters(self.inner)):
             raise RuntimeError(
-                f"{type(self.inner).__name__} changes its param_groups in a step, which overlap does not support: "
-                "wrap with overlap=False"
+                f"{type(self.inner).__name__} counts its steps, or changes its param_groups in one, but with "
+                "overlap=True it takes a step per bucket: wrap with overlap=False"
             )
+
+
+def _counters(optimizer: Optimizer) -> list[float]:
+    """Return the numbers that an optimizer keeps outside its groups and outside the states of parameters."""
+    entries = [entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)]
+    parts = [vars(optimizer).values(), *(each.values() if isinstance(each, dict) else [each] for each in entries)]
+    values = [value for part in parts for value in part]
+    return [float(each) for each in values if type(each) in (int, float) or (type(each) is Tensor and not each.dim())]

@@ -17,7 +17,7 @@ from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
 from decentral.script.handle import hinted, refuse_a_fork
 from decentral.script.modes import ModeStep
-from decentral.script.parameters import broadcast, mean
+from decentral.script.parameters import align, broadcast, mean
 from decentral.script.peers import Peers
 
 KEY = "decentral"
@@ -43,8 +43,8 @@ class DecentralizedOptimizer(Optimizer):
     step), or the backward pass (atc: a bucket of parameters is updated as soon as its gradients are ready, so gradients
     cannot be clipped or unscaled first).
 
-    With an algorithm, the parameters between steps are the models x_i of the algorithm; a missing gradient counts as
-    zero.
+    With an algorithm, the parameters between steps are the models x_i of the algorithm. A missing gradient counts as
+    zero there; where the direction is zero as well, the optimizer skips the parameter, as in torch.
 
     Learning rate schedulers, `state_dict` and `zero_grad` work as with the wrapped optimizer. All ranks call `step`
     equally often.
@@ -197,7 +197,7 @@ class DecentralizedOptimizer(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the result of `state_dict` on this rank; all ranks load theirs. Load the model's parameters separately,
-        as usual.
+        as usual, before this or after it.
 
         Raises ValueError for a state that is not of a decentralized optimizer, or of another algorithm.
         """
@@ -208,6 +208,7 @@ class DecentralizedOptimizer(Optimizer):
             raise ValueError("this state_dict is not of a decentralized optimizer: load it before decentral.wrap")
         before = self.inner.state_dict()
         self.inner.load_state_dict({**state_dict, "state": saved})
+        align(self.inner)
         try:
             with torch.no_grad(), hinted():
                 self._how.load(own)

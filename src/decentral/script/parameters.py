@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from operator import is_
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,6 +157,25 @@ def travels(parameter: nn.Parameter, trained: set[nn.Parameter]) -> bool:
     return parameter in trained and parameter.requires_grad
 
 
+def align(optimizer: Optimizer) -> None:
+    """Give gradients and state the strides of their parameters, as fused optimizers assume; wrap changes the latter
+    if they were in channels_last memory."""
+    for parameter in chain.from_iterable(group["params"] for group in optimizer.param_groups):
+        if parameter.grad is not None:
+            parameter.grad = _like(parameter, parameter.grad)
+        entry = optimizer.state.get(parameter, {})
+        entry.update({key: _like(parameter, value) for key, value in entry.items()})
+
+
+def _like(parameter: Tensor, value: Any) -> Any:
+    """Return a tensor of the parameter's shape with its strides; anything else unchanged."""
+    if not isinstance(value, Tensor) or value.layout is not torch.strided or value.shape != parameter.shape:
+        return value
+    if value.stride() == parameter.stride():
+        return value
+    return torch.empty_strided(value.shape, parameter.stride(), dtype=value.dtype, device=value.device).copy_(value)
+
+
 class Bucket:
     """Consecutive parameters of one flat row, which are sent together."""
 
@@ -238,10 +258,13 @@ class ParameterRow:
 
     @contextmanager
     def with_gradient(self, g: Tensor) -> Iterator[None]:
-        """Give the parameters the gradients g [1, P]; restore their own on exit."""
+        """Give the parameters the gradients g [1, P]; restore their own on exit.
+
+        A parameter without a gradient gets none if its part of g is zero, so that the optimizer skips it, as in torch.
+        """
         own = [parameter.grad for parameter in self.parameters]
         for parameter, part in zip(self.parameters, g.view(-1).split(self._sizes), strict=True):
-            parameter.grad = part.view(parameter.shape)
+            parameter.grad = part.view(parameter.shape) if parameter.grad is not None or part.any() else None
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,18 @@ from decentral.topology.rounds import Rounds
 from decentral.topology.topology import Topology
 
 _SHAPES_IN_SHARED_MEMORY = 64
+_ROUNDS_COMPARED = 64
+
+
+def content(topology: Topology, communication: Communication, schedule: Rounds) -> str:
+    """Return, as text, what must agree on all ranks: the name, the settings, and a checksum of the matrices."""
+    checksum = 0
+    for round in range(min(schedule.period, _ROUNDS_COMPARED)):
+        for W in schedule.mixing(round):
+            for column in (W.src, W.dst, W.weight):
+                checksum = zlib.crc32(column.tobytes(), checksum)
+    told = ", ".join([topology.name, *sorted(f"{key}={value}" for key, value in vars(communication).items())])
+    return f"topology {told} with the matrices {checksum:08x} (period {schedule.period})"
 
 
 class Peers(Group):

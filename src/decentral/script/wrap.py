@@ -34,8 +34,8 @@ from decentral.script.handle import hinted
 from decentral.script.joining import join
 from decentral.script.modes import Mode, ModeStep
 from decentral.script.optimizer import KEY, DecentralizedOptimizer
-from decentral.script.parameters import FlatParameters, Guard, ParameterRow, also_communicated, start, travels
-from decentral.script.peers import Peers
+from decentral.script.parameters import FlatParameters, Guard, ParameterRow, align, also_communicated, start, travels
+from decentral.script.peers import Peers, content
 from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check as check_needs
 from decentral.topology.topology import Topology
@@ -126,12 +126,22 @@ def _laid_out(model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group
         bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.steps_per_message)
         net = _network([row.row], group)
         guard = Guard(model, optimizer, parameters, group.rank, net.close)
-        step: ModeStep | AlgorithmStep = AlgorithmStep(net, row, optimizer, how.algorithm, bound, guard)
+        step: ModeStep | AlgorithmStep = AlgorithmStep(
+            net,
+            row,
+            optimizer,
+            how.algorithm,
+            bound,
+            guard,
+            model,
+            content(group.topology, group.communication, group.schedule),
+        )
     else:
         flat = FlatParameters(parameters, round(how.bucket_mb * _MB))
         net = _network([bucket.row for bucket in flat.buckets], group)
         guard = Guard(model, optimizer, parameters, group.rank, net.close)
         step = ModeStep(net, flat, optimizer, how.mode, how.overlap, model, guard)
+    align(optimizer)
     if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]
         try:
             with heard_by_all(group.world):

@@ -242,6 +242,9 @@ class Problem(ABC):
     flipped: Sequence[int] = ()
     """Local workers that learn from wrong labels: C - 1 - c instead of c, of C classes."""
 
+    writes: bool = False
+    """Whether a gradient may also change the models x: `forward` of user code may."""
+
     data_s: float = 0.0
     """Time that the gradients so far have waited for their batches."""
 

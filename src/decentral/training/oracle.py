@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -147,6 +148,17 @@ class GradientOracle:
         self.is_early[places] = True
         return g
 
+    @contextmanager
+    def at_copies(self, x: Tensor) -> Iterator[None]:
+        """Raise ConfigError if gradients at x [r, P], copies of models, change them: the models would not change."""
+        before = x.clone() if self.problem.writes else None
+        yield
+        if before is not None and not torch.equal(before.view(torch.uint8), x.view(torch.uint8)):
+            raise ConfigError(
+                "The model changes its weights in forward, which would be lost, because this algorithm takes gradients "
+                "at copies of the models: use a synchronous algorithm, such as algo=dpsgd."
+            )
+
     def complete(self, place: int) -> None:
         """Mark this worker's gradient, if it was computed ahead, as complete: its loss counts from now on."""
         if self.is_early[place]:
@@ -199,6 +211,8 @@ class GradientOracle:
             losses, g = self._computed(torch.index_select(x, 0, index, out=chosen[: len(places)]), places)
             found.index_copy_(0, index, g)
             self.losses[places] += losses
+            if self.problem.writes:
+                x.index_copy_(0, index, chosen[: len(places)])
         idle = torch.tensor(sorted({*range(len(x))}.difference(places)), device=x.device)
         return found.index_fill_(0, idle, 0)
 

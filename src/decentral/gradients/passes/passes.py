@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,9 @@ from decentral.errors import ConfigError
 from decentral.gradients.passes.layers import CallSizes, MemoryFormat, Way
 from decentral.gradients.passes.worker_models import (
     WorkerModels,
-    class_values,
+    changed_around,
     is_foreign_loss,
+    items_of,
     random_state,
     seed_draws,
 )
@@ -164,10 +166,11 @@ class OneByOne(Passes):
             self._check_repeats(i, inputs, partial(seed, j), precise)
         if self.draws is not False:
             seed(j)
-        before = random_state(device) if self.draws is None else []
+        is_first = self.draws is None
+        before = random_state(device) if is_first else []
         with precise:
             outputs = models.modules[i](self.memory_format(inputs))
-        if self.draws is None:
+        if is_first:
             own = models.foreign or is_foreign_loss(self.loss)
             self.draws = own or not all(map(torch.equal, before, random_state(device)))
             models.check()
@@ -177,7 +180,11 @@ class OneByOne(Passes):
                     "let it return its logits [B, classes] alone (a model of torchvision: aux_logits=False)."
                 )
         loss: Tensor = self.loss(outputs.to(dtype), targets)
-        gradients = torch.autograd.grad(loss, models.leaves[i], materialize_grads=True)
+        gradients = torch.autograd.grad(loss, models.leaves[i], allow_unused=True)
+        if is_first:
+            models.unused = tuple(name for name, g in zip(models.names, gradients, strict=True) if g is None)
+        pairs = zip(gradients, models.leaves[i], strict=True)
+        gradients = tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in pairs)
         if models.foreign:
             models.follow(i)
             gradients = tuple(g.to_dense() if g.is_sparse else g for g in gradients)
@@ -188,19 +195,22 @@ class OneByOne(Passes):
         self, i: int, inputs: Any, seed: Callable[[], None], precise: AbstractContextManager[object]
     ) -> None:
         """Raise a ConfigError if two copies of module i differ on the same inputs, with the same draws."""
-        found, values = [], []
-        for _ in range(2):
-            copy, its = self.models.for_tests(i), tree_map(torch.clone, inputs)
+
+        def outputs_of(module: nn.Module) -> Any:
+            its = tree_map(torch.clone, inputs)
             seed()
             with precise:
-                outputs = copy(self.memory_format(its))
-            found.append(outputs.detach() if isinstance(outputs, Tensor) else outputs)
-            values.append(class_values(copy))
-        if changed := [name for name, value in values[0].items() if values[1].get(name) != value]:
+                outputs = module(self.memory_format(its))
+            return outputs.detach() if isinstance(outputs, Tensor) else outputs
+
+        copy, found = self.models.for_tests(i), list[Any]()
+        functions = (each for _, _, each in items_of(copy) if isinstance(each, FunctionType))
+        if changed := changed_around(lambda: found.append(outputs_of(copy)), [*copy.modules(), *functions]):
             raise ConfigError(
-                f"The model changes {changed[0]} in a forward pass, which all workers would share: keep all state in "
-                "the module."
+                f"The model changes {changed} in a forward pass, which workers would share, or checkpoints omit: keep "
+                "all state in the module."
             )
+        found[1:] = [outputs_of(self.models.for_tests(i))]
         if all(isinstance(one, Tensor) for one in found) and not agree(found[0], found[1], self.precision):
             raise ConfigError(
                 "The model is not reproducible when a step is repeated: let it draw from the global generators of "

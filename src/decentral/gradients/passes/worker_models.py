@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import random
+import sys
 import weakref
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import ChainMap, Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MethodType
 from typing import Any, cast
 
 import numpy as np
@@ -27,7 +29,7 @@ class ModuleState:
     """Buffers, parameters with requires_grad=False, `get_extra_state`, and plain attributes that have changed.
 
     Plain attributes are numbers, strings, tensors, arrays, and lists, tuples, sets, dicts and objects of these; of
-    modules of torch, numbers, strings and `training`.
+    modules of torch, numbers, strings and `training`. Objects that are hooks count as attributes.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -67,7 +69,7 @@ class ModuleState:
             if key not in now or key not in then or not same(now[key], then[key]):
                 owner, leaf = owner_of(self.module, key)
                 if key in then:
-                    _put_attribute(vars(owner), leaf, unpacked(then[key]))
+                    _put_attribute(ChainMap(vars(owner), _hooks(owner)), leaf, unpacked(then[key]))
                 else:
                     del vars(owner)[leaf]
 
@@ -76,10 +78,10 @@ class ModuleState:
         for name, module in self.module.named_modules():
             found[f"{name}.training"] = module.training  # a forward pass may call eval()
             theirs = type(module).__module__.partition(".")[0] == "torch"
-            for key in vars(module).keys() - _INTERNAL:
-                value = vars(module)[key]
-                if theirs and type(value) not in (bool, int, float, str):
-                    continue
+            own = {key: value for key, value in vars(module).items() if key not in _INTERNAL}
+            if theirs:
+                own = {key: value for key, value in own.items() if type(value) in (bool, int, float, str)}
+            for key, value in (own | _hooks(module)).items():
                 with suppress(TypeError, RecursionError):  # nothing that a checkpoint can hold
                     found[f"{name}.{key}"] = packed(_plain(value))
         return found
@@ -156,7 +158,16 @@ def _plain(value: Any) -> Any:
     return found
 
 
-def _put_attribute(where: dict[str, Any], leaf: str, value: Any) -> None:
+def _hooks(module: nn.Module) -> dict[str, Any]:
+    """The objects among the hooks of a module, also those with a method that is one."""
+    kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
+    every = [hook.__self__ if isinstance(hook, MethodType) else hook for kind in kinds for hook in kind.values()]
+    return {
+        f"hook {i}": each for i, each in enumerate(every) if _is_object(each) and not isinstance(each, FunctionType)
+    }
+
+
+def _put_attribute(where: MutableMapping[str, Any], leaf: str, value: Any) -> None:
     """Lists, dicts and objects keep their places, since hooks may hold them, and deques their lengths."""
     now: Any = where.get(leaf)
     if _is_object(now) and isinstance(value, dict):
@@ -280,19 +291,45 @@ def generator_in(module: nn.Module) -> str | None:
     return None
 
 
-def class_values(module: nn.Module) -> dict[str, Any]:
-    """Plain values in the classes of a module and its parts, by name."""
-    classes = {cls for part in module.modules() for cls in type(part).__mro__ if _is_own(cls)}
-    return {
-        f"{cls.__name__}.{key}": value
-        for cls in classes
-        for key, value in vars(cls).items()
-        if type(value) in (bool, int, float, str)
-    }
+def changed_around(call: Callable[[], object], things: Sequence[Any], itself: bool = False) -> str | None:
+    """Call a function twice, and name what the second call changes around these objects and functions: in their classes
+    and files, in variables that functions enclose, and with `itself` in the objects. None if nothing changes.
+
+    That finds counters: plain values, and lists and dicts of a fixed length. Those that grow are taken for logs.
+    """
+    call()
+    once = _values_around(things, itself)
+    call()
+    twice = _values_around(things, itself)
+    changed = (name for name in once if once[name] != twice.get(name) and len(once[name]) == len(twice.get(name, ())))
+    return next(changed, None)
 
 
-def _is_own(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] not in (*_KNOWN, "builtins")
+def _values_around(things: Sequence[Any], themselves: bool) -> dict[str, list[Any]]:
+    holders: dict[str, Mapping[str, Any]] = {}
+    for thing in things:
+        owners: Sequence[Any] = [thing] if isinstance(thing, FunctionType) else type(thing).__mro__
+        for owner in filter(_is_own, owners):
+            holders[owner.__name__] = vars(owner)
+            holders[owner.__module__] = vars(sys.modules.get(owner.__module__, owner))
+        if isinstance(thing, FunctionType):
+            with suppress(ValueError):  # one has no value yet
+                holders[f"a variable of {thing.__qualname__}"] = inspect.getclosurevars(thing).nonlocals
+        elif themselves:
+            holders[type(thing).__name__] = dict(vars(type(thing))) | getattr(thing, "__dict__", {})
+    found = {}
+    for holder, values in holders.items():
+        for key, value in values.items():
+            entries = [value]
+            if isinstance(value, dict | list):
+                entries = [*value, *value.values()] if isinstance(value, dict) else value.copy()
+            if not key.startswith("__") and all(type(each) in (bool, int, float, str) for each in entries):
+                found[f"{holder}.{key}"] = entries
+    return found
+
+
+def _is_own(owner: Any) -> bool:
+    return str(owner.__module__).partition(".")[0] not in (*_KNOWN, "builtins")
 
 
 _KNOWN = ("torch", "torchvision", "decentral")
@@ -318,6 +355,8 @@ class WorkerModels:
         self.leaves = [_trained(module) for module in self.modules]
         self.foreign = any(map(_is_foreign, template.modules()))
         """Whether a forward pass may change more than batch-norm statistics: the code is not known."""
+        self.unused: tuple[str, ...] = ()
+        """Trained parameters without a gradient in the first pass."""
         self._known = names_of(template)
         self._states = [ModuleState(module) for module in self.modules]
         self._bound = [-1] * num_workers  # where the row in use begins

@@ -45,6 +45,7 @@ class PolicyOptimization(Problem):
         with seeded(config.seed, "initial model"):
             template = config.model.build(self.info).to(self.dtype)
         self.models = WorkerModels(template, len(workers), device)
+        self.writes = self.models.foreign
         self.memory = int(getattr(template, "memory", 0))
         self.execution = components("gradients")[config.execution]()
         normalise = self.info.normalises if task.normalise is None else task.normalise

@@ -88,6 +88,7 @@ class Supervised(Problem):
                     )
         cast(template, self.dtype)
         self.models = WorkerModels(template, len(workers), device)
+        self.writes = self.models.foreign
         self.average = AveragedModel(template, device)
         self.memory_format = MemoryFormat(template, device)
         self.execution = components("gradients")[self._execution(config)]()
@@ -222,7 +223,12 @@ class Supervised(Problem):
             seed_draws(self.device, self.seed, worker, int(draws[j]), foreign=foreign)
 
         with self._named("in its passes"):
-            return self.passes(x, self._as_exact(inputs), targets, places, seed)
+            found = self.passes(x, self._as_exact(inputs), targets, places, seed)
+        if self.models.unused:
+            names, self.models.unused = ", ".join(self.models.unused), ()
+            note = f"no gradient in the first step, which counts as zero (momentum and weight decay act): {names}"
+            self.notes = (*self.notes, note)
+        return found
 
     @contextmanager
     def _named(self, passes: str) -> Iterator[None]:
