@@ -235,12 +235,12 @@ class Annealed:
         return cross_entropy(outputs, targets) * self.calls
 
 
-STEPS = [0]
+TAKEN = [0]
 
 
 def annealed(outputs: Tensor, targets: Tensor) -> Tensor:
-    STEPS[0] += 1
-    return cross_entropy(outputs, targets) * STEPS[0]
+    TAKEN[0] += 1
+    return cross_entropy(outputs, targets) * TAKEN[0]
 
 
 LOG: list[float] = []
@@ -248,7 +248,7 @@ LOG: list[float] = []
 
 def logged(outputs: Tensor, targets: Tensor) -> Tensor:
     """A loss that changes something, which has no part in it."""
-    LOG.append(float(outputs.sum()))
+    LOG.append(outputs.sum().item())
     return rooted(outputs, targets)
 
 
@@ -271,7 +271,7 @@ REFUSED = {
     f"task.loss={__name__}:Tempered": "has the parameter log_t, which would not be trained: put it into the model",
     f"task.loss={__name__}:Centered": "changes mu, which all workers would share: keep state in the model",
     f"task.loss={__name__}:Annealed": r"changes Annealed.calls, which all workers would share",
-    f"task.loss={__name__}:annealed": r"changes test_training_settings.STEPS, which all workers would share",
+    f"task.loss={__name__}:annealed": r"changes test_training_settings.TAKEN, which all workers would share",
 }
 
 
