@@ -73,10 +73,20 @@ class Queue:
 
 def read_entry(values: Any, words: Sequence[str], config_dir: str | None) -> Entry:
     """An entry of the list, with further words for its command. Raises ConfigError."""
-    if not isinstance(values, dict) or not values.keys() <= {"command", "only"} or "command" not in values:
-        raise ConfigError(f"the entry {values} of the list has other keys than command and only.")
-    program, *own = shlex.split(values["command"])
+    if not isinstance(values, dict) or not values.get("command"):
+        raise ConfigError("it has no command: write '- command: decentral-run key=value ...'.")
+    if unknown := values.keys() - {"command", "only"}:
+        raise ConfigError(f"there is no key '{min(map(str, unknown))}': use command and only.")
+    try:
+        program, *own = shlex.split(str(values["command"])) or [""]
+    except ValueError as error:
+        raise ConfigError(f"its command cannot be read ({error}): see the example in --help.") from None
     only = values.get("only") or {}
+    if not isinstance(only, dict) or any(patterns is None for patterns in only.values()):
+        raise ConfigError(f"only: {only} has no patterns: write label: [pattern, ...].")
+    for word in own:
+        if word.partition("=")[0] in ("run_dir", "results_dir"):
+            raise ConfigError(f"'{word}' is for all entries at once: give results_dir=FOLDER after the list.")
     if program == "decentral-run" and not only and not any(word.startswith("-") for word in own):
         config = compose([*own, *words], config_dir)
         title = " ".join(own)
@@ -100,7 +110,8 @@ def selected(cells: Sequence[Cell], only: dict[str, Any]) -> list[Cell]:
         if label not in cells[0].labels:
             raise ConfigError(f"only: {label} is no label of the study's cells.{suggest(label, cells[0].labels)}")
     found = list(cells)
-    for label, patterns in only.items():
+    for label, given in only.items():
+        patterns = given if isinstance(given, list) else [given]
         found = [one for one in found if any(fnmatchcase(str(one.labels[label]), str(each)) for each in patterns)]
     if not found:
         raise ConfigError(f"only: {only} leaves none of the study's {len(cells)} cells.")
@@ -144,7 +155,9 @@ def carry_out(arguments: list[str]) -> int:
     lists = [word for word in options.words if "=" not in word]
     if len(lists) != 1:
         raise ConfigError(f"{len(lists)} lists are named: name one, such as scripts/gpu_queue.yaml.")
-    if options.limit is not None and not 0 <= options.reserve < options.limit:
+    if not options.reserve >= 0:
+        raise ConfigError(f"--reserve {options.reserve:g} is out of range; use a number of seconds >= 0.")
+    if options.limit is not None and not options.reserve < options.limit:
         raise ConfigError(f"--limit {options.limit:g} leaves nothing but --reserve {options.reserve:g}: use more.")
     given, words = reserved([word for word in options.words if "=" in word], "results_dir")
     results_dir = at_home(given or studies.OWN_RESULTS)
@@ -154,7 +167,12 @@ def carry_out(arguments: list[str]) -> int:
     listed = read_yaml(Path(lists[0]))
     if not isinstance(listed, list) or not listed:
         raise ConfigError(f"{lists[0]} has to hold a list of entries, each with a command.")
-    entries = [read_entry(values, words, options.config_dir) for values in listed]
+    entries = []
+    for number, values in enumerate(listed, start=1):
+        try:
+            entries.append(read_entry(values, words, options.config_dir))
+        except ConfigError as error:
+            raise ConfigError(f"{lists[0]}, entry {number}: {error}") from error
     queue = Queue(entries)
     jobs = queue.pending()
     say(plan(jobs) if jobs else "Nothing is left to do.")

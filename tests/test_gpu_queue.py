@@ -42,7 +42,7 @@ def test_jobs_come_in_the_order_of_the_list_each_once(tmp_path: Path, monkeypatc
     found = titles(
         {"command": TABLE, "only": {"alpha": [0.01], "method": ["RelaySGD*"]}},
         {"command": f"{RUN} steps=3"},
-        {"command": TABLE, "only": {"method": ["RelaySGD"]}},
+        {"command": TABLE, "only": {"method": "RelaySGD"}},
     )
     assert [title.replace(f"{RUN.removeprefix('decentral-run ')} steps=3", "run") for title in found] == [
         "RelaySGD, dbt, alpha 0.01, lr 0.3, seed 1",
@@ -56,7 +56,15 @@ def test_jobs_come_in_the_order_of_the_list_each_once(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ({"comand": RUN}, "other keys than command and only"),
+        ({"comand": RUN}, "it has no command"),
+        ({"command": ""}, "it has no command"),
+        ({"command": 5}, "cannot be queued"),
+        ({"command": "decentral-run 'task"}, "its command cannot be read"),
+        ({"command": RUN, "olny": {}}, "there is no key 'olny': use command and only"),
+        ({"command": TABLE, "only": ["alpha"]}, "has no patterns"),
+        ({"command": TABLE, "only": {"method": None}}, "has no patterns"),
+        ({"command": TABLE, "only": {"method": "Relay"}}, "leaves none of the study's"),
+        ({"command": f"{RUN} run_dir=elsewhere"}, "is for all entries at once"),
         ({"command": f"{RUN} -m"}, "cannot be queued"),
         ({"command": RUN, "only": {"alpha": [1]}}, "cannot be queued"),
         ({"command": "decentral-study 'relaysum_*' scale=smoke"}, "studies: name one"),

@@ -93,6 +93,14 @@ class Run:
     patience: Patience | None = None
     """The early-stopping rule."""
     ended_early: bool = False
+    heard: list[str] = field(default_factory=list)
+    """Notes that only other processes have."""
+
+    def hear(self, world: World) -> None:
+        """Collect the notes of all processes, which call this together."""
+        for rank, text in enumerate(world.collect_any("\n".join(self.problem.notes).encode())):
+            new = [note for note in text.decode().split("\n") if note and note not in self.problem.notes]
+            self.heard += [f"process {rank}: {note}" for note in new]
 
     def ends_at(self, t: int) -> bool:
         """Return whether the run ends: all steps taken, simulated time over, or no improvement."""
@@ -123,7 +131,7 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """Return notes for readers of the metrics."""
-        notes, counts = list(self.problem.notes), self.config.task.num_examples(self.config)
+        notes, counts = [*self.problem.notes, *self.heard], self.config.task.num_examples(self.config)
         if attackers := self.attackers:
             numbers = ", ".join(map(str, attackers))
             notes.append(f"attackers (attack={self.config.attack.name}): {numbers}")

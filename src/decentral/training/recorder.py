@@ -78,7 +78,7 @@ class Recorder:
         if not self.world.leader:
             return
         told = "execution=loop", f"data={self.config.data.name}: ", f"model={self.config.model.name} has "
-        for message in [*r.rejected, *(note for note in r.problem.notes if any(words in note for words in told))]:
+        for message in [*r.rejected, *(note for note in r.notes if any(words in note for words in told))]:
             print(message, flush=True)
         self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)

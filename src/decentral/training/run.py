@@ -40,6 +40,7 @@ def run(config: Config, world: World, directory: Path) -> Status:
         try:
             restore(assembled, recorder.store, world)
             assembled.problem.prove(assembled.stepper.models, assembled.oracle.draws)
+            assembled.hear(world)
             recorder.begin(assembled)
             with Interrupt() as interrupt:
                 with recorder.progress(assembled) as progress:

@@ -144,21 +144,25 @@ def refusal(module: nn.Module, way: Way) -> str | None:
     layers = sequence(module, way)
     if layers is None:
         return "it is not a plain sequence of layers"
-    if len(set(map(id, layers))) < len(layers):
+    every = [part for _, part in module.named_modules(remove_duplicate=False)]
+    if len(set(map(id, [*layers, *every]))) < len(every) or len(set(map(id, layers))) < len(layers):
         return "a layer occurs in it more than once"
-    if sum(len(list(layer.parameters())) for layer in layers) > len(list(module.parameters())):
+    parameters = [parameter for part in every for parameter in part._parameters.values() if parameter is not None]
+    if len(set(map(id, parameters))) < len(parameters):
         return "layers share parameters"
+    if sum(len(list(layer.parameters())) for layer in layers) < len(parameters):
+        return "it has parameters outside of the sequence"
     if not all(parameter.requires_grad for parameter in module.parameters()):
         return "some of its parameters have requires_grad=False"
     return altered(module) or next(filter(None, (_oddity(layer, way) for layer in layers)), None)
 
 
-def _oddity(layer: nn.Module, way: Way) -> str | None:
-    """Why workers cannot share a call of this layer, or None."""
-    if type(layer) is nn.Dropout and layer.p > 0 and way.layers[nn.Dropout] is _nothing:
+def _oddity(layer: nn.Module, way: Way, inside: bool = False) -> str | None:
+    """Why workers cannot share a call of this layer, which may be inside a block, or None."""
+    if type(layer) is nn.Dropout and layer.p > 0 and (inside or way.layers[nn.Dropout] is _nothing):
         return "its dropout draws for one worker at a time (model.dropout=0 avoids this)"
     if type(layer) in way.blocks and not (layer._parameters or layer._buffers):
-        return next(filter(None, (_oddity(child, way) for child in layer.children())), None)
+        return next(filter(None, (_oddity(child, way, inside=True) for child in layer.children())), None)
     if hasattr(type(layer), "side_by_side") or (type(layer) in way.layers and _is_usual(layer)):
         return None
     return f"workers cannot share a call of its layer {type(layer).__name__}, or not with these settings"
@@ -168,7 +172,7 @@ def _is_usual(layer: nn.Module) -> bool:
     """Whether a layer of a known class has the parameters of its class, real ones, and settings that are computed."""
     own = {key for key, _ in layer.named_parameters()}
     if isinstance(layer, nn.BatchNorm2d):
-        return layer.training and layer.momentum is not None and own <= {"weight", "bias"}
+        return layer.training and layer.momentum is not None and own in (set(), {"weight", "bias"})
     if own - _PARAMETERS.get(type(layer), set()) or [*layer.children(), *layer.buffers()]:
         return False
     if isinstance(layer, nn.Conv2d):
@@ -296,7 +300,7 @@ class Dropout(NamedTuple):
     """The dropout mask of one worker: 0 with probability p, else 1 / (1 - p)."""
 
     p: float
-    shape: tuple[int, ...]  # [B, ...]
+    shape: tuple[int, ...]  # of an example
     multiplied: bool  # whether its inputs have autocast's product type
 
 
@@ -351,7 +355,7 @@ def shared(workload: Workload, way: Way = WAY) -> tuple[list[nn.Module], CallSiz
         for part in each.modules():
             part.register_forward_hook(keep)
         if isinstance(layer, nn.Dropout) and layer.p > 0:
-            dropouts.append(Dropout(layer.p, (batch_size, *x.shape[1:]), bool(loads)))
+            dropouts.append(Dropout(layer.p, tuple(x.shape[1:]), bool(loads)))
         try:
             with torch.no_grad():
                 x = each(x)

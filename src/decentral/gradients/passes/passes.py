@@ -265,14 +265,14 @@ class SideBySide(Passes):
         precise = self.precision.forward(device)
         with torch.enable_grad(), self.precision.passes(device):
             for group, leaves, views in zip(groups, self._bound(x, groups), gradients, strict=True):
-                with precise:
-                    draws = self._draws(range(group.start, group.stop), seed, x) if self.draws else ()
-                    modules = [self.models.modules[i] for i in workers[group]]
-                    outputs = self.way.forward(self.layers, inputs[group], leaves, draws, modules)
-                loss = self._losses(outputs.to(x.dtype), targets[group], group, seed)
                 if leaves[0].grad is not views[0]:  # these leaves are new, or were in another group
                     for leaf, view in zip(leaves, views, strict=True):
                         leaf.grad = view  # where a layer may put its gradient at once
+                with precise:
+                    draws = self._draws(range(group.start, group.stop), seed, x, inputs.shape[1]) if self.draws else ()
+                    modules = [self.models.modules[i] for i in workers[group]]
+                    outputs = self.way.forward(self.layers, inputs[group], leaves, draws, modules)
+                loss = self._losses(outputs.to(x.dtype), targets[group], group, seed)
                 found = torch.autograd.grad(loss.sum(), leaves)
                 moved = [pair for pair in zip(views, found, strict=True) if pair[0].data_ptr() != pair[1].data_ptr()]
                 torch._foreach_copy_([view for view, _ in moved], [gradient for _, gradient in moved])
@@ -297,7 +297,11 @@ class SideBySide(Passes):
         fast = SideBySide(self.workload, self.layers, self.sizes, self.way)
         alone = OneByOne(self.models, self.precision, self.loss)
         generator, device = torch_generator("cpu", 0, "proof"), self.models.device
-        seed = partial(seed_draws, device, 0, foreign=False)
+        own_loss = is_foreign_loss(self.loss)
+        seed, what = (
+            partial(seed_draws, device, 0, foreign=own_loss),
+            "its layers or its loss" if own_loss else "its layers",
+        )
 
         def noise(rows: Tensor) -> Tensor:
             return torch.randn(rows.shape, generator=generator).to(rows)
@@ -305,7 +309,9 @@ class SideBySide(Passes):
         def computed(passes: Passes, rows: Tensor, group: slice) -> list[Tensor]:
             with self.models.keeping_buffers():
                 each = passes(rows, inputs[group].clone(), targets[group], range(len(rows)), seed)
-                return [tensor.clone() for tensor in each]
+                statistics = [list(map(torch.flatten, module.buffers())) for module in self.models.modules[: len(rows)]]
+                kept = [torch.cat(buffers).to(rows) for buffers in statistics if buffers]
+                return [tensor.clone() for tensor in each] + ([torch.stack(kept)] if kept else [])
 
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -315,26 +321,26 @@ class SideBySide(Passes):
                     try:
                         found = computed(fast, rows, group)
                     except Exception as error:
-                        return f"its layers fail side by side ({error})"
+                        return f"{what} fail side by side ({error})"
                     if all(agree(*each, self.precision) for each in zip(found, expected, strict=True)):
                         continue
                     nudged = computed(alone, rows * (1 + self.precision.rounding * noise(rows)), group)
                     each = zip(found, expected, nudged, strict=True)
                     if not all(agree(one, other, self.precision, third) for one, other, third in each):
-                        return "its layers compute something else side by side"
+                        return f"{what} compute something else side by side"
                 return None
         finally:
             self.models.release()
 
-    def _draws(self, rows: Sequence[int], seed: Callable[[int], None], like: Tensor) -> list[Tensor]:
-        """Return the dropout masks, [c, B, ...] each: each worker draws the same as alone."""
+    def _draws(self, rows: Sequence[int], seed: Callable[[int], None], like: Tensor, B: int) -> list[Tensor]:
+        """Return the dropout masks of a batch, [c, B, ...] each: each worker draws the same as alone."""
         device, drawn = like.device.type, []
         lower = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else like.dtype
         for j in rows:
             seed(j)
             drawn.append(
                 [
-                    F.dropout(like.new_ones(shape, dtype=lower if multiplied else like.dtype), p)
+                    F.dropout(like.new_ones(B, *shape, dtype=lower if multiplied else like.dtype), p)
                     for p, shape, multiplied in self.sizes.dropouts
                 ]
             )
