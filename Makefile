@@ -59,6 +59,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 test: $(VENV)/.installed-dev  ## run the quick tests (about 15 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
+test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, committed results and packages (about 10 minutes)
+	$(PYTEST) -m slow tests/test_documents.py tests/test_results.py tests/test_packaging.py
+
 test-all: $(VENV)/.installed-dev  ## run all tests (about 50 minutes on 2 cores)
 	$(PYTEST)
 
@@ -104,4 +107,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
-.PHONY: help run studies study benchmark $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-all test-matrix check format bench readme notebooks docs clean
+.PHONY: help run studies study benchmark $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-documents test-all test-matrix check format bench readme notebooks docs clean

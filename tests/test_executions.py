@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +30,7 @@ from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_dr
 from decentral.gradients.precision import Precision
 from decentral.network.world import World
 from decentral.registry import components
-from decentral.training.assemble import assemble
+from decentral.training.assemble import Run, assemble
 from decentral.training.oracle import Accumulated
 from table import ALGORITHMS
 
@@ -443,7 +445,9 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3])
+@pytest.mark.parametrize(
+    "at_once", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 def test_the_layers_of_a_gpu_give_the_gradients_of_one_worker_after_the_other(name, at_once):
@@ -522,6 +526,17 @@ def test_statistics_of_a_batch_that_go_to_another_worker_are_noticed(monkeypatch
 
 def side_by_side(workload: Workload) -> SideBySide:
     return SideBySide(workload, *layers.shared(workload, columns.WAY), columns.WAY)
+
+
+def hearing(world: World) -> list[str]:
+    own = ("of all",) if world.leader else ("of all", "of this process")
+    run: Any = SimpleNamespace(problem=SimpleNamespace(notes=own), heard=[])
+    Run.hear(run, world)
+    return run.heard
+
+
+def test_the_leader_hears_notes_that_only_other_processes_have(worlds):
+    assert worlds(2).call(hearing) == [["process 1: of this process"], []]
 
 
 def drawn(j: int) -> None:
