@@ -97,7 +97,7 @@ _ours: dict[tuple[Any, ...], Any] = {}
 
 def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tuple[Any, ...], Any]) -> Any:
     """Merge the defaults, the choice in each group, the experiment, and the other overrides, in this order. `known`
-    caches compositions of choices."""
+    caches compositions of choices, and the layers of each."""
     parsed = [parsed_override(override) for override in overrides]
     chosen = {
         one.key_or_group: str(one.value()) for one in parsed if one.key_or_group in CHOICES and one.value() is not None
@@ -110,7 +110,9 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
         names = {group: name for one in usual for group, name in one.items() if group in GROUPS}
         values = OmegaConf.structured(Config)
         for group, name in (names | of_experiment | chosen).items():
-            values[group], *others = _layers(group, name, folders)
+            if (group, name) not in known:
+                known[group, name] = list(_layers(group, name, folders))
+            values[group], *others = known[group, name]  # a copy
             for layer in others:
                 values.merge_with({group: layer})
         values.merge_with(*settings)

@@ -81,6 +81,8 @@ class Entry:
     config_dir: str | None
     _courses: dict[tuple[str, str], Course] = field(default_factory=dict)
     _jobs: dict[tuple[Any, ...], list[Job]] = field(default_factory=dict)
+    _together: dict[tuple[Any, ...], StepTimes] = field(default_factory=dict)
+    """The times of runs that are computed together: of all trials, of all seeds, or of a variant."""
     _rows: dict[str, list[Line]] = field(default_factory=dict)
     """The recorded course of each run, shared by its clocks."""
     _clocked: dict[str, dict[tuple[str, str], dict[str, Any]]] = field(default_factory=dict)
@@ -124,9 +126,12 @@ class Entry:
             together = [(trial, seed)]
         elif seed == scenario.tune_seed:
             together = [(k, seed) for k, in_rounds in enumerate(self.in_rounds) if in_rounds]
-        runs = {self._run(*each, "", varied).id: replace(self._config(*each, varied), lr=0.0) for each in together}
-        title = f"{self.method.title}, {scenario.name}, runs: {len(runs)}"
-        return StepTimes(next(iter(runs.values())), {"times of": title}, runs, self.clusters)
+        key = *together, id(varied)
+        if key not in self._together:
+            runs = {self._run(*each, "", varied).id: replace(self._config(*each, varied), lr=0.0) for each in together}
+            title = f"{self.method.title}, {scenario.name}, runs: {len(runs)}"
+            self._together[key] = StepTimes(next(iter(runs.values())), {"times of": title}, runs, self.clusters)
+        return self._together[key]
 
     def _config(self, trial: int, seed: int, varied: Config | None) -> Config:
         config = replace(varied or self.configs[trial], lr=self.trials[trial].lr, seed=seed)
