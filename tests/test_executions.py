@@ -528,6 +528,13 @@ def side_by_side(workload: Workload) -> SideBySide:
     return SideBySide(workload, *layers.shared(workload, columns.WAY), columns.WAY)
 
 
+@pytest.mark.parametrize(("momentum", "replays"), [(0.1, True), (None, False)])
+def test_a_module_that_reads_a_counter_from_the_gpu_is_not_recorded(momentum, replays):
+    network = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum), nn.Flatten(), nn.Linear(192, 10))
+    passes = OneByOne(WorkerModels(network, 2, CPU), Precision.fp32, cross_entropy)
+    assert replayed.Replayed(passes, 2).replays is replays
+
+
 def hearing(world: World) -> list[str]:
     own = ("of all",) if world.leader else ("of all", "of this process")
     run: Any = SimpleNamespace(problem=SimpleNamespace(notes=own), heard=[])

@@ -63,7 +63,9 @@ class Replayed(Passes):
     def __init__(self, passes: OneByOne | SideBySide, lanes: int) -> None:
         self.passes, self.lanes = passes, lanes
         self.execution, self.takes_lists = passes.execution, passes.takes_lists
-        self.replays = is_known(passes.models.modules[0]) and not is_foreign_loss(passes.loss)
+        module = passes.models.modules[0]
+        reads = any(getattr(part, "momentum", 0) is None for part in module.modules())  # batch norm's counter
+        self.replays = is_known(module) and not is_foreign_loss(passes.loss) and not reads
         self._calls: dict[tuple[object, ...], int] = {}
         self._recordings: dict[tuple[object, ...], Recording] = {}
 
