@@ -283,6 +283,7 @@ def test_what_is_ones_own_is_forgotten_by_the_next_command(capsys: pytest.Captur
         ("algo/lazier.yaml", "defaults:\n  - lazier\n", "a YAML file lists itself in its defaults"),
         ("algorithms/again.py", LAZY, "mine/algorithms/lazy.py"),
         ("algorithms/quits.py", "import sys\nsys.exit(0)\n", "quits.py, line 2"),
+        ("algorithms/nothing.py", "", "nothing.py defines no class with name: str = 'nothing'"),
     ],
 )
 def test_a_file_that_cannot_be_what_it_says_is_refused(

@@ -17,7 +17,7 @@ from decentral.config.parsing import read_mapping, words
 from decentral.config.per_worker import SPELLINGS
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
-from decentral.registry import component, components
+from decentral.registry import component, components, plugins
 from decentral.registry.signature import Plain, further
 from decentral.settings import documented
 
@@ -327,6 +327,9 @@ def _check_choice(group: str, choice: str, known: list[str]) -> None:
         return
     if group in GROUPS and component(GROUPS[group], choice) is not None:
         return
+    folder = plugins.folder() if group in GROUPS else None
+    if folder is not None and (file := folder / GROUPS[group].rpartition(".")[2] / f"{choice}.py").is_file():
+        raise ConfigError(f"{group}={choice} does not exist: {file} defines no class with name: str = '{choice}'.")
     raise ConfigError(f"{group}={choice} does not exist.{suggest(choice.lower().replace('-', '_'), known)}")
 
 
