@@ -1,17 +1,21 @@
-"""Work off a list of runs on GPUs that are at hand for a while: `python scripts/gpu_queue.py LIST --limit SECONDS`.
+"""Work through a list of runs on a GPU that is lent for a while: `python scripts/gpu_queue.py LIST [key=value ...]`.
 
-The list is YAML, the most wanted first (scripts/gpu_queue.yaml). An entry is a command, and of a study the cells:
+    --limit SECONDS     stop in time: the queue ends this long after its start (default: when all is done)
+    --reserve SECONDS   stop the runs this long before the limit, to write checkpoints and tables (default: 60)
+    --plan              show what is left to do; starts nothing
+
+The list is YAML, in order of priority (scripts/gpu_queue.yaml). An entry is a command; `only` selects cells of a study
+by their labels, with shell patterns (`decentral-study NAME --plan` shows the labels):
 
     - command: >-
         decentral-study relaysum_table1 scale=paper 'study.tune={rule: fixed}' 'study.seeds=[1]'
       only: {alpha: [0.01], method: ["*momentum"]}
     - command: decentral-run algo=dpsgd topology=ring alpha=0.01
 
-Further words, such as device=cuda, data.path=FOLDER and launcher.runs_per_gpu=1, are those of decentral-run, and go to
-every command. All runs are in one results_dir. As many share a GPU as its memory holds, by what the runs so far take.
-
-Before --limit is over, by --reserve seconds, the runs write checkpoints and stop. The same command goes on from them,
-on another machine, too, if results_dir was brought there. --plan says what is left to do and starts nothing.
+Settings, such as device=cuda, data.path=FOLDER and launcher.runs_per_gpu=1, are those of decentral-run, and go to every
+command; results_dir is common to all. As many runs share a GPU as fit into its memory, judging by the runs so far. The
+same command resumes, also on another machine with a copy of results_dir. Exit status: 0 done, or stopped at the limit;
+1 some run failed; 2 refused; 130 interrupted. docs/gpus.md has a checklist.
 """
 
 from __future__ import annotations
