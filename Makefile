@@ -59,8 +59,8 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 test: $(VENV)/.installed-dev  ## run the quick tests (about 15 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
-test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, committed results and packages (about 10 minutes)
-	$(PYTEST) -m slow tests/test_documents.py tests/test_results.py tests/test_packaging.py
+test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (15 minutes)
+	$(PYTEST) -m slow tests/test_documents.py tests/test_study.py tests/test_results.py tests/test_packaging.py
 
 test-all: $(VENV)/.installed-dev  ## run all tests (about 50 minutes on 2 cores)
 	$(PYTEST)
