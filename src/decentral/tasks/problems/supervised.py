@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _STATISTICS_BATCH_SIZE = 64
 _COPIED_BYTES = 1 << 30  # of models at a time, for tests without side effects
+_TOLD = 4  # parameters
 
 
 class Supervised(Problem):
@@ -225,8 +226,9 @@ class Supervised(Problem):
         with self._named("in its passes"):
             found = self.passes(x, self._as_exact(inputs), targets, places, seed)
         if self.models.unused:
-            names, self.models.unused = ", ".join(self.models.unused), ()
-            note = f"no gradient in the first step, which counts as zero (momentum and weight decay act): {names}"
+            names, self.models.unused = self.models.unused, ()
+            told = ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
+            note = f"no gradient in the first step, which counts as zero (momentum and weight decay act): {told}"
             self.notes = (*self.notes, note)
         return found
 
