@@ -293,7 +293,10 @@ def _pair(data: Any, number: int, where: str) -> tuple[Any, Any]:
         ) from error
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         kind = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
-        raise ConfigError(f"{where}: example {number} is a {kind}: return pairs (tensor, label), as TensorDataset(images, labels) does.")
+        raise ConfigError(
+            f"{where}: example {number} is a {kind}: return pairs (tensor, label), as TensorDataset(images, labels) "
+            "does."
+        )
     return pair[0], pair[1]
 
 

@@ -298,10 +298,8 @@ class SideBySide(Passes):
         alone = OneByOne(self.models, self.precision, self.loss)
         generator, device = torch_generator("cpu", 0, "proof"), self.models.device
         own_loss = is_foreign_loss(self.loss)
-        seed, what = (
-            partial(seed_draws, device, 0, foreign=own_loss),
-            "its layers or its loss" if own_loss else "its layers",
-        )
+        what = "its layers or its loss" if own_loss else "its layers"
+        seed = partial(seed_draws, device, 0, foreign=own_loss)
 
         def noise(rows: Tensor) -> Tensor:
             return torch.randn(rows.shape, generator=generator).to(rows)
