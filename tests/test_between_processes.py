@@ -272,7 +272,7 @@ def failing(world: World, config: Config, rank: int) -> str:
 @pytest.mark.parametrize("algo", METHODS)
 def test_what_fails_in_a_thread_is_raised_and_nobody_hangs(pair, algo):
     own, other = pair.call(failing, config_of(algo, n=4, processes=2), 0)
-    assert own.startswith("AttributeError: 'NoneType' object has no attribute 'gradient'")
+    assert own.startswith("AttributeError: 'NoneType' object has no attribute")
     assert other.startswith("ConnectionError: connection closed by process 0")
 
 
