@@ -336,37 +336,16 @@ def test_what_would_be_silently_wrong_is_one_sentence(worlds, kind: str):
         assert SAID[kind] in said
 
 
-def resized(world: World, store: dict[int, Any]) -> tuple[dict[str, Any], str]:
-    """The state of this rank after two steps, and what is said to that of another number of ranks."""
+def after_loading(
+    world: World, topology: str, how: dict[str, Any], store: dict[int, Any]
+) -> tuple[dict[str, Any], str]:
+    """The state of this rank after two steps, and what is said to the stored state that it loads first."""
     model = network()
-    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "complete", algo="exact_diffusion")
-    said = ""
-    if store:
-        with pytest.raises(ValueError) as error:
-            optimizer.load_state_dict(store[world.rank])
-        said = str(error.value)
-    for step in range(2):
-        backward(model, world.rank, step)
-        optimizer.step()
-    state = optimizer.state_dict()
-    optimizer.close()
-    return state, said
-
-
-def test_corrections_of_another_number_of_ranks_are_refused(worlds):
-    of_three = dict(enumerate(state for state, _ in worlds(3).call(resized, {})))
-    for _, said in worlds(2).call(resized, of_three):
-        assert "is of 3 ranks, not of 2" in said
-
-
-def on_another_graph(world: World, topology: str, store: dict[int, Any]) -> tuple[dict[str, Any], str]:
-    """The state of CHOCO-SGD after two steps, and what is said to that of another topology."""
-    model = network()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = decentral.wrap(model, inner, topology, algo="choco", compress="int8")
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), topology, **how)
     said = ""
     try:
-        optimizer.load_state_dict(store.get(world.rank, optimizer.state_dict()))
+        if store:
+            optimizer.load_state_dict(store[world.rank])
     except ValueError as error:
         said = str(error)
     for step in range(2):
@@ -377,11 +356,19 @@ def on_another_graph(world: World, topology: str, store: dict[int, Any]) -> tupl
     return state, said
 
 
+def test_corrections_of_another_number_of_ranks_are_refused(worlds):
+    how = {"algo": "exact_diffusion"}
+    of_three = dict(enumerate(state for state, _ in worlds(3).call(after_loading, "complete", how, {})))
+    for _, said in worlds(2).call(after_loading, "complete", how, of_three):
+        assert "is of 3 ranks, not of 2" in said
+
+
 def test_corrections_for_other_matrices_are_refused(worlds):
-    on_a_ring = dict(enumerate(state for state, _ in worlds(4).call(on_another_graph, "ring", {})))
-    for _, said in worlds(4).call(on_another_graph, "star", on_a_ring):
+    how = {"algo": "choco", "compress": "int8"}
+    on_a_ring = dict(enumerate(state for state, _ in worlds(4).call(after_loading, "ring", how, {})))
+    for _, said in worlds(4).call(after_loading, "star", how, on_a_ring):
         assert "topology ring" in said and "not for topology star" in said and ".inner" in said
-    for _, said in worlds(4).call(on_another_graph, "ring", on_a_ring):
+    for _, said in worlds(4).call(after_loading, "ring", how, on_a_ring):
         assert not said
 
 
@@ -466,7 +453,7 @@ def test_a_fused_optimizer_finds_its_state_in_the_order_of_its_parameters(worlds
 
 
 class Counts(torch.optim.SGD):
-    """An optimizer that halves its rate after three steps."""
+    """An optimizer that counts its steps."""
 
     steps = 0
 
