@@ -53,10 +53,13 @@ def main() -> None:
     folders, files = Counter[str](), []
     for path in PACKAGE.rglob("*.py"):
         files.append(weigh(path))
-        folders[path.relative_to(PACKAGE).parts[0]] += files[-1].statements
+        parts = path.relative_to(PACKAGE).parts
+        folders["/".join(parts[: 1 + (parts[0] == "plugins" and len(parts) > 2)])] += files[-1].statements
     tests = [weigh(path) for path in (ROOT / "tests").rglob("*.py")]
     lengths = [length for file in files for length in file.functions]
     table: dict[str, tuple[float, ...]] = {}
+    plugins = sum(count for folder, count in folders.items() if folder.startswith("plugins"))
+    table["core / plug-ins: statements"] = (folders.total() - plugins, plugins)
     table["package: statements / functions / files"] = (folders.total(), len(lengths), len(files))
     for group in GROUPS:
         table[" + ".join(group)] = (sum(folders[folder] for folder in group),)

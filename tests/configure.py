@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from decentral.config.composition import composed, to_config
-from decentral.config.parsing import conf_directory
+from decentral.config.parsing import folders_of
 from decentral.config.schema import Config
 
 _KNOWN: dict[tuple[Any, ...], Any] = {}
@@ -13,4 +13,4 @@ _KNOWN: dict[tuple[Any, ...], Any] = {}
 
 def configure(*overrides: str) -> Config:
     """The configuration for these overrides, resolved and checked; as `compose` gives it."""
-    return to_config(composed(overrides, [conf_directory()], _KNOWN))
+    return to_config(composed(overrides, folders_of(None), _KNOWN))

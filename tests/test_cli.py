@@ -25,7 +25,7 @@ from decentral.cli.study import chosen_studies
 from decentral.cli.study import main as study
 from decentral.config.composition import compose
 from decentral.config.overrides import CHOICES, checked, options
-from decentral.config.parsing import conf_directory
+from decentral.config.parsing import folders_of
 from decentral.config.schema import NODES, Config
 from decentral.errors import ConfigError
 from decentral.registry import find
@@ -167,7 +167,7 @@ def test_completion_offers_what_is_accepted(line: str, offered: str) -> None:
 
 
 def test_every_setting_that_completion_offers_exists() -> None:
-    folders = [conf_directory()]
+    folders = folders_of(None)
     for key in candidates("decentral-run ", "decentral-run"):
         within = [key] if key.endswith("=") else candidates(f"decentral-run {key}", "decentral-run")
         assert within, key

@@ -28,7 +28,7 @@ from decentral.cli.run import main, parser
 from decentral.cli.study import chosen_studies
 from decentral.config.composition import compose
 from decentral.config.overrides import checked, options
-from decentral.config.parsing import conf_directory, folders_of
+from decentral.config.parsing import folders_of
 from decentral.config.schema import GROUPS
 from decentral.registry import components
 from decentral.study import catalogue
@@ -214,7 +214,7 @@ def test_verbs_and_windows_find_the_mean(tmp_path: Path, name: str, ranks: int) 
 
 
 def test_pages_name_choices_that_there_are() -> None:
-    folders = [conf_directory()]
+    folders = folders_of(None)
     known = {group: set(options(group, folders)) for group in GROUPS}
     named = {
         (page.name, group, name)
@@ -275,7 +275,7 @@ def test_the_front_page_leads_to_the_answer(site: Path, question: str, answer: s
 
 @pytest.mark.slow
 def test_every_method_and_topology_is_there(site: Path) -> None:
-    methods = set(options("algo", [conf_directory()]))
+    methods = set(options("algo", folders_of(None)))
     assert {page.stem for page in (site / "methods").glob("*.html")} == methods | {"index"}
     for name in methods:
         doc = components("algorithms")[name].__doc__ or ""
@@ -283,7 +283,7 @@ def test_every_method_and_topology_is_there(site: Path) -> None:
             line.strip() for line in doc.splitlines() if (line.startswith("        ") and "<-" in line) or "=" in line
         )
         assert " ".join(formula.split()) in " ".join(text_of(site / "methods" / f"{name}.html").split())
-    topologies = set(options("topology", [conf_directory()])) - {"file"}
+    topologies = set(options("topology", folders_of(None))) - {"file"}
     assert {drawing.stem for drawing in (site / "topologies").glob("*.svg")} == topologies
 
 

@@ -175,6 +175,7 @@ def test_everything_that_is_imported_is_declared() -> None:
 HOUSE = Path(decentral.__file__).parent
 
 ROOMS = (
+    "plugins",
     "cli",
     "script",
     "report",
@@ -276,6 +277,13 @@ def test_a_module_imports_only_rooms_on_floors_below_its_own():
         and other != "decentral"
     )
     assert upward == []
+
+
+def test_the_core_imports_no_plug_in_and_no_plug_in_another_one():
+    known = {module: {name for name in others if room_of(name) == "plugins"} for module, others in arrows().items()}
+    assert {module: names for module, names in known.items() if names and room_of(module) != "plugins"} == {}
+    for module, names in known.items():
+        assert {name.split(".")[2] for name in names} <= set(module.split(".")[2:3]), module
 
 
 def test_no_modules_import_each_other_in_a_circle():

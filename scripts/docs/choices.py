@@ -17,7 +17,7 @@ from drawings import draw
 from decentral.cli.help import Choice, choice, settings_of, show
 from decentral.compression.compressor import AcceptedCompression
 from decentral.config.overrides import options
-from decentral.config.parsing import conf_directory
+from decentral.config.parsing import folders_of
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.topology.facts import told
 
@@ -52,13 +52,13 @@ _TAKES = {
 
 def known(group: str) -> list[Choice]:
     """All choices of a group."""
-    folders = [conf_directory()]
+    folders = folders_of(None)
     return [choice(group, option, folders) for option in options(group, folders)]
 
 
 def section(group: str, option: str) -> str | None:
     """Where the site describes `group=option`; None for what is no choice."""
-    if group not in GROUPS or option not in options(group, [conf_directory()]):
+    if group not in GROUPS or option not in options(group, folders_of(None)):
         return None
     if group == "algo":
         return f"methods/{option}.md"

@@ -18,11 +18,10 @@ from decentral.config.overrides import CHOICES, meant, options, places
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component
-from decentral.registry.find import described, owner
+from decentral.registry.find import described, functions, owner
 from decentral.settings import documented, limits_in_words
 from decentral.terminal.console import say
 from decentral.topology.facts import told
-from decentral.topology.knowledge import given_away
 
 if TYPE_CHECKING:
     from decentral.topology.rounds import Rounds
@@ -332,7 +331,8 @@ def _setting_text(text: str, setting: Setting, width: int, doc: str) -> str:
 
 
 def _facts(topology: Choice, sizes: Sequence[int]) -> list[str]:
-    """What agreement takes with a topology's usual settings and what it gives away, for some numbers of workers.
+    """Return what agreement takes with a topology's usual settings, and further facts: functions in
+    `topology_facts/*.py`, such as its privacy.
 
     Without `sizes`, for those of the usual numbers for which it exists.
     """
@@ -341,6 +341,7 @@ def _facts(topology: Choice, sizes: Sequence[int]) -> list[str]:
         found = {n: topology.schedule(n) for n in sizes}
     lines = [f"    num_workers={n:<4} {told(rounds)}" for n, rounds in found.items()]
     for n in sizes or sorted(found, key=lambda n: abs(n - _USUAL_SIZE))[:1]:
-        lines.append(f"  Privacy, num_workers={n}")
-        lines.append(textwrap.fill(given_away(found[n]), _WIDTH, initial_indent="    ", subsequent_indent="    "))
+        for name, fact in functions("topology_facts").items():
+            lines.append(f"  {name.replace('_', ' ').capitalize()}, num_workers={n}")
+            lines.append(textwrap.fill(fact(found[n]), _WIDTH, initial_indent="    ", subsequent_indent="    "))
     return ["", "  With these settings", *lines] if lines else []

@@ -8,10 +8,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 
@@ -19,8 +18,8 @@ from decentral.cli.command import check_directory
 from decentral.cli.single import carry_out, work_out
 from decentral.config.composition import compose, compose_each
 from decentral.config.identity import run_directory, run_id
-from decentral.config.overrides import checked, together
-from decentral.config.parsing import conf_directory, folders_of
+from decentral.config.overrides import checked, options, together
+from decentral.config.parsing import folders_of
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
@@ -70,7 +69,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
             "sweeper=optuna."
         )
     overrides = checked(overrides, folders_of(config_dir), several=True)
-    commands = [list(chain.from_iterable(job)) for job in product(*_axes(overrides))]
+    commands = [list(chain.from_iterable(job)) for job in product(*_axes(overrides, config_dir))]
     if not commands:
         raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
@@ -170,7 +169,7 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     intervals = {one: found for one in overrides if (found := INTERVAL.fullmatch(one))}
     lowest = [f"{found[1]}={found[3]}" for found in intervals.values()]
     checked([one for one in overrides if one not in intervals] + lowest, folders_of(config_dir), several=True)
-    lists = iter(_axes([one if one not in intervals else f"{intervals[one][1]}=0,1" for one in overrides]))
+    lists = iter(_axes([one if one not in intervals else f"{intervals[one][1]}=0,1" for one in overrides], config_dir))
     axes: dict[str, re.Match[str] | dict[str, list[str]]] = {}
     for one, places in zip(overrides, lists, strict=True):
         axes[one.partition("=")[0]] = intervals.get(one) or {" ".join(place): place for place in places}
@@ -321,34 +320,35 @@ def exit_status(statuses: Sequence[int]) -> int:
     return FAILED if failed else max(statuses, default=0)
 
 
-def _axes(overrides: Sequence[str]) -> list[list[list[str]]]:
+def _axes(overrides: Sequence[str], config_dir: str | None) -> list[list[list[str]]]:
     """The values of each override, each as one or several overrides.
 
     Raises ConfigError if these are more than `max_combinations`, of which none is made, and for values that others for
     the same key would hide.
     """
     most = Config.max_combinations
-    with initialize_config_dir(str(conf_directory()), version_base="1.3"):  # for patterns such as glob(*)
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        axes = [together(one) or parser.parse_overrides([one])[0] for one in overrides]
-        named = [one.partition("=")[0].split(",") for one in overrides]
-        keys = list(chain.from_iterable(named))
-        for own, axis in zip(named, axes, strict=True):
-            several = isinstance(axis, list) or axis.is_sweep_override()
-            twice = [key for key in own if several and keys.count(key) > 1]
-            if twice:
-                raise ConfigError(
-                    f"{twice[0]}= is given more than once: list all values in one argument, as in {twice[0]}=1,2."
-                )
-            if own == ["max_combinations"] and isinstance(axis, Override) and isinstance(value := axis.value(), int):
-                most = value
-        number = math.prod(len(axis) if isinstance(axis, list) else _number_of_values(axis) for axis in axes)
-        if number > max(1, most):
+    folders = folders_of(config_dir)
+    loader: Any = SimpleNamespace(get_group_options=lambda group, **_: options(group, folders))  # for glob(*)
+    parser = OverridesParser.create(config_loader=loader)
+    axes = [together(one) or parser.parse_overrides([one])[0] for one in overrides]
+    named = [one.partition("=")[0].split(",") for one in overrides]
+    keys = list(chain.from_iterable(named))
+    for own, axis in zip(named, axes, strict=True):
+        several = isinstance(axis, list) or axis.is_sweep_override()
+        twice = [key for key in own if several and keys.count(key) > 1]
+        if twice:
             raise ConfigError(
-                f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
-                "values, or raise max_combinations."
+                f"{twice[0]}= is given more than once: list all values in one argument, as in {twice[0]}=1,2."
             )
-        return [axis if isinstance(axis, list) else _words(axis) for axis in axes]
+        if own == ["max_combinations"] and isinstance(axis, Override) and isinstance(value := axis.value(), int):
+            most = value
+    number = math.prod(len(axis) if isinstance(axis, list) else _number_of_values(axis) for axis in axes)
+    if number > max(1, most):
+        raise ConfigError(
+            f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
+            "values, or raise max_combinations."
+        )
+    return [axis if isinstance(axis, list) else _words(axis) for axis in axes]
 
 
 def _words(override: Override) -> list[list[str]]:

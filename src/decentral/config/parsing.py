@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from decentral import settings
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
-from decentral.registry import component, components, is_foreign, plugins, sources
+from decentral.registry import component, components, find, is_foreign, plugins, sources
 from decentral.registry.signature import function_source, functions
 
 _MOST_VALUES, _MOST_BYTES = 100_000, 1 << 20
@@ -32,12 +32,13 @@ def conf_directory() -> Path:
 
 
 def folders_of(config_dir: str | None) -> list[Path]:
-    """Return the folders of choices: built-in, then the user's. Also registers components in the user's folder.
+    """Return the folders of choices: the core's, the plug-ins', the user's. Registers components in the user's folder.
 
     Raises ConfigError if the path is not a folder, or if a file in it is not valid YAML.
     """
+    built_in = [conf_directory(), *(folder / "conf" for folder in plugins.shipped())]
     if config_dir is None:
-        return [conf_directory()]
+        return built_in
     theirs = Path(config_dir)
     if not config_dir or not os.path.isdir(theirs):
         raise ConfigError(
@@ -46,10 +47,11 @@ def folders_of(config_dir: str | None) -> list[Path]:
     for group in ("experiment", "study", *GROUPS):
         for path in sorted((theirs / group).glob("*.yaml")):
             check_yaml(path)
-            if group != "study" and (conf_directory() / group / path.name).is_file():
-                raise ConfigError(f"{path} has the name of a built-in file: rename it.")
+            taken = any((folder / group / path.name).is_file() for folder in built_in)
+            if group in GROUPS and (taken or path.stem in find.ours(GROUPS[group])):
+                raise ConfigError(f"{path} has the name of a built-in choice: rename it.")
     plugins.use(theirs)
-    return [conf_directory(), theirs]
+    return [*built_in, theirs]
 
 
 def read_yaml(path: Path) -> Any:

@@ -13,9 +13,9 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement, check_losses
 from decentral.measurements.values import Labels, Row, Value, curve
+from decentral.registry.find import functions
 from decentral.topology import facts
 from decentral.topology.groups import GroupSchedule, activation_children, check_groups, dimension, group_period
-from decentral.topology.knowledge import from_gossip, from_relaying, share_given_away
 from decentral.topology.rounds import Rounds, mean_delay
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _MAX_STEPS = 1_000_000
 class GraphFacts(Measurement):
     """A quantity of config.topology for each number of workers.
 
-    quantity      key of QUANTITIES
+    quantity      name of a quantity of the topology (see `quantities`), or measured_correction, of the algorithm
     num_workers   numbers of workers
     metric        name of the numbers; '': the quantity
     """
@@ -44,7 +44,7 @@ class GraphFacts(Measurement):
 
     def check(self) -> None:
         """The quantity has to exist."""
-        known = [*QUANTITIES, measured_correction.__name__]
+        known = [*quantities(), measured_correction.__name__]
         if self.quantity not in known:
             raise ConfigError(f"quantity={self.quantity} is unknown.{suggest(self.quantity, known)}")
         check_losses(self.config)
@@ -66,7 +66,7 @@ class GraphFacts(Measurement):
         config = replace(self.config, num_workers=num_workers)
         if self.quantity == measured_correction.__name__:
             return {"value": measured_correction(config)}
-        return {"value": QUANTITIES[self.quantity](config.rounds())}
+        return {"value": quantities()[self.quantity](config.rounds())}
 
     def numbers(self) -> dict[int, float]:
         """Number of workers -> value, as far as they are known."""
@@ -107,21 +107,19 @@ def measured_correction(config: Config) -> float:
     raise ArithmeticError(f"the workers have not converged after {_MAX_STEPS} steps of algo={config.algo.name}.")
 
 
-def _single_workers(rounds: Rounds) -> list[set[int]]:
-    return [{worker} for worker in range(rounds.num_workers)]
-
-
-QUANTITIES: dict[str, Callable[[Rounds], float]] = {
+_QUANTITIES: dict[str, Callable[[Rounds], float]] = {
     "m_over_p": lambda rounds: truediv(*facts.effective_spectral_gap(facts.relay_matrix(rounds))),
     "second_eigenvalue": lambda rounds: facts.second_largest_eigenvalue_modulus(rounds.matrices(0)[0]),
     "smallest_eigenvalue": lambda rounds: facts.smallest_eigenvalue(rounds.matrices(0)[0]),
     "relay_second_eigenvalue": lambda rounds: facts.second_largest_eigenvalue_modulus(facts.relay_matrix(rounds)),
     "correction": lambda rounds: 1 + mean_delay(rounds),
-    "gossip_gives_away": lambda rounds: share_given_away(from_gossip(rounds, _single_workers(rounds))),
-    "relaying_gives_away": lambda rounds: share_given_away(from_relaying(rounds, _single_workers(rounds))),
     "half_of_diameter": lambda rounds: float(rounds.hops().max()) / 2,
 }
-"""Quantities derived from the rounds of a topology; `measured_correction` is that of an algorithm."""
+
+
+def quantities() -> dict[str, Callable[[Rounds], float]]:
+    """Return the quantities that follow from the rounds of a topology: ours, and functions in `quantities/*.py`."""
+    return _QUANTITIES | functions("quantities")
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------

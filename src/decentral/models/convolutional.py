@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MLP(ImageModel):
-    """Multi-layer perceptron: fully connected layers with ReLU between them.
+    """Fully connected layers with ReLU between them (multi-layer perceptron): fast, for images of any size.
 
     `hidden` holds the widths of the hidden layers. Without any (`model.hidden=[]`) this is multinomial logistic
     regression, which is convex.
@@ -112,7 +112,7 @@ _STAGES_11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels; 2x
 
 @dataclass
 class VGG11(ImageModel):
-    """VGG-11 without normalization, as trained on CIFAR-10 in the RelaySum paper.
+    """VGG-11 without normalization: the CIFAR-10 model of the RelaySum paper (9.8 million parameters).
 
     Simonyan and Zisserman, ICLR 2015, configuration A; the variant of Vogels et al., NeurIPS 2021 (arXiv:2110.04175),
     appendix B.1 and the authors' code: 3x3 convolutions with ReLU, then dropout, 512 units, ReLU, dropout, 512 units,
@@ -157,7 +157,7 @@ class Head(Enum):
 
 @dataclass
 class VGG16(ImageModel):
-    """VGG-16 without normalization.
+    """VGG-16 without normalization (138.4 million parameters); the last layers suit small images too.
 
     Simonyan and Zisserman, ICLR 2015, configuration D, with torchvision's initial values: 138,357,544 parameters on
     color images with 1000 classes and `head=imagenet`; 15,245,130 on those with 10 classes and `head=cifar`, which is
@@ -192,7 +192,7 @@ class VGG16(ImageModel):
 
 @dataclass
 class AlexNet(ImageModel):
-    """AlexNet in the version with one tower.
+    """AlexNet without normalization (61.1 million parameters), for images of at least 64 x 64 pixels.
 
     Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014 (arXiv:1404.5997), as in
     torchvision, without normalization: 61,100,840 parameters on color images with 1000 classes.

@@ -77,7 +77,7 @@ class ResidualNetwork(ImageModel):
 
 @dataclass
 class ResNet18(ResidualNetwork):
-    """ResNet-18 with batch normalization.
+    """ResNet-18 with batch normalization (11.7 million parameters); the first layers suit small images too.
 
     He et al., CVPR 2016 (arXiv:1512.03385), table 1, as in torchvision: basic blocks,
     11,689,512 parameters on color images with 1000 classes and `stem=imagenet`.
@@ -91,7 +91,7 @@ class ResNet18(ResidualNetwork):
 
 @dataclass
 class ResNet50(ResidualNetwork):
-    """ResNet-50 with batch normalization.
+    """ResNet-50 with batch normalization (25.6 million parameters); the first layers suit small images too.
 
     He et al., CVPR 2016 (arXiv:1512.03385), table 1, as in torchvision: bottleneck blocks,
     25,557,032 parameters on color images with 1000 classes and `stem=imagenet`. Blocks that halve the image do so in
@@ -106,7 +106,7 @@ class ResNet50(ResidualNetwork):
 
 @dataclass
 class ResNetEvoNorm(ResidualNetwork):
-    """ResNet-18 with EvoNorm-S0, as trained on ImageNet in the RelaySum paper.
+    """ResNet-18 with EvoNorm-S0: the ImageNet model of the RelaySum paper (11.7 million parameters).
 
     Vogels et al., NeurIPS 2021 (arXiv:2110.04175), table 3 and appendix B.2, as in the authors' code: EvoNorm-S0
     (32 groups, see `layers.evonorm.EvoNormS0`) replaces each batch normalization that is followed directly by ReLU: the
@@ -169,7 +169,7 @@ class MobileNetwork(ImageModel):
 
 @dataclass
 class MobileNetV2(MobileNetwork):
-    """MobileNetV2 with batch normalization, width 1.
+    """MobileNetV2, width 1, with batch normalization (3.5 million parameters); the first layer suits small images too.
 
     Sandler et al., CVPR 2018 (arXiv:1801.04381), as in torchvision: 3,504,872 parameters on color images with 1000
     classes, and dropout of 0.2 before the last layer. Running statistics are buffers, see `ResNet50`.
@@ -180,7 +180,7 @@ class MobileNetV2(MobileNetwork):
 
 @dataclass
 class EfficientNetB0(MobileNetwork):
-    """EfficientNet-B0 with batch normalization.
+    """EfficientNet-B0 with batch normalization (5.3 million parameters); the first layer suits small images too.
 
     Tan and Le, ICML 2019 (arXiv:1905.11946), as in torchvision: 5,288,548 parameters on color images with 1000
     classes. In training, blocks are left out at random for single images (with a probability that grows up to nearly
@@ -196,7 +196,9 @@ _PATCH = 16
 
 @dataclass
 class ViTL16(ImageModel):
-    """The large vision transformer with patches of 16 x 16 pixels: 24 layers, 16 heads, width 1024.
+    """Vision transformer ViT-L/16 (304.3 million parameters), for images of 64, 80, 96, ... pixels square.
+
+    Patches of 16 x 16 pixels, 24 layers, 16 heads, width 1024.
 
     Dosovitskiy et al., ICLR 2021 (arXiv:2010.11929), table 1, as in torchvision: 304,326,632 parameters on color
     images of 224 x 224 with 1000 classes. Images are squares whose side is a multiple of 16.

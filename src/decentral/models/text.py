@@ -288,7 +288,9 @@ class TransformerSmall(TranslationModel):
 
 @dataclass
 class TransformerBase(TranslationModel):
-    """The Transformer's base size: six layers on each side, 512 numbers a token, 8 heads, 2048 feed-forward units.
+    """The Transformer's base size, for translation: 61,362,176 parameters with a vocabulary of 33,708.
+
+    Six layers on each side, 512 numbers per token, 8 heads, 2048 feed-forward units.
 
     Vaswani et al., NeurIPS 2017, table 3. With the 33,708 tokens of MLPerf's joint vocabulary (data.vocab_size=33708)
     it has the WAGMA paper's 61,362,176 parameters.

@@ -1,8 +1,9 @@
 """Discovery of a package's components: to add one, add a file.
 
 A component is a dataclass with a `name` (it is both configuration and object). Every module of the package is imported,
-so modules of components must not import torch at the top. User components are found in
-`<--config-dir>/<package>/*.py` and through entry points of installed packages.
+so modules of components must not import torch at the top. Further components are found in our plug-ins
+(`decentral/plugins/*/<package>/*.py`), in the user's folder (`<--config-dir>/<package>/*.py`) and through entry points
+of installed packages.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.registry import plugins, sources
@@ -115,11 +117,12 @@ def _components(package: str, folder: Path | None) -> dict[str, type]:
 
 @cache
 def ours(package: str) -> dict[str, type]:
-    """Return the built-in components of this package or module."""
+    """Return the built-in components of this package or module, and those of our plug-ins."""
     root = importlib.import_module(f"decentral.{package}")
     names = [info.name for info in pkgutil.iter_modules(getattr(root, "__path__", []))]
+    modules = [root, *(importlib.import_module(f"{root.__name__}.{name}") for name in names)]
     found: dict[str, type] = {}
-    for module in (root, *(importlib.import_module(f"{root.__name__}.{name}") for name in names)):
+    for module in (*modules, *_shipped(package.rpartition(".")[2])):
         for cls in _classes(module):
             name = _name(cls)
             if name is not None and (package not in CONTRACTS or issubclass(cls, _contract(package))):
@@ -127,6 +130,25 @@ def ours(package: str) -> dict[str, type]:
                     raise AssertionError(f"two components of {package} are called '{name}'")
                 found[name] = cls
     return dict(sorted(found.items()))
+
+
+def _shipped(group: str) -> Iterator[ModuleType]:
+    """Import the modules of a group in our plug-ins."""
+    for folder in plugins.shipped():
+        for file in sorted((folder / group).glob("[!_]*.py")):
+            yield importlib.import_module(f"decentral.plugins.{folder.name}.{group}.{file.stem}")
+
+
+def functions(group: str) -> dict[str, Callable[..., Any]]:
+    """Return name -> function for the public functions of `<group>/*.py` in plug-ins and in the user's folder."""
+    folder = plugins.folder()
+    theirs = (load(name, shown(file)) for file, name in _files(group, folder)) if folder else ()
+    return {
+        name: function
+        for module in (*_shipped(group), *theirs)
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+    }
 
 
 def _classes(module: ModuleType) -> list[type]:
@@ -146,7 +168,12 @@ def _name(cls: type) -> str | None:
 
 
 def _in_folder(package: str, folder: Path) -> Iterator[type]:
-    group = package.rpartition(".")[2]
+    for file, name in _files(package.rpartition(".")[2], folder):
+        yield from _checked(package, load(name, shown(file)))
+
+
+def _files(group: str, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the files of a group in the user's folder, with the names of their modules."""
     for file in sorted((folder / group).glob("*.py")):
         if not file.name.startswith("_"):
             if not file.exists():  # a link to nothing, or to itself
@@ -155,7 +182,7 @@ def _in_folder(package: str, folder: Path) -> Iterator[type]:
                 raise ConfigError(
                     f"{shown(file)} cannot be imported: rename it to a Python identifier, as in my_{group}.py."
                 )
-            yield from _checked(package, load(f"{plugins.package_of(folder)}.{group}.{file.stem}", shown(file)))
+            yield file, f"{plugins.package_of(folder)}.{group}.{file.stem}"
 
 
 def _installed(package: str) -> Iterator[type]:

@@ -1,4 +1,4 @@
-"""Locations of user components, in a folder and in installed packages, for this process and its children."""
+"""Locations of components outside the core: in plug-ins, in the user's folder and in installed packages."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import decentral
 from decentral.errors import ConfigError
 
 _PREFIX = "decentral."
@@ -55,6 +56,13 @@ def installed_roots() -> tuple[Path, ...]:
 @cache
 def _tops() -> frozenset[str]:
     return frozenset(one.module.split(".")[0] for one in _all())
+
+
+@cache
+def shipped() -> tuple[Path, ...]:
+    """Return the folders in `decentral/plugins`, laid out like a user's folder; none if that was deleted."""
+    root = Path(decentral.__file__).resolve().parent / "plugins"
+    return tuple(sorted(file.parent for file in root.glob("*/__init__.py")))
 
 
 VARIABLE = "DECENTRAL_OWN"
