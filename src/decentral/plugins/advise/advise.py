@@ -9,9 +9,9 @@ from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose, compose_each
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
-from decentral.measurements.advice.machine import Machine, check_passes, layout_of, measure
-from decentral.measurements.advice.methods import METHODS, Case, Method, Prediction, coding_s
 from decentral.measurements.timing import host
+from decentral.plugins.advise.machine import Machine, check_passes, layout_of, measure
+from decentral.plugins.advise.methods import METHODS, Case, Method, Prediction, coding_s
 from decentral.terminal.console import aligned, duration, in_bytes
 from decentral.training.assemble import mean_seconds
 

@@ -56,7 +56,7 @@ def _carry_out(arguments: list[str]) -> int:
         raise ConfigError(f"--output {options.output} is a folder: give a file name.")
     if options.output is not None:
         check_writable("--output", str(options.output), options.output.parent)
-    from decentral.measurements.advice.advise import advise, text
+    from decentral.plugins.advise.advise import advise, text
 
     found = advise(words, processes, options.config_dir, _tell, options.measure)
     told = json.dumps(encode(found), indent=2)
