@@ -24,6 +24,7 @@ from links import SHOWN, BrokenLink, Links, as_python_markdown
 
 import decentral
 from decentral.cli.benchmark import STUDY
+from decentral.config.parsing import folders_of
 from decentral.report.html import page as report_page
 from decentral.report.results import read
 from decentral.study import SCALES
@@ -157,11 +158,11 @@ def measured() -> dict[str, list[str]]:
     found = defaultdict(list)
     for page in sorted((ROOT / "results").glob("*/README.md")):
         for study, title in re.findall(r'^<a id="(\w+)"></a>\n\n## (.+)$', page.read_text(), re.M):
-            file = ROOT / "conf" / "study" / f"{study}.yaml"
-            if not any((page.parent / study).glob("*/table.csv")) or not file.is_file():
+            files = [file for folder in folders_of(None) if (file := folder / "study" / f"{study}.yaml").is_file()]
+            if not any((page.parent / study).glob("*/table.csv")) or not files:
                 continue
             place = f"../{page.parent.relative_to(ROOT).as_posix()}/index.md#{study}"
-            for name in sorted(set(re.findall(r"\balgo[=:] *(\w+)", file.read_text()))):
+            for name in sorted(set(re.findall(r"\balgo[=:] *(\w+)", files[0].read_text()))):
                 found[name].append(f"[{title}]({place})")
     return dict(found)
 

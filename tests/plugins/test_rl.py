@@ -17,9 +17,9 @@ from decentral.config.composition import compose
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
 from decentral.network.world import World
+from decentral.plugins.rl import rollouts as ppo
+from decentral.plugins.rl.policies import PolicyOptimization
 from decentral.registry import components
-from decentral.tasks.problems import rollouts as ppo
-from decentral.tasks.problems.policies import PolicyOptimization
 from decentral.training.assemble import Run, assemble
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 
 from decentral.environments.environment import Environment, EnvironmentDescription, Running
-from decentral.environments.mazes import LAYOUTS, Mazes, Walks, draw
 from decentral.errors import ConfigError
+from decentral.plugins.rl.mazes import LAYOUTS, Mazes, Walks, draw
 from decentral.settings import setting
 from decentral.store.metrics import Metric
 

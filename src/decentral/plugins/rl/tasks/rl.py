@@ -151,6 +151,6 @@ class RL(Task):
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The local workers' policies and environments."""
-        from decentral.tasks.problems.policies import PolicyOptimization
+        from decentral.plugins.rl.policies import PolicyOptimization
 
         return PolicyOptimization(self, config, workers, device)

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from decentral.environments.environment import Moves, Running
 
 if TYPE_CHECKING:
-    from decentral.environments.gymnasium import Gymnasium
+    from decentral.plugins.rl.environments.gymnasium import Gymnasium
 
 
 class Vectors(Running):

@@ -19,7 +19,7 @@ from decentral.environments.environment import EnvironmentDescription, Running
 from decentral.randomness import numpy_generator
 
 if TYPE_CHECKING:
-    from decentral.tasks.rl import RL
+    from decentral.plugins.rl.tasks.rl import RL
 
 COLUMNS = 4
 """Leading columns of a target: old advantage, return, value and log-probability; the action follows."""

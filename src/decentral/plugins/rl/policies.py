@@ -19,14 +19,14 @@ from decentral.gradients.passes.layers import forward, shared
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import float32
 from decentral.partition.partition import class_counts, save_table
+from decentral.plugins.rl.rollouts import Acting, PPOLoss, Rollouts, Scale, likeliest, sample
 from decentral.randomness import normal, numpy_generator, seeded, uniform
 from decentral.registry import components
 from decentral.store.metrics import Metric
-from decentral.tasks.problems.rollouts import Acting, PPOLoss, Rollouts, Scale, likeliest, sample
 from decentral.tasks.task import WHOLE, Problem, Scope, TaskConfig
 
 if TYPE_CHECKING:
-    from decentral.tasks.rl import RL
+    from decentral.plugins.rl.tasks.rl import RL
 
 _SCALED_BY = 2048
 """Frames of the random policy that observations are standardized by."""

@@ -34,7 +34,7 @@ class Policy(Model):
 
     def head(self, width: int, data: EnvironmentDescription) -> list[nn.Module]:
         """The last layers, on `width` features."""
-        from decentral.models.layers.policies import WithLogStd, output_layer
+        from decentral.plugins.rl.networks import WithLogStd, output_layer
 
         layers: list[nn.Module] = [output_layer(width, data.num_actions)]
         return [*layers, WithLogStd(data.num_actions)] if data.continuous else layers
@@ -66,7 +66,7 @@ class PolicyMLP(Policy):
         """Linear layers: observations [B, *shape] -> [B, num_outputs]."""
         from torch import nn
 
-        from decentral.models.layers.policies import orthogonal
+        from decentral.plugins.rl.networks import orthogonal
 
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise([prod(data.shape), *self.hidden]):
@@ -113,7 +113,7 @@ class PolicyCNN(Policy):
         from torch import nn
 
         from decentral.gradients.passes.layers import MaxPool2d
-        from decentral.models.layers.policies import orthogonal
+        from decentral.plugins.rl.networks import orthogonal
 
         channels, height, width = data.shape
         layers: list[nn.Module] = []
@@ -154,6 +154,6 @@ class PolicyLSTM(Policy):
 
     def build(self, data: EnvironmentDescription) -> nn.Module:
         """See `layers.policies.Recurrent`."""
-        from decentral.models.layers.policies import Recurrent
+        from decentral.plugins.rl.networks import Recurrent
 
         return Recurrent(prod(data.shape), self.width, self.head(self.width, data))

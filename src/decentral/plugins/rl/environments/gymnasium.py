@@ -126,13 +126,13 @@ class Gymnasium(Environment):
 
     def open(self, scenes: Sequence[np.ndarray], num_envs: int) -> Running:
         """A vector environment for each worker."""
-        from decentral.environments.adapters.vectors import Vectors
+        from decentral.plugins.rl.vectors import Vectors
 
         return Vectors(self, [np.asarray(own) for own in scenes], num_envs, "training")
 
     def open_tests(self, num_models: int, scenes: np.ndarray) -> Running:
         """A vector environment for each model."""
-        from decentral.environments.adapters.vectors import Vectors
+        from decentral.plugins.rl.vectors import Vectors
 
         return Vectors(self, [scenes] * num_models, len(scenes), "test")
 

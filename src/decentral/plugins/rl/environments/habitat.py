@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decentral.environments.gymnasium import Gymnasium, installed
 from decentral.errors import ConfigError
+from decentral.plugins.rl.environments.gymnasium import Gymnasium, installed
 from decentral.store.metrics import Metric
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Habitat(Gymnasium):
             gym: Any = installed("habitat.gym", "habitat", "rl")
         except (ConfigError, ModuleNotFoundError):
             raise ConfigError(_HOW) from None
-        from decentral.environments.adapters.vectors import DepthAndGoal
+        from decentral.plugins.rl.vectors import DepthAndGoal
 
         more = (
             []

@@ -1,1 +1,0 @@
-"""Environments of other packages, run side by side. They import these packages; the components do not."""
