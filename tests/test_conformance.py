@@ -23,9 +23,10 @@ from decentral.config.parsing import conf_directory, dump, folders_of, load
 from decentral.config.schema import GROUPS
 from decentral.conformance import properties
 from decentral.conformance.check import Checks
-from decentral.data.dataset import LabelledTokens, NextTokens, SentencePairs
+from decentral.data.dataset import LabelledTokens, NextTokens
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
+from decentral.plugins.translation.data.parallel import SentencePairs
 from decentral.registry import components
 from table import (
     ALGORITHMS,

@@ -133,20 +133,6 @@ class NextTokens(TokenData):
         return self.num_sources
 
 
-@dataclass(frozen=True, kw_only=True)
-class SentencePairs(TokenData):
-    """Sentences with their translations, both in tokens of one vocabulary; 1 begins a sentence, 2 ends it.
-
-    `longest` and `usual` are without these two.
-    """
-
-    kind: ClassVar[str] = "pairs of sentences"
-
-    def batch_shape(self, size: int) -> tuple[int, ...]:
-        """Of the longest sentences, each with the token that ends it: [size, longest + 1]."""
-        return size, self.longest + 1
-
-
 class DataSet(Settings, ABC, where="data"):
     """A data set as the user chooses it. The concrete ones are dataclasses: their fields are the configuration."""
 

@@ -26,7 +26,6 @@ from decentral.store.files import at_home, is_locked, read_json
 from decentral.store.metrics import AXES, read_metadata
 from decentral.store.models import AVERAGED, load_models
 from decentral.store.run_store import LOCK, recorded_id
-from decentral.tasks.supervised import Translation
 from decentral.tasks.task import EvaluationSettings
 
 if TYPE_CHECKING:
@@ -107,10 +106,9 @@ class Trained:
         Decoding is as in evaluations (`task.beam`). Raises ConfigError for a run of another task, without models or
         whose data are gone, and for sentences that are empty, too long, or contain unknown words.
         """
-        from decentral.tasks.problems.translation import translate
-
         module, task = self.averaged if model is None else model, self.settings.get("task")
-        if not issubclass(component("tasks", str(task)) or object, Translation):
+        translate = getattr(component("tasks", str(task)), "translate", None)
+        if translate is None:
             raise ConfigError(f"{self.directory} is a run of task={task}: translate needs a run of task=translation.")
         if module is None:
             raise ConfigError(
@@ -119,7 +117,10 @@ class Trained:
             )
         values = read_yaml(self._absolute / "config.yaml")
         evaluation = build(EvaluationSettings, values.get("evaluation", {}), "evaluation")
-        return translate(module, sentences, component_from("data", values), component_from("task", values), evaluation)
+        found: list[str] = translate(
+            component_from("task", values), module, sentences, component_from("data", values), evaluation
+        )
+        return found
 
 
 def load(

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data.dataset import PADDING, DataSet, Loaded, SentencePairs, cached
+from decentral.data.dataset import PADDING, DataSet, Loaded, TokenData, cached
 from decentral.data.tokens import count_lines, find, read_lines
 from decentral.errors import ConfigError
 from decentral.host.machine import require
@@ -34,6 +34,20 @@ PAD, BEGIN, END = PADDING, 1, 2
 """The tokens that fill up, begin and end sentences."""
 _RATIO = 1.2
 """Of the longest and the shortest sentence of a bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePairs(TokenData):
+    """Sentences with their translations, both in tokens of one vocabulary; 1 begins a sentence, 2 ends it.
+
+    `longest` and `usual` are without these two.
+    """
+
+    kind: ClassVar[str] = "pairs of sentences"
+
+    def batch_shape(self, size: int) -> tuple[int, ...]:
+        """Of the longest sentences, each with the token that ends it: [size, longest + 1]."""
+        return size, self.longest + 1
 
 
 class Corpus:

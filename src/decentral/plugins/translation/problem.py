@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from decentral.data.parallel import BEGIN, END, PAD, Corpus, Pairs
 from decentral.errors import ConfigError
 from decentral.host.machine import require
 from decentral.models.layers.statistics import evaluating
 from decentral.partition.partition import class_counts
+from decentral.plugins.translation.data.parallel import BEGIN, END, PAD, Corpus, Pairs
 from decentral.randomness import numpy_generator
 from decentral.store.files import csv_text, write_text
 from decentral.store.metrics import Metric
@@ -29,11 +29,12 @@ from decentral.tasks.problems.supervised import Supervised
 from decentral.tasks.task import EvaluationSettings, Scope, TaskConfig
 
 if TYPE_CHECKING:
-    from decentral.data.dataset import DataSet, SentencePairs
-    from decentral.models.layers.transformer import EncoderDecoder
+    from decentral.data.dataset import DataSet
     from decentral.network.network import Network
     from decentral.network.world import World
-    from decentral.tasks.supervised import Translation
+    from decentral.plugins.translation.data.parallel import SentencePairs
+    from decentral.plugins.translation.networks import EncoderDecoder
+    from decentral.plugins.translation.tasks.translation import Translation
 
 ORDER = 4
 COUNTS = 2 * ORDER + 2

@@ -17,15 +17,23 @@ import torch.nn.functional as F
 import decentral
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
-from decentral.data.dataset import SentencePairs
-from decentral.data.parallel import BEGIN, END, PAD, Corpus, Pairs, Parallel, Sentences, Text
-from decentral.data.synthetic import Rule, SyntheticTranslation
 from decentral.errors import ConfigError
-from decentral.models.layers.transformer import EncoderDecoder
-from decentral.models.text import TransformerBase, TransformerSmall
 from decentral.network.world import World
-from decentral.store import read_metrics
-from decentral.tasks.problems.translation import (
+from decentral.plugins.translation.data.parallel import (
+    BEGIN,
+    END,
+    PAD,
+    Corpus,
+    Pairs,
+    Parallel,
+    SentencePairs,
+    Sentences,
+    Text,
+)
+from decentral.plugins.translation.data.synthetic import Rule, SyntheticTranslation
+from decentral.plugins.translation.models.transformers import TransformerBase, TransformerSmall
+from decentral.plugins.translation.networks import EncoderDecoder
+from decentral.plugins.translation.problem import (
     COUNTS,
     Buckets,
     TextBleu,
@@ -34,6 +42,7 @@ from decentral.tasks.problems.translation import (
     bleu,
     smoothed_loss,
 )
+from decentral.store import read_metrics
 from decentral.tasks.task import EvaluationSettings
 from decentral.training import operations
 from table import ALGORITHMS, FREE, TASKS

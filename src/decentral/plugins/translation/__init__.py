@@ -1,0 +1,1 @@
+"""Translation (`task=translation`): pairs of sentences, encoder-decoder Transformers, beam search and BLEU."""
