@@ -31,7 +31,7 @@ from decentral.report.make import make, report_all, report_pages
 from decentral.report.results import Results, read
 from decentral.store import Metric, RunStore
 from decentral.store.files import alone, read_json, write_json
-from decentral.study import catalogue, submission
+from decentral.study import catalogue
 from decentral.study.collect import digest, is_current
 from decentral.study.study import Study
 from decentral.terminal.display import unless_quick
@@ -695,95 +695,3 @@ def test_the_command_writes_pages_where_they_are_asked_for(tmp_path: Path, capsy
     report([f"results_dir={tmp_path}", "--html"])
     assert f"Page:     {directory / 'report.html'}" in capsys.readouterr().out
     assert "h2" not in Page((directory / "report.html").read_text()).texts  # neither curves nor topologies
-
-
-def leaderboard(folder: Path) -> Path:
-    """Results of a benchmark with two methods in two families, and the submission of a third one."""
-    metric = "simulated seconds to the target"
-    listings = [{"name": name, "kind": kind, "metrics": {metric: "time"}} for name, kind in LISTINGS.items()]
-    families = [{"scenario": f"{one}.even", "family": one} for one in ("p", "q")]
-    facts = {"scenarios": families, "rules": {"version": 2}, "metrics": {metric: {"larger_is_better": False}}}
-
-    def row(method: str, family: str, number: float | str) -> dict[str, Any]:
-        status = "not reached" if number == "" else "done"
-        known = {key: one for key, one in value(method, "", 1, number).items() if key not in ("topology", "alpha")}
-        return known | {"scenario": f"{family}.even", "metric": metric, "status": status}
-
-    def made(where: str, numbers: dict[str, tuple[float | str, float | str]]) -> Path:
-        rows = [
-            row(one, family, number) for one, pair in numbers.items() for family, number in zip("pq", pair, strict=True)
-        ]
-        curves = [
-            [f"{family}.even", one, "test accuracy", "mean", 1, step, step / 2, step]
-            for one in numbers
-            for family in "pq"
-            for step in range(9)
-        ]
-        labels = ["scenario", "method"]
-        return write(folder / where, rows, {"listings": listings}, curves, labels, **facts)
-
-    directory = made("benchmark/benchmark_methods/small", {"A": (1, 4), WICKED: (2, "")})
-    theirs = made("benchmark/benchmark_methods/theirs", {"C": (4, 2)})
-    there = folder / "benchmark" / "submissions" / "c"
-    there.parent.mkdir()
-    facts_of_study = json.loads((theirs / "study.json").read_text()) | {"scale": "small"}
-    (theirs / "study.json").write_text(json.dumps(facts_of_study))
-    theirs.rename(there)
-    told = {"scale": "small", "rules": 2, "version": "2.3.0", "methods": [{"title": "C"}], "cells": []}
-    name = submission.seal(there, told)
-    found = {"hash": name, "agrees": True, "done": "3 runs repeated", "reported": "2026-11-26T", "version": "2.3.0"}
-    (there / "verification.json").write_text(json.dumps(found))
-    return directory
-
-
-LISTINGS = {"ranks": "ranks", "leaderboard": "overview"}
-
-
-def test_a_leaderboard_has_ranks_profiles_curves_and_submissions(tmp_path: Path) -> None:
-    directory = leaderboard(tmp_path)
-    text = write_page(read(directory)).read_text()
-    found = Page(text)
-    assert found.open == [] and found.loads == [] and "b" not in found.texts
-    assert found.texts["th"] == ["method", "rank, time", "at the target", "within 2x in time", "submission"]
-    rows = [found.texts["td"][i : i + 5] for i in range(0, 15, 5)]
-    assert [(row[0], row[1][:3], row[2]) for row in rows] == [
-        ("A", "1.5", "2 of 2"), ("C", "2.0", "2 of 2"), (WICKED, "2.5", "1 of 2"),
-    ]  # fmt: skip
-    name = json.loads((tmp_path / "benchmark/submissions/c/submission.json").read_text())["hash"][:12]
-    assert [row[4] for row in rows] == ["", f"{name}, agrees", ""]
-    assert found.texts["td"][-4:] == ["C", name, "2.3.0", "agrees, 3 runs repeated, 2026-11-26, version 2.3.0"]
-    data = re.search(r"const DATA = (.*);", text)
-    assert data is not None
-    drawn = {(one["metric"], one["name"]): one for one in json.loads(data[1])["curves"]}
-    profile = drawn["performance profile, time: share of scenarios (%)", "C"]
-    assert (profile["factor"][0], profile["value"][0], profile["value"][-1]) == (1, 50, 100)
-    assert {name for metric, name in drawn if metric == "p.even: test accuracy"} == {"A", "C", WICKED}
-
-    there = tmp_path / "benchmark" / "submissions" / "c"
-    (there / "values.csv").write_text((there / "values.csv").read_text().replace(",4,", ",1,", 1))
-    found = Page(write_page(read(directory)).read_text())
-    assert found.texts["td"][-1] == "not shown: values.csv was changed since it was submitted."
-    assert len(found.texts["td"]) == 2 * 5 + 2 * 4
-
-
-def test_the_table_for_a_readme_is_short(tmp_path: Path) -> None:
-    directory = leaderboard(tmp_path)
-    listing = next(one for one in read(directory).spec.listings if one.name == "overview")
-    lines = listing.texts(read(directory))["leaderboard.md"].splitlines()
-    assert lines[4] == "| A | 1.0 | 1.00x | 1.00x |" and "| never |" in lines[5] and len(lines) < 100
-    with open(directory / "values.csv", "a") as file:
-        own = [line for line in (directory / "values.csv").read_text().splitlines() if ",A," in line]
-        file.writelines(line.replace(",A,", f",A{number},") + "\n" for number in range(200) for line in own)
-    assert 90 < len(listing.texts(read(directory))["leaderboard.md"].splitlines()) <= 100
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-def test_a_leaderboard_works_in_a_browser(tmp_path: Path) -> None:
-    seen = opened(write_page(read(leaderboard(tmp_path))), tmp_path / "browser", "--window-size=1200,900")
-    assert not seen["errors"] and not seen["overflow"] and seen["drawn"]
-    assert (seen["lines"], seen["fewer"], seen["again"], seen["every"]) == (3, 2, 3, 3)
-    assert seen["legend"] == ["A", "C", WICKED] and seen["steps"] == "performance ratio to the best, at most"
-    _, *scenarios = seen["metrics"]
-    assert scenarios == ["p.even: test accuracy", "q.even: test accuracy"] and seen["by_metric"] == [3, 3, 3]
-    assert seen["by_text"][0] == sorted(["A", "C", WICKED], key=str.lower) and seen["backwards"][1] == "descending"

@@ -23,8 +23,8 @@ from docstrings import fence
 from links import SHOWN, BrokenLink, Links, as_python_markdown
 
 import decentral
-from decentral.cli.benchmark import STUDY
 from decentral.config.parsing import folders_of
+from decentral.plugins.benchmark.command import STUDY
 from decentral.report.html import page as report_page
 from decentral.report.results import read
 from decentral.study import SCALES

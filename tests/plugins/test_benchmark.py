@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decentral.cli import benchmark as benchmark_command
 from decentral.cli.study import ChosenStudy, chosen_studies
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
@@ -28,14 +27,16 @@ from decentral.gradients.precision import Precision
 from decentral.measurements.timeline import StepTimes
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Value
-from decentral.report.listings import Costs, costs
+from decentral.plugins.benchmark import command as benchmark_command
+from decentral.plugins.benchmark import submission
+from decentral.plugins.benchmark.entries import Method, Scenario, methods, trials
+from decentral.plugins.benchmark.kinds.benchmark import END, METRICS, Benchmark, BenchmarkCell, Course
+from decentral.plugins.benchmark.listings.ranking import Costs, costs
 from decentral.report.results import read
 from decentral.store import read_metrics
 from decentral.store.files import write_table
-from decentral.study import catalogue, submission
+from decentral.study import catalogue
 from decentral.study.collect import StoredCell, provenance, stored
-from decentral.study.entries import Method, Scenario, methods, trials
-from decentral.study.kinds.benchmark import END, METRICS, Benchmark, BenchmarkCell, Course
 from decentral.study.measure import Measure
 from decentral.study.study import Cell, Unfinished
 from handmade import value, write
@@ -244,7 +245,7 @@ def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried
     shutil.copy(EXAMPLE / "algorithms" / "partway.py", mine / "algorithms")
 
     def carried_out(*arguments: str) -> str:
-        words = [sys.executable, "-m", "decentral.cli.benchmark", "scale=smoke", *arguments]
+        words = [sys.executable, "-m", "decentral.plugins.benchmark.command", "scale=smoke", *arguments]
         return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     results = tmp_path / "results" / "own"
@@ -540,7 +541,7 @@ def test_a_method_of_ones_own_is_submitted_and_verified_outside_of_a_checkout(su
     shutil.copy(EXAMPLE / "algorithms" / "partway.py", work / "mine" / "algorithms")
 
     def done(*words: str, status: int = 0) -> str:
-        command = [sys.executable, "-m", "decentral.cli.benchmark", *words]
+        command = [sys.executable, "-m", "decentral.plugins.benchmark.command", *words]
         path = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
         found = subprocess.run(command, cwd=work, capture_output=True, text=True, env=path)
         assert found.returncode == status, found.stdout + found.stderr

@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader
 
 from decentral.config.parsing import read as read_run
 from decentral.errors import ConfigError
-from decentral.report import leaderboard, tables
+from decentral.report import tables
 from decentral.report.results import Results
 from decentral.report.runs_table import headed
 from decentral.store import AXES, read_metadata, read_metrics
@@ -36,12 +36,12 @@ def write_page(results: Results) -> Path:
 
 
 def page(results: Results) -> str:
-    """A table that can be sorted, curves whose axis can be chosen, and the topologies of the runs that are still there;
-    of a benchmark ranks, profiles and a plot for each scenario, with submissions."""
+    """Return a table that can be sorted, curves whose axis can be chosen, and the topologies of the runs that are still
+    there; or the board of one of the study's listings."""
     templates = Environment(loader=PackageLoader("decentral.report"), autoescape=True, trim_blocks=True)
-    shown = leaderboard.board(results)
+    shown = next((board for listing in results.spec.listings if (board := listing.board(results))), None)
     curves = list(_curves(results)) if shown is None else shown.curves
-    words = AXES if shown is None else leaderboard.AXES
+    words = AXES if shown is None else shown.axes
     axes = {axis: told for axis, told in words.items() if any(axis in one for one in curves)}
     names = list(dict.fromkeys(one["name"] for one in curves))
     data = json.dumps({"axes": axes, "names": names, "curves": curves}, allow_nan=False).replace("<", "\\u003c")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
+from decentral.plugins.benchmark.listings.ranking import Costs, costs
 from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure
-from decentral.report.listings import Costs, costs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -20,15 +20,16 @@ from decentral.cli.study import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
 from decentral.config.parsing import conf_directory
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Labels
-from decentral.report.listings import Ranks
+from decentral.plugins.benchmark import entries, submission
+from decentral.plugins.benchmark.kinds.benchmark import VERSION, Benchmark, BenchmarkCell, problems, rules
+from decentral.plugins.benchmark.listings.ranking import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
 from decentral.scheduling.board import board
 from decentral.scheduling.scheduler import schedule
 from decentral.store.files import write_json
-from decentral.study import catalogue, collect, entries, submission
+from decentral.study import catalogue, collect
 from decentral.study.collect import StoredCell, read_facts, stored
-from decentral.study.kinds.benchmark import VERSION, Benchmark, BenchmarkCell, problems, rules
 from decentral.study.study import Cell, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, aligned, duration, say
 from decentral.terminal.display import unless_quick

@@ -6,16 +6,19 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas
 
 from decentral.errors import ConfigError
-from decentral.report.listings import Ranks
+from decentral.plugins.benchmark import submission
+from decentral.report.listings import Board
 from decentral.report.results import Results, read
 from decentral.store.files import read_json
-from decentral.study import submission
+
+if TYPE_CHECKING:
+    from decentral.plugins.benchmark.listings.ranking import Ranks
 
 FOLDER = "submissions"
 """Beside the folder of the benchmark: a folder for each."""
@@ -28,28 +31,16 @@ AXES = {
 _FACTORS = np.geomspace(1, 8, 61)
 
 
-class Board(NamedTuple):
-    """The parts of the page."""
-
-    heads: list[str]
-    rows: list[list[tuple[str, Any]]]
-    """Of each method what is shown, and what it is sorted by."""
-    curves: list[dict[str, Any]]
-    submissions: list[list[str]]
-    """Under a head; [] if there are none."""
-
-
-def board(results: Results) -> Board | None:
-    """Of a study whose report ranks methods and has numbers of some; None for others."""
-    ranks = next((one for one in results.spec.listings if isinstance(one, Ranks)), None)
-    if ranks is None or results.values.empty:
+def board(results: Results, ranks: Ranks) -> Board | None:
+    """Return the page of a study with numbers of some methods; None without any."""
+    if results.values.empty:
         return None
     whole, curves, submitted, by_method = _with_submissions(results)
     head, *rows = ranks.lines(whole)
     if submitted:
         head, rows = [*head, "submission"], [[*row, by_method.get(row[0], "")] for row in rows]
     shown = [[(text, _key(text)) for text in row] for row in rows]
-    return Board(head, shown, [*_profiles(whole, ranks), *_courses(curves, rows)], submitted)
+    return Board(head, shown, [*_profiles(whole, ranks), *_courses(curves, rows)], AXES, submitted)
 
 
 def _key(text: str) -> Any:

@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
 from decentral.measurements.values import Value
-from decentral.registry import plugins
-from decentral.scheduling.job import Job
-from decentral.store.files import read_json, write_json, write_text
-from decentral.study.collect import StoredCell, collect
-from decentral.study.kinds.benchmark import (
+from decentral.plugins.benchmark.kinds.benchmark import (
     END,
     HELD,
     HELD_OUT,
@@ -31,6 +27,10 @@ from decentral.study.kinds.benchmark import (
     Entry,
     Ran,
 )
+from decentral.registry import plugins
+from decentral.scheduling.job import Job
+from decentral.store.files import read_json, write_json, write_text
+from decentral.study.collect import StoredCell, collect
 from decentral.study.study import Cell
 
 FACTS, VERIFIED, OWN = "submission.json", "verification.json", "mine"

@@ -21,10 +21,10 @@ from decentral.measurements.timeline import StepTimes
 from decentral.measurements.training_run import TrainingRun, run_command
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
 from decentral.measurements.values import Row as Line
+from decentral.plugins.benchmark.entries import Method, Scenario, Trial, methods, scenarios, trials
 from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store import RunStore, Status
-from decentral.study.entries import Method, Scenario, Trial, methods, scenarios, trials
 from decentral.study.study import Cell, Study
 
 VERSION = 2
@@ -410,8 +410,8 @@ class BenchmarkCell(Cell):
 class Benchmark(Study):
     """Every method in every scenario with the same budget: `trials` runs on one seed, then several seeds with the best.
 
-    methods      names in conf/benchmark/methods.yaml, or of algorithms; null: all entries of that file
-    scenarios    names in conf/benchmark/scenario/; your own folder's are added
+    methods      names in benchmark/methods.yaml, or of algorithms; null: all entries of that file
+    scenarios    names in benchmark/scenario/; your own folder's are added
     trials       number of trials per method, beginning with the first choices of what it searches
     baseline     method whose final value sets the target
     reduced      whether to reduce scenarios to their `smoke` settings

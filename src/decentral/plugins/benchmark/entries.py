@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decentral.config.parsing import build, conf_directory, read_mapping
+from decentral.config.parsing import build, read_mapping
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components, plugins
 from decentral.settings import Settings, setting
@@ -214,4 +214,4 @@ def _built(cls: type, name: str, values: Any) -> Any:
 
 def _folders() -> list[Path]:
     mine = plugins.folder()
-    return [conf_directory() / "benchmark", *([mine / "benchmark"] if mine is not None else [])]
+    return [Path(__file__).parent / "conf" / "benchmark", *([mine / "benchmark"] if mine is not None else [])]
