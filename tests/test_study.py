@@ -18,8 +18,6 @@ from decentral.cli import study as command
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.host import machine
-from decentral.measurements.consensus import Estimation
-from decentral.measurements.search import Courses
 from decentral.published import key as published_key
 from decentral.report.published import numbers
 from decentral.report.spec import parse
@@ -117,7 +115,7 @@ def published_keys(cell: Any) -> list[str]:
         return [cell.published]
     if not isinstance(cell, MeasuredCell):
         return []
-    at = cell.job.at or [0] if isinstance(cell.job, Estimation | Courses) else [0]
+    at = getattr(cell.job, "at", None) or [0]
     return [published_key(cell.line, cell.setting, **cell.labels | {"after_steps": step}) for step in at]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from decentral.compression.rows import RowLayout
 from decentral.config.schema import Config
-from decentral.measurements.quadratics.rules import Member, Outcome, Proposal, Rule, Trial, Tuning
 from decentral.network.local import LocalNetwork
+from decentral.plugins.papers.quadratics.rules import Member, Outcome, Proposal, Rule, Trial, Tuning
 from decentral.randomness import normal
 from decentral.tasks.convex import Quadratics
 from decentral.tasks.problems.convex import LeastSquares, random_problem

@@ -17,13 +17,13 @@ from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA
 from decentral.cluster.links import Links
 from decentral.config.composition import compose
-from decentral.measurements.validation.clock import (
+from decentral.plugins.papers.validation.clock import (
     Case,
     known_cluster,
     links_of,
     simulated,
 )
-from decentral.measurements.validation.observed import Target
+from decentral.plugins.papers.validation.observed import Target
 from decentral.registry import components
 from decentral.topology.rounds import Rounds
 from decentral.training.timing import Timed, timed

@@ -15,9 +15,9 @@ from decentral.config.composition import compose_all
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import check_losses
 from decentral.measurements.timeline import cluster_of
-from decentral.measurements.validation.clock import Case, Costs, Simulated, calibrated, pooled, without_messages
-from decentral.measurements.validation.observed import Method, ObservedTargets, ObservedTimes, Recording, Target
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, title_of
+from decentral.plugins.papers.validation.clock import Case, Costs, Simulated, calibrated, pooled, without_messages
+from decentral.plugins.papers.validation.observed import Method, ObservedTargets, ObservedTimes, Recording, Target
 from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store import Status

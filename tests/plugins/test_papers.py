@@ -1,4 +1,4 @@
-"""Schools of fish, collectives, groups, courses on quadratics, and average consensus."""
+"""Items of the papers: fish school, collectives, groups, courses and searches on quadratics, races of stragglers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ import pytest
 
 from configure import configure
 from decentral.config.composition import compose
-from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.measurements.collectives import CROSSOVERS, crossover, seconds
-from decentral.measurements.consensus import Consensus, starts
-from decentral.measurements.facts import HOPS, PERIOD, REACH
-from decentral.measurements.fish_school import (
+from decentral.measurements.values import Labels, Value
+from decentral.plugins.papers.measurements.collectives import CROSSOVERS, crossover, seconds
+from decentral.plugins.papers.measurements.fish_school import (
     FishSchool,
     School,
     look,
 )
-from decentral.measurements.search import Courses
-from decentral.measurements.straggler import END, MASS_ERROR, P_ERROR, TURNS, Straggler
-from decentral.measurements.values import Labels, Value
+from decentral.plugins.papers.measurements.groups import HOPS, PERIOD, REACH
+from decentral.plugins.papers.measurements.search import Courses
+from decentral.plugins.papers.measurements.straggler import END, MASS_ERROR, P_ERROR, TURNS, Straggler
 from decentral.scheduling.job import Demand
 from decentral.store import Status
 from decentral.study import catalogue
@@ -233,53 +231,14 @@ def test_a_member_for_which_no_rate_reaches_the_target_has_no_number_and_is_not_
     assert (value.status, value.chosen) == ("not reached", True)
 
 
-# -- consensus ------------------------------------------------------------------------------------------------------
-
-
-def consensus(config: Config, seed: int, rounds: int, dimension: int) -> Consensus:
-    return Consensus(config, seeds=[seed], rounds=rounds, at=[rounds], dimension=dimension)
-
-
-def config_of(folder: Path, *overrides: str) -> Config:
-    return compose(["task=mean_estimation", "algo=dpsgd", *overrides, f"results_dir={folder}", "progress=false"])
-
-
-# Rounds
-
-
-@pytest.mark.parametrize("topology", ["ring", "star", "exponential", "one_peer_exponential"])
-def test_the_error_after_t_rounds_is_that_of_the_product_of_the_matrices(topology: str, tmp_path: Path) -> None:
-    n, d, rounds = 6, 3, 12
-    config = config_of(tmp_path, f"topology={topology}", f"num_workers={n}")
-    job = consensus(config, 4, rounds, d)
-    assert job.carry_out() is Status.done
-    ((line,)) = job.found()
-    x, schedule = starts(n, d, 4).numpy(), config.rounds()
-    mean = x.mean(0)
-    for t, found in enumerate(line["errors"]):
-        expected = np.linalg.norm(x - mean) / np.linalg.norm(np.tile(mean, (n, 1)))
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-14)
-        x = schedule.matrices(t)[0] @ x
-
-
-def test_one_peer_exponential_is_exact_after_log2_n_rounds_and_push_sum_unbiased_on_a_grid(tmp_path: Path) -> None:
-    exact = consensus(config_of(tmp_path, "topology=one_peer_exponential", "num_workers=8"), 1, 3, 5)
-    grid = "topology=one_peer", "topology.graph=grid", "num_workers=6"
-    pushed = consensus(config_of(tmp_path, *grid, "algo=sgp"), 1, 300, 5)
-    for job in (exact, pushed):
-        job.carry_out()
-        errors = job.found()[0]["errors"]
-        assert errors[-1] < 1e-12 and min(errors[:3]) > 0.1
-
-
-# The race
-
+# -- the race ----------------------------------------------------------------------------------------------------------
 
 DURATION_S = 1.0  # nobody is kept from his turns for so long, whatever else the machine does
 
 
 def race(folder: Path, slowdown: float = 5.0, duration_s: float = 0.25) -> Straggler:
-    config = config_of(folder, "topology=chain", "num_workers=3", "processes=3", "device=cpu")
+    words = ["task=mean_estimation", "algo=dpsgd", "topology=chain", "num_workers=3", "processes=3", "device=cpu"]
+    config = compose([*words, f"results_dir={folder}", "progress=false"])
     labels: Labels = {"topology": "chain"}
     return Straggler(config, labels, [slowdown], [5, 6], 0.001, duration_s, 1e-1, 20)
 

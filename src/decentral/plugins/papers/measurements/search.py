@@ -13,8 +13,8 @@ from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Computation, Measurement, Show, Stop, check_losses
-from decentral.measurements.quadratics.rules import RULES, Member, Outcome, Rated, Rule, Trial, Tuning
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Row, Value, curve
+from decentral.plugins.papers.quadratics.rules import RULES, Member, Outcome, Rated, Rule, Trial, Tuning
 from decentral.scheduling.job import Job
 from decentral.store.metrics import LineFile
 from decentral.tasks.convex import Quadratics
@@ -75,7 +75,7 @@ class Search(Measurement):
 
     def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
         """Go on with the search after the trials that are known."""
-        from decentral.measurements.quadratics.ensemble import draw, tune
+        from decentral.plugins.papers.quadratics.ensemble import draw, tune
 
         members, tunings = self.members, self._tunings(lines.known)
 
@@ -208,7 +208,7 @@ class Simulation(Computation):
 
     def _run(self, root: int | None, stop: Stop) -> list[Trajectory] | None:
         """The trajectories on one graph; None if it was stopped."""
-        from decentral.measurements.quadratics.ensemble import Ensemble, draw
+        from decentral.plugins.papers.quadratics.ensemble import Ensemble, draw
         from decentral.training.assemble import local_network
 
         config = self.config

@@ -157,7 +157,7 @@ class Straggler(Race, InProcesses):
 
     def part(self, world: World, opened: None, seed: int, slowdown: float, asynchronous: bool) -> dict[str, Any]:
         """This process hosts one worker."""
-        from decentral.measurements.validation import races
+        from decentral.plugins.papers.validation import races
 
         x = starts(self.n, self.dimension, seed)
         pauses = [self.pause_s] * (self.n - 1) + [self.pause_s * slowdown]
@@ -188,7 +188,7 @@ class SimulatedStraggler(Race):
 
     def line(self, seed: int, slowdown: float, asynchronous: bool) -> dict[str, Any]:
         """All workers in this process."""
-        from decentral.measurements.validation import races
+        from decentral.plugins.papers.validation import races
 
         slow = Stragglers(Mode.fixed, slowdown=slowdown, workers=[self.n - 1]) if slowdown > 1 else Stragglers()
         compute = ComputeTimes(mean_s=self.pause_s)

@@ -18,11 +18,11 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.cluster.cluster import KnownCluster, VirtualCluster
 from decentral.cluster.links import CollectiveName, LinkCosts, Links
 from decentral.config.schema import Config
-from decentral.measurements.validation.observed import pace, stale_share
+from decentral.plugins.papers.validation.observed import pace, stale_share
 from decentral.randomness import uniform
 
 if TYPE_CHECKING:
-    from decentral.measurements.validation.observed import ObservedTimes, Recording
+    from decentral.plugins.papers.validation.observed import ObservedTimes, Recording
 
 _PURPOSE = "validation: beyond what is planned"
 _MOST_S, _LEAST_S = 0.05, 1e-9

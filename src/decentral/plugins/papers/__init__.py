@@ -1,0 +1,1 @@
+"""What serves single items of the papers: fish school, stragglers, exchanges, collectives, searches, validation."""
