@@ -305,7 +305,7 @@ def needs(tmp_path):
         if (group, option) == ("cluster", "machines"):  # what is not given is refused
             links = ["latency_s=0.1", "bandwidth_gbps=inf", "copy_gbps=1"]
             return ["cluster.compute.mean_s=1", *(f"cluster.links.{one}" for one in links)]
-        return ["task=rl"] if group == "env" else []
+        return ["task=rl"] if group == "env" and option != "none" else []
 
     return _needs
 

@@ -40,7 +40,7 @@ CASES = {"mlp": MLP, "cnn": CNN, "lstm": LSTM, "continuous": PENDULUM, "cartpole
 def settings(case: str) -> list[str]:
     own = CASES[case]
     grid = "env=gymnasium" not in own
-    return [word for word in SMALL if grid or not word.startswith("env.")] + list(own)
+    return [word for word in SMALL if grid or not word.startswith("env.")] + ["env=gridworld"] * grid + list(own)
 
 
 def opened(case: str, *more: str) -> Run:

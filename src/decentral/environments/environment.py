@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.data.dataset import DataDescription
+from decentral.errors import ConfigError
 from decentral.settings import Settings
 from decentral.store.metrics import Metric
 
@@ -85,6 +86,19 @@ class Environment(Settings, ABC, where="env"):
     def tests_at_once(self, num_scenes: int) -> int:
         """With how many models at once it is tested best: k of `open_tests`."""
         return 1
+
+
+@dataclass
+class NoEnvironment(Environment):
+    """No environment: for tasks on data."""
+
+    name: str = "none"
+
+    def inspect(self) -> EnvironmentDescription:
+        """Refuse: there are no scenes."""
+        raise ConfigError("env=none has no scenes: choose an environment, such as env=gridworld.")
+
+    kinds = open = open_tests = inspect  # type: ignore[assignment]
 
 
 class Moves(NamedTuple):

@@ -75,6 +75,7 @@ class RL(Task):
     uses: ClassVar[tuple[str, ...]] = ("env", "partition", "model")
     usual: ClassVar[Mapping[str, str]] = {
         "algo": "dpsgd",
+        "env": "gridworld",
         "model": "policy_mlp",
         "optim": "adam",
         "optim.clip_norm": "0.5",
