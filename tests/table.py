@@ -283,6 +283,8 @@ TASKS: dict[str, tuple[str, ...]] = {
         *("model=transformer_small", "model.dim=16", "model.heads=2", "model.hidden=16", "batch_size=4"),
     ),
 }
+"""Those of plug-ins are there if their plug-in is."""
+TASKS = {name: words for name, words in TASKS.items() if name in components("tasks")}
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "adam": ("optim=adam", "optim.weight_decay=0.01"),

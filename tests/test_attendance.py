@@ -127,24 +127,6 @@ def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(
     np.testing.assert_allclose(several, alone, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("absences", ["[[2,0,3]]", "[[2,0,3],[3,0,3]]"])
-def test_processes_agree_on_states_that_appear_in_the_first_pass(start: Start, absences: str) -> None:
-    """A translation model keeps its positions from then on; workers of one process have not trained, those of others
-    have."""
-    words = [
-        "task=translation",
-        "data=synthetic_translation",
-        "model=transformer_small",
-        "model.dim=8",
-        "model.heads=2",
-    ]
-    words += ["model.hidden=8", "model.layers=1", "num_workers=4", "steps=6", "batch_size=2", "algo=dpsgd", "lr=0.01"]
-    words += ["topology=complete", "availability=fixed", f"availability.absences={absences}", "trace=true", "save=none"]
-    words += ["evaluation.initial=false", "execution=loop", "network.timeout_s=25"]
-    alone, several = (start(*words, processes=k, directory=f"by {k}").iterates for k in (1, 2))
-    np.testing.assert_allclose(several, alone, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_with_everybody_present_nothing_is_different(start: Start, tmp_path: Path, name: str) -> None:
     words = [

@@ -23,10 +23,8 @@ from decentral.config.parsing import conf_directory, dump, folders_of, load
 from decentral.config.schema import GROUPS
 from decentral.conformance import properties
 from decentral.conformance.check import Checks
-from decentral.data.dataset import LabelledTokens, NextTokens
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
-from decentral.plugins.translation.data.parallel import SentencePairs
 from decentral.registry import components
 from table import (
     ALGORITHMS,
@@ -241,7 +239,8 @@ def test_a_method_without_rounds_is_not_checked_whatever_number_of_workers_suits
 CONF = conf_directory()
 CHOICES = [(group, option) for group in GROUPS for option in options(group, folders_of(None))]
 COMPONENTS = [(group, name) for group, package in GROUPS.items() for name in components(package)]
-OF_TASK = {LabelledTokens: "text", NextTokens: "language", SentencePairs: "translation", EnvironmentDescription: "rl"}
+OF_TASK = {task.takes: name for name, task in components("tasks").items() if hasattr(task, "takes")}
+OF_TASK |= {EnvironmentDescription: "rl"}
 PAIRS = ("train.en", "train.de", "test_2016_flickr.en", "test_2016_flickr.de")
 BUNDLED = {"synthetic_text": "text", "textfile": "language", "synthetic_translation": "translation"}
 TEXTS = {
@@ -290,7 +289,7 @@ def needs(tmp_path):
                 (tmp_path / file).write_text(content)
             return [f"task={task}", f"data.path={tmp_path}", "partition=iid", "num_workers=2", "batch_size=1"]
         takes = components("models")[option].takes if group == "model" else None
-        if takes in OF_TASK:
+        if takes in OF_TASK and OF_TASK[takes] != "images":
             return [f"task={OF_TASK[takes]}"]
         if group == "data" and option in BUNDLED:
             return [f"task={BUNDLED[option]}"]

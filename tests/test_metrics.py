@@ -18,6 +18,7 @@ from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.network.world import World
+from decentral.registry import components
 from decentral.registry.signature import function
 from decentral.report.run_figures import save_learning_curves
 from decentral.report.runs_table import table
@@ -40,6 +41,7 @@ SEQUENCES = {
         *("model.dim=16", "model.heads=2", "model.hidden=16", "batch_size=4", "device=cpu"),
     ),
 }
+SEQUENCES = {name: words for name, words in SEQUENCES.items() if name in components("tasks")}
 
 
 def kappa(outputs: Tensor, targets: Tensor) -> float:

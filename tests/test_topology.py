@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -73,14 +71,6 @@ def test_slices_partition_the_coordinates(split, num_pieces, num_coordinates):
     assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
     step = num_pieces if split is Split.interleaved else 1
     assert all((np.diff(piece) == step).all() for piece in pieces)
-
-
-def test_every_topology_can_be_chosen_by_a_file_in_conf():
-    folder = Path(__file__).parents[1] / "conf" / "topology"
-    assert {path.stem for path in folder.glob("*.yaml")} == set(TOPOLOGIES)
-    for name in TOPOLOGIES:
-        first = (folder / f"{name}.yaml").read_text().splitlines()[0]
-        assert first.startswith("# ") and first.endswith(".")
 
 
 """Those with `weights`; the others have weights of their own."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import decentral
+from conftest import Start
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
@@ -433,3 +434,21 @@ def test_methods_train(start, tmp_path, name, more):
     case = ALGORITHMS[name]
     run = start(*SMALL, f"algo={name}", *more, *case.nets[0].overrides(tmp_path), *case.overrides, "steps=2")
     assert run.status == "done"
+
+
+@pytest.mark.parametrize("absences", ["[[2,0,3]]", "[[2,0,3],[3,0,3]]"])
+def test_processes_agree_on_states_that_appear_in_the_first_pass(start: Start, absences: str) -> None:
+    """A translation model keeps its positions from then on; workers of one process have not trained, those of others
+    have."""
+    words = [
+        "task=translation",
+        "data=synthetic_translation",
+        "model=transformer_small",
+        "model.dim=8",
+        "model.heads=2",
+    ]
+    words += ["model.hidden=8", "model.layers=1", "num_workers=4", "steps=6", "batch_size=2", "algo=dpsgd", "lr=0.01"]
+    words += ["topology=complete", "availability=fixed", f"availability.absences={absences}", "trace=true", "save=none"]
+    words += ["evaluation.initial=false", "execution=loop", "network.timeout_s=25"]
+    alone, several = (start(*words, processes=k, directory=f"by {k}").iterates for k in (1, 2))
+    np.testing.assert_allclose(several, alone, rtol=1e-5, atol=1e-6)

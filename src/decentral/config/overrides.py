@@ -175,7 +175,7 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
 def _check_source(said: Mapping[str, str], task: str, uses: Sequence[str] | None) -> None:
     """Raise ConfigError for data that are chosen for a task with environments, and the other way round."""
     for group, other in (("env", "data"), ("data", "env")):
-        if group in said and (other in uses if uses is not None else other == "data" and not task):
+        if said.get(group, "none") != "none" and (other in uses if uses is not None else other == "data" and not task):
             chosen = said.get(f"{group}.id") or said[group]
             first = next(name for name, one in components(GROUPS["task"]).items() if group in getattr(one, "uses", ()))
             name = f"task={task}," if task else "the usual task, images,"
