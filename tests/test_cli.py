@@ -28,7 +28,7 @@ from decentral.config.overrides import CHOICES, checked, options
 from decentral.config.parsing import folders_of
 from decentral.config.schema import NODES, Config
 from decentral.errors import ConfigError
-from decentral.registry import find
+from decentral.registry import find, plugins
 from decentral.report.summary import summary
 from decentral.settings import limited
 
@@ -251,6 +251,7 @@ def test_a_failed_run_says_where_it_is_and_how_to_go_on(
 
 
 SCRIPTS = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]["scripts"]
+SCRIPTS = {name: place for name, place in SCRIPTS.items() if plugins.shipped() or ".plugins." not in place}
 
 
 def raising(error: BaseException) -> int:

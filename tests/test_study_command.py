@@ -19,6 +19,7 @@ import pytest
 from decentral.cli import study as command
 from decentral.cli.report import main as report_command
 from decentral.cli.study import chosen_studies
+from decentral.registry import plugins
 from punisher import below
 
 STUDY = """
@@ -116,12 +117,15 @@ def test_other_settings_are_another_study_with_a_directory_of_its_own(folder: Pa
     assert sorted(one["jobs"] for one in facts) == [2, 2, 4]
 
 
+PLUG_IN = pytest.mark.skipif(not plugins.shipped(), reason="a study of a plug-in")
+
+
 @pytest.mark.parametrize(
     ("study", "counts", "does_not"),
     [
         ("thesis_table5_1", ["device=cuda", "processes=1", "network.transport=torch"], ["network.timeout_s=9"]),
-        ("bluefog_fig11", ["network.transport=shared_memory"], ["device=cpu"]),
-        ("bluefog_consensus", ["network.transport=torch"], ["checkpoint_every_s=5"]),
+        pytest.param("bluefog_fig11", ["network.transport=shared_memory"], ["device=cpu"], marks=PLUG_IN),
+        pytest.param("bluefog_consensus", ["network.transport=torch"], ["checkpoint_every_s=5"], marks=PLUG_IN),
         ("relaysum_table1", [], ["device=cuda", "processes=1", "network.transport=torch"]),
     ],
 )

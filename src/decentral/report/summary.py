@@ -25,7 +25,7 @@ _RATIOS_TOLD = 5
 _FIRST_STEPS = (
     ("decentral-run", "algo=dpsgd", "topology=ring", "another method and topology on the same data"),
     ("decentral-run", "-m", "algo=relaysgd,dpsgd", "seed=0,1", "a sweep; it ends with a table"),
-    ("decentral-study", "relaysum_fig2", "scale=smoke", "a figure of a paper, in seconds"),
+    ("decentral-study", "relaysum_fig5", "scale=smoke", "a figure of a paper, in seconds"),
 )
 """After a run without arguments: commands, each with the reason."""
 
