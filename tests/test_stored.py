@@ -409,7 +409,7 @@ def test_a_finished_study_computes_nothing(
     assert sorted(map(str, values(after[collected]))) == sorted(map(str, values(stored[collected])))
 
 
-@pytest.mark.parametrize("name", BROKEN_OFF)
+@pytest.mark.parametrize("name", [name for name in BROKEN_OFF if name.partition("/")[0] in STUDIES])
 def test_a_job_that_broke_off_goes_on(study_copy: Callable[[str], Path], name: str) -> None:
     study, kind, id = name.split("/")
     results_dir = study_copy(study)
