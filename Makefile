@@ -59,6 +59,13 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 test: $(VENV)/.installed-dev  ## run the quick tests (about 15 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
+CORE := $(CURDIR)/build/core
+
+test-core: $(VENV)/.installed-dev  ## run the quick tests of the core in a copy without plug-ins
+	rm -rf $(CORE) && mkdir -p $(CORE) && git ls-files -z | xargs -0 cp --parents -t $(CORE)
+	rm -rf $(CORE)/src/decentral/plugins $(CORE)/tests/plugins
+	cd $(CORE) && PYTHONPATH=$(CORE)/src OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
 test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (15 minutes)
 	$(PYTEST) -m slow tests/test_documents.py tests/test_study.py tests/test_results.py tests/test_packaging.py
 
@@ -107,4 +114,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
-.PHONY: help run studies study benchmark $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-documents test-all test-matrix check format bench readme notebooks docs clean
+.PHONY: help run studies study benchmark $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-core test-documents test-all test-matrix check format bench readme notebooks docs clean
