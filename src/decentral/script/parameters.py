@@ -21,9 +21,9 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Optimizer
 
 from decentral.errors import ConfigError
-from decentral.network.transports.posting import as_bytes
+from decentral.network.transports.posting import as_bytes, wait
 from decentral.network.world import World
-from decentral.script.calls import Bundle
+from decentral.script.calls import Bundle, begin_means
 from decentral.script.handle import hinted, quiet
 from decentral.terminal.console import warn
 
@@ -47,9 +47,9 @@ def mean(tensors: Sequence[Tensor], size: int) -> None:
     """Write the mean over all ranks into the tensors, fused by dtype."""
     if tensors:
         bundle = Bundle(tensors, inplace=True)
-        for row in bundle.rows:
-            dist.all_reduce(row)
-            row.div_(size)
+        works, divide = begin_means(bundle.rows, size)
+        wait(works)
+        divide()
         bundle.restore(bundle.rows)
 
 
