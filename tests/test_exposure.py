@@ -187,6 +187,7 @@ def test_processes_that_would_work_alone_although_a_launcher_started_several_are
     for name in list(os.environ):
         if re.match("RANK|WORLD_|LOCAL_|MASTER_|OMPI_|PMI|SLURM_", name):
             monkeypatch.delenv(name)
+    data = [(torch.zeros(2), i % 2) for i in range(32)]
     for variables in [*ALONE, *SEVERAL]:
         with monkeypatch.context() as patched:
             for name, value in variables.items():
@@ -194,10 +195,9 @@ def test_processes_that_would_work_alone_although_a_launcher_started_several_are
             if variables in ALONE:
                 decentral.join("ring").close()
                 continue
-            data = [(torch.zeros(2), i % 2) for i in range(8)]
             calls = [
                 lambda: decentral.join("ring"),
-                lambda: decentral.train(torch.nn.Linear(2, 2), data, data),
+                lambda: decentral.train(torch.nn.Linear(2, 2), data, data, num_workers=4, batch_size=2),
             ]
             for call in calls:
                 with pytest.raises(ConfigError, match=r"torchrun --nproc-per-node=[2N4] script\.py") as refused:

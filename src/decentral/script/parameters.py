@@ -7,7 +7,7 @@ import gc
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from operator import is_
@@ -55,8 +55,9 @@ def mean(tensors: Sequence[Tensor], size: int) -> None:
 
 def start(
     model: nn.Module, optimizer: Optimizer, world: World, root: int | str, resumes: bool, synchronous: bool
-) -> None:
-    """Give all ranks the parameters and buffers of rank `root`.
+) -> dict[Tensor, Tensor]:
+    """Give all ranks the parameters and buffers of rank `root`. Return the parameters of this rank that "auto" has
+    replaced, with their new values.
 
     "auto" is rank 0, unless all ranks have loaded their own checkpoints: then each keeps its parameters. That is so if
     the optimizers were decentralized before (`resumes`), or if all have a state, or have loaded an empty one, and the
@@ -78,12 +79,15 @@ def start(
     states_differ = bool((lines[:, 3:] != lines[0, 3:]).any())
     theirs = resumes or loaded or (states_differ and with_state)
     own = theirs and not (synchronous and first < len(list(model.parameters())))
+    replaced: dict[Tensor, Tensor] = {}
     if not (root == "auto" and own):
-        for tensor, other, distance in zip(bundle.tensors, others, distances, strict=True):
+        for each, tensor, other, distance in zip(named.values(), bundle.tensors, others, distances, strict=True):
             if distance:
                 tensor.copy_(other)
+                if root == "auto" and isinstance(each, nn.Parameter):
+                    replaced[each] = other
     if root != "auto" or not world.leader:
-        return
+        return replaced
     if first < len(named):
         rank = int((lines[:, 0] == first).argmax())
         done = (
@@ -99,6 +103,7 @@ def start(
             "optimizer states differ between ranks at decentral.wrap and stay unchanged; "
             "peers.broadcast_optimizer_state(optimizer) before wrap copies that of rank 0"
         )
+    return replaced
 
 
 def _distance(own: Tensor, other: Tensor) -> float:
@@ -149,7 +154,15 @@ def broadcast_optimizer(optimizer: Optimizer, world: World, root: int) -> None:
             "text: load a checkpoint of it on every rank instead."
         ) from error
     if world.rank != root:
-        optimizer.load_state_dict(state)
+        _OF_ROOT.add(root)
+        try:
+            optimizer.load_state_dict(state)
+        finally:
+            _OF_ROOT.clear()
+
+
+_OF_ROOT: set[int] = set()
+"""The rank whose optimizer state is being loaded here."""
 
 
 def travels(parameter: nn.Parameter, trained: set[nn.Parameter]) -> bool:
@@ -331,8 +344,12 @@ class Guard:
         parameters: Sequence[nn.Parameter],
         rank: int,
         close: Callable[[], None],
+        replaced: Mapping[Tensor, Tensor],
     ) -> None:
-        """Guard the averaged `parameters`; `close` closes the network. All ranks create their guards in one order."""
+        """Guard the averaged `parameters`; `close` closes the network. All ranks create their guards in one order.
+
+        replaced  the parameters that wrap has replaced, with their new values
+        """
         self._model, self._optimizer, self.rank, self._close = model, optimizer, rank, close
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._trained = self._in_groups()
@@ -341,11 +358,17 @@ class Guard:
         self._lay_out()
         self._key = f"decentral refused {next(_wrapped)}"
         self._stepping = False
-        self._hook = optimizer.register_step_pre_hook(self._only_here)
+        self._hooks = [optimizer.register_step_pre_hook(self._only_here)]
+        self._replaced, self._resumed = replaced, False
+        if replaced:
+            self._hooks.append(optimizer.register_load_state_dict_post_hook(self._loaded))
+
+    def _loaded(self, _: Optimizer) -> None:
+        self._resumed = 0 not in _OF_ROOT
 
     def step(self) -> None:
         """Take a step of the optimizer, which refuses any other until `close`."""
-        self._stepping = True
+        self._stepping, self._resumed = True, False
         try:
             self._optimizer.step()
         finally:
@@ -360,7 +383,8 @@ class Guard:
 
     def close(self) -> None:
         """Let the optimizer be what it was."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def require(self, problem: str) -> None:
         """Raise ConfigError on all ranks if there is a problem."""
@@ -397,6 +421,12 @@ class Guard:
             return (
                 "the parameters have moved since decentral.wrap: call model.to(...), .half() and the like before "
                 "wrap, not after it, and write new values with p.data.copy_(...)."
+            )
+        if self._resumed and all(torch.equal(parameter, value) for parameter, value in self._replaced.items()):
+            return (
+                "the optimizer has loaded a state, but decentral.wrap has replaced the weights that this rank had "
+                "before by those of rank 0: load both before wrap or both after it, or choose with broadcast_from= "
+                "(None: each rank's own weights; 0: those of rank 0)."
             )
         trained = self._in_groups()
         if len(trained) != len(self._trained) or not all(map(is_, trained, self._trained)):
