@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from decentral.errors import ConfigError
 from decentral.network.transports.posting import as_bytes, wait
 from decentral.network.world import World
+from decentral.script.agreement import Proposal, agree
 from decentral.script.calls import Bundle, begin_means
 from decentral.script.handle import hinted, quiet
 from decentral.terminal.console import warn
@@ -55,9 +56,9 @@ def mean(tensors: Sequence[Tensor], size: int) -> None:
 
 def start(
     model: nn.Module, optimizer: Optimizer, world: World, root: int | str, resumes: bool, synchronous: bool
-) -> dict[Tensor, Tensor]:
+) -> dict[Tensor, Tensor] | None:
     """Give all ranks the parameters and buffers of rank `root`. Return the parameters of this rank that "auto" has
-    replaced, with their new values.
+    replaced, with their new values; None if it has replaced none on any rank.
 
     "auto" is rank 0, unless all ranks have loaded their own checkpoints: then each keeps its parameters. That is so if
     the optimizers were decentralized before (`resumes`), or if all have a state, or have loaded an empty one, and the
@@ -84,10 +85,11 @@ def start(
         for each, tensor, other, distance in zip(named.values(), bundle.tensors, others, distances, strict=True):
             if distance:
                 tensor.copy_(other)
-                if root == "auto" and isinstance(each, nn.Parameter):
+                if isinstance(each, nn.Parameter):
                     replaced[each] = other
+    found = replaced if root == "auto" and not own and first < len(list(model.parameters())) else None
     if root != "auto" or not world.leader:
-        return replaced
+        return found
     if first < len(named):
         rank = int((lines[:, 0] == first).argmax())
         done = (
@@ -103,7 +105,7 @@ def start(
             "optimizer states differ between ranks at decentral.wrap and stay unchanged; "
             "peers.broadcast_optimizer_state(optimizer) before wrap copies that of rank 0"
         )
-    return replaced
+    return found
 
 
 def _distance(own: Tensor, other: Tensor) -> float:
@@ -342,15 +344,15 @@ class Guard:
         model: nn.Module,
         optimizer: Optimizer,
         parameters: Sequence[nn.Parameter],
-        rank: int,
+        world: World,
         close: Callable[[], None],
-        replaced: Mapping[Tensor, Tensor],
+        replaced: Mapping[Tensor, Tensor] | None,
     ) -> None:
         """Guard the averaged `parameters`; `close` closes the network. All ranks create their guards in one order.
 
-        replaced  the parameters that wrap has replaced, with their new values
+        replaced  see `start`
         """
-        self._model, self._optimizer, self.rank, self._close = model, optimizer, rank, close
+        self._model, self._optimizer, self.rank, self._close = model, optimizer, world.rank, close
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._trained = self._in_groups()
         self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
@@ -359,7 +361,7 @@ class Guard:
         self._key = f"decentral refused {next(_wrapped)}"
         self._stepping = False
         self._hooks = [optimizer.register_step_pre_hook(self._only_here)]
-        self._replaced, self._resumed = replaced, False
+        self._world, self._replaced, self._resumed = world, replaced, False
         if replaced:
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._loaded))
 
@@ -368,7 +370,7 @@ class Guard:
 
     def step(self) -> None:
         """Take a step of the optimizer, which refuses any other until `close`."""
-        self._stepping, self._resumed = True, False
+        self._stepping, self._replaced = True, None
         try:
             self._optimizer.step()
         finally:
@@ -422,12 +424,14 @@ class Guard:
                 "the parameters have moved since decentral.wrap: call model.to(...), .half() and the like before "
                 "wrap, not after it, and write new values with p.data.copy_(...)."
             )
-        if self._resumed and all(torch.equal(parameter, value) for parameter, value in self._replaced.items()):
-            return (
+        if self._replaced is not None:
+            still = self._resumed and all(torch.equal(parameter, value) for parameter, value in self._replaced.items())
+            problem = (
                 "the optimizer has loaded a state, but decentral.wrap has replaced the weights that this rank had "
                 "before by those of rank 0: load both before wrap or both after it, or choose with broadcast_from= "
                 "(None: each rank's own weights; 0: those of rank 0)."
             )
+            agree(self._world, Proposal("step", "", (), (), problem=problem if still else ""))  # the others wait here
         trained = self._in_groups()
         if len(trained) != len(self._trained) or not all(map(is_, trained, self._trained)):
             return f"the optimizer's param_groups have changed; {_AGAIN}"

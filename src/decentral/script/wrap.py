@@ -108,7 +108,7 @@ def wrap(
             )
         told = f"{_described(model, optimizer)}, {how}, {broadcast_from=}"
     agree(group.world, Proposal("wrap", told, (), ()))
-    replaced: dict[Tensor, Tensor] = {}
+    replaced: dict[Tensor, Tensor] | None = None
     if broadcast_from is not None:
         with torch.no_grad():
             replaced = start(model, optimizer, group.world, broadcast_from, KEY in optimizer.state, how.synchronous)
@@ -116,7 +116,7 @@ def wrap(
 
 
 def _laid_out(
-    model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group: Peers, replaced: dict[Tensor, Tensor]
+    model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group: Peers, replaced: dict[Tensor, Tensor] | None
 ) -> DecentralizedOptimizer:
     """Flatten the parameters and create the optimizer on them, continuing from a previously loaded state."""
     trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
@@ -128,7 +128,7 @@ def _laid_out(
         layout = RowLayout(tuple(names[p] for p in parameters), tuple(tuple(p.shape) for p in parameters))
         bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.steps_per_message)
         net = _network([row.row], group)
-        guard = Guard(model, optimizer, parameters, group.rank, net.close, replaced)
+        guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
         step: ModeStep | AlgorithmStep = AlgorithmStep(
             net,
             row,
@@ -142,7 +142,7 @@ def _laid_out(
     else:
         flat = FlatParameters(parameters, round(how.bucket_mb * _MB))
         net = _network([bucket.row for bucket in flat.buckets], group)
-        guard = Guard(model, optimizer, parameters, group.rank, net.close, replaced)
+        guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
         step = ModeStep(net, flat, optimizer, how.mode, how.overlap, model, guard)
     align(optimizer)
     if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]
