@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+import decentral
 from bench.baselines import CifarLike
 from bench.harness import Effort, Findings, Table, Target, alone, benchmark, in_turn, passes
 from decentral.config.composition import compose
@@ -41,6 +43,25 @@ def run_command(arguments: Sequence[str], status: int = 0, fresh: Path | None = 
     if ended.returncode != status:
         told = " ".join(ended.stderr.split())[-300:]
         raise RuntimeError(f"{' '.join(command[1:])} ended with status {ended.returncode}: {told}")
+
+
+@benchmark("the CPU time of decentral.train of a given module / of the same built-in one")
+def given(effort: Effort) -> Findings:
+    """Train an MLP on the digits on as many cores as it is worth, as a module and by its name."""
+    layers = [layer for a, b in pairwise((64, 64, 64, 10)) for layer in (torch.nn.Linear(a, b), torch.nn.ReLU())][:-1]
+    models = {"mlp": "mlp", "given": torch.nn.Sequential(torch.nn.Flatten(), *layers)}
+    words: dict[str, Any] = {"algo": "dpsgd", "topology": "ring", "num_workers": 8, "batch_size": 16, "progress": False}
+    steps = 20 if effort.quick else 1000
+    with tempfile.TemporaryDirectory() as folder:
+
+        def train(model: Any) -> None:
+            decentral.train(model, "digits", steps=steps, rerun=True, results_dir=folder, **words)
+
+        times = in_turn({name: partial(train, model) for name, model in models.items()}, effort.rounds)
+    rows = [{"model": name, "cpu_s": times.least(name), "to_mlp": times.ratio(name, "mlp")} for name in models]
+    columns = {"model": "model", "cpu_s": "CPU (s, least)", "to_mlp": "/ model=mlp"}
+    target = Target("a given MLP / model=mlp (CPU)", times.ratio("given", "mlp").median, at_most=1.3)
+    return Findings([Table(f"{steps} steps of 8 workers", columns, rows)], [target])
 
 
 _RUN, _REFUSED = ("-m", "decentral"), "a refused configuration"

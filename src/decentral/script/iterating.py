@@ -13,6 +13,7 @@ from decentral.compression.dense import NoCompression
 from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError
+from decentral.host.torch_state import in_turn
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import Optimizer
 from decentral.script.components import algorithm_from, chosen, compression_from, in_a_script, topology_from
@@ -22,6 +23,7 @@ from decentral.topology.requirements import check
 from decentral.training.stepper import Stepper
 
 
+@in_turn()
 def iterates(
     algo: object,
     topology: object,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -221,6 +222,18 @@ class GivenModel(PlainModel):
             made = self.tried(original, data)
         self.content = compared((self.content, made), type(made).__name__)
         vars(self)["facts"] = {"code": trail(original)}
+
+    def multiplications(self, data: LabelledData) -> float:
+        """Count those of a forward pass of one example."""
+        if "_count" not in vars(self):
+            from torch.utils.flop_counter import FlopCounterMode
+
+            with seeded(0, "count multiplications"), torch.no_grad():
+                module = self.build(data).float().eval()
+                with FlopCounterMode(display=False) as counter:
+                    module(torch.zeros(1, *data.shape, dtype=torch.float32))
+            vars(self)["_count"] = counter.get_total_flops() / 2
+        return float(vars(self)["_count"])
 
     def target(self) -> Callable[..., Any]:  # type: ignore[override]
         """Return the factory of the module."""
