@@ -23,6 +23,7 @@ import yaml
 from decentral.config.parsing import run_settings
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component
+from decentral.registry.typed import typed
 from decentral.report.entries import plain
 from decentral.report.results import read
 from decentral.report.tables import as_csv
@@ -245,6 +246,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
     return frame, metrics, notes
 
 
+@typed("results_dir", "rows", "where")
 def table(
     results_dir: str | Path = "results",
     *,

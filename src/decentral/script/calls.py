@@ -34,6 +34,8 @@ class Bundle:
     def __init__(self, x: Values, inplace: bool = False) -> None:
         """Flatten the tensors. Raises ConfigError for other types and for no tensors."""
         self.single, self.inplace = isinstance(x, Tensor), inplace
+        if not isinstance(x, Tensor | nn.Module) and not hasattr(x, "__iter__"):
+            raise ConfigError(f"x is of type {type(x).__name__}: give a tensor, tensors or a module with parameters.")
         tensors = [x] if isinstance(x, Tensor) else list(x.parameters() if isinstance(x, nn.Module) else x)
         wrong = next((type(item).__name__ for item in tensors if not isinstance(item, Tensor)), "")
         if wrong or not tensors:

@@ -20,6 +20,7 @@ from decentral.network import presence
 from decentral.network.presence import Calls
 from decentral.network.transports.shared_memory import possible
 from decentral.network.world import World
+from decentral.registry.typed import typed
 from decentral.runtime.process_group import stay_on_this_machine, store_of_group
 from decentral.script.agreement import Proposal, agree
 from decentral.script.components import has_setting, in_a_script, topology_from
@@ -34,6 +35,7 @@ from decentral.topology.trees import Chain
 _USUAL_PATIENCE_S = 120.0
 
 
+@typed("needs", "device")
 @hinted()
 def join(
     topology: object = "exponential",
@@ -159,9 +161,9 @@ def _plan(
     if n == 1:
         found = Chain()  # a single rank has no neighbors, whatever the topology
     schedule = communication.schedule(found, n)
-    asked = {need.name if isinstance(need, Need) else need for need in needs}
+    asked = {need.name if isinstance(need, Need) else str(need) for need in needs}
     for name in sorted(asked - Need.__members__.keys()):
-        raise ConfigError(f"needs names '{name}', which does not exist.{suggest(str(name), Need.__members__)}")
+        raise ConfigError(f"needs names '{name}', which does not exist.{suggest(name, Need.__members__)}")
     try:
         check_needs(schedule, {Need[name] for name in asked}, "peers", found.name)
     except ConfigError as error:

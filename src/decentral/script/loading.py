@@ -18,6 +18,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.gradients.precision import Precision, cast
 from decentral.host.torch_state import left_as_found
 from decentral.registry import component, components
+from decentral.registry.typed import typed
 from decentral.report.run_figures import draw_learning_curves
 from decentral.report.runs_table import throughput
 from decentral.report.series import read_curves
@@ -60,6 +61,7 @@ class Trained:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_absolute", Path(os.path.abspath(self.directory)))  # survives os.chdir
 
+    @typed("metric", "x")
     def plot(self, metric: str | None = None, x: str | None = None) -> Figure | Axes:
         """Plot the run's figure, learning_curves.png of its directory.
 
@@ -122,6 +124,7 @@ class Trained:
         return translate(module, sentences, component_from("data", values), component_from("task", values), evaluation)
 
 
+@typed()
 def load(
     run: str | Path,
     results_dir: str | Path = "results",
@@ -233,6 +236,7 @@ def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> n
     return module.eval()
 
 
+@typed()
 def runs(results_dir: str | Path = "results") -> pd.DataFrame:
     """Return all runs in a results folder, one row per run: id, status, directory, settings and last metrics.
 

@@ -30,6 +30,7 @@ from decentral.models.layers.foreign import check
 from decentral.models.plain import PlainModel
 from decentral.randomness import seeded
 from decentral.registry import blame, component
+from decentral.registry.typed import typed
 from decentral.runtime.launch import launch
 from decentral.script.fingerprint import fingerprint, trail
 from decentral.script.loading import Trained, found_in
@@ -68,6 +69,7 @@ def _in_frames_of_the_user(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+@typed()
 @_in_frames_of_the_user
 @left_as_found()
 def train(
@@ -114,7 +116,7 @@ def train(
         way = "; ".join(suspects) if suspects else f"use a smaller learning rate than lr={config.lr:g}"
         warnings.warn(
             f"the run diverged, so it has metrics but no models: {way}",
-            stacklevel=4,  # above the decorators
+            stacklevel=5,  # above the decorators
         )
     if outcome.done_before and is_leader():
         say(f"Run {run_id(config)} is already finished: reused from {outcome.directory}; use rerun=True to repeat it.")

@@ -27,6 +27,7 @@ from decentral.network.network import Network
 from decentral.network.processes import join as join_network
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.registry import components
+from decentral.registry.typed import typed
 from decentral.script.agreement import Proposal, agree, heard_by_all
 from decentral.script.algorithm import AlgorithmStep
 from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script, settings_of
@@ -53,6 +54,7 @@ _METHODS: dict[Mode, type[Algorithm]] = {
 """The algorithm that corresponds to each mode."""
 
 
+@typed("peers")
 @hinted()
 def wrap(
     model: nn.Module,
