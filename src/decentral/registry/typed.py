@@ -30,8 +30,8 @@ def typed(*names: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                     continue
                 for each in value if kind is Parameter.VAR_POSITIONAL else [value]:
                     if not _fits(each, _evaluated(hint, function)):
-                        kinds = hint.replace(" | ", " or ")
-                        raise ConfigError(f"{name} is of type {type(each).__name__}: give {kinds}.")
+                        kinds = hint.replace("nn.", "torch.nn.").replace(" | ", " or ")
+                        raise ConfigError(f"{name}= is a {type(each).__name__}: give a {kinds}.")
             return function(*arguments, **settings)
 
         return call
@@ -55,10 +55,9 @@ def _fits(value: Any, hint: Any) -> bool:
     kind = get_origin(hint) or hint
     if kind in (int, float, bool):
         try:
-            float(value)
+            return float(value).is_integer() or kind is not int
         except (TypeError, ValueError):
             return False
-        return True
     if kind is Callable:
         return callable(value)
     if kind is Iterable:  # also classes with __getitem__ only
