@@ -172,10 +172,15 @@ def sum_of(y: Tensor, messages: Sequence[Tensor], out: Tensor) -> Tensor:
 
 def mean_of(x: Tensor) -> Tensor:
     """Return 1/n sum_j x_j of n rows [n, ..., P] as a new row [..., P]; finite if all numbers are."""
-    mean, down = torch.empty_like(x[0]), headroom(len(x))
-    for columns in blocks(x.shape[-1], len(x), x):
-        mean[..., columns] = (wide(x[..., columns]) * down).mean(0).mul_(1 / down)
-    return mean
+    found, down, on_cpu = torch.empty_like(x[0]), headroom(len(x)), x.device.type == "cpu"
+    exact = torch.float64 if not on_cpu and x.dtype == torch.float32 else None  # without a look at the result
+    for columns in blocks(x.shape[-1], 1, x):
+        block = wide(x[..., columns])
+        mean = block.mean(0, dtype=exact)
+        if on_cpu and not math.isfinite(mean.sum().item()):
+            mean = (block * down).mean(0).mul_(1 / down)
+        found[..., columns] = mean
+    return found
 
 
 _LIMIT_NUMBERS = 1 << 20
