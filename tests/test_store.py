@@ -177,11 +177,16 @@ def test_runs_are_found_in_a_results_folder(tmp_path: Path) -> None:
     for place, status in (("runs/b", Status.done), ("runs/c", Status.failed), ("mine", Status.diverged)):
         with RunStore.open(tmp_path / place, place[-1], CONFIG) as store:
             store.set_status(status)
-    assert [(run.run_id, run.path.name, run.status) for run in find_runs(tmp_path)] == [
-        ("e", "mine", Status.diverged),
-        ("b", "b", Status.done),
-        ("c", "c", Status.failed),
-    ]
+    shutil.copytree(tmp_path / "runs" / "b", tmp_path / "runs" / "b_backup")
+    shutil.copytree(tmp_path / "runs" / "b", tmp_path / "b")
+    (tmp_path / "runs" / "link").symlink_to("b")
+    (tmp_path / "c").symlink_to("runs/c")
+    left_out: list[str] = []
+    found = [(run.run_id, run.path.name, run.status) for run in find_runs(tmp_path, left_out)]
+    assert found == [("b", "b", Status.done), ("c", "c", Status.failed)]
+    assert left_out == ["b_backup", "link", "b", "c", "mine"]
+    (mine,) = find_runs(tmp_path / "mine")  # with run_dir=: by its directory
+    assert (mine.run_id, mine.status) == ("e", Status.diverged)
 
 
 # Metrics

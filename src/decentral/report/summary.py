@@ -130,9 +130,9 @@ def _present(facts: dict[str, Any], sent: int) -> list[str]:
 
 def _rate(run_dir: Path, facts: dict[str, Any]) -> list[str]:
     """The learning rate of the last step, where a schedule decides it."""
-    if (factor := facts.get("lr_factor")) is None:
-        return []
     config = read_config(run_dir)
+    if (factor := facts.get("lr_factor")) is None or not config:
+        return []
     what = f"by schedule={config['schedule']['name']}"
     if config.get("lr_per_worker"):
         return [f"Rate:     that of each worker times {factor:.4g} in the last step ({what})"]
