@@ -94,7 +94,10 @@ def check_writable(key: str, value: str, directory: Path) -> None:
 
 def _check_length(key: str, value: str, directory: Path) -> None:
     """Refuse a path that the system does not take, or not with the files of a run below it."""
-    whole, part = len(os.fsencode(directory.absolute())), max(len(os.fsencode(name)) for name in directory.parts)
+    whole, part = (
+        len(os.fsencode(directory.absolute())),
+        max((len(os.fsencode(name)) for name in directory.parts), default=0),
+    )
     if whole > _LONGEST_PATH or part > _LONGEST_NAME:
         raise ConfigError(
             f"{key}={value[:40]}... is too long: use at most {_LONGEST_NAME} bytes per name and {_LONGEST_PATH} for "

@@ -18,7 +18,7 @@ from decentral.errors import ConfigError
 from decentral.report import spec
 from decentral.report.entries import Entry, Search, Wanted, group, plain, searches, where
 from decentral.store import AXES
-from decentral.store.files import check_name, read_json, read_table, stored_table
+from decentral.store.files import check_name, load_json, read_table, stored_table
 
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
 _LISTED = 6  # cells whose search goes on
@@ -49,7 +49,7 @@ class Results:
     @property
     def scale(self) -> str:
         """smoke, small, laptop or paper."""
-        return str(self.facts["scale"])
+        return str(self.facts.get("scale", ""))
 
     @property
     def labels(self) -> list[str]:
@@ -182,18 +182,14 @@ class Results:
 
 def read(directory: Path) -> Results:
     """Read a study at one scale. Raises ConfigError if something is missing or cannot be read."""
-    facts = read_json(directory / "study.json")
-    if facts is None or not {"study", "scale"} <= facts.keys():
-        why = "study.json is damaged" if (directory / "study.json").exists() else "no study.json"
-        raise ConfigError(f"{directory} has no results of a study ({why}): run decentral-study first.")
+    try:
+        facts = load_json(directory / "study.json")
+    except ConfigError as error:
+        raise ConfigError(f"{directory} has no results of a study ({error}) Run decentral-study first.") from None
     for key in ("study", "scale", "paper"):
-        if facts.get(key, "") != "":
-            check_name(facts[key], f"{directory}/study.json: {key}")
+        if facts.get(key, "") != "" or key == "study":
+            check_name(facts.get(key), f"{directory}/study.json: {key}")
     labels = facts.get("labels", [])
-    if not isinstance(labels, list):
-        raise ConfigError(
-            f"{directory}/study.json has labels={labels!r}, which is not a list of columns of values.csv."
-        )
     taken = next((label for label in labels if label in (*_COLUMNS, *_CURVE_COLUMNS, *AXES)), None)
     if taken:
         raise ConfigError(

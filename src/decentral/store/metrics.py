@@ -274,10 +274,13 @@ def read_metrics(path: Path, **wanted: Any) -> list[dict[str, Any]]:
     """
     file = path / "metrics.jsonl" if path.is_dir() else path
     rows: dict[tuple, dict[str, Any]] = {}
-    lines = _stored(file)
+    lines, fitting = _stored(file), set[tuple]()
     for number, row in enumerate(_parsed(file, lines, json.dumps(wanted)[1:-1].encode()), 1):
-        if not row.keys() >= _READ or not all(type(row[key]) in types for key, types in _TYPES if key in row):
-            raise damaged(file, number)
+        shape = *row, *map(type, row.values())
+        if shape not in fitting:
+            if not row.keys() >= _READ or not all(type(row[key]) in types for key, types in _TYPES if key in row):
+                raise damaged(file, number)
+            fitting.add(shape)
         rows[row["step"], row["worker"], row["split"], row["metric"]] = row
     if path.is_dir():
         _refuse_cut(file, lines)

@@ -8,7 +8,14 @@ from typing import Any, Union, get_args, get_origin
 _NUMBER = int | float
 _TEXTS, _RECORDS = list[str], list[dict[str, Any]]
 _MACHINE = {"runs": int, "gpu": str, "cores": int | None, "cpu": str | None}
-_METHOD = {"name": str, "title": str, "base": _TEXTS, "search": dict[str, Any], "times": _NUMBER}
+_METHOD = {
+    "!": ("name", "title", "base", "search", "times"),
+    "name": str,
+    "title": str,
+    "base": _TEXTS,
+    "search": dict[str, Any],
+    "times": _NUMBER,
+}
 _METRIC = {"split": str, "name": str, "larger_is_better": bool | None, "unit": str, "chance": _NUMBER | None}
 _MEANING = {**_METRIC, "heading": str, "in_a_line": bool}
 
@@ -41,7 +48,8 @@ FILES: dict[str, dict[str, Any]] = {
         **{"failed": int, "diverged": int, "jobs": int, "host_cores": int | None, "wanted": dict[str, int]},
         **{"machines": [_MACHINE], "metrics": {"*": _MEANING}, "files": dict[str, str], "report": dict[str, Any]},
         **{"rules": dict[str, int | str], "layout": dict[str, Any], "packages": dict[str, Any]},
-        "scenarios": [{"scenario": str, "family": str, "clock": str, "title": str, "steps": int}],
+        "scenarios": [{"!": ("scenario",), "scenario": str, "family": str, "clock": str, "title": str, "steps": int}],
+        "entries": [{"!": ("method", "base", "searched"), "method": str, "base": str, "searched": str}],
     },
     "submission.json": {
         **{"scale": str, "rules": int, "version": str | None, "hash": str, "packages": dict[str, str]},
@@ -55,11 +63,18 @@ FILES: dict[str, dict[str, Any]] = {
 def misfit(value: Any, hint: Any, where: str) -> str:
     """Say where `value` differs from its type; '' where it fits.
 
-    `hint` is a type, a record {key: type} ({'*': type}: of any key), or a list [type].
+    `hint` is a type, a record {key: type} ({'*': type}: of any key; {'!': keys}: those that it must have), or a list
+    [type].
     """
     if isinstance(hint, dict) and isinstance(value, dict):
+        if absent := [key for key in hint.get("!", ()) if key not in value]:
+            return f"{where} has no {absent[0]}"
         known = hint if "*" not in hint else dict.fromkeys(value, hint["*"])
-        pairs = [(value[key], each, f"{where}.{key}".lstrip(".")) for key, each in known.items() if key in value]
+        pairs = [
+            (value[key], each, f"{where}.{key}".lstrip("."))
+            for key, each in known.items()
+            if key in value and key != "!"
+        ]
     elif isinstance(hint, list) and isinstance(value, list):
         pairs = [(one, hint[0], f"{where}[{number}]") for number, one in enumerate(value)]
     else:

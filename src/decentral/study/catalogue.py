@@ -27,7 +27,7 @@ def names(config_dir: str | None = None) -> list[str]:
 
 def scales(name: str, config_dir: str | None = None) -> list[str]:
     """The scales at which a study is defined."""
-    return [scale for scale in SCALES if scale in _read(name, config_dir).get("scales", {})]
+    return [scale for scale in SCALES if scale in (_read(name, config_dir).get("scales") or {})]
 
 
 def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequence[str] = ()) -> Study:
@@ -43,7 +43,8 @@ def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequen
     if scale not in SCALES:
         raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")
     if scale not in known:
-        raise ConfigError(f"scale={scale} is not defined for {name}: use scale={' or scale='.join(known)}.")
+        what = f"use scale={' or scale='.join(known)}" if known else "its file defines no scales; add `scales:`"
+        raise ConfigError(f"scale={scale} is not defined for {name}: {what}.")
     changes = known[scale] or {}
     base = [*(values.get("base") or []), *(changes.get("base") or [])]
     given = {key: _value(key, text) for key, _, text in (override.partition("=") for override in overrides)}

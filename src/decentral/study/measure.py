@@ -154,7 +154,7 @@ class Measure:
 
     def _whole(self, directory: Path) -> Rows:
         """The rows of the metric. Raises ConfigError if a part of the last evaluation is missing: the file was cut."""
-        rows = self._rows(read_metrics(directory))
+        rows = self._rows(read_metrics(directory, split=self.split, metric=self.metric))
         at: dict[int, set[Any]] = {}
         for row in rows:
             at.setdefault(row["step"], set()).add(row["worker"])
