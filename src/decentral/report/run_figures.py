@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from decentral.report import style
 from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves
 from decentral.store import RunStore
 from decentral.store.files import write_bytes
+from decentral.terminal.console import warn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def draw(run_dir: Path, curves: Curves | None = None) -> None:
         ages = (RunStore.peek(run_dir) or {}).get("staleness") or {}
         draw_time(run_dir, {int(age): times for age, times in ages.items()})
     except Exception as error:
-        print(f"warning: the figures of {run_dir} could not be drawn: {error}", file=sys.stderr)
+        warn(f"the figures of {run_dir} could not be drawn: {error}")
 
 
 def draw_time(run_dir: Path, ages: Mapping[int, int]) -> None:

@@ -28,7 +28,7 @@ from decentral.report.results import read
 from decentral.report.series import read_run, stored_runs
 from decentral.report.tables import as_csv
 from decentral.store import AXES, Metric, Status
-from decentral.store.files import at_home, read_json, stored_table, write_json, write_table
+from decentral.store.files import at_home, csv_cell, read_json, stored_table, write_json, write_table
 from decentral.store.run_store import found_run
 from decentral.study.measure import DAMAGED, Measure
 
@@ -185,13 +185,13 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         "run_notes": notes,
         "metrics": metrics,
         "report": {
-            "table": {"rows": list(layout.rows), "columns": layout.columns, "format": form},
+            "table": {"rows": list(layout.rows), "columns": layout.columns, "format": form, "precise": True},
             "figures": _figures(frame, layout, metric, heading),
             "repeats": layout.over or "run",
         },
     }
     directory.mkdir(parents=True, exist_ok=True)
-    write_table(directory / "values.csv", values.to_csv(index=False))
+    write_table(directory / "values.csv", values.map(csv_cell).to_csv(index=False))
     if "directory" in frame:
         lines = []
         for run in frame[frame["chosen"]].to_dict("records"):
@@ -199,7 +199,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
             lines += run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"])
         columns = [*layout.labels, "metric", "worker", "seed", *AXES, "value"]
         curves = pandas.DataFrame(lines, columns=columns).assign(metric=metric)
-        write_table(directory / "curves.csv", curves.to_csv(index=False))
+        write_table(directory / "curves.csv", curves.map(csv_cell).to_csv(index=False))
     write_json(directory / "study.json", facts)
 
 

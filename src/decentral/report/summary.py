@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decentral.config.schema import Config
+from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
-from decentral.store import RunStore
+from decentral.store import RunStore, Status
 from decentral.store.files import read_json
 from decentral.store.metrics import read_lines
 from decentral.terminal.console import aligned, duration, in_bytes
@@ -51,7 +51,13 @@ def summary(run_dir: Path, curves: Curves | None = None) -> str:
     lines += _costs(curves, facts) if curves.rows else []
     blocks.append(
         "\n".join(
-            [*lines, *_rate(run_dir, facts), *_how(run_dir), *_places(run_dir), f"Next:     {_next(run_dir, facts)}"]
+            [
+                *lines,
+                *_rate(run_dir, facts),
+                *_how(run_dir),
+                *_places(run_dir, facts),
+                f"Next:     {_next(run_dir, facts)}",
+            ]
         )
     )
     return "\n\n".join(blocks)
@@ -222,15 +228,17 @@ def short(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def _places(run_dir: Path) -> list[str]:
+def _places(run_dir: Path, facts: dict[str, Any]) -> list[str]:
+    over = facts.get("status") in (Status.done, Status.diverged, Status.interrupted)
     lines = [f"Results:  {run_dir}"]
     opens = "; timeline.json beside it opens in ui.perfetto.dev"
-    for name, words, more in (
-        ("learning_curves", "Curves:   ", ""),
-        ("timeline", "Timeline: ", opens),
-        ("staleness", "Ages:     ", ""),
+    timed = (run_dir / "timeline.json").exists()
+    for name, words, more, drawn in (  # after the summary
+        ("learning_curves", "Curves:   ", "", over),
+        ("timeline", "Timeline: ", opens, over and timed),
+        ("staleness", "Ages:     ", "", over and bool(staleness(facts))),
     ):
-        if (run_dir / f"{name}.png").exists():
+        if drawn or (run_dir / f"{name}.png").exists():
             lines.append(f"{words}{run_dir / f'{name}.png'}{more}")
     places = (read_json(run_dir / LOGGED) or {}).get("places", {})
     lines += [f"Logged:   {place or f'logger={name}'}" for name, place in places.items()]
@@ -243,6 +251,11 @@ def _places(run_dir: Path) -> list[str]:
             elif word.startswith("--config-dir="):
                 folder = word.partition("=")[2]
         own = f', config_dir="{folder}"' if folder else ""
+        config = read_config(run_dir)
+        names = [str(config[group].get("name")) for group in GROUPS if isinstance(config.get(group), dict)]
+        own += ", model=net" * ("given" in names)
+        foreign = [name for name in [*names, *(config.get("metrics") or [])] if ":" in name]
+        own += ", trust=True" * any(not name.startswith("torch.optim") for name in foreign)
         lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"{own}))')
     return lines
 

@@ -20,10 +20,12 @@ from typing import Any, BinaryIO
 
 from decentral.errors import ConfigError
 from decentral.store.schema import FILES, misfit
+from decentral.terminal.console import printable
 
 _MOST_BYTES = 1 << 28
 PACKED_FROM_BYTES = 20_000
 """From which size on a table of runs is packed."""
+_FORMULAS = ("=", "+", "-", "@", "\t")
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -80,8 +82,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # of a full disk, say, which names no file
         raise
     sync_directory(path.parent)
 
@@ -147,13 +151,33 @@ def load_json(path: Path) -> dict[str, Any]:
     return dict(value)
 
 
-def csv_text(header: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
-    """A table as the text of a CSV file."""
+def csv_text(header: Iterable[Any], rows: Iterable[Iterable[Any]], as_is: bool = False) -> str:
+    """A table as the text of a CSV file, each cell by `csv_cell` unless it is wanted `as_is`."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    for row in (header, *rows):
+        writer.writerow(row if as_is else map(csv_cell, row))
     return file.getvalue()
+
+
+def csv_cell(value: Any) -> Any:
+    """A text without control characters, and with ' before what a spreadsheet would carry out as a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text[:1] in _FORMULAS and not _is_number(text) and text != "-" else text
+
+
+def from_csv_cell(text: str) -> str:
+    """The inverse of `csv_cell`, without control characters."""
+    is_escaped = text[:1] == "'" and text[1:2] in _FORMULAS and not _is_number(text[1:])
+    return printable(text[1:] if is_escaped else text)
+
+
+def _is_number(text: str) -> bool:
+    return (
+        re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?( [a-z].*)?|[+-]?(inf|nan)", text, re.IGNORECASE) is not None
+    )
 
 
 def write_table(path: Path, text: str) -> None:
