@@ -304,7 +304,7 @@ def _draw(
     """Worst, mean and averaged model of each split that has the metric, and with `every_worker` a thin line for each
     worker, all of them at once, since there may be thousands."""
     from matplotlib.collections import LineCollection
-    from matplotlib.ticker import LogLocator, PercentFormatter
+    from matplotlib.ticker import LogFormatter, LogLocator, PercentFormatter
 
     keys = [key for key in curves.series if key[1] == metric]
     drawn: list[float] = []
@@ -340,6 +340,8 @@ def _draw(
     elif not curves.metrics[keys[0]].larger_is_better and _spans_decades(drawn):
         panel.set_yscale("log", nonpositive="mask")
         panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # each tick takes a millisecond
+        panel.yaxis.set_major_formatter(LogFormatter())  # without formulas, whose parser takes as long as all else
+        panel.yaxis.set_minor_formatter(LogFormatter())
     if not any(math.isfinite(value) for value in drawn):
         panel.text(0.5, 0.5, "nothing to draw yet", transform=panel.transAxes, ha="center", fontsize=10)
     elif legend:
@@ -382,7 +384,7 @@ def _frame(panel: Axes, curves: Curves, keys: list[tuple[str, str]], scale: Scal
     metric = curves.metrics[keys[0]]
     alone = [split for split, _ in keys] in (["test"], ["train"])
     unit = "" if metric.percent or not metric.unit else f" ({metric.unit})"
-    panel.set_title((metric.words if alone else metric.name.replace("_", " ")) + unit, fontsize=10, loc="left")
+    panel.set_title((metric.words if alone else metric.name.replace("_", " ")) + unit, fontsize=10, loc="left", y=1.0)
     style.tidy(panel)
     panel.tick_params(which="minor", labelsize=7)
     places = scale.of([row for row in curves.places if scale.axis in row])

@@ -254,12 +254,15 @@ def plain(figure: Figure) -> Figure:
 
 def png(figure: Figure, dpi: float) -> bytes:
     """The figure as a PNG of at most 256 colors, a third of the size: areas of one color keep theirs."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
-    data, smaller = io.BytesIO(), io.BytesIO()
-    figure.savefig(data, format="png", dpi=dpi)
-    with Image.open(data) as picture:
-        few = picture.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    smaller, canvas = io.BytesIO(), FigureCanvasAgg(figure)
+    figure.set_dpi(dpi)
+    canvas.draw()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    few = picture.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     few.save(smaller, format="png", compress_level=6, dpi=(dpi, dpi))
     return smaller.getvalue()
 
