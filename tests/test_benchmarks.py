@@ -528,15 +528,10 @@ def test_a_forged_description_of_a_submission_is_refused_or_does_not_agree(
         submission.seal(copy, {**good, **change})
         told = said(capsys, "--verify", str(copy), "repeat=0", status=status)
         assert ("is not a submission" in told) == (status == 2), (change, told)
-    forged = {**entries_of("dpsgd"), "base": ["algo=dpsgd", "run_dir=elsewhere"]}
-    monkeypatch.setattr("decentral.study.entries.read_mapping", lambda path: {"dpsgd": forged})
+    forged = Method("dpsgd", "D-PSGD", ["algo=dpsgd", "run_dir=elsewhere"])
+    monkeypatch.setattr("decentral.study.kinds.benchmark.methods", lambda *_, **__: [forged])
     with pytest.raises(ConfigError, match="method dpsgd sets run_dir, which the benchmark decides"):
         smoke(tmp_path / "own", "dpsgd")
-
-
-def entries_of(name: str) -> dict[str, Any]:
-    (method,) = methods([name], mine=False)
-    return {"title": method.title, "base": method.base}
 
 
 def test_a_benchmark_without_a_finished_cell_is_reported(tmp_path: Path) -> None:

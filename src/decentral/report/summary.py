@@ -14,7 +14,7 @@ from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
-from decentral.store import RunStore, Status
+from decentral.store import RunStore
 from decentral.store.files import read_json
 from decentral.store.metrics import read_lines
 from decentral.terminal.console import aligned, duration, in_bytes
@@ -30,10 +30,10 @@ _FIRST_STEPS = (
 """After a run without arguments: commands, each with the reason."""
 
 
-def summary(run_dir: Path, curves: Curves | None = None) -> str:
+def summary(run_dir: Path, curves: Curves | None = None, drawn: bool = False) -> str:
     """The final metrics as a table, what it cost, where everything is, and what to do next.
 
-    `curves` are those of the run, if they have been read.
+    `curves` are those of the run, if they have been read; `drawn` says that its figures are about to be drawn.
     """
     curves = curves or read_curves(run_dir)
     facts = RunStore.peek(run_dir) or {}
@@ -55,7 +55,7 @@ def summary(run_dir: Path, curves: Curves | None = None) -> str:
                 *lines,
                 *_rate(run_dir, facts),
                 *_how(run_dir),
-                *_places(run_dir, facts),
+                *_places(run_dir, facts, drawn),
                 f"Next:     {_next(run_dir, facts)}",
             ]
         )
@@ -228,17 +228,16 @@ def short(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def _places(run_dir: Path, facts: dict[str, Any]) -> list[str]:
-    over = facts.get("status") in (Status.done, Status.diverged, Status.interrupted)
+def _places(run_dir: Path, facts: dict[str, Any], drawn: bool) -> list[str]:
     lines = [f"Results:  {run_dir}"]
     opens = "; timeline.json beside it opens in ui.perfetto.dev"
     timed = (run_dir / "timeline.json").exists()
-    for name, words, more, drawn in (  # after the summary
-        ("learning_curves", "Curves:   ", "", over),
-        ("timeline", "Timeline: ", opens, over and timed),
-        ("staleness", "Ages:     ", "", over and bool(staleness(facts))),
+    for name, words, more, has_data in (
+        ("learning_curves", "Curves:   ", "", True),
+        ("timeline", "Timeline: ", opens, timed),
+        ("staleness", "Ages:     ", "", bool(staleness(facts))),
     ):
-        if drawn or (run_dir / f"{name}.png").exists():
+        if (drawn and has_data) or (run_dir / f"{name}.png").exists():
             lines.append(f"{words}{run_dir / f'{name}.png'}{more}")
     places = (read_json(run_dir / LOGGED) or {}).get("places", {})
     lines += [f"Logged:   {place or f'logger={name}'}" for name, place in places.items()]
