@@ -17,6 +17,7 @@ from decentral import __version__
 from decentral.config.parsing import run_settings, stored_config
 from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError
+from decentral.host.machine import without_garbage_collection
 from decentral.registry import components
 from decentral.store import FoundRun, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
 from decentral.store.files import write_bytes
@@ -91,6 +92,7 @@ def read_run(run: FoundRun) -> StoredRun:
     return StoredRun(run, settings, read_metadata(run.path, [(row["split"], row["metric"]) for row in rows]), place)
 
 
+@without_garbage_collection()
 def stored_runs(results_dir: Path) -> tuple[list[StoredRun], str]:
     """Read the runs in a folder for tables; and a sentence on what was left out, see `find_runs`.
 
