@@ -257,7 +257,8 @@ def _verify(options: argparse.Namespace) -> int:
         if name in families and (not one.needs or any(word.startswith(f"{name}.") for word in words))
     ]
     wrong += [f"{name} is not a scenario of scale={facts['scale']}." for name in sorted(families - known.keys())]
-    names = [one["name"] for one in facts["methods"]]
+    wrong += [] if facts["cells"] else ["it has no cells."]
+    names = [str(one.get("name")) for one in facts["methods"]]
     for told, one in zip(facts["methods"], entries.methods(names, mine=False), strict=False):
         wrong += [f"{one.name} is another method here: {one}."] if told != asdict(one) else []
     if wrong:

@@ -9,7 +9,7 @@ _NUMBER = int | float
 _TEXTS, _RECORDS = list[str], list[dict[str, Any]]
 _MACHINE = {"runs": int, "gpu": str, "cores": int | None, "cpu": str | None}
 _METHOD = {
-    "!": ("name", "title", "base", "search", "times"),
+    "!": ("title",),
     "name": str,
     "title": str,
     "base": _TEXTS,

@@ -128,7 +128,7 @@ def read(folder: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{folder} is not a submission: its {FACTS} is missing or damaged ({error})") from None
     keys, labels = {"scale", "rules", "version", "methods", "cells", "files", "hash"}, {"scenario", "method"}
-    if not (keys <= facts.keys() and facts["cells"]) or not all(one.keys() >= labels for one in facts["cells"]):
+    if not keys <= facts.keys() or not all(one.keys() >= labels for one in facts["cells"]):
         raise ConfigError(f"{folder} is not a submission: its {FACTS} is missing or damaged.")
     return facts
 
