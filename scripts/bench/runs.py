@@ -22,8 +22,11 @@ from bench.harness import Effort, Findings, Table, Target, alone, benchmark, in_
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.host.machine import num_cores
+from decentral.report.run_figures import save_learning_curves
+from decentral.report.series import read_curves
 from decentral.runtime.devices import num_processes
 from decentral.runtime.launch import launch
+from decentral.script.loading import runs
 from decentral.store import RunStore
 from decentral.tasks.supervised import Images
 from decentral.tasks.task import EvaluationSettings, Scope
@@ -130,6 +133,48 @@ CASES = (
     _case("vgg11, 3 x 32 x 32", "vgg11", 32, 3, 2),
 )
 _SHARED = ("algo=dpsgd", "topology=ring", "device=cpu", "progress=false", "evaluation.initial=false", "save=none")
+
+
+@benchmark("what comes beside a short run: a figure, help, a list of 3,000 runs")
+def beside(effort: Effort) -> Findings:
+    """CPU time of the learning curves of a run, the wall time of `--help` over that of importing numpy, and the wall
+    time of `decentral.runs` with an index of the runs and without one, which is its first call."""
+    count = 60 if effort.quick else 3000
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results"
+        run_command((*_RUN, "task=quadratics", "steps=30", "progress=false", f"results_dir={results}"))
+        (run,) = (results / "runs").iterdir()
+        curves, seconds = read_curves(run), []
+        for _ in range(effort.rounds + 1):
+            began = time.process_time()
+            save_learning_curves(run, curves)
+            seconds.append(time.process_time() - began)
+        names = ("status.json", "config.yaml", "metrics.json", "metrics.jsonl")
+        texts = {name: (run / name).read_text() for name in names}
+        for number in range(count - 1):
+            (copy := run.with_name(f"{number:012x}")).mkdir()
+            for name, text in texts.items():
+                (copy / name).write_text(text.replace(run.name, copy.name))
+        time.sleep(1.5)  # a file that is younger than a second is read again
+        listed = []
+        for _ in range(2):
+            began = time.perf_counter()
+            runs(results)
+            listed.append(time.perf_counter() - began)
+    commands = {"numpy": ("-c", "import numpy"), "help": (*_RUN, "--help", "algo=relaysgd")}
+    works = {name: partial(run_command, words) for name, words in commands.items()}
+    took = in_turn(works, effort.rounds, clock=time.perf_counter)
+    rows = [
+        {"what": "learning curves, CPU", "seconds": min(seconds[1:])},
+        {"what": f"decentral.runs of {count:,} runs, first call", "seconds": listed[0]},
+        {"what": f"decentral.runs of {count:,} runs, later calls", "seconds": listed[1]},
+        *({"what": f"wall time of {name}", "seconds": took.least(name)} for name in commands),
+    ]
+    targets = [
+        Target("seconds of CPU for a figure", min(seconds[1:]), 0.5),
+        Target("seconds to list 3,000 runs", listed[1], 2.0),
+    ]
+    return Findings([Table("Beside a run", {"what": "what", "seconds": "seconds"}, rows)], targets)
 
 
 @benchmark(
