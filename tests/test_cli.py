@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -17,9 +18,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import decentral
 from decentral.cli.command import guarded
 from decentral.cli.completion import candidates
+from decentral.cli.report import main as report
 from decentral.cli.run import main
 from decentral.cli.study import chosen_studies
 from decentral.cli.study import main as study
@@ -31,6 +35,9 @@ from decentral.errors import ConfigError
 from decentral.registry import find, plugins
 from decentral.report.summary import summary
 from decentral.settings import limited
+from decentral.store.files import csv_cell, from_csv_cell, write_text
+from decentral.terminal.console import aligned
+from punisher import files_limited_to
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "progress=false", "device=cpu", "processes=1")
 
@@ -574,3 +581,75 @@ def test_nothing_slow_is_imported_before_a_configuration_is_accepted(stumbling: 
     script = SCRIPT.format(commands=commands, slow=SLOW)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=stumbling)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_hints_of_every_kind_of_run_work_as_printed(tmp_path, monkeypatch, capsys):
+    hinted = ["data=digits", "model=mlp", *QUICK[1:]]
+
+    def said(entry, *words):
+        monkeypatch.setattr("sys.argv", [f"decentral-{entry.__module__.rpartition('.')[2]}", *words])
+        with pytest.raises(SystemExit) as exit:
+            entry(words)
+        told = capsys.readouterr()
+        assert exit.value.code == 0, told
+        return told.out
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("nets_of_mine.py").write_text(
+        "from torch import nn\n\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    net = import_module("nets_of_mine").Net()
+    data = torch.utils.data.TensorDataset(torch.randn(400, 64), torch.arange(400) % 10)
+    trained = decentral.train(net, data, data, num_workers=4, steps=3, device="cpu", progress=False)
+    printed = [
+        summary(trained.directory),
+        said(main, *hinted),
+        said(main, *hinted[:1], "model=nets_of_mine:Net", *hinted[2:]),
+    ]
+    for number, text in enumerate(printed):
+        (hint,) = re.findall(r"in Python: (decentral\.load\(.*\))\)$", text, re.M)
+        assert len(eval(hint, {"decentral": decentral, "net": net}).models) == 4, hint
+        if number:
+            assert Path(*re.findall(r"^Curves: +(.*)$", text, re.M)).is_file()
+            (again,) = re.findall(r"^Next: +(.*)  \(another seed\)$", text, re.M)
+            assert "seed 1" in said(main, *shlex.split(again)[1:])
+    swept = said(main, "-m", *hinted, "seed=0,1")
+    (table,) = re.findall(r"^Next: +(decentral-report .*)  \(--metric", swept, re.M)
+    assert "±" in said(report, *shlex.split(table)[1:])
+    said(study, "relaysum_fig3", "scale=smoke")
+    finished = said(study, "relaysum_fig3", "scale=smoke")
+    (again,) = re.findall(r"^Next: +decentral-study (.*)  \(make the report again\)", finished, re.M)
+    assert "Results: " in said(study, *shlex.split(again))
+
+
+def test_a_run_in_the_current_folder_and_empty_lists_of_a_study(tmp_path, monkeypatch, capsys):
+    (tmp_path / "here").mkdir()
+    with monkeypatch.context() as patched:
+        patched.chdir(tmp_path / "here")
+        status, _, err = command(capsys, *QUICK, "run_dir=.")
+        assert status == 0, err
+    for name, key in (
+        ("relaysum_fig2", "seeds"),
+        ("bluefog_linear_regression", "tune_seeds"),
+        ("relaysum_fig3", "at"),
+        ("relaysum_fig10", "seeds"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            study([name, "scale=smoke", f"study.{key}=[]"])
+        assert exit.value.code == 2
+        assert f"{key}=[] leaves nothing to run: give at least one value" in capsys.readouterr().err
+
+
+def test_a_full_disk_names_the_file_and_texts_reach_tables_without_formulas_and_control_characters(tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit, files_limited_to(10):
+        guarded("decentral-report", lambda _: write_text(tmp_path / "table.md", "x" * 100) or 0, [])
+    told = capsys.readouterr().err
+    assert exit.value.code == 1 and str(tmp_path / "table.md") in told
+    assert told.endswith("Free some space and rerun the same command.\n") and "checkpoint" not in told
+    for text in ("=1+1", "+1+1", "-1+cmd|' /C calc'!A0", "@SUM(A1)", "\t=1"):
+        assert csv_cell(text).startswith("'") and from_csv_cell(csv_cell(text)) == text
+    for text in ("-1", "+1.5e-3", "-inf", "-0.3 at x", "-", "RelaySGD", 5, -1.5, None):
+        assert csv_cell(text) == text
+    assert "\x1b" not in csv_cell("\x1b[31mred") + aligned([["\x1b[31m", "a"], ["b\nc", "d"]])
+    assert len(aligned([["a"], ["b\nc"]]).splitlines()) == 3

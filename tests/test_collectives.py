@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from functools import partial
 from math import inf
 from unittest import mock
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import decentral
 from configure import configure
 from decentral.cluster.clock import Clock
 from decentral.cluster.links import CollectiveName, LinkCosts, Links
@@ -124,6 +126,78 @@ def test_the_mean_goes_by_the_collective_that_was_chosen(worlds, choice):
     expected = torch.arange(5 * 2 * 7, dtype=torch.float64).view(5, 2, 7).mean(0)
     for found in worlds(2).call(means, choice):
         torch.testing.assert_close(found, expected.expand_as(found), rtol=1e-14, atol=0)
+
+
+def extremes(kind: torch.dtype) -> Tensor:
+    """The largest and smallest normal numbers, in more columns than there are processes."""
+    limits = torch.finfo(kind)
+    return torch.tensor([limits.max, limits.min, limits.tiny, 1.0, 0.0, limits.max], dtype=torch.float64).to(kind)
+
+
+def means_of_equal_values(world: World, workers: int) -> list[str]:
+    """The ways to a mean that do not return what all workers have, bit for bit."""
+    wrong, peers = [], decentral.join("complete")
+    kinds = [torch.float16, torch.bfloat16, *([torch.float32, torch.float64] if world.size != 3 else [])]
+    for carrier, choice, kind in itertools.product(CARRIERS, CollectiveChoice, kinds):
+        settings = NetworkSettings(transport=carrier, collective=choice)
+        rounds = components("topology")["complete"]().schedule(workers)
+        net = join(rounds, Losses(0.0, 0), world.device, world.rank, world.size, settings)
+        rows = extremes(kind).expand(len(net.workers), -1)
+        found = {"mean": net.mean(rows.clone()), "average": net.average(rows.clone())}
+        found["mix"] = net.mix(rows.clone(), 0)
+        wrong += [
+            f"{way} {carrier} {choice} {kind}" for way, x in found.items() if not torch.equal(x, rows[0].expand_as(x))
+        ]
+        net.close()
+    for kind in kinds:
+        x, model = extremes(kind), torch.nn.Module()
+        model.register_buffer("x", x.clone())
+        model.p = torch.nn.Parameter(x.clone())
+        everyone = {"workers_per_machine": world.size}
+        with decentral.Window(x, peers) as window:
+            window.put()
+            window.fence()
+            found = {"update": window.update()}
+        found |= {
+            "allreduce": peers.allreduce(x),
+            "inplace": peers.allreduce(x.clone(), inplace=True),
+            "machine": peers.allreduce(x, **everyone),
+            "neighbor_allreduce": peers.neighbor_allreduce(x),
+            "hierarchical": peers.hierarchical_neighbor_allreduce(
+                x, world.size, self_weight=1.0, src_machine_weights={}
+            ),
+        }
+        peers.allreduce_parameters(model)
+        found |= {"parameter": model.p.data, "buffer": model.x}
+        for mode in ("atc", "allreduce"):
+            optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.0), peers=peers, mode=mode)
+            model.p.grad = torch.zeros_like(x)
+            optimizer.step()
+            with optimizer.averaged():
+                found |= {f"averaged {mode}": model.p.data.clone(), f"averaged buffer {mode}": model.x.clone()}
+            optimizer.close()
+        wrong += [f"{way} {kind}" for way, mean in found.items() if not torch.equal(mean, x)]
+    peers.close()
+    return wrong
+
+
+@pytest.mark.parametrize(("processes", "workers"), [(2, 2), (2, 4), (3, 3)])
+def test_the_mean_of_equal_values_is_that_value(worlds, processes: int, workers: int) -> None:
+    assert worlds(processes).call(means_of_equal_values, workers) == [[]] * processes
+
+
+def test_the_mean_of_equal_rows_is_that_row() -> None:
+    for kind, n in itertools.product([torch.float16, torch.bfloat16, torch.float32, torch.float64], [2, 3, 4]):
+        if n == 3 and kind.itemsize > 2:
+            continue
+        net, rows = LocalNetwork(components("topology")["complete"]().schedule(n), Losses(0.0, 0)), extremes(kind)
+        for way in (net.mean, net.average, partial(net.mix, round=0)):
+            found = way(rows.repeat(n, 1))
+            assert torch.equal(found, rows.expand_as(found)), (way, kind, n)
+    x = torch.randn(30, 70_001)
+    assert torch.equal(
+        LocalNetwork(components("topology")["ring"]().schedule(30), Losses(0.0, 0)).average(x), x.mean(0)
+    )
 
 
 MODELS = {"resnet18": 11_689_512, "resnet50": 25_557_032, "alexnet": 61_100_840, "vit_l_16": 304_326_632}

@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.elastic.agent.server import api as agent
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 from torch.distributed.elastic.utils import store as agent_store
@@ -163,6 +164,52 @@ def test_variables_of_a_launcher_that_make_no_sense_are_refused(monkeypatch, cap
     assert end.value.code == 2 and told.count("\n") == 1 and sentence in told
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         decentral.join("ring")
+
+
+SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}
+ALONE = [
+    {}, {"RANK": "0"}, {"WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "a"}, {"PMIX_RANK": "0"},
+    {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, {"SLURM_NTASKS": "4"},
+    {"SLURM_JOB_ID": "7", **SLURM},  # a batch script, or a shell of salloc
+    {"SLURM_JOB_ID": "7", **SLURM, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+]  # fmt: skip
+SEVERAL = [
+    {"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "1"}, {"WORLD_SIZE": "2"}, {"LOCAL_RANK": "1"}, {"PMIX_RANK": "1"},
+    {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here"}, {"WORLD_SIZE": "2", "SLURM_PROCID": "0"},
+    {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, {"PMI_RANK": "1", "PMI_SIZE": "2"}, {"PMI_SIZE": "2"},
+    {"SLURM_JOB_ID": "7", **SLURM, "SLURM_STEP_ID": "0"}, SLURM, {**SLURM, "SLURM_JOB_ID": "7", "SLURM_PROCID": "3"},
+    {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"},
+    {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "h", "MASTER_PORT": "2", "PMI_RANK": "0", "PMI_SIZE": "2"},
+]  # fmt: skip
+
+
+def test_processes_that_would_work_alone_although_a_launcher_started_several_are_refused(monkeypatch, capsys):
+    for name in list(os.environ):
+        if re.match("RANK|WORLD_|LOCAL_|MASTER_|OMPI_|PMI|SLURM_", name):
+            monkeypatch.delenv(name)
+    data = [(torch.zeros(2), i % 2) for i in range(32)]
+    for variables in [*ALONE, *SEVERAL]:
+        with monkeypatch.context() as patched:
+            for name, value in variables.items():
+                patched.setenv(name, value)
+            if variables in ALONE:
+                decentral.join("ring").close()
+                continue
+            calls = [
+                lambda: decentral.join("ring"),
+                lambda: decentral.train(torch.nn.Linear(2, 2), data, data, num_workers=4, batch_size=2),
+            ]
+            for call in calls:
+                with pytest.raises(ConfigError, match=r"torchrun --nproc-per-node=[2N4] script\.py") as refused:
+                    call()
+                told = str(refused.value)
+                assert any(f"{key}={value}" in told for key, value in variables.items()), told
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for more in ([], ["-m", "seed=1,2"]):
+        with pytest.raises(SystemExit) as end:
+            main([*QUADRATICS, *more])
+        told = capsys.readouterr().err
+        assert end.value.code == 2 and told.count("\n") == 1 and "WORLD_SIZE=2: a launcher" in told
 
 
 # -- The same work on many things, by several processes ----------------------------------------------------------------

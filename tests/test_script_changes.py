@@ -480,6 +480,54 @@ def test_an_optimizer_that_counts_its_steps_takes_whole_ones(worlds):
     assert not any(worlds(2).call(counted, False))
 
 
+EDITS: dict[str, Callable[[nn.Module, Any], object]] = {
+    "none": lambda model, optimizer: None,
+    "read": lambda model, optimizer: [p.grad.norm() for p in model.parameters()],
+    "clip": lambda model, optimizer: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+    "scale": lambda model, optimizer: next(model.parameters()).grad.mul_(0.5),
+    "zero": lambda model, optimizer: optimizer.zero_grad(),
+    "zero in place": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+    "replace": lambda model, optimizer: setattr(
+        next(model.parameters()), "grad", torch.ones_like(next(model.parameters()))
+    ),
+    "rate": lambda model, optimizer: optimizer.param_groups[0].update(lr=1.0),
+    "tensor": lambda model, optimizer: optimizer.param_groups[-1]["lr"].mul_(2),
+    "momentum": lambda model, optimizer: optimizer.param_groups[0].update(momentum=0.5),
+}
+
+
+def edited(world: World, name: str, mode: str) -> str:
+    """Two steps with usual calls around them; what is done between backward and step in the second."""
+    model = network()
+    groups = [{"params": [p], "lr": torch.tensor(0.1, dtype=torch.float64)} for p in model.parameters()]
+    inner = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    optimizer = decentral.wrap(model, inner, "ring", mode=mode, overlap=True, bucket_mb=1e-5)
+    scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+    said = ""
+    try:
+        for step, edit in enumerate([EDITS["none"], EDITS[name]]):
+            optimizer.zero_grad()
+            with optimizer.accumulate():
+                backward(model, world.rank, step + 7)
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            backward(model, world.rank, step)
+            edit(model, optimizer)
+            optimizer.step()
+            scheduler.step()
+    except ConfigError as error:
+        said = str(error)
+    optimizer.close()
+    return said
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_what_an_overlapped_step_would_ignore_is_refused(worlds, name: str):
+    what = "settings" if name in ("rate", "tensor", "momentum") else "gradients"
+    for said in worlds(2).call(edited, name, "atc"):
+        assert (said == "") if name in ("none", "read") else f"{what} were changed between" in said, said
+    assert worlds(2).call(edited, name, "awc") == ["", ""], "it is not too late"
+
+
 def evaluated_in_inference_mode(world: World) -> bool:
     model = network()
     optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", algo="allreduce")
@@ -557,6 +605,50 @@ def resumed(world: World, how: str, optimizer: str, plain: bool, told: dict[str,
 def test_a_checkpoint_that_is_loaded_before_wrap_is_kept(worlds, how: str, optimizer: str, plain: bool, told: Any):
     for whole, second in worlds(3).call(resumed, how, optimizer, plain, told):
         torch.testing.assert_close(second, whole, rtol=0, atol=0)
+
+
+def resumed_around_wrap(world: World, how: dict[str, Any], case: str) -> str:
+    """The model's checkpoint and the optimizer's, loaded before and after wrap, and a step."""
+    model = network(world.rank)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    first = decentral.wrap(model, inner, "ring", **how)
+    backward(model, world.rank)
+    first.step()
+    saved = {name: value.clone() for name, value in model.state_dict().items()}, first.state_dict()
+    first.close()
+    model = network(world.rank)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if case != "after":
+        model.load_state_dict(saved[0])
+    told = {"broadcast_from": 0} if case == "told" else {}
+    optimizer = decentral.wrap(model, inner, "ring", **how, **told)
+    if case == "plain":
+        inner.load_state_dict(
+            {**saved[1], "state": {key: v for key, v in saved[1]["state"].items() if key != "decentral"}}
+        )
+    elif case == "shared":
+        optimizer.peers.broadcast_optimizer_state(inner)
+    else:
+        optimizer.load_state_dict(saved[1])
+    if case == "after":
+        model.load_state_dict(saved[0])
+    said = ""
+    try:
+        backward(model, world.rank)
+        optimizer.step()
+    except ConfigError as error:
+        said = str(error)
+    optimizer.close()
+    return said
+
+
+@pytest.mark.parametrize("case", ["before", "plain", "after", "told", "shared"])
+def test_a_model_that_wrap_has_replaced_does_not_go_on_with_its_own_optimizer(worlds, case: str):
+    """Whatever the mode; an algorithm's state has the models, too."""
+    for how in ({"mode": "awc"}, {"mode": "atc", "overlap": True}, {"mode": "push_sum"}, {"algo": "dpsgd"}):
+        is_wrong = case == "plain" or (case == "before" and "mode" in how)
+        for said in worlds(3).call(resumed_around_wrap, how, case):
+            assert ("has replaced the weights" in said) == is_wrong, (how, said)
 
 
 def warned(world: World, case: str) -> tuple[str, Tensor]:

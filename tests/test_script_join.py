@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
+import networkx as nx
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -294,3 +297,42 @@ def leave_alone(world: World) -> list[str]:
 def test_a_window_is_freed_although_another_rank_does_not_come(pair):
     said, _ = pair.call(leave_alone)
     assert said == ["timed out after 1 s of waiting for the other processes of this run"]
+
+
+def test_arguments_of_other_types_are_refused_in_a_sentence(tmp_path):
+    """A graph, a number, a text, None and an array, wherever a tensor, a module, an optimizer or the like is wanted."""
+    net, usual = nn.Linear(2, 1), {"algo": "dpsgd", "topology": "ring", "x0": np.ones((4, 1)), "steps": 1}
+    usual["oracle"] = lambda x, t: x
+    optimizer, peers, x = torch.optim.SGD(net.parameters(), lr=0.1), decentral.join("ring"), torch.ones(2)
+    on_tensors = ("allreduce", "broadcast", "allgather", "neighbor_allreduce", "broadcast_parameters")
+    on_tensors += ("allreduce_parameters", "broadcast_optimizer_state", "equally")
+    calls: dict[str, Callable[[Any], object]] = {
+        "Window": lambda wrong: decentral.Window(wrong, peers),
+        "Window, peers": lambda wrong: decentral.Window(x, wrong),
+        "wrap, model": lambda wrong: decentral.wrap(wrong, optimizer, peers=peers),
+        "wrap, optimizer": lambda wrong: decentral.wrap(net, wrong, peers=peers),
+        "wrap, peers": lambda wrong: decentral.wrap(net, optimizer, peers=3 if wrong is None else wrong),
+        "join, needs": lambda wrong: decentral.join("ring", needs=wrong),
+        "train, model": lambda wrong: decentral.train(wrong, [], []),
+        "train, word": lambda wrong: decentral.train(net, [], [], wrong),
+        "train, data": lambda wrong: decentral.train(net, wrong, [(x, 0)], results_dir=tmp_path),
+        "oracle": lambda wrong: decentral.iterates(**usual | {"oracle": lambda x, t: wrong}),
+        **{key: lambda wrong, key=key: decentral.iterates(**usual | {key: wrong}) for key in [*usual, "lr"]},
+        "load": decentral.load,
+        "runs": decentral.runs,
+        "table": lambda wrong: decentral.table(wrong, rows="algo"),
+        "table, rows": lambda wrong: decentral.table(tmp_path, rows=wrong),
+        **{name: getattr(peers, name) for name in on_tensors},
+        "hierarchical": lambda wrong: peers.hierarchical_neighbor_allreduce(x, wrong),
+        "pair_gossip": lambda wrong: peers.pair_gossip(wrong, None),
+    }
+    refused = 0
+    for call in calls.values():
+        for wrong in (nx.cycle_graph(4), 3.5, "abc", None, np.ones((3, 2))):
+            try:
+                call(wrong)  # some are accepted, such as a matrix as a topology; nothing else is raised
+            except ConfigError as error:
+                assert "\n" not in str(error)
+                refused += 1
+    assert refused > 4 * len(calls)
+    peers.close()

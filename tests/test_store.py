@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import math
 import os
@@ -11,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,10 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
+import yaml
 
 import decentral
+from decentral.cli.run import main as run_main
 from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, find_runs, read_metrics
 from decentral.store.checkpoints import load_part
@@ -177,11 +180,16 @@ def test_runs_are_found_in_a_results_folder(tmp_path: Path) -> None:
     for place, status in (("runs/b", Status.done), ("runs/c", Status.failed), ("mine", Status.diverged)):
         with RunStore.open(tmp_path / place, place[-1], CONFIG) as store:
             store.set_status(status)
-    assert [(run.run_id, run.path.name, run.status) for run in find_runs(tmp_path)] == [
-        ("e", "mine", Status.diverged),
-        ("b", "b", Status.done),
-        ("c", "c", Status.failed),
-    ]
+    shutil.copytree(tmp_path / "runs" / "b", tmp_path / "runs" / "b_backup")
+    shutil.copytree(tmp_path / "runs" / "b", tmp_path / "b")
+    (tmp_path / "runs" / "link").symlink_to("b")
+    (tmp_path / "c").symlink_to("runs/c")
+    left_out: list[str] = []
+    found = [(run.run_id, run.path.name, run.status) for run in find_runs(tmp_path, left_out)]
+    assert found == [("b", "b", Status.done), ("c", "c", Status.failed)]
+    assert left_out == ["b_backup", "link", "b", "c", "mine"]
+    (mine,) = find_runs(tmp_path / "mine")  # with run_dir=: by its directory
+    assert (mine.run_id, mine.status) == ("e", Status.diverged)
 
 
 # Metrics
@@ -467,3 +475,98 @@ def test_a_long_table_is_packed_and_read_as_it_was(tmp_path: Path) -> None:
 def test_a_long_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "values.csv").write_text(LONG)
     assert read_table(tmp_path / "values.csv") == LONG and stored_table(tmp_path / "values.csv").name == "values.csv"
+
+
+# Damaged and copied runs
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs of quadratics, in a folder of results."""
+    folder = tmp_path_factory.mktemp("finished") / "results"
+    for seed in (0, 1):
+        with pytest.raises(SystemExit) as exit:
+            run_main([*QUICK_RUN, f"results_dir={folder}", f"seed={seed}"])
+        assert exit.value.code == 0
+    return folder
+
+
+QUICK_RUN = ["task=quadratics", "num_workers=4", "steps=30", "progress=false", "device=cpu", "processes=1"]
+DAMAGE: list[tuple[str, Callable[[str], str]]] = [
+    ("metrics.jsonl", lambda text: "".join(text.splitlines(keepends=True)[:-9])),
+    ("metrics.jsonl", lambda text: text[: len(text) // 2]),
+    ("metrics.jsonl", lambda text: ""),
+    ("metrics.jsonl", lambda text: text.replace('"worker": 0', '"worker": [1]', 1)),
+    ("metrics.jsonl", lambda text: text.replace('"step": 0', '"step": null', 1)),
+    ("metrics.jsonl", lambda text: text.replace('"split": "train"', '"split": 5', 1)),
+    ("status.json", lambda text: re.sub(r'"wall_s": [^,]*', '"wall_s": "abc"', text, count=1)),
+    ("status.json", lambda text: text[: len(text) // 2]),
+    ("status.json", lambda text: text.replace('"done"', "[1]")),
+    ("config.yaml", lambda text: re.sub(r"^algo:\n", "algo: [a, b]\nother:\n", text, flags=re.M)),
+    ("config.yaml", lambda text: re.sub(r"^batch_size: .*", "batch_size: many", text, flags=re.M)),
+    ("config.yaml", lambda text: re.sub(r"^seed: .*", "seed: [1]", text, flags=re.M)),
+    ("config.yaml", lambda text: text[: len(text) // 3]),
+]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_damaged_run_is_unreadable_and_the_others_are_not(finished: Path, tmp_path: Path, packed: bool) -> None:
+    for number, (name, change) in enumerate(DAMAGE):
+        results = tmp_path / str(number)
+        shutil.copytree(finished, results)
+        victim, other = sorted((results / "runs").iterdir())
+        text = change((victim / name).read_text())
+        assert text != (victim / name).read_text(), name
+        (victim / name).write_text(text)
+        if packed:
+            content = gzip.compress((victim / "metrics.jsonl").read_bytes())
+            (victim / "metrics.jsonl.gz").write_bytes(content[:-9] if number % 2 else content)
+            (victim / "metrics.jsonl").unlink()
+        table = decentral.runs(results).set_index("id")
+        assert dict(table["status"]) == {victim.name: "unreadable", other.name: "done"}, (name, number)
+        assert str(victim) in table["reason"][victim.name]
+        with pytest.warns(UserWarning, match="1 unreadable run left out"):
+            assert set(decentral.table(results, rows="algo")["runs"]) == {1}
+        if name == "metrics.jsonl":
+            with pytest.raises(SystemExit) as exit:
+                seed = yaml.safe_load((victim / "config.yaml").read_text())["seed"]
+                run_main([*QUICK_RUN, f"results_dir={results}", f"seed={seed}"])
+            assert exit.value.code == 2
+
+
+def test_copies_and_links_of_runs_do_not_count_and_are_named(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "results")
+    one, _ = sorted((tmp_path / "results" / "runs").iterdir())
+    before = decentral.table(tmp_path / "results", rows="algo")
+    shutil.copytree(one, one.with_name(f"{one.name}_backup"))
+    shutil.copytree(one, tmp_path / "results" / one.name)
+    one.with_name("link").symlink_to(one.name)
+    with pytest.warns(UserWarning, match=rf"3 folders left out .*: {one.name}_backup, link, {one.name}"):
+        assert len(decentral.runs(tmp_path / "results")) == 2
+    with pytest.warns(UserWarning, match="3 folders left out"):
+        assert decentral.table(tmp_path / "results", rows="algo").equals(before)
+    assert list(decentral.runs(one.with_name(f"{one.name}_backup"))["id"]) == [one.name]
+
+
+def test_the_index_of_runs_is_not_believed_when_a_file_has_changed(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decentral.report.series._INDEXED_FROM", 1)
+    monkeypatch.setattr("decentral.report.series._FRESH_S", -60.0)
+    shutil.copytree(finished, results := tmp_path / "results")
+    one, other = sorted((results / "runs").iterdir())
+    first = decentral.runs(results)
+    with monkeypatch.context() as patched:  # it is used
+        patched.setattr("decentral.report.series.read_run", lambda _: pytest.fail("read again"))
+        assert decentral.runs(results).equals(first)
+    times = os.stat(one / "metrics.jsonl")
+    text = (one / "metrics.jsonl").read_text()
+    (one / "metrics.jsonl").write_text(text.replace('"worker": 0', '"worker": x', 1))  # the same size
+    os.utime(one / "metrics.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert sorted(decentral.runs(results)["status"]) == ["done", "unreadable"]
+    shutil.rmtree(other)
+    assert list(decentral.runs(results)["id"]) == [one.name]
+    (one / "metrics.jsonl").write_text(text)
+    for content in (b"", b"{}", b"0\n{}", (results / ".runs.json").read_bytes().replace(b"dpsgd", b"other")):
+        (results / ".runs.json").write_bytes(content)
+        assert list(decentral.runs(results)["status"]) == ["done"]

@@ -8,6 +8,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from decentral.config.identity import run_directory
 from decentral.config.overrides import literal
 from decentral.config.parsing import dump, load
 from decentral.errors import ConfigError
+from decentral.script.training import GivenModel
 from decentral.store import read_metrics
 
 SHORT = {"algo": "dpsgd", "topology": "ring", "num_workers": 4, "batch_size": 8, "steps": 8, "alpha": 0.1, "seed": 5,
@@ -431,6 +433,40 @@ def seeding() -> nn.Sequential:
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(torch.get_num_threads() + 1)
     return small()
+
+
+def test_trainings_in_threads_take_turns(tmp_path, capsys):
+    """Their numbers are those of one after the other; one inside another does not wait."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+
+    def losses(seed: int, where: str) -> list[float]:
+        return trained(seed, where).metrics.value.tolist()
+
+    def trained(seed: int, where: str) -> Any:
+        settings = SHORT | {"seed": seed, "steps": 30}
+        return decentral.train(net, toy(), toy(), results_dir=tmp_path / where, **settings)
+
+    alone = [losses(seed, "alone") for seed in range(2)]
+    assert "waits" not in capsys.readouterr().err
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda seed: losses(seed, "threads"), range(2))) == alone
+    assert "this thread waits for another one" in capsys.readouterr().err
+
+    def inner(x: Any, t: int) -> Any:
+        trained(3, "inner")
+        return x
+
+    assert decentral.iterates("dpsgd", "ring", inner, np.ones((4, 1)), 1).shape == (2, 4, 1)
+
+
+def test_a_given_module_is_counted_like_the_built_in_one():
+    data = compose(["data=digits"]).data.inspect()
+    mlp = compose(["data=digits", "model=mlp"]).model
+    layers = [nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)]
+    for made in (nn.Sequential(*layers), lambda: nn.Sequential(*layers), nn.Sequential(*layers).double()):
+        state = torch.get_rng_state()
+        assert GivenModel.of(made).multiplications(data) == mlp.multiplications(data)
+        assert torch.equal(state, torch.get_rng_state())
 
 
 def global_state() -> list[Any]:

@@ -10,18 +10,23 @@ import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+import decentral
 from bench.baselines import CifarLike
 from bench.harness import Effort, Findings, Table, Target, alone, benchmark, in_turn, passes
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.host.machine import num_cores
+from decentral.report.run_figures import save_learning_curves
+from decentral.report.series import read_curves
 from decentral.runtime.devices import num_processes
 from decentral.runtime.launch import launch
+from decentral.script.loading import runs
 from decentral.store import RunStore
 from decentral.tasks.supervised import Images
 from decentral.tasks.task import EvaluationSettings, Scope
@@ -41,6 +46,25 @@ def run_command(arguments: Sequence[str], status: int = 0, fresh: Path | None = 
     if ended.returncode != status:
         told = " ".join(ended.stderr.split())[-300:]
         raise RuntimeError(f"{' '.join(command[1:])} ended with status {ended.returncode}: {told}")
+
+
+@benchmark("the CPU time of decentral.train of a given module / of the same built-in one")
+def given(effort: Effort) -> Findings:
+    """Train an MLP on the digits on as many cores as it is worth, as a module and by its name."""
+    layers = [layer for a, b in pairwise((64, 64, 64, 10)) for layer in (torch.nn.Linear(a, b), torch.nn.ReLU())][:-1]
+    models = {"mlp": "mlp", "given": torch.nn.Sequential(torch.nn.Flatten(), *layers)}
+    words: dict[str, Any] = {"algo": "dpsgd", "topology": "ring", "num_workers": 8, "batch_size": 16, "progress": False}
+    steps = 20 if effort.quick else 1000
+    with tempfile.TemporaryDirectory() as folder:
+
+        def train(model: Any) -> None:
+            decentral.train(model, "digits", steps=steps, rerun=True, results_dir=folder, **words)
+
+        times = in_turn({name: partial(train, model) for name, model in models.items()}, effort.rounds)
+    rows = [{"model": name, "cpu_s": times.least(name), "to_mlp": times.ratio(name, "mlp")} for name in models]
+    columns = {"model": "model", "cpu_s": "CPU (s, least)", "to_mlp": "/ model=mlp"}
+    target = Target("a given MLP / model=mlp (CPU)", times.ratio("given", "mlp").median, at_most=1.3)
+    return Findings([Table(f"{steps} steps of 8 workers", columns, rows)], [target])
 
 
 _RUN, _REFUSED = ("-m", "decentral"), "a refused configuration"
@@ -109,6 +133,48 @@ CASES = (
     _case("vgg11, 3 x 32 x 32", "vgg11", 32, 3, 2),
 )
 _SHARED = ("algo=dpsgd", "topology=ring", "device=cpu", "progress=false", "evaluation.initial=false", "save=none")
+
+
+@benchmark("what comes beside a short run: a figure, help, a list of 3,000 runs")
+def beside(effort: Effort) -> Findings:
+    """CPU time of the learning curves of a run, the wall time of `--help` over that of importing numpy, and the wall
+    time of `decentral.runs` with an index of the runs and without one, which is its first call."""
+    count = 60 if effort.quick else 3000
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results"
+        run_command((*_RUN, "task=quadratics", "steps=30", "progress=false", f"results_dir={results}"))
+        (run,) = (results / "runs").iterdir()
+        curves, seconds = read_curves(run), []
+        for _ in range(effort.rounds + 1):
+            began = time.process_time()
+            save_learning_curves(run, curves)
+            seconds.append(time.process_time() - began)
+        names = ("status.json", "config.yaml", "metrics.json", "metrics.jsonl")
+        texts = {name: (run / name).read_text() for name in names}
+        for number in range(count - 1):
+            (copy := run.with_name(f"{number:012x}")).mkdir()
+            for name, text in texts.items():
+                (copy / name).write_text(text.replace(run.name, copy.name))
+        time.sleep(1.5)  # a file that is younger than a second is read again
+        listed = []
+        for _ in range(2):
+            began = time.perf_counter()
+            runs(results)
+            listed.append(time.perf_counter() - began)
+    commands = {"numpy": ("-c", "import numpy"), "help": (*_RUN, "--help", "algo=relaysgd")}
+    works = {name: partial(run_command, words) for name, words in commands.items()}
+    took = in_turn(works, effort.rounds, clock=time.perf_counter)
+    rows = [
+        {"what": "learning curves, CPU", "seconds": min(seconds[1:])},
+        {"what": f"decentral.runs of {count:,} runs, first call", "seconds": listed[0]},
+        {"what": f"decentral.runs of {count:,} runs, later calls", "seconds": listed[1]},
+        *({"what": f"wall time of {name}", "seconds": took.least(name)} for name in commands),
+    ]
+    targets = [
+        Target("seconds of CPU for a figure", min(seconds[1:]), 0.5),
+        Target("seconds to list 3,000 runs", listed[1], 2.0),
+    ]
+    return Findings([Table("Beside a run", {"what": "what", "seconds": "seconds"}, rows)], targets)
 
 
 @benchmark(

@@ -427,6 +427,37 @@ def test_an_honest_submission_agrees_and_a_forgery_with_new_hashes_where_it_is_c
     assert len(forged("step", 1, 0, 1, steps)) >= 2
 
 
+def test_a_forged_description_of_a_submission_is_refused_or_does_not_agree(
+    submitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = {key: one for key, one in submission.read(submitted).items() if key not in ("files", "hash")}
+    method, cell = good["methods"][0], good["cells"][0]
+    for number, (status, change) in enumerate([
+        *((2, {key: 5}) for key in ("methods", "cells", "packages", "scale", "version")),
+        *((2, {"cells": cells}) for cells in ([5], [{}], [{"scenario": 1}])),
+        (2, {"methods": [{**method, "times": "abc"}]}),
+        (1, {"methods": [{key: one for key, one in method.items() if key != "base"}]}),
+        (1, {"cells": []}),
+        (1, {"methods": [{**method, "base": [*method["base"], "run_dir=elsewhere"]}]}),
+        (1, {"cells": [*good["cells"], {**cell, "scenario": "other.even"}]}),
+    ]):  # fmt: skip
+        shutil.copytree(submitted, copy := tmp_path / str(number))
+        submission.seal(copy, {**good, **change})
+        told = said(capsys, "--verify", str(copy), "repeat=0", status=status)
+        assert ("is not a submission" in told) == (status == 2), (change, told)
+    forged = Method("dpsgd", "D-PSGD", ["algo=dpsgd", "run_dir=elsewhere"])
+    monkeypatch.setattr("decentral.plugins.benchmark.kinds.benchmark.methods", lambda *_, **__: [forged])
+    with pytest.raises(ConfigError, match="method dpsgd sets run_dir, which the benchmark decides"):
+        smoke(tmp_path / "own", "dpsgd")
+
+
+def test_a_benchmark_without_a_finished_cell_is_reported(tmp_path: Path) -> None:
+    empty = Costs([], [], [], [])
+    assert empty.order() == [] and empty.ratios.shape == (0, 0) and empty.profile([1.0]).shape == (0, 1)
+    assert Costs([], ["a", "b"], [], [("x",)]).order() == []
+
+
 def test_cells_are_shown_as_published_from_a_wheel_if_their_own_runs_are_the_same(
     submitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

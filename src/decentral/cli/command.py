@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from decentral.cli.completion import complete
-from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import conf_directory, dump, folders_of
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.interrupt import end_at_once, raise_once, was_raised
 from decentral.registry import plugins
 from decentral.store import RunStore
-from decentral.store.failures import ADVICE, classify, describe
+from decentral.store.failures import Failure, classify, describe
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
 
 SETTINGS = frozenset(field.name for field in dataclasses.fields(Config))
@@ -71,6 +70,8 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what
 
 def check_directory(config: Config) -> None:
     """Refuse a run directory that cannot be used, before torch is imported; creates none."""
+    from decentral.config.identity import run_directory, run_id
+
     directory = run_directory(config)
     key = "run_dir" if config.run_dir else "results_dir"
     _check_length(key, getattr(config, key), directory)
@@ -94,7 +95,10 @@ def check_writable(key: str, value: str, directory: Path) -> None:
 
 def _check_length(key: str, value: str, directory: Path) -> None:
     """Refuse a path that the system does not take, or not with the files of a run below it."""
-    whole, part = len(os.fsencode(directory.absolute())), max(len(os.fsencode(name)) for name in directory.parts)
+    whole, part = (
+        len(os.fsencode(directory.absolute())),
+        max((len(os.fsencode(name)) for name in directory.parts), default=0),
+    )
     if whole > _LONGEST_PATH or part > _LONGEST_NAME:
         raise ConfigError(
             f"{key}={value[:40]}... is too long: use at most {_LONGEST_NAME} bytes per name and {_LONGEST_PATH} for "
@@ -148,6 +152,6 @@ def _status(command: str, carry_out: Callable[[list[str]], int], arguments: list
             )
             report_error(f"{where}. Choose another one, or change its permissions.", command)
             return REFUSED
-
-        report_error(f"{describe(error)}. {ADVICE[classify(error)]}.", command)
+        free = "Free some space and rerun" if classify(error) is Failure.disk_full else "Rerun"
+        report_error(f"{describe(error)}. {free} the same command.", command)
         return FAILED

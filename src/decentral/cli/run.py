@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from decentral import __version__
 from decentral.cli.command import Options, guarded
 from decentral.cli.help import print_help
-from decentral.cli.single import carry_out
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.terminal.console import say
@@ -46,6 +45,7 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve needs --cfg job, which prints the configuration.")
 
+    from decentral.cli.single import carry_out
     from decentral.config.composition import as_yaml, compose
     from decentral.config.schema import Config
 

@@ -60,9 +60,10 @@ def carry_out(config: Config) -> int:
             if told := log_stored(config, outcome.directory):
                 say(told)
         curves = read_curves(outcome.directory)
-        if not outcome.done_before or not (outcome.directory / FIGURE).exists():  # killed before it was drawn
+        undrawn = not outcome.done_before or not (outcome.directory / FIGURE).exists()  # killed before it was drawn
+        say(summary(outcome.directory, curves, undrawn))
+        if undrawn:
             draw(outcome.directory, curves)
-        say(summary(outcome.directory, curves))
     return INTERRUPTED if outcome.status is Status.interrupted else 0
 
 

@@ -53,6 +53,8 @@ PUBLISHED_RESULTS = "results"
 """Where the results that are committed are, and those of versions that had no other folder."""
 
 _FOLDERS = (OWN_RESULTS, PUBLISHED_RESULTS)
+_MAY_BE_EMPTY = ("base", "tune_base", "departures", "report", "also", "curves", "keys", "published_at", "calibrated_by")
+"""Keys of a study that are empty where there is nothing to say."""
 _LEGEND = f"Studies by paper, with their scales; * has results in {OWN_RESULTS}/ or {PUBLISHED_RESULTS}/."
 _THEN = """\
 decentral-study NAME scale=smoke      run a study in seconds, to see it work
@@ -271,6 +273,10 @@ def checked_cells(chosen: ChosenStudy) -> list[Cell]:
     twice = next((one for one in labels if labels.count(one) > 1), None)
     if twice is not None:
         raise ConfigError(f"study {chosen.name} has two cells with the labels {twice}: give them different ones.")
+    emptied = [word for word in chosen.changed if word.endswith(("=[]", "={}")) and word[6:-3] not in _MAY_BE_EMPTY]
+    emptied += [f"{key}=[]" for key in ("seeds", "tune_seeds") if getattr(chosen.study, key, None) == []]
+    if emptied:
+        raise ConfigError(f"study {chosen.name}: {emptied[0]} leaves nothing to run: give at least one value.")
     seeds = list(getattr(chosen.study, "seeds", []))
     wrong = next((seed for seed in seeds if not 0 <= seed < 2**62), None)
     if wrong is not None:

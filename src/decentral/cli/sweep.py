@@ -242,13 +242,15 @@ def _settings(one: Combination) -> dict[str, str]:
 def _table(combinations: Sequence[Combination]) -> str:
     """The table of the whole sweep: mean ± standard deviation over seeds, at the best learning rate; '' where nothing
     is repeated or searched. Its files lie in results_dir/tables."""
+    settings = list(map(_settings, combinations))
+    varied = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
+    if "seed" not in varied and not {"lr"} < varied:
+        return ""
+
     from decentral.report.make import make
     from decentral.report.runs_table import collect_runs, folder_of, layout_of
 
-    settings = list(map(_settings, combinations))
     layout = layout_of(settings)
-    if not layout.best and len({one.get("seed") for one in settings}) < 2:
-        return ""
     runs = [run_directory(one.config) for one in combinations]
     directory = folder_of(at_home(combinations[0].config.results_dir) / "tables", layout, runs)
     try:

@@ -20,6 +20,7 @@ from decentral.registry import component, components, find, is_foreign, plugins,
 from decentral.registry.signature import function_source, functions
 
 _MOST_VALUES, _MOST_BYTES = 100_000, 1 << 20
+_NEEDED = ("algo", "task", "num_workers", "seed", "batch_size")  # in every stored configuration
 
 
 def conf_directory() -> Path:
@@ -296,14 +297,31 @@ def _not_trusted(key: str, code: str) -> ConfigError:
     )
 
 
+def stored_config(directory: Path) -> dict[str, Any]:
+    """The plain values of the frozen configuration of a run. Raises ConfigError if they are missing or damaged."""
+    path = directory / "config.yaml"
+    values, hints = read_mapping(path), _hints(Config)
+    for key, value in values.items():
+        if key in GROUPS or key in NODES:
+            name = value.get("name", "") if isinstance(value, dict) else None if value is not None else ""
+            if not isinstance(name, str):
+                raise ConfigError(f"{path} is damaged: {key}={str(value)[:60]} has no name.")
+        elif key in hints:
+            try:
+                convert(hints[key], value, key)
+            except ConfigError as error:
+                raise ConfigError(f"{path} is damaged: {error}") from None
+    return values
+
+
 def run_settings(directory: Path) -> dict[str, Any]:
-    """Every setting of a run as on the command line: `algo`, `algo.fill`, `lr`; none where they cannot be read."""
-    try:
-        values = read_yaml(directory / "config.yaml")
-    except ConfigError:
-        return {}
+    """Every setting of a run as on the command line: `algo`, `algo.fill`, `lr`. Raises ConfigError as `stored_config`
+    does."""
     found: dict[str, Any] = {}
-    for key, value in values.items() if isinstance(values, dict) else ():
+    values = stored_config(directory)
+    if absent := next((key for key in _NEEDED if key not in values), None):
+        raise ConfigError(f"{directory / 'config.yaml'} is damaged: it has no {absent}.")
+    for key, value in values.items():
         if not isinstance(value, dict):
             found[key] = value
             continue

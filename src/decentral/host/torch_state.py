@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -14,6 +16,22 @@ if TYPE_CHECKING:
 
 
 _THREADS = "OMP_NUM_THREADS"
+_TURN = threading.RLock()
+"""Held by the thread that uses torch's global state."""
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """While entered, other threads wait, and say so: torch's generators and defaults belong to the whole process."""
+    if not _TURN.acquire(blocking=False):
+        print(
+            "decentral: this thread waits for another one, which trains or loads a model.", file=sys.stderr, flush=True
+        )
+        _TURN.acquire()
+    try:
+        yield
+    finally:
+        _TURN.release()
 
 
 @contextmanager
@@ -21,8 +39,14 @@ def left_as_found() -> Iterator[None]:
     """While entered, torch computes as it does by default: in float32, on the CPU, with gradients, without autocast.
 
     Afterwards generators, default dtype and device, gradient mode and threads are those of the caller, also after an
-    exception.
+    exception. One thread is inside at a time.
     """
+    with in_turn(), _with_defaults():
+        yield
+
+
+@contextmanager
+def _with_defaults() -> Iterator[None]:
     import torch
 
     from decentral.randomness import seeded

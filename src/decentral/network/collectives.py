@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from decentral.network.kernels import headroom
 from decentral.network.settings import CollectiveChoice
 from decentral.network.transports.posting import as_bytes
 from decentral.network.transports.transport import CPU, Buffer, Expected, Transport, binomial_tree
@@ -166,6 +167,7 @@ def all_reduce(choice: CollectiveChoice, x: Tensor, factor: float, peers: Peers)
         x.mul_(factor)
         return True
     peers.transport.reserve(x.nbytes)
-    algorithm(x, factor, peers)
+    down = headroom(peers.size)
+    algorithm(x.mul_(down), factor / down, peers)
     peers.transport.done()
     return True

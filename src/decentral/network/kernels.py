@@ -49,23 +49,43 @@ class Scratch:
 
 
 def blocks(num_columns: int, num_rows: int, like: Tensor) -> Iterator[slice]:
-    """Yield slices of range(num_columns) whose `num_rows` rows fit in the cache, unless there are many."""
+    """Yield slices of range(num_columns) whose `num_rows` rows fit in the cache, unless there are many.
+
+    Multiples of a power of two: torch sums the last few columns of a block in another order.
+    """
     limit = _BLOCK_BYTES if like.device.type == "cpu" else _BLOCK_BYTES_GPU
-    size = max(_LEAST_COLUMNS, limit // max(1, num_rows * like.element_size()))
+    size = max(1, limit // max(1, num_rows * like.element_size()) // _LEAST_COLUMNS) * _LEAST_COLUMNS
     for start in range(0, num_columns, size):
         yield slice(start, min(start + size, num_columns))
 
 
-def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
-    """Write the sum of weight * row over the terms, in order, to `out`, which may alias only the first row."""
+def wide(x: Tensor) -> Tensor:
+    """Return the tensor in the precision of sums: a copy in float32 of 16-bit numbers, otherwise the tensor itself."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def headroom(n: int) -> float:
+    """Return the largest power of two <= 1/n. Sums of n numbers times it cannot overflow, and have the bits of the sums
+    of the numbers themselves, except below the smallest normal number."""
+    return 0.5 ** (n - 1).bit_length()
+
+
+def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor, factor: float = 1.0) -> None:
+    """Write factor times the sum of weight * row over the terms, in order, to `out`, which may alias only the first
+    row. 16-bit numbers are summed in float32."""
     if not terms:
         out.zero_()
         return
     (row, weight), *rest = terms
-    if weight != 1 or row.data_ptr() != out.data_ptr():
-        torch.mul(row, weight, out=out)
+    total = wide(out)
+    if weight != 1 or row.data_ptr() != total.data_ptr():
+        torch.mul(wide(row), weight, out=total)
     for row, weight in rest:
-        out.add_(row, alpha=weight)
+        total.add_(row, alpha=weight)
+    if factor != 1:
+        total.mul_(factor)
+    if total is not out:
+        out.copy_(total)
 
 
 class Terms(NamedTuple):
@@ -150,11 +170,17 @@ def sum_of(y: Tensor, messages: Sequence[Tensor], out: Tensor) -> Tensor:
     return out
 
 
-def average_rows(x: Tensor) -> None:
-    """x_i <- 1/n sum_j x_j in place, for all n rows."""
+def mean_of(x: Tensor) -> Tensor:
+    """Return 1/n sum_j x_j of n rows [n, ..., P] as a new row [..., P]; finite if all numbers are."""
+    found, down, on_cpu = torch.empty_like(x[0]), headroom(len(x)), x.device.type == "cpu"
+    exact = torch.float64 if not on_cpu and x.dtype == torch.float32 else None  # without a look at the result
     for columns in blocks(x.shape[-1], 1, x):
-        block = x[..., columns]
-        block.copy_(block.mean(0, keepdim=True))
+        block = wide(x[..., columns])
+        mean = block.mean(0, dtype=exact)
+        if on_cpu and not math.isfinite(mean.sum().item()):
+            mean = (block * down).mean(0).mul_(1 / down)
+        found[..., columns] = mean
+    return found
 
 
 _LIMIT_NUMBERS = 1 << 20
@@ -185,7 +211,7 @@ def mixing_table(W: MixingMatrix) -> tuple[Tensor, Tensor]:
 def mix_small(x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """Return sum_j W_ij x_j: [n, ..., P'] -> the same shape, new. A row without entries becomes 0 times itself."""
     index, weight = table
-    weight = weight.to(x.dtype).view(*weight.shape, *([1] * (x.dim() - 1)))
+    weight = weight.to(wide(x[:0]).dtype).view(*weight.shape, *([1] * (x.dim() - 1)))
     return (x[index] * weight).sum(1)
 
 

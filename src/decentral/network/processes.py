@@ -134,7 +134,8 @@ class ProcessNetwork(Network):
 
     def average(self, x: Tensor) -> Tensor:
         """Return 1/n sum_j x_j: [k, P] -> [P]."""
-        return self.transport.total(x.sum(0), 1 / self.n)
+        share = kernels.wide(kernels.mean_of(x)).mul_(len(x) / self.n)
+        return self.transport.total(share, 1.0).to(x.dtype)
 
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         if self._pushes is None:
@@ -152,17 +153,19 @@ class ProcessNetwork(Network):
         return self._pushes.drain(x, p)
 
     def _mean_of_all(self, x: Tensor) -> Tensor:
+        down = kernels.headroom(len(self.layout[0]))  # the same in all processes
         for columns in kernels.blocks(x.shape[-1], len(x), x):
-            for row in x[1:, ..., columns]:
-                x[0, ..., columns].add_(row)
+            rows = x[..., columns]
+            kernels.weighted_sum([(row, down) for row in rows], rows[0])
+        factor = 1 / (self.n * down)
         choice, transport = self.settings.collective, self.transport
         if choice is CollectiveChoice.library and transport.limiter is not None and not transport.limits_totals:
             choice = CollectiveChoice.ring
         elif choice is CollectiveChoice.auto and self.fastest is not None:
             choice = self.fastest(x[0].nbytes)
         peers = Peers(transport, self.rank, len(self.layout), x.device)
-        if not all_reduce(choice, x[0].view(-1), 1 / self.n, peers):
-            transport.total(x[0], 1 / self.n)
+        if not all_reduce(choice, x[0].view(-1), factor, peers):
+            transport.total(x[0], factor)
         x[1:] = x[0]
         return x
 

@@ -10,8 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader
-
 from decentral.errors import ConfigError
 from decentral.report import published, spec, verdicts
 from decentral.report.claims import MET, NOT_MET, NOT_RUN, WITHIN_NOISE
@@ -153,6 +151,8 @@ def report_pages(results_dir: Path, made: Iterable[Run] = ()) -> tuple[list[Item
     items, and a remark for each directory that cannot be read. The same results give the same bytes. Of several
     processes that do so at once, one waits for the other.
     """
+    from jinja2 import Environment, PackageLoader
+
     results_dir.mkdir(parents=True, exist_ok=True)
     templates = Environment(loader=PackageLoader("decentral.report"), trim_blocks=True, lstrip_blocks=True)
     templates.filters |= {"word": word, "told": verdicts.told, "row": markdown_row}

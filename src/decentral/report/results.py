@@ -18,7 +18,7 @@ from decentral.errors import ConfigError
 from decentral.report import spec
 from decentral.report.entries import Entry, Search, Wanted, group, plain, searches, where
 from decentral.store import AXES
-from decentral.store.files import check_name, read_json, read_table, stored_table
+from decentral.store.files import check_name, from_csv_cell, load_json, read_table, stored_table
 
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
 _LISTED = 6  # cells whose search goes on
@@ -49,7 +49,7 @@ class Results:
     @property
     def scale(self) -> str:
         """smoke, small, laptop or paper."""
-        return str(self.facts["scale"])
+        return str(self.facts.get("scale", ""))
 
     @property
     def labels(self) -> list[str]:
@@ -182,18 +182,15 @@ class Results:
 
 def read(directory: Path) -> Results:
     """Read a study at one scale. Raises ConfigError if something is missing or cannot be read."""
-    facts = read_json(directory / "study.json")
-    if facts is None or not {"study", "scale"} <= facts.keys():
-        why = "study.json is damaged" if (directory / "study.json").exists() else "no study.json"
-        raise ConfigError(f"{directory} has no results of a study ({why}): run decentral-study first.")
+    try:
+        facts = load_json(directory / "study.json")
+    except ConfigError as error:
+        why = str(error).rstrip(".") if (directory / "study.json").exists() else "no study.json"
+        raise ConfigError(f"{directory} has no results of a study ({why}): run decentral-study first.") from None
     for key in ("study", "scale", "paper"):
-        if facts.get(key, "") != "":
-            check_name(facts[key], f"{directory}/study.json: {key}")
+        if facts.get(key, "") != "" or key == "study":
+            check_name(facts.get(key), f"{directory}/study.json: {key}")
     labels = facts.get("labels", [])
-    if not isinstance(labels, list):
-        raise ConfigError(
-            f"{directory}/study.json has labels={labels!r}, which is not a list of columns of values.csv."
-        )
     taken = next((label for label in labels if label in (*_COLUMNS, *_CURVE_COLUMNS, *AXES)), None)
     if taken:
         raise ConfigError(
@@ -224,14 +221,15 @@ def _read(path: Path, columns: list[str]) -> pandas.DataFrame:
     except (OSError, ValueError) as error:
         file = stored_table(path)
         raise ConfigError(f"{file} cannot be read ({error}): delete it and rerun decentral-study.") from None
+    table.columns = pandas.Index(map(from_csv_cell, table.columns))
     absent = [column for column in columns if column not in table.columns]
     if absent:
         raise ConfigError(f"{path} has no column '{absent[0]}': rerun decentral-study, which rewrites it.")
-    return table.assign(**{name: _labels(table[name]) for name in columns if name not in _OTHERS})
+    return table.assign(**{name: _labels(table[name]) for name in columns if name not in _OTHERS or name == "metric"})
 
 
 def _labels(column: pandas.Series) -> pandas.Series:
-    return column.map({value: plain(value) for value in column.unique()})
+    return column.map({value: plain(from_csv_cell(value)) for value in column.unique()})
 
 
 def _numbers(column: pandas.Series) -> pandas.Series:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from decentral.report import style
 from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves
 from decentral.store import RunStore
 from decentral.store.files import write_bytes
+from decentral.terminal.console import warn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def draw(run_dir: Path, curves: Curves | None = None) -> None:
         ages = (RunStore.peek(run_dir) or {}).get("staleness") or {}
         draw_time(run_dir, {int(age): times for age, times in ages.items()})
     except Exception as error:
-        print(f"warning: the figures of {run_dir} could not be drawn: {error}", file=sys.stderr)
+        warn(f"the figures of {run_dir} could not be drawn: {error}")
 
 
 def draw_time(run_dir: Path, ages: Mapping[int, int]) -> None:
@@ -304,7 +304,7 @@ def _draw(
     """Worst, mean and averaged model of each split that has the metric, and with `every_worker` a thin line for each
     worker, all of them at once, since there may be thousands."""
     from matplotlib.collections import LineCollection
-    from matplotlib.ticker import LogLocator, PercentFormatter
+    from matplotlib.ticker import LogFormatter, LogLocator, PercentFormatter
 
     keys = [key for key in curves.series if key[1] == metric]
     drawn: list[float] = []
@@ -340,6 +340,8 @@ def _draw(
     elif not curves.metrics[keys[0]].larger_is_better and _spans_decades(drawn):
         panel.set_yscale("log", nonpositive="mask")
         panel.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # each tick takes a millisecond
+        panel.yaxis.set_major_formatter(LogFormatter())  # without formulas, whose parser takes as long as all else
+        panel.yaxis.set_minor_formatter(LogFormatter())
     if not any(math.isfinite(value) for value in drawn):
         panel.text(0.5, 0.5, "nothing to draw yet", transform=panel.transAxes, ha="center", fontsize=10)
     elif legend:
@@ -382,7 +384,7 @@ def _frame(panel: Axes, curves: Curves, keys: list[tuple[str, str]], scale: Scal
     metric = curves.metrics[keys[0]]
     alone = [split for split, _ in keys] in (["test"], ["train"])
     unit = "" if metric.percent or not metric.unit else f" ({metric.unit})"
-    panel.set_title((metric.words if alone else metric.name.replace("_", " ")) + unit, fontsize=10, loc="left")
+    panel.set_title((metric.words if alone else metric.name.replace("_", " ")) + unit, fontsize=10, loc="left", y=1.0)
     style.tidy(panel)
     panel.tick_params(which="minor", labelsize=7)
     places = scale.of([row for row in curves.places if scale.axis in row])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
@@ -20,14 +21,16 @@ from typing import Any
 import pandas
 import yaml
 
-from decentral.config.parsing import run_settings
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component
+from decentral.registry.typed import typed
 from decentral.report.entries import plain
 from decentral.report.results import read
+from decentral.report.series import read_run, stored_runs
 from decentral.report.tables import as_csv
-from decentral.store import AXES, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
-from decentral.store.files import at_home, read_json, stored_table, write_json, write_table
+from decentral.store import AXES, Metric, Status
+from decentral.store.files import at_home, csv_cell, read_json, stored_table, write_json, write_table
+from decentral.store.run_store import found_run
 from decentral.study.measure import DAMAGED, Measure
 
 FREE = frozenset(
@@ -183,13 +186,13 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         "run_notes": notes,
         "metrics": metrics,
         "report": {
-            "table": {"rows": list(layout.rows), "columns": layout.columns, "format": form},
+            "table": {"rows": list(layout.rows), "columns": layout.columns, "format": form, "precise": True},
             "figures": _figures(frame, layout, metric, heading),
             "repeats": layout.over or "run",
         },
     }
     directory.mkdir(parents=True, exist_ok=True)
-    write_table(directory / "values.csv", values.to_csv(index=False))
+    write_table(directory / "values.csv", values.map(csv_cell).to_csv(index=False))
     if "directory" in frame:
         lines = []
         for run in frame[frame["chosen"]].to_dict("records"):
@@ -197,20 +200,24 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
             lines += run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"])
         columns = [*layout.labels, "metric", "worker", "seed", *AXES, "value"]
         curves = pandas.DataFrame(lines, columns=columns).assign(metric=metric)
-        write_table(directory / "curves.csv", curves.to_csv(index=False))
+        write_table(directory / "curves.csv", curves.map(csv_cell).to_csv(index=False))
     write_json(directory / "study.json", facts)
 
 
 def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
     """A row for each run that is done or has diverged, with all its settings; what its metric is; and notes."""
+    if isinstance(source, Path):
+        runs, left_out = stored_runs(source)
+    else:
+        runs, left_out = [read_run(found_run(path)) for path in source if (path / "status.json").exists()], ""
+    damaged = [run.reason for run, *_ in runs if run.reason]
     ended, rows, metrics = [], [], {}
-    for path in [run.path for run in find_runs(source)] if isinstance(source, Path) else source:
-        settings, facts = run_settings(path), RunStore.peek(path) or {}
-        if facts.get("status") in (Status.done, Status.diverged) and _wanted(settings, layout.where):
-            known = read_metadata(path, {(row["split"], row["metric"]) for row in read_metrics(path)})
-            ended.append((path, settings, facts, known))
+    for run, settings, known, _ in runs:
+        if run.status in (Status.done, Status.diverged) and _wanted(settings, layout.where):
+            ended.append((run.path, settings, run.facts, known))
     if not ended:
         which = f" with {' and '.join(layout.where)}" if layout.where else ""
+        which += f" ({damaged[0].rstrip('.')})" if damaged else ""
         if not isinstance(source, Path):
             raise ConfigError(f"no run of this sweep{which} has finished: rerun the same command.")
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
@@ -223,7 +230,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         found = measure.of(path)
         metrics[found.label] = found.meaning._asdict() | {"heading": headed(found.label, layout.worker)}
         own = Measure("local", measure.metric, worker=layout.worker)
-        named = {key: "null" if value is None else value for key, value in settings.items()}
+        named = {key: _cell(value) for key, value in settings.items()}
         if measure.split == "test" and (own.split, own.metric) in known:
             named |= {"local": own.of(path).value, "local_label": own.of(path).label}
         numbers = found._asdict() | {"run": facts.get("run_id", ""), "seed": settings.get("seed", 0)}
@@ -241,10 +248,19 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         )
     lacking = len(ended) - len(rows)
     notes = [f"{lacking} run{'s' * (lacking > 1)} without {next(iter(metrics))} left out"] if lacking else []
+    notes += [left_out] if left_out else []
+    if damaged:
+        notes.append(f"{len(damaged)} unreadable run{'s' * (len(damaged) > 1)} left out: {damaged[0].rstrip('.')}")
     frame = pandas.DataFrame(rows).assign(chosen=True, at_edge=False, rate=math.nan, published="")
     return frame, metrics, notes
 
 
+def _cell(value: Any) -> Any:
+    """A setting as the value of a label: a list is text."""
+    return "null" if value is None else value if isinstance(value, bool | int | float) else str(value)
+
+
+@typed("results_dir", "rows", "where")
 def table(
     results_dir: str | Path = "results",
     *,
@@ -269,7 +285,11 @@ def table(
     layout = Layout(named[0], columns, best, over, metric, worker, named[1])
     with TemporaryDirectory() as folder:
         collect_runs(runs_of(at_home(results_dir)), layout, Path(folder))
-        return pandas.read_csv(StringIO(as_csv(read(Path(folder)))))
+        results = read(Path(folder))
+    for note in results.facts["run_notes"]:
+        if " without " not in note:  # damaged runs and copies, not runs that lack the metric
+            warnings.warn(f"{note}.", stacklevel=2)
+    return pandas.read_csv(StringIO(as_csv(results)))
 
 
 def layout_of(runs: Sequence[Mapping[str, Any]]) -> Layout:
@@ -317,11 +337,11 @@ def _metric(wanted: str, runs: Sequence[dict[tuple[str, str], Metric]]) -> tuple
 
 def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
     """How fast a run with these settings and this status trained: 'steps/s', and 'examples/s' where there are some."""
-    steps, wall_s = facts.get("step", 0), float(facts.get("wall_s", 0.0))
+    steps, wall_s = facts.get("step", 0), facts.get("wall_s", 0.0)
     found = {"steps/s": steps / wall_s if wall_s else math.nan}
     if wall_s and "model" in getattr(component("tasks", str(settings.get("task"))), "uses", ()):
         each = settings["batch_size"] * settings.get("accumulate", 1)
-        examples = facts.get("examples_per_worker") or [steps * each] * settings["num_workers"]
+        examples = facts.get("examples_per_worker") or [steps * each] * (settings["num_workers"] or 1)
         found["examples/s"] = sum(examples) / wall_s
     return found
 

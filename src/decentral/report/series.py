@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from decentral.config.parsing import read_yaml
+from decentral import __version__
+from decentral.config.parsing import run_settings, stored_config
 from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError
+from decentral.host.machine import without_garbage_collection
 from decentral.registry import components
-from decentral.store import Metric, RunStore, read_metadata, read_metrics
+from decentral.store import FoundRun, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
+from decentral.store.files import write_bytes
 
 CONSENSUS = "consensus_distance"
+_MOST_NAMED = 5
+_INDEX, _INDEXED_FROM = ".runs.json", 50
+_INDEXED = ("status.json", "config.yaml", "metrics.json", "metrics.jsonl", "metrics.jsonl.gz")
+_FRESH_S = 1.0  # a file that is younger may change again without a change of its times
 
 Worker = int | str
 Rows = list[dict[str, Any]]
@@ -51,6 +63,87 @@ def read_curves(run_dir: Path) -> Curves:
         series.setdefault((row["split"], row["metric"]), {}).setdefault(row["worker"], []).append(row)
     metrics = read_metadata(run_dir, series)
     return Curves({key: series[key] for key in metrics if key in series}, metrics, rows)
+
+
+class StoredRun(NamedTuple):
+    """A run as tables show it."""
+
+    run: FoundRun
+    settings: dict[str, Any]
+    """As on the command line."""
+    metrics: dict[tuple[str, str], Metric]
+    last: dict[str, Any]
+    """Its place on the axes at the last evaluation, and the aggregates there: 'test accuracy (worst)'."""
+
+
+def read_run(run: FoundRun) -> StoredRun:
+    """Read a run for tables; it is `unreadable`, without anything else, if a file of it is damaged."""
+    try:
+        if run.reason:
+            raise ConfigError(run.reason)
+        settings, rows = run_settings(run.path), read_metrics(run.path)
+    except ConfigError as error:
+        return StoredRun(run._replace(status=Status.unreadable, facts={}, reason=str(error)), {}, {}, {})
+    step = max((row["step"] for row in rows), default=0)
+    last = [row for row in rows if row["step"] == step and isinstance(row["worker"], str)]
+    axes = ("step", "epoch", "wall_s", "simulated_s", "bytes_sent")
+    place = {key: last[0][key] for key in axes if last and key in last[0]}
+    place |= {f"{row['split']} {row['metric']} ({row['worker']})": row["value"] for row in last}
+    return StoredRun(run, settings, read_metadata(run.path, [(row["split"], row["metric"]) for row in rows]), place)
+
+
+@without_garbage_collection()
+def stored_runs(results_dir: Path) -> tuple[list[StoredRun], str]:
+    """Read the runs in a folder for tables; and a sentence on what was left out, see `find_runs`.
+
+    Finished runs of a large folder are kept in an index there, from which a run is taken while all its files have the
+    same size and times as when it was read.
+    """
+    names = list[str]()
+    runs = find_runs(results_dir, names)
+    file = results_dir / _INDEX
+    known: dict[str, Any] = _index(file) if len(runs) >= _INDEXED_FROM else {}
+    found, kept = list[StoredRun](), dict[str, Any]()
+    for run in runs:
+        stamps, key = [_stamp(run.path / name) for name in _INDEXED], os.path.relpath(run.path, results_dir)
+        if (entry := known.get(key)) is not None and entry["stamps"] == stamps:
+            metrics = {(one["split"], one["name"]): Metric(**one) for one in entry["metrics"]}
+            one = StoredRun(run, entry["settings"], metrics, entry["last"])
+        else:
+            one = read_run(run)
+        found.append(one)
+        old = all(stamp is None or stamp[1] < 1e9 * (time.time() - _FRESH_S) for stamp in stamps)
+        if old and one.run.status in (Status.done, Status.diverged):
+            metrics_ = [asdict(metric) for metric in one.metrics.values()]
+            kept[key] = {"stamps": stamps, "settings": one.settings, "metrics": metrics_, "last": one.last}
+    if kept != known and len(runs) >= _INDEXED_FROM:
+        with suppress(OSError, TypeError):  # a folder of others; a setting that JSON does not know
+            text = json.dumps(kept).encode()
+            write_bytes(file, _digest(text) + b"\n" + text)
+    more = ", ..." * (len(names) > _MOST_NAMED)
+    left_out = f"links, copies, or not named by the ID of the run: {', '.join(names[:_MOST_NAMED])}{more}"
+    return found, f"{len(names)} folder{'s' * (len(names) > 1)} left out ({left_out})" if names else ""
+
+
+def _index(file: Path) -> dict[str, Any]:
+    """The runs of an index; none if it is missing, damaged or of another version."""
+    with suppress(OSError, ValueError):
+        digest, text = file.read_bytes().split(b"\n", 1)
+        return dict(json.loads(text)) if digest == _digest(text) else {}
+    return {}
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(__version__.encode() + text).hexdigest().encode()
+
+
+def _stamp(path: Path) -> list[int] | None:
+    """What changes with a file: times, size and number; None if there is no such file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return [found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino]
 
 
 def describe(run_dir: Path) -> str:
@@ -119,12 +212,10 @@ def cluster_words(cluster: Any) -> str:
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """The frozen configuration; empty if there is none."""
-    try:
-        config = read_yaml(run_dir / "config.yaml")
-    except ConfigError:
-        return {}
-    return config if isinstance(config, dict) else {}
+    """The frozen configuration; empty if there is none that can be read."""
+    with suppress(ConfigError):
+        return stored_config(run_dir)
+    return {}
 
 
 def _name(choice: Any) -> str:

@@ -24,6 +24,7 @@ class Table:
 
     format     percent (the value is in percent already), steps, scientific (1.5e-06) or plain
     digits     digits after the decimal point; null: 1, for plain 3
+    precise    whether a cell gets more digits until its spread has two significant ones (tiny numbers: powers of ten)
     of         numbers with a table each: value (the study's number), worst, mean, averaged
     bold       whether the best entry of each column is bold, where it is ahead by more than the noise
     """
@@ -32,6 +33,7 @@ class Table:
     columns: str = ""
     format: Format = "plain"
     digits: int | None = None
+    precise: bool = False
     of: list[Literal["value", "worst", "mean", "averaged"]] = field(default_factory=lambda: ["value"])
     bold: bool = True
 

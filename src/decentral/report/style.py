@@ -234,23 +234,36 @@ def settings(salt: str, small: bool = False) -> AbstractContextManager[None]:
 
 def plain(figure: Figure) -> Figure:
     """The figure with its texts as they are written: in names that people have chosen, $ begins no formula."""
-    from matplotlib.text import Text
+    from matplotlib.ticker import FixedFormatter
 
-    for text in figure.findobj(Text):
-        if isinstance(text, Text) and text.get_text():  # the numbers of axes come when it is drawn
-            text.set_parse_math(False)
+    parts: list[Any] = [figure]
+    texts: list[Any] = []
+    axes: list[Any] = figure.axes
+    for part in parts:
+        parts += part.subfigs
+        texts += [*part.texts, *(text for legend in part.legends for text in legend.get_texts())]
+    for ax in axes:  # the numbers of axes come when it is drawn
+        texts += [ax.title, ax._left_title, ax._right_title, ax.xaxis.label, ax.yaxis.label, *ax.texts]
+        texts += legend.get_texts() if (legend := ax.get_legend()) is not None else []
+        named = [axis for axis in (ax.xaxis, ax.yaxis) if isinstance(axis.get_major_formatter(), FixedFormatter)]
+        texts += [label for axis in named for label in axis.get_ticklabels()]
+    for text in texts:
+        text.set_parse_math(False)
     return figure
 
 
 def png(figure: Figure, dpi: float) -> bytes:
     """The figure as a PNG of at most 256 colors, a third of the size: areas of one color keep theirs."""
+    import numpy as np
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
-    data, smaller = io.BytesIO(), io.BytesIO()
-    figure.savefig(data, format="png", dpi=dpi)
-    with Image.open(data) as picture:
-        few = picture.convert("RGB").quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    few.save(smaller, format="png", optimize=True, dpi=(dpi, dpi))
+    smaller, canvas = io.BytesIO(), FigureCanvasAgg(figure)
+    figure.set_dpi(dpi)
+    canvas.draw()
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+    few = picture.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(smaller, format="png", compress_level=6, dpi=(dpi, dpi))
     return smaller.getvalue()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decentral.config.schema import Config
+from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
@@ -30,10 +30,10 @@ _FIRST_STEPS = (
 """After a run without arguments: commands, each with the reason."""
 
 
-def summary(run_dir: Path, curves: Curves | None = None) -> str:
+def summary(run_dir: Path, curves: Curves | None = None, drawn: bool = False) -> str:
     """The final metrics as a table, what it cost, where everything is, and what to do next.
 
-    `curves` are those of the run, if they have been read.
+    `curves` are those of the run, if they have been read; `drawn` says that its figures are about to be drawn.
     """
     curves = curves or read_curves(run_dir)
     facts = RunStore.peek(run_dir) or {}
@@ -51,7 +51,13 @@ def summary(run_dir: Path, curves: Curves | None = None) -> str:
     lines += _costs(curves, facts) if curves.rows else []
     blocks.append(
         "\n".join(
-            [*lines, *_rate(run_dir, facts), *_how(run_dir), *_places(run_dir), f"Next:     {_next(run_dir, facts)}"]
+            [
+                *lines,
+                *_rate(run_dir, facts),
+                *_how(run_dir),
+                *_places(run_dir, facts, drawn),
+                f"Next:     {_next(run_dir, facts)}",
+            ]
         )
     )
     return "\n\n".join(blocks)
@@ -130,9 +136,9 @@ def _present(facts: dict[str, Any], sent: int) -> list[str]:
 
 def _rate(run_dir: Path, facts: dict[str, Any]) -> list[str]:
     """The learning rate of the last step, where a schedule decides it."""
-    if (factor := facts.get("lr_factor")) is None:
-        return []
     config = read_config(run_dir)
+    if (factor := facts.get("lr_factor")) is None or not config:
+        return []
     what = f"by schedule={config['schedule']['name']}"
     if config.get("lr_per_worker"):
         return [f"Rate:     that of each worker times {factor:.4g} in the last step ({what})"]
@@ -222,15 +228,16 @@ def short(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def _places(run_dir: Path) -> list[str]:
+def _places(run_dir: Path, facts: dict[str, Any], drawn: bool) -> list[str]:
     lines = [f"Results:  {run_dir}"]
     opens = "; timeline.json beside it opens in ui.perfetto.dev"
-    for name, words, more in (
-        ("learning_curves", "Curves:   ", ""),
-        ("timeline", "Timeline: ", opens),
-        ("staleness", "Ages:     ", ""),
+    timed = (run_dir / "timeline.json").exists()
+    for name, words, more, has_data in (
+        ("learning_curves", "Curves:   ", "", True),
+        ("timeline", "Timeline: ", opens, timed),
+        ("staleness", "Ages:     ", "", bool(staleness(facts))),
     ):
-        if (run_dir / f"{name}.png").exists():
+        if (drawn and has_data) or (run_dir / f"{name}.png").exists():
             lines.append(f"{words}{run_dir / f'{name}.png'}{more}")
     places = (read_json(run_dir / LOGGED) or {}).get("places", {})
     lines += [f"Logged:   {place or f'logger={name}'}" for name, place in places.items()]
@@ -243,6 +250,11 @@ def _places(run_dir: Path) -> list[str]:
             elif word.startswith("--config-dir="):
                 folder = word.partition("=")[2]
         own = f', config_dir="{folder}"' if folder else ""
+        config = read_config(run_dir)
+        names = [str(config[group].get("name")) for group in GROUPS if isinstance(config.get(group), dict)]
+        own += ", model=net" * ("given" in names)
+        foreign = [name for name in [*names, *(config.get("metrics") or [])] if ":" in name]
+        own += ", trust=True" * any(not name.startswith("torch.optim") for name in foreign)
         lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"{own}))')
     return lines
 

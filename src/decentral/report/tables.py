@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -17,7 +17,7 @@ from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
 from decentral.report.spec import Table
 from decentral.store.files import csv_text
-from decentral.terminal.console import aligned
+from decentral.terminal.console import aligned, printable
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\b")
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
@@ -67,9 +67,10 @@ class Grid:
                 return "never"
             runs = f"n/a ({entry.runs} of {wanted} runs)"
             return f"diverged ({entry.diverged} of {wanted})" if entry.diverged else runs
-        text = show(entry.mean, self.table)
+        table = self.table if not self.table.precise else _precise(entry.mean, entry.std or 0.0, self.table)
+        text = show(entry.mean, table)
         if entry.std is not None:
-            text += f" ± {show(entry.std, self.table)}"
+            text += f" ± {show(entry.std, table)}"
         notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
         notes += [f"{entry.never} of {entry.runs} never"] if entry.never else []
         notes += [f"{entry.runs} of {wanted} runs"] if entry.runs < wanted else []
@@ -156,6 +157,19 @@ def show(value: float, table: Table) -> str:
     if not math.isfinite(value):
         return "n/a"
     return f"{value:.{digits}{'e' if table.format == 'scientific' else 'f'}}"
+
+
+def _precise(mean: float, std: float, table: Table) -> Table:
+    """The format of one cell: at least two significant digits of the spread, tiny and huge numbers as powers of ten."""
+    of_mean, of_std = (math.floor(math.log10(abs(one))) if one and math.isfinite(one) else None for one in (mean, std))
+    if of_mean is not None and not -4 < of_mean < 7:
+        return replace(
+            table, format="scientific", digits=min(8, max(1, of_mean - (of_mean if of_std is None else of_std) + 1))
+        )
+    least = _DIGITS[table.format] if table.digits is None else table.digits
+    if table.format == "scientific" or of_std is None:
+        return table
+    return replace(table, digits=min(12, max(least, 1 - of_std)))
 
 
 def about(results: Results) -> str:
@@ -327,7 +341,7 @@ def _environment(grid: Grid, results: Results) -> str:
 
 def escape(text: str) -> str:
     """Text as LaTeX shows it."""
-    return _ESCAPED.sub(lambda found: _ESCAPES[found[0]], text)
+    return _ESCAPED.sub(lambda found: _ESCAPES[found[0]], printable(text))
 
 
 def markdown_table(lines: list[list[str]], left: int) -> str:
@@ -338,7 +352,7 @@ def markdown_table(lines: list[list[str]], left: int) -> str:
 
 def markdown_row(texts: Iterable[str]) -> str:
     """A line of a Markdown table."""
-    cells = [" ".join(text.split()).replace("|", "\\|") for text in texts]
+    cells = [" ".join(printable(text).split()).replace("|", "\\|") for text in texts]
     return f"| {' | '.join(cells)} |"
 
 

@@ -16,7 +16,7 @@ from decentral.errors import ConfigError
 from decentral.host.machine import num_gpus, without_garbage_collection
 from decentral.host.processes import no_silent_end
 from decentral.host.torch_state import keep_freed_memory
-from decentral.host.torchrun import place, under_torchrun
+from decentral.host.torchrun import check_launcher, place, under_torchrun
 from decentral.runtime.devices import device_kind, num_processes, set_threads
 from decentral.store import RunStore, Status
 from decentral.store.failures import Failure, RunFailed
@@ -43,6 +43,7 @@ def launch(config: Config) -> Outcome:
     an interruption, loses nothing. Raises ConfigError for what cannot work, `failures.RunFailed` if a process of the
     run died.
     """
+    check_launcher()
     directory = run_directory(config)
     if under_torchrun():
         return _join(config, directory)

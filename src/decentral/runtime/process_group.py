@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
+from itertools import count
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,12 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.runtime.devices import device_kind
+from decentral.terminal.console import warn
+
+_GLANCE_S = 0.01
+_LAST_S = 1.0  # extra seconds that rank 0, which serves the store, waits
+_SILENT_S = 2.0  # seconds of waiting without a word
+_STORE_S = 2.0  # seconds that a server has to answer
 
 
 def stay_on_this_machine() -> None:
@@ -46,12 +54,40 @@ def serve_store(size: int, timeout_s: float, address: str = "127.0.0.1", port: i
         )
 
 
+def store_of_group(rank: int, size: int, timeout_s: float) -> dist.Store:
+    """The store of the next group of all processes of torchrun, once all are here; rank 0 serves it unless torchrun
+    does.
+
+    Says on stderr whom it waits for. Raises ConfigError if the store cannot be served at MASTER_ADDR and MASTER_PORT,
+    and TimeoutError.
+    """
+    # each group, and each attempt of torchrun, has its own addresses: old ones are dead
+    prefix = f"decentral {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {next(_groups)}"
+    key = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], rank
+    if key not in _stores:
+        _stores[key] = store_of_torchrun(rank, size, timeout_s)
+    store = dist.PrefixStore(prefix, _stores[key])
+    store.set_timeout(timedelta(seconds=timeout_s))
+    store.set(f"here {rank}", "")
+    keys = [f"here {other}" for other in range(size)]
+    missing = lambda: [other for other, key in enumerate(keys) if not store.check([key])]  # noqa: E731
+    _until(lambda: store.check(keys), missing, rank, size, timeout_s)
+    return store
+
+
+_groups = count()
+_stores: dict[tuple[str, str, int], dist.TCPStore] = {}
+"""The stores of all groups of this process, which rank 0 serves."""
+
+
 def store_of_torchrun(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
     """The store at MASTER_ADDR and MASTER_PORT, which rank 0 serves unless torchrun does.
 
     Raises ConfigError if it cannot be served there.
     """
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank > 0:
+        _until(lambda: answers(address, port), lambda: [0], rank, size, timeout_s)
     if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         try:
             return serve_store(size, timeout_s, address, port)
@@ -62,6 +98,37 @@ def store_of_torchrun(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
             ) from None
     timeout = timedelta(seconds=timeout_s)
     return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
+
+
+def answers(address: str, port: int) -> bool:
+    """Return whether a server listens at the address."""
+    try:
+        socket.create_connection((address, port), _STORE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _until(done: Callable[[], bool], missing: Callable[[], list[int]], rank: int, size: int, timeout_s: float) -> None:
+    """Wait for the missing ranks; after some seconds, the first of those that wait says so."""
+    began, is_silent = time.monotonic(), True
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    while not done():
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s + (0.0 if rank else _LAST_S):
+            raise TimeoutError(
+                f"timed out after {timeout_s:g} s of waiting for ranks {missing()} of {size} to join at {address}: "
+                f"start all processes at once, as torchrun does; if RANK={rank} and WORLD_SIZE={size} are left over "
+                "from another job, unset RANK WORLD_SIZE MASTER_ADDR MASTER_PORT"
+            )
+        if is_silent and waited_s > _SILENT_S:
+            is_silent, others = False, missing()
+            if set(range(rank)) <= {*others}:
+                warn(
+                    f"rank {rank} waits for ranks {others} of {size} to join at {address} (RANK={rank} and "
+                    f"WORLD_SIZE={size} are set, by torchrun or left over from another job)"
+                )
+        time.sleep(_GLANCE_S)
 
 
 @contextmanager
@@ -83,7 +150,7 @@ def joined(
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=config.network.timeout_s)
-    store = dist.PrefixStore(f"attempt{attempt}", store or store_of_torchrun(rank, size, config.network.timeout_s))
+    store = dist.PrefixStore(f"attempt{attempt}", store or store_of_group(rank, size, config.network.timeout_s))
     kind = device_kind(config)
     device = (
         torch.device("cuda", local_rank % max(1, torch.cuda.device_count())) if kind == "cuda" else torch.device("cpu")

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
+from decentral.host.torchrun import check_launcher
 from decentral.scheduling.attempt import is_taken
 from decentral.scheduling.board import Board
 from decentral.scheduling.job import Ended, Job, NoRoom, Pool
@@ -63,6 +64,7 @@ def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board
 
     Errors in a job are not raised. Errors of the source are raised after the running jobs have written checkpoints.
     """
+    check_launcher(joins=False)
     work = _Work(source, launcher.retries, board)
     if work.ask():
         try:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.network.neighbors import Star, Term, begin_between_machines, begin_inside_machines, begin_sums
-from decentral.network.transports.posting import Message, as_bytes, post, wait
+from decentral.network.transports.posting import Message, Work, as_bytes, begin_sum, post, wait
 from decentral.network.world import World
 from decentral.script.agreement import Proposal, agree, agree_once, heard_by_all
 from decentral.script.handle import Handle
@@ -34,6 +34,8 @@ class Bundle:
     def __init__(self, x: Values, inplace: bool = False) -> None:
         """Flatten the tensors. Raises ConfigError for other types and for no tensors."""
         self.single, self.inplace = isinstance(x, Tensor), inplace
+        if not isinstance(x, Tensor | nn.Module) and not hasattr(x, "__iter__"):
+            raise ConfigError(f"x is of type {type(x).__name__}: give a tensor, tensors or a module with parameters.")
         tensors = [x] if isinstance(x, Tensor) else list(x.parameters() if isinstance(x, nn.Module) else x)
         wrong = next((type(item).__name__ for item in tensors if not isinstance(item, Tensor)), "")
         if wrong or not tensors:
@@ -242,13 +244,22 @@ def begin_total(
         return Handle(verb, works, finish, lambda: bundle.restore(outs))
     agree_once(world, Proposal(verb, f"{op} of {bundle.content}", (), ()), checked, seen)
     totals = bundle.writable()
+    if op == "mean":
+        works, divide = begin_means(totals, world.size)
+        return Handle(verb, works, divide, lambda: bundle.restore(totals))
+    reductions = [dist.all_reduce(total, async_op=True) for total in totals if total.numel()]
+    return Handle(verb, reductions, lambda: bundle.restore(totals))
+
+
+def begin_means(rows: Sequence[Tensor], size: int) -> tuple[list[Work], Callable[[], None]]:
+    """Begin to average rows over all ranks; return the works, and a function that then writes the means to the rows."""
+    underway = [(row, *begin_sum(row, size)) for row in rows if row.numel()]
 
     def divide() -> None:
-        for total in totals if op == "mean" else ():
-            total.div_(world.size)
+        for row, _, total, down in underway:
+            row.copy_(total.div_(size * down))
 
-    reductions = [dist.all_reduce(total, async_op=True) for total in totals if total.numel()]
-    return Handle(verb, reductions, divide, lambda: bundle.restore(totals))
+    return [work for _, work, _, _ in underway], divide
 
 
 def begin_broadcast(world: World, x: Values, root: int, checked: bool, inplace: bool, seen: set[str]) -> Handle:

@@ -139,7 +139,8 @@ def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence
 
 def settings_of(cls: type) -> list[str]:
     """Return the settings of a component."""
-    return [field.name for field in dataclasses.fields(cls) if field.name != "name" and field.init]
+    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return [field.name for field in fields if field.name != "name" and field.init]
 
 
 def _numbers(matrices: Any) -> list[np.ndarray]:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from decentral.models.layers.statistics import has_mean
 from decentral.network import presence
 from decentral.network.world import World
+from decentral.registry.typed import typed
 from decentral.script import calls, parameters
 from decentral.script.calls import Values
 from decentral.script.handle import Handle, Turn, guarded, verb
@@ -86,11 +87,13 @@ class Group:
 
     # -- models --------------------------------------------------------------------------------------------------------
 
+    @typed("module")
     def broadcast_parameters(self, module: nn.Module, root: int = 0) -> None:
         """Give every rank the parameters and buffers of rank `root`'s module, in place."""
         if tensors := [*module.parameters(), *module.buffers()]:
             self.broadcast(tensors, root, inplace=True)
 
+    @typed("optimizer")
     @guarded
     def broadcast_optimizer_state(self, optimizer: Optimizer, root: int = 0) -> None:
         """Give every rank the state of rank `root`'s optimizer, and its settings such as the learning rate.
@@ -101,12 +104,14 @@ class Group:
             self.world.announce(f"broadcast_optimizer_state from rank {root}")
             parameters.broadcast_optimizer(optimizer, self.world, root)
 
+    @typed("module")
     def allreduce_parameters(self, module: nn.Module) -> None:
         """Set parameters and buffers to their mean over all ranks, in place. Integer counters are unchanged."""
         named = dict([*module.named_parameters(), *module.named_buffers()])
         if tensors := [tensor for name, tensor in named.items() if has_mean(module, name, tensor)]:
             self.allreduce(tensors, inplace=True)
 
+    @typed("batches")
     def equally(self, batches: Iterable[T]) -> Iterator[T]:
         """Yield as many batches of this rank as the rank with the fewest has, so that all ranks step equally often.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import threading
 import traceback
@@ -29,6 +28,7 @@ from decentral.network import presence
 from decentral.network.transports.posting import Silent, Work
 from decentral.network.windows.locks import in_words
 from decentral.registry import blame
+from decentral.runtime.process_group import answers
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -320,12 +320,3 @@ def quiet() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(null)
-
-
-def answers(address: str, port: int) -> bool:
-    """Return whether a server listens at the address."""
-    try:
-        socket.create_connection((address, port), _STORE_S).close()
-    except OSError:
-        return False
-    return True

@@ -13,8 +13,10 @@ from decentral.compression.dense import NoCompression
 from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError
+from decentral.host.torch_state import in_turn
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import Optimizer
+from decentral.registry.typed import typed
 from decentral.script.components import algorithm_from, chosen, compression_from, in_a_script, topology_from
 from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
@@ -22,6 +24,8 @@ from decentral.topology.requirements import check
 from decentral.training.stepper import Stepper
 
 
+@typed()
+@in_turn()
 def iterates(
     algo: object,
     topology: object,
@@ -74,7 +78,7 @@ def iterates(
     """
     algorithm, topology = algorithm_from(algo, algo_settings), topology_from(topology, topology_settings or {})
     optimizer = cast(Optimizer, chosen("optim", optim, Optimizer, dict(optim_settings or {}), ()))
-    start = torch.as_tensor(np.asarray(x0, dtype=np.float64))
+    start = _numbers(x0, "x0")
     if start.dim() not in (1, 2) or not start.isfinite().all():
         raise ConfigError(f"x0 of shape {list(start.shape)} is invalid: give finite numbers [P] or [n, P].")
     n = len(start) if start.dim() == 2 else num_workers or topology.implied_num_workers()
@@ -104,7 +108,7 @@ def iterates(
     def gradients(x: Tensor, workers: Any = None) -> Tensor:
         if workers is not None:
             raise ConfigError(f"algo='{algorithm.name}' needs gradients of single workers: use decentral-run.")
-        g = torch.as_tensor(oracle(x.numpy().copy(), stepper.t), dtype=torch.float64).clone()
+        g = _numbers(oracle(x.numpy().copy(), stepper.t), "the result of oracle(x, t)").clone()
         if g.shape != x.shape:
             raise ConfigError(
                 f"oracle(x, t) returned shape {list(g.shape)} for x {list(x.shape)}: return gradients of the same "
@@ -125,3 +129,12 @@ def iterates(
             stepper.flush()
             found.append(stepper.models.numpy().copy())
     return np.stack(found)
+
+
+def _numbers(value: Any, what: str) -> Tensor:
+    """Return an array or a tensor in float64."""
+    try:
+        array = value if isinstance(value, Tensor) else np.asarray(value, dtype=np.float64)
+        return torch.as_tensor(array, dtype=torch.float64)
+    except (TypeError, ValueError):
+        raise ConfigError(f"{what} is of type {type(value).__name__}: give an array or a tensor of numbers.") from None

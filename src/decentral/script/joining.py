@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
-from itertools import count
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -18,15 +15,16 @@ import torch.distributed as dist
 
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
-from decentral.host.torchrun import Among, place, under_torchrun
+from decentral.host.torchrun import Among, check_launcher, place, under_torchrun
 from decentral.network import presence
 from decentral.network.presence import Calls
 from decentral.network.transports.shared_memory import possible
 from decentral.network.world import World
-from decentral.runtime.process_group import stay_on_this_machine, store_of_torchrun
+from decentral.registry.typed import typed
+from decentral.runtime.process_group import stay_on_this_machine, store_of_group
 from decentral.script.agreement import Proposal, agree
 from decentral.script.components import has_setting, in_a_script, topology_from
-from decentral.script.handle import answers, end_in_a_sentence, hinted, leave_at_the_end, refuse_a_fork
+from decentral.script.handle import end_in_a_sentence, hinted, leave_at_the_end, refuse_a_fork
 from decentral.script.peers import Peers, content
 from decentral.topology.communication import Communication
 from decentral.topology.requirements import check as check_needs
@@ -34,11 +32,10 @@ from decentral.topology.rounds import Need, Rounds
 from decentral.topology.topology import Topology
 from decentral.topology.trees import Chain
 
-_GLANCE_S = 0.01
-_LAST_S = 1.0  # extra seconds that rank 0, which serves the store, waits
 _USUAL_PATIENCE_S = 120.0
 
 
+@typed("needs", "device")
 @hinted()
 def join(
     topology: object = "exponential",
@@ -78,6 +75,7 @@ def join(
     Raises:
         ConfigError: on every rank, for arguments that are invalid on one of them or differ between ranks.
     """
+    check_launcher()
     plan, problem = None, ""
     try:
         plan = _plan(topology, settings, workers_per_machine, every, global_every, needs)
@@ -163,9 +161,9 @@ def _plan(
     if n == 1:
         found = Chain()  # a single rank has no neighbors, whatever the topology
     schedule = communication.schedule(found, n)
-    asked = {need.name if isinstance(need, Need) else need for need in needs}
+    asked = {need.name if isinstance(need, Need) else str(need) for need in needs}
     for name in sorted(asked - Need.__members__.keys()):
-        raise ConfigError(f"needs names '{name}', which does not exist.{suggest(str(name), Need.__members__)}")
+        raise ConfigError(f"needs names '{name}', which does not exist.{suggest(name, Need.__members__)}")
     try:
         check_needs(schedule, {Need[name] for name in asked}, "peers", found.name)
     except ConfigError as error:
@@ -221,21 +219,11 @@ def _initialize(cuda: bool, timeout_s: float) -> None:
     timeout = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     rank, size, local, here, _ = place() if under_torchrun() else Among(0, 1, 0, 1, 0)
-    store: dist.Store = dist.HashStore()
     if cuda:
         torch.cuda.set_device(local)
     if here == size:
         stay_on_this_machine()
-    if under_torchrun():
-        # each group, and each attempt of torchrun, has its own addresses: old ones are dead
-        prefix = f"decentral {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {next(_groups)}"
-        store = dist.PrefixStore(prefix, _store(rank, size, timeout_s))
-        store.set_timeout(timeout)
-        store.set(f"here {rank}", "")
-        keys = [f"here {other}" for other in range(size)]
-        missing = lambda: [other for other, key in enumerate(keys) if not store.check([key])]  # noqa: E731
-        whom = lambda: f"ranks {missing()} of {size} to join"  # noqa: E731
-        _until(lambda: store.check(keys), timeout_s, whom, 0.0 if rank else _LAST_S)
+    store = store_of_group(rank, size, timeout_s) if under_torchrun() else dist.HashStore()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     _opened[dist.group.WORLD] = os.getpid()
     atexit.register(_end)
@@ -246,23 +234,3 @@ def _end() -> None:
     """End gloo's threads before the interpreter, which they would otherwise abort. A fork has none."""
     if dist.is_initialized() and _opened.get(dist.group.WORLD) == os.getpid():
         dist.destroy_process_group()
-
-
-_groups = count()
-
-
-@cache
-def _store(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
-    """Return the store of all groups of this process, since rank 0 may serve it."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    if rank > 0:
-        _until(lambda: answers(address, port), timeout_s, lambda: f"rank 0 at {address}:{port} to join")
-    return store_of_torchrun(rank, size, timeout_s)
-
-
-def _until(done: Callable[[], bool], timeout_s: float, whom: Callable[[], str], more_s: float = 0.0) -> None:
-    began = time.monotonic()
-    while not done():
-        if time.monotonic() - began > timeout_s + more_s:
-            raise TimeoutError(f"timed out after {timeout_s:g} s of waiting for {whom()}")
-        time.sleep(_GLANCE_S)

@@ -18,10 +18,11 @@ from decentral.errors import ConfigError, suggest
 from decentral.gradients.precision import Precision, cast
 from decentral.host.torch_state import left_as_found
 from decentral.registry import component, components
+from decentral.registry.typed import typed
 from decentral.report.run_figures import draw_learning_curves
 from decentral.report.runs_table import throughput
-from decentral.report.series import read_curves
-from decentral.store import RunStore, Status, find_runs, read_metrics
+from decentral.report.series import read_curves, stored_runs
+from decentral.store import RunStore, Status, read_metrics
 from decentral.store.files import at_home, is_locked, read_json
 from decentral.store.metrics import AXES, read_metadata
 from decentral.store.models import AVERAGED, load_models
@@ -59,6 +60,7 @@ class Trained:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_absolute", Path(os.path.abspath(self.directory)))  # survives os.chdir
 
+    @typed("metric", "x")
     def plot(self, metric: str | None = None, x: str | None = None) -> Figure | Axes:
         """Plot the run's figure, learning_curves.png of its directory.
 
@@ -123,6 +125,7 @@ class Trained:
         return found
 
 
+@typed()
 def load(
     run: str | Path,
     results_dir: str | Path = "results",
@@ -234,22 +237,29 @@ def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> n
     return module.eval()
 
 
+@typed()
 def runs(results_dir: str | Path = "results") -> pd.DataFrame:
     """Return all runs in a results folder, one row per run: id, status, directory, settings and last metrics.
 
     Settings have their command-line names (`algo`, `algo.fill`, `lr`); those without effect are omitted, such as the
     topology of an all-reduce. Metrics are named 'test accuracy (worst)', likewise for mean and averaged; 'steps/s' and
-    'examples/s' are the training throughput. An unreadable run has only its status. Raises ConfigError if there is no
-    such folder.
+    'examples/s' are the training throughput. A run with damaged files has the status 'unreadable' and a `reason`. A
+    run counts once, in the folder that has its name: a warning names copies and links. Raises ConfigError if there is
+    no such folder.
     """
     rows = []
     if not os.path.isdir(at_home(results_dir)):
         raise ConfigError(f"results_dir={results_dir} is not a folder: give one with runs.")
-    for found in find_runs(at_home(results_dir)):
-        row: dict[str, Any] = {"id": found.run_id, "status": str(found.status), "directory": str(found.path)}
-        settings = run_settings(found.path)
-        row |= _applicable(settings) | throughput(settings, RunStore.peek(found.path) or {})
-        rows.append(row | _last(found.path))
+    found, left_out = stored_runs(at_home(results_dir))
+    if left_out:
+        warnings.warn(f"{left_out}.", stacklevel=2)
+    for run, settings, _, last in found:
+        row: dict[str, Any] = {"id": run.run_id, "status": str(run.status), "directory": str(run.path)}
+        if run.reason:
+            row["reason"] = run.reason
+        else:
+            row |= _applicable(settings) | throughput(settings, run.facts) | last
+        rows.append(row)
     return pd.DataFrame(rows, columns=None if rows else ["id", "status", "directory"])
 
 
@@ -276,15 +286,3 @@ def _directory(run: str | Path, results_dir: str | Path) -> Path:
         if os.path.isfile(path / "config.yaml"):
             return path
     raise ConfigError(f"{run} is not a run: config.yaml is missing in it and in {' or '.join(map(str, folders))}.")
-
-
-def _last(directory: Path) -> dict[str, Any]:
-    try:
-        rows = read_metrics(directory)
-    except ConfigError:  # it has a damaged line
-        return {}
-    step = max((row["step"] for row in rows), default=0)
-    last = [row for row in rows if row["step"] == step and isinstance(row["worker"], str)]
-    axes = ("step", "epoch", "wall_s", "simulated_s", "bytes_sent")
-    place = {key: last[0][key] for key in axes if last and key in last[0]}
-    return place | {f"{row['split']} {row['metric']} ({row['worker']})": row["value"] for row in last}

@@ -57,6 +57,7 @@ class ModeStep:
         self._weights = net.known_ones()
         self._mixings: list[Callable[[], Tensor]] = []  # of the first buckets, those in flight
         self._missing: list[set[nn.Parameter]] = []  # by bucket: parameters whose gradients are pending
+        self._consumed: list[tuple[list[Any], list[Any]]] = []  # by launched bucket: gradients, settings of groups
         self._hooks: list[Any] = []
         self._forget()
         if overlap and mode is Mode.awc:
@@ -97,7 +98,21 @@ class ModeStep:
 
     def change(self) -> str:
         """Describe how the trained parameters differ from the registered ones; "" if they do not."""
-        return self.guard.change(self._flat.in_place())
+        return self.guard.change(self._flat.in_place()) or self._edited()
+
+    def _edited(self) -> str:
+        """Describe what has changed since the optimizer's step for a bucket in the backward pass; "" if nothing has."""
+        settings = _settings(self.inner) if self._consumed else []
+        for bucket, (gradients, then) in zip(self._flat.buckets, self._consumed, strict=False):
+            pairs = zip(_gradients(bucket), gradients, strict=True)
+            same = all(now is before and version == since for (now, version), (before, since) in pairs)
+            if not same or settings != then:
+                what = "the optimizer's settings" if same else "gradients"
+                return (
+                    f"{what} were changed between backward() and step(), but overlap=True has used them in the "
+                    "backward pass: wrap with overlap=False, or change them before backward() or after step()."
+                )
+        return ""
 
     def state(self) -> dict[str, Any]:
         """Return the checkpoint content besides the optimizer's state: the round and the push-sum weights [n, d]."""
@@ -163,8 +178,11 @@ class ModeStep:
 
     def _launch(self, bucket: Bucket, adapt: bool) -> None:
         with self.guard.hears():  # a backward pass may call this
+            if not self._mixings:
+                self.guard.require(self.change())
             if adapt:
                 self._step_of(bucket)
+                self._consumed.append((_gradients(bucket), _settings(self.inner)))
             self._mixings.append(self.net.begin_mix(bucket.row, self.round))
 
     def _begin_all(self) -> None:
@@ -177,12 +195,12 @@ class ModeStep:
 
     def _forget(self) -> None:
         self._mixings.clear()
+        self._consumed.clear()
         self._missing = [set(bucket.parameters) for bucket in self._flat.buckets]
 
     def _before_forward(self, module: nn.Module) -> None:
         if module.training and torch.is_grad_enabled() and not self.away:
             with torch.no_grad():
-                self.guard.require(self.change())
                 self._begin_all()
 
     def _arrival(self, number: int) -> Callable[[Tensor], None]:
@@ -218,6 +236,19 @@ class ModeStep:
                 f"{type(self.inner).__name__} counts its steps, or changes its param_groups in one, but with "
                 "overlap=True it takes a step per bucket: wrap with overlap=False"
             )
+
+
+def _gradients(bucket: Bucket) -> list[tuple[Tensor | None, int]]:
+    """Return the gradients of a bucket, each with the number of its changes in place."""
+    gradients = [parameter.grad for parameter in bucket.ordered]
+    return [(gradient, 0 if gradient is None else gradient._version) for gradient in gradients]
+
+
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of all parameter groups, with the present numbers of tensors."""
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    numbers = lambda value: value.tolist() if isinstance(value, Tensor) else value  # noqa: E731
+    return [{key: numbers(value) for key, value in group.items()} for group in groups]
 
 
 def _counters(optimizer: Optimizer) -> list[float]:

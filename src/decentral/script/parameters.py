@@ -7,7 +7,7 @@ import gc
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from operator import is_
@@ -21,9 +21,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Optimizer
 
 from decentral.errors import ConfigError
-from decentral.network.transports.posting import as_bytes
+from decentral.network.transports.posting import as_bytes, wait
 from decentral.network.world import World
-from decentral.script.calls import Bundle
+from decentral.script.agreement import Proposal, agree
+from decentral.script.calls import Bundle, begin_means
 from decentral.script.handle import hinted, quiet
 from decentral.terminal.console import warn
 
@@ -47,16 +48,17 @@ def mean(tensors: Sequence[Tensor], size: int) -> None:
     """Write the mean over all ranks into the tensors, fused by dtype."""
     if tensors:
         bundle = Bundle(tensors, inplace=True)
-        for row in bundle.rows:
-            dist.all_reduce(row)
-            row.div_(size)
+        works, divide = begin_means(bundle.rows, size)
+        wait(works)
+        divide()
         bundle.restore(bundle.rows)
 
 
 def start(
     model: nn.Module, optimizer: Optimizer, world: World, root: int | str, resumes: bool, synchronous: bool
-) -> None:
-    """Give all ranks the parameters and buffers of rank `root`.
+) -> dict[Tensor, Tensor] | None:
+    """Give all ranks the parameters and buffers of rank `root`. Return the parameters of this rank that "auto" has
+    replaced, with their new values; None if it has replaced none on any rank.
 
     "auto" is rank 0, unless all ranks have loaded their own checkpoints: then each keeps its parameters. That is so if
     the optimizers were decentralized before (`resumes`), or if all have a state, or have loaded an empty one, and the
@@ -78,12 +80,16 @@ def start(
     states_differ = bool((lines[:, 3:] != lines[0, 3:]).any())
     theirs = resumes or loaded or (states_differ and with_state)
     own = theirs and not (synchronous and first < len(list(model.parameters())))
+    replaced: dict[Tensor, Tensor] = {}
     if not (root == "auto" and own):
-        for tensor, other, distance in zip(bundle.tensors, others, distances, strict=True):
+        for each, tensor, other, distance in zip(named.values(), bundle.tensors, others, distances, strict=True):
             if distance:
                 tensor.copy_(other)
+                if isinstance(each, nn.Parameter):
+                    replaced[each] = other
+    found = replaced if root == "auto" and not own and first < len(list(model.parameters())) else None
     if root != "auto" or not world.leader:
-        return
+        return found
     if first < len(named):
         rank = int((lines[:, 0] == first).argmax())
         done = (
@@ -99,6 +105,7 @@ def start(
             "optimizer states differ between ranks at decentral.wrap and stay unchanged; "
             "peers.broadcast_optimizer_state(optimizer) before wrap copies that of rank 0"
         )
+    return found
 
 
 def _distance(own: Tensor, other: Tensor) -> float:
@@ -149,7 +156,15 @@ def broadcast_optimizer(optimizer: Optimizer, world: World, root: int) -> None:
             "text: load a checkpoint of it on every rank instead."
         ) from error
     if world.rank != root:
-        optimizer.load_state_dict(state)
+        _OF_ROOT.add(root)
+        try:
+            optimizer.load_state_dict(state)
+        finally:
+            _OF_ROOT.clear()
+
+
+_OF_ROOT: set[int] = set()
+"""The rank whose optimizer state is being loaded here."""
 
 
 def travels(parameter: nn.Parameter, trained: set[nn.Parameter]) -> bool:
@@ -329,11 +344,15 @@ class Guard:
         model: nn.Module,
         optimizer: Optimizer,
         parameters: Sequence[nn.Parameter],
-        rank: int,
+        world: World,
         close: Callable[[], None],
+        replaced: Mapping[Tensor, Tensor] | None,
     ) -> None:
-        """Guard the averaged `parameters`; `close` closes the network. All ranks create their guards in one order."""
-        self._model, self._optimizer, self.rank, self._close = model, optimizer, rank, close
+        """Guard the averaged `parameters`; `close` closes the network. All ranks create their guards in one order.
+
+        replaced  see `start`
+        """
+        self._model, self._optimizer, self.rank, self._close = model, optimizer, world.rank, close
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._trained = self._in_groups()
         self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
@@ -341,11 +360,17 @@ class Guard:
         self._lay_out()
         self._key = f"decentral refused {next(_wrapped)}"
         self._stepping = False
-        self._hook = optimizer.register_step_pre_hook(self._only_here)
+        self._hooks = [optimizer.register_step_pre_hook(self._only_here)]
+        self._world, self._replaced, self._resumed = world, replaced, False
+        if replaced:
+            self._hooks.append(optimizer.register_load_state_dict_post_hook(self._loaded))
+
+    def _loaded(self, _: Optimizer) -> None:
+        self._resumed = 0 not in _OF_ROOT
 
     def step(self) -> None:
         """Take a step of the optimizer, which refuses any other until `close`."""
-        self._stepping = True
+        self._stepping, self._replaced = True, None
         try:
             self._optimizer.step()
         finally:
@@ -360,7 +385,8 @@ class Guard:
 
     def close(self) -> None:
         """Let the optimizer be what it was."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def require(self, problem: str) -> None:
         """Raise ConfigError on all ranks if there is a problem."""
@@ -398,6 +424,14 @@ class Guard:
                 "the parameters have moved since decentral.wrap: call model.to(...), .half() and the like before "
                 "wrap, not after it, and write new values with p.data.copy_(...)."
             )
+        if self._replaced is not None:
+            still = self._resumed and all(torch.equal(parameter, value) for parameter, value in self._replaced.items())
+            problem = (
+                "the optimizer has loaded a state, but decentral.wrap has replaced the weights that this rank had "
+                "before by those of rank 0: load both before wrap or both after it, or choose with broadcast_from= "
+                "(None: each rank's own weights; 0: those of rank 0)."
+            )
+            agree(self._world, Proposal("step", "", (), (), problem=problem if still else ""))  # the others wait here
         trained = self._in_groups()
         if len(trained) != len(self._trained) or not all(map(is_, trained, self._trained)):
             return f"the optimizer's param_groups have changed; {_AGAIN}"

@@ -13,6 +13,7 @@ from decentral.network.processes import ProcessNetwork
 from decentral.network.processes import join as join_network
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
+from decentral.registry.typed import typed
 from decentral.script import calls
 from decentral.script.agreement import Proposal, agree, heard_by_all
 from decentral.script.calls import Named, Values, Weights, read
@@ -79,6 +80,7 @@ class Peers(Group):
     def __repr__(self) -> str:
         return f"Peers(rank {self.rank} of {self.size}, topology={self.topology.name}, {self.communication})"
 
+    @typed("round")
     @verb
     def neighbor_allreduce(
         self,
@@ -113,6 +115,7 @@ class Peers(Group):
         checked = self._checks(check, True) or src_weights is None or dst_weights is None
         return calls.begin_weighted(self.world, name, x, weights, checked, inplace)
 
+    @typed("workers_per_machine", "round")
     @verb
     def hierarchical_neighbor_allreduce(
         self,

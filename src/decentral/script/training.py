@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -29,6 +30,7 @@ from decentral.models.layers.foreign import check
 from decentral.models.plain import PlainModel
 from decentral.randomness import seeded
 from decentral.registry import blame, component
+from decentral.registry.typed import typed
 from decentral.runtime.launch import launch
 from decentral.script.fingerprint import fingerprint, trail
 from decentral.script.loading import Trained, found_in
@@ -67,6 +69,7 @@ def _in_frames_of_the_user(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+@typed()
 @_in_frames_of_the_user
 @left_as_found()
 def train(
@@ -113,7 +116,7 @@ def train(
         way = "; ".join(suspects) if suspects else f"use a smaller learning rate than lr={config.lr:g}"
         warnings.warn(
             f"the run diverged, so it has metrics but no models: {way}",
-            stacklevel=4,  # above the decorators
+            stacklevel=5,  # above the decorators
         )
     if outcome.done_before and is_leader():
         say(f"Run {run_id(config)} is already finished: reused from {outcome.directory}; use rerun=True to repeat it.")
@@ -221,6 +224,18 @@ class GivenModel(PlainModel):
             made = self.tried(original, data)
         self.content = compared((self.content, made), type(made).__name__)
         vars(self)["facts"] = {"code": trail(original)}
+
+    def multiplications(self, data: LabelledData) -> float:
+        """Count those of a forward pass of one example."""
+        if "_count" not in vars(self):
+            from torch.utils.flop_counter import FlopCounterMode
+
+            with seeded(0, "count multiplications"), torch.no_grad():
+                module = self.build(data).float().eval()
+                with FlopCounterMode(display=False) as counter:
+                    module(torch.zeros(1, *data.shape, dtype=torch.float32))
+            vars(self)["_count"] = counter.get_total_flops() / 2
+        return float(vars(self)["_count"])
 
     def target(self) -> Callable[..., Any]:  # type: ignore[override]
         """Return the factory of the module."""

@@ -15,6 +15,7 @@ from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.windows import window as network
 from decentral.network.windows.open import open_window
 from decentral.network.windows.window import Edges
+from decentral.registry.typed import typed
 from decentral.script.agreement import Proposal, agree, heard_by_all
 from decentral.script.calls import Named, rank_of, read
 from decentral.script.handle import Turn, guarded, hinted
@@ -75,6 +76,7 @@ class Window:
     ConnectionError if one is gone. All calls raise RuntimeError after `free`.
     """
 
+    @typed("peers")
     def __init__(
         self,
         t: Tensor,

@@ -27,6 +27,7 @@ from decentral.network.network import Network
 from decentral.network.processes import join as join_network
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.registry import components
+from decentral.registry.typed import typed
 from decentral.script.agreement import Proposal, agree, heard_by_all
 from decentral.script.algorithm import AlgorithmStep
 from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script, settings_of
@@ -53,6 +54,7 @@ _METHODS: dict[Mode, type[Algorithm]] = {
 """The algorithm that corresponds to each mode."""
 
 
+@typed("peers")
 @hinted()
 def wrap(
     model: nn.Module,
@@ -108,13 +110,16 @@ def wrap(
             )
         told = f"{_described(model, optimizer)}, {how}, {broadcast_from=}"
     agree(group.world, Proposal("wrap", told, (), ()))
+    replaced: dict[Tensor, Tensor] | None = None
     if broadcast_from is not None:
         with torch.no_grad():
-            start(model, optimizer, group.world, broadcast_from, KEY in optimizer.state, how.synchronous)
-    return _laid_out(model, optimizer, how, group)
+            replaced = start(model, optimizer, group.world, broadcast_from, KEY in optimizer.state, how.synchronous)
+    return _laid_out(model, optimizer, how, group, replaced)
 
 
-def _laid_out(model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group: Peers) -> DecentralizedOptimizer:
+def _laid_out(
+    model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group: Peers, replaced: dict[Tensor, Tensor] | None
+) -> DecentralizedOptimizer:
     """Flatten the parameters and create the optimizer on them, continuing from a previously loaded state."""
     trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
     parameters = [p for p in model.parameters() if travels(p, trained)]
@@ -125,7 +130,7 @@ def _laid_out(model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group
         layout = RowLayout(tuple(names[p] for p in parameters), tuple(tuple(p.shape) for p in parameters))
         bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.steps_per_message)
         net = _network([row.row], group)
-        guard = Guard(model, optimizer, parameters, group.rank, net.close)
+        guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
         step: ModeStep | AlgorithmStep = AlgorithmStep(
             net,
             row,
@@ -139,7 +144,7 @@ def _laid_out(model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group
     else:
         flat = FlatParameters(parameters, round(how.bucket_mb * _MB))
         net = _network([bucket.row for bucket in flat.buckets], group)
-        guard = Guard(model, optimizer, parameters, group.rank, net.close)
+        guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
         step = ModeStep(net, flat, optimizer, how.mode, how.overlap, model, guard)
     align(optimizer)
     if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]

@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from decentral.errors import ConfigError
+from decentral.store.schema import FILES, misfit
+from decentral.terminal.console import printable
 
 _MOST_BYTES = 1 << 28
 PACKED_FROM_BYTES = 20_000
 """From which size on a table of runs is packed."""
+_FORMULAS = ("=", "+", "-", "@", "\t")
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -79,8 +82,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # of a full disk, say, which names no file
         raise
     sync_directory(path.parent)
 
@@ -124,23 +129,55 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None if there is no such file, or it is a pipe, enormous, or no whole JSON object."""
+    """The object in `path`; None if there is no such file, or `load_json` refuses it."""
+    with contextlib.suppress(ConfigError):
+        return load_json(path)
+    return None
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """The object in `path`. Raises ConfigError if there is no such file, it is a pipe, enormous, or no whole JSON
+    object, or a value has another type than in `schema.FILES`."""
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:
-            return None
-        value = json.loads(path.read_text(encoding="utf-8"))
-        return decode(value) if isinstance(value, dict) else None
-    except (OSError, ValueError, RecursionError):
-        return None
+            raise ConfigError(f"{path} is missing, or it is not a file of at most {_MOST_BYTES:,} bytes.")
+        value = decode(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}.") from None
+    if wrong := "it is not an object" if not isinstance(value, dict) else misfit(value, FILES.get(path.name, {}), ""):
+        raise ConfigError(f"{path} is damaged: {wrong}.")
+    return dict(value)
 
 
-def csv_text(header: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
-    """A table as the text of a CSV file."""
+def csv_text(header: Iterable[Any], rows: Iterable[Iterable[Any]], as_is: bool = False) -> str:
+    """A table as the text of a CSV file, each cell by `csv_cell` unless it is wanted `as_is`."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
+    for row in (header, *rows):
+        writer.writerow(row if as_is else map(csv_cell, row))
     return file.getvalue()
+
+
+def csv_cell(value: Any) -> Any:
+    """A text without control characters, and with ' before what a spreadsheet would carry out as a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text[:1] in _FORMULAS and not _is_number(text) and text != "-" else text
+
+
+def from_csv_cell(text: str) -> str:
+    """The inverse of `csv_cell`, without control characters."""
+    is_escaped = text[:1] == "'" and text[1:2] in _FORMULAS and not _is_number(text[1:])
+    return printable(text[1:] if is_escaped else text)
+
+
+def _is_number(text: str) -> bool:
+    return (
+        re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?( [a-z].*)?|[+-]?(inf|nan)", text, re.IGNORECASE) is not None
+    )
 
 
 def write_table(path: Path, text: str) -> None:
@@ -174,8 +211,12 @@ def read_table(path: Path) -> str:
     file = stored_table(path)
     if file is None:
         raise FileNotFoundError(f"neither {path} nor {path.name}.gz is there")
-    if file == path:
-        return file.read_bytes().decode()
+    return (file.read_bytes() if file == path else unpacked(file)).decode()
+
+
+def unpacked(file: Path) -> bytes:
+    """The content of a .gz file. Raises OSError or ValueError if it is damaged, ConfigError if it is enormous once it
+    is unpacked."""
     try:
         with gzip.open(file) as packed:  # a few bytes of it may become any number
             content = packed.read(_MOST_BYTES + 1)
@@ -183,7 +224,7 @@ def read_table(path: Path) -> str:
         raise ValueError(str(error)) from None
     if len(content) > _MOST_BYTES:
         raise ConfigError(f"{file} has more than {_MOST_BYTES:,} bytes after decompression: remove it.")
-    return content.decode()
+    return content
 
 
 def _packed(path: Path) -> Path:

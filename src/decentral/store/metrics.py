@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import hashlib
 import json
 import os
@@ -11,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from decentral.errors import ConfigError
-from decentral.store.files import decode, encode, in_place, read_json, write_json
+from decentral.store.files import decode, encode, in_place, read_json, unpacked, write_json
+from decentral.store.schema import ROW
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -89,31 +89,41 @@ def lines_written(path: Path) -> bool:
     return path.exists() or path.with_name(path.name + ".gz").exists()
 
 
-def read_lines(path: Path, having: bytes = b"") -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file, or of its compressed copy `<name>.gz`; none if there is neither. An unterminated last
-    line is not read. `having`: only lines with these bytes, unless none has them or one is damaged.
+    line is not read.
 
     Raises ConfigError if a finished line is damaged.
     """
+    return _parsed(path, _stored(path))
+
+
+def _stored(path: Path) -> list[bytes]:
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a regular file: remove it, or its folder.")
         content = path.read_bytes()
     except FileNotFoundError:
         copy = path.with_name(f"{path.name}.gz")
-        if not copy.is_file():
-            return []
-        content = gzip.decompress(copy.read_bytes())
-    lines = content.split(b"\n")[:-1]
-    if having:
-        lines = [line for line in lines if having in line]
+        try:
+            content = unpacked(copy) if copy.is_file() else b""
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{copy} is damaged ({error}): delete the folder {path.parent} and rerun the command."
+            ) from None
+    return content.split(b"\n")[:-1]
+
+
+def _parsed(path: Path, every: list[bytes], having: bytes = b"") -> list[dict[str, Any]]:
+    """The values of lines. `having`: only of lines with these bytes, unless none has them or one is damaged."""
+    lines = [line for line in every if having in line] if having else every
     try:
         values = json.loads(b"[%b]" % b",".join(lines))  # much faster than one by one, where nothing is damaged
     except (ValueError, RecursionError):
         values = []
     is_whole = len(values) == len(lines) and all(isinstance(value, dict) for value in values)
     if having and not (lines and is_whole):
-        return read_lines(path)
+        return _parsed(path, every)
     if not is_whole:
         return [_read(line, number, path) for number, line in enumerate(lines, 1)]
     return [  # few lines have words that stand for numbers
@@ -250,6 +260,7 @@ ALWAYS = ("step", "epoch", "worker", "split", "metric", "value")
 COLUMNS = tuple(dict.fromkeys((*ALWAYS, *AXES)))
 """Keys of a row, in their order. A row need not have a place on each of the axes, but on those of step and epoch."""
 _READ = frozenset(ALWAYS) - {"epoch"}
+_TYPES = [(key, get_args(hint) or (hint,)) for key, hint in ROW.items()]
 
 
 def read_metrics(path: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -258,12 +269,34 @@ def read_metrics(path: Path, **wanted: Any) -> list[dict[str, Any]]:
     `wanted` are values of adjacent keys, in the order of a row: other rows may then be left out, which saves time.
 
     An unterminated last line is dropped: its writer died, or is about to finish it. A resumed run writes some rows
-    again; the last one counts. No file means no rows. Raises ConfigError if a finished line is damaged.
+    again; the last one counts. No file means no rows. Raises ConfigError if a finished line is damaged, or if a run
+    that is done or diverged had more rows.
     """
     file = path / "metrics.jsonl" if path.is_dir() else path
     rows: dict[tuple, dict[str, Any]] = {}
-    for number, row in enumerate(read_lines(file, having=json.dumps(wanted)[1:-1].encode()), 1):
-        if not row.keys() >= _READ or not isinstance(row["value"], int | float):
-            raise damaged(file, number)
+    lines, fitting = _stored(file), set[tuple]()
+    for number, row in enumerate(_parsed(file, lines, json.dumps(wanted)[1:-1].encode()), 1):
+        shape = *row, *map(type, row.values())
+        if shape not in fitting:
+            if not row.keys() >= _READ or not all(type(row[key]) in types for key, types in _TYPES if key in row):
+                raise damaged(file, number)
+            fitting.add(shape)
         rows[row["step"], row["worker"], row["split"], row["metric"]] = row
+    if path.is_dir():
+        _refuse_cut(file, lines)
     return list(rows.values())
+
+
+def _refuse_cut(file: Path, lines: list[bytes]) -> None:
+    """Raise ConfigError if the file was cut after the run had ended: by the number of rows in its status, or by the
+    last step where a run of an older version did not say it."""
+    facts = read_json(file.parent / "status.json") or {}
+    if facts.get("status") not in ("done", "diverged"):
+        return
+    rows, steps, last = facts.get("rows"), facts.get("step", 0), None
+    if rows is None and lines and facts["status"] == "done":
+        last = _read(lines[-1], len(lines), file).get("step")
+    is_cut = len(lines) < rows if rows is not None else isinstance(last, int) and last < steps
+    if is_cut:
+        where = f"it has {len(lines)} of {rows} rows" if rows is not None else f"it ends at step {last} of {steps}"
+        raise ConfigError(f"{file} is incomplete: {where}. Delete the folder {file.parent} and rerun the command.")

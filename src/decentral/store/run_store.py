@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple, Self
 from decentral.errors import ConfigError
 from decentral.store import checkpoints, files
 from decentral.store.checkpoints import Checkpoint, Written
-from decentral.store.files import is_leftover, is_locked, read_json, try_lock, write_json, write_text
+from decentral.store.files import is_leftover, is_locked, load_json, read_json, try_lock, write_json, write_text
 from decentral.store.metrics import ALWAYS, COLUMNS, LineFile, Metric, write_metadata
 
 LOCK = "run.lock"
@@ -118,6 +119,7 @@ class Status(StrEnum):
     diverged = "diverged"
     failed = "failed"
     interrupted = "interrupted"
+    unreadable = "unreadable"  # never written: how a reader calls a run whose files are damaged
 
 
 class RunStore:
@@ -234,7 +236,7 @@ class RunStore:
             self.path.rmdir()
 
     def set_status(self, status: Status, **facts: Any) -> None:
-        """Replace status.json atomically: status, run_id, step, epoch, restarts, updated, pid, host and `facts`.
+        """Replace status.json atomically: status, run_id, step, epoch, restarts, rows, updated, pid, host and `facts`.
 
         `step`, `epoch` and `restarts`, when not given, stay what they were; other facts are not carried over.
 
@@ -245,7 +247,8 @@ class RunStore:
         self._place |= {key: facts.pop(key) for key in _CARRIED if key in facts}
         updated = datetime.now(UTC).isoformat(timespec="seconds")
         writer = {"updated": updated, "pid": os.getpid(), "host": socket.gethostname()}
-        head = {"status": Status(status).value, "run_id": self.run_id, **self._place, **writer}
+        rows = {"rows": self._metrics.extent.num_lines}
+        head = {"status": Status(status).value, "run_id": self.run_id, **self._place, **rows, **writer}
         with self.in_place(metrics=status in (Status.done, Status.diverged)):
             self._metrics.sync()
             write_json(self.path / "status.json", head | facts)
@@ -358,22 +361,44 @@ class FoundRun(NamedTuple):
     run_id: str
     path: Path
     status: Status
+    facts: dict[str, Any]
+    """Its status.json."""
+    reason: str = ""
+    """Why it is unreadable."""
 
 
-def find_runs(results_dir: Path) -> list[FoundRun]:
-    """The runs in `results_dir` and in `results_dir/runs`, sorted by path.
+def find_runs(results_dir: Path, left_out: list[str] | None = None) -> list[FoundRun]:
+    """Return the runs in `results_dir/runs` and in `results_dir`, sorted by path, or the run whose directory it is.
 
-    A run that is said to be `running` but whose writer is dead is `interrupted`.
+    A run counts once, in a folder that has its ID as its name: the names of copies, renamed folders and links are
+    appended to `left_out`. A run that is said to be `running` but whose writer is dead is `interrupted`.
     """
-    found = list[FoundRun]()
     if not os.path.isdir(results_dir):  # nor is a name that is too long
-        return found
-    for path in sorted([*results_dir.glob("*"), *results_dir.glob("runs/*")]):
-        facts = RunStore.peek(path) or {}
-        run_id, status = facts.get("run_id"), facts.get("status")
-        if not isinstance(run_id, str) or status not in list(Status):
-            continue
-        if status == Status.running and not is_locked(path / LOCK):
-            status = Status.interrupted
-        found.append(FoundRun(run_id, path, Status(status)))
-    return found
+        return []
+    if os.path.exists(results_dir / "status.json"):
+        return [found_run(results_dir)]
+    found = dict[str, FoundRun]()
+    for path in [*sorted(results_dir.glob("runs/*")), *sorted(results_dir.glob("*"))]:
+        run = found_run(path)
+        if run.reason and recorded_id(path) is None and not re.fullmatch("[0-9a-f]{12}", path.name):
+            continue  # a folder of something else
+        if path.name == run.run_id and not path.is_symlink() and run.run_id not in found:
+            found[run.run_id] = run
+        elif left_out is not None:
+            left_out.append(path.name)
+    return list(found.values())
+
+
+def found_run(path: Path) -> FoundRun:
+    """The run that a directory belongs to."""
+    run_id = recorded_id(path) or path.name
+    try:
+        facts = load_json(path / "status.json")
+        if facts.get("run_id") != run_id or facts.get("status") not in list(Status):
+            raise ConfigError(f"{path / 'status.json'} is damaged: it is not the status of run {run_id}.")
+    except ConfigError as error:
+        return FoundRun(run_id, path, Status.unreadable, {}, str(error))
+    status = Status(facts["status"])
+    if status == Status.running and not is_locked(path / LOCK):
+        status = Status.interrupted
+    return FoundRun(run_id, path, status, facts)

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from decentral.config.parsing import build, folders_of, read_mapping
+from decentral.config.parsing import build, folders_of, read_mapping, run_settings
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement
 from decentral.registry import components
@@ -27,7 +27,7 @@ def names(config_dir: str | None = None) -> list[str]:
 
 def scales(name: str, config_dir: str | None = None) -> list[str]:
     """The scales at which a study is defined."""
-    return [scale for scale in SCALES if scale in _read(name, config_dir).get("scales", {})]
+    return [scale for scale in SCALES if scale in (_read(name, config_dir).get("scales") or {})]
 
 
 def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequence[str] = ()) -> Study:
@@ -43,7 +43,8 @@ def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequen
     if scale not in SCALES:
         raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")
     if scale not in known:
-        raise ConfigError(f"scale={scale} is not defined for {name}: use scale={' or scale='.join(known)}.")
+        what = f"use scale={' or scale='.join(known)}" if known else "its file defines no scales; add `scales:`"
+        raise ConfigError(f"scale={scale} is not defined for {name}: {what}.")
     changes = known[scale] or {}
     base = [*(values.get("base") or []), *(changes.get("base") or [])]
     given = {key: _value(key, text) for key, _, text in (override.partition("=") for override in overrides)}
@@ -134,7 +135,7 @@ def write_study(
         "title": f"{metric.words[:1].upper()}{metric.words[1:]} by {', '.join(filter(None, [*rows, columns]))}",
         "paper": "sweeps",
         "base": [word for word in runs[0][0] if _setting(word)[0] not in varied],
-        "rows": _rows(settings, rows, columns, values),
+        "rows": _rows(settings, rows, columns, values, str(run_settings(runs[0][1])["algo"])),
         "columns": {columns: values[columns]} if columns else {},
         "tune": {"rule": "grid", "values": lrs} if len(lrs) > 1 else {"rule": "fixed"},
         "tune_seeds": list(seeds),
@@ -143,7 +144,7 @@ def write_study(
         "curves": ["worst"],
         "scales": {"laptop": {}},
         "report": {
-            "table": {"rows": ["method", "topology"], "columns": columns, "format": form},
+            "table": {"rows": ["method", "topology"], "columns": columns, "format": form, "precise": True},
             "figures": [{"name": "curves", "panels": columns, **figure}],
         },
     }
@@ -159,14 +160,15 @@ def _setting(word: str) -> tuple[str, Any]:
 
 
 def _rows(
-    settings: Sequence[dict[str, Any]], keys: Sequence[str], columns: str, values: dict[str, list[Any]]
+    settings: Sequence[dict[str, Any]], keys: Sequence[str], columns: str, values: dict[str, list[Any]], algo: str
 ) -> list[dict[str, Any]]:
     """A row for each combination of `keys` that there is, with the columns that it has, if it lacks some."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     at: dict[tuple[Any, ...], list[Any]] = {}
     for one in settings:
         topology = str(one["topology"]) if "topology" in keys else ""
-        method = ", ".join(str(one[key]) for key in keys if key != "topology") or topology
+        further = [f"{key}={one[key]}" for key in keys if key not in ("algo", "topology")]
+        method = ", ".join([str(one.get("algo", algo)), *further])
         row = tuple(one[key] for key in keys)
         found[row] = {"method": method, "topology": topology, "base": [f"{key}={one[key]}" for key in keys]}
         at.setdefault(row, []).append(one.get(columns))

@@ -18,6 +18,7 @@ from decentral.scheduling.job import Job
 from decentral.store import AXES
 from decentral.store.files import (
     csv_text,
+    from_csv_cell,
     read_json,
     read_table,
     refuse_links,
@@ -319,7 +320,8 @@ def stored(
 
 
 def _rows(path: Path) -> Iterable[dict[str, str]]:
-    return csv.DictReader(io.StringIO(read_table(path), newline=""))
+    for row in csv.DictReader(io.StringIO(read_table(path), newline="")):
+        yield {from_csv_cell(key): from_csv_cell(value or "") for key, value in row.items() if isinstance(key, str)}
 
 
 def _value(labels: Labels, row: dict[str, str]) -> Value:

@@ -91,12 +91,12 @@ class Measure:
         """The numbers of a run that is done or diverged; nan, with a remark, if it did not record them as it should."""
         facts = RunStore.peek(directory) or {}
         own, chance = self._in(directory)
-        about = str(facts["status"]), float(facts.get("wall_s", 0.0)), own._label(), own._meaning(chance)
+        about = str(facts.get("status")), facts.get("wall_s", 0.0), own._label(), own._meaning(chance)
         if about[0] == Status.diverged:
             nothing = math.nan if self.when_diverged is None else self.when_diverged
             return Measured(nothing, nothing, nothing, nothing, *about)
         try:
-            measured = Measured(*own._numbers(directory, own._whole(directory, facts.get("step"))), *about)
+            measured = Measured(*own._numbers(directory, own._whole(directory)), *about)
         except ConfigError as error:
             return Measured(math.nan, math.nan, math.nan, math.nan, DAMAGED, *about[1:], str(error))
         unreached = self.to_reach is not None and math.isnan(measured.value)
@@ -108,7 +108,10 @@ class Measure:
         own, _ = replace(self, to_reach=None)._in(directory)
         lines: dict[str, list[Row]] = {}
         single = {"worker": workers[0]} if len(workers) == 1 and workers[0] in _AGGREGATES else {}
-        rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
+        try:
+            rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
+        except ConfigError:  # `of` says why
+            return []
         for row in sorted(own._rows(rows), key=lambda row: row["step"]):
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
@@ -149,22 +152,18 @@ class Measure:
         """Return the rows of the metric."""
         return [row for row in rows if (row["split"], row["metric"]) == (self.split, self.metric)]
 
-    def _whole(self, directory: Path, steps: int | None) -> Rows:
-        """The rows of the metric of a run that has taken these steps. Raises ConfigError if they lack its last
-        evaluation or a part of it: the file was cut off later."""
-        every = read_metrics(directory)
-        last = max((row["step"] for row in every), default=steps)
-        rows = self._rows(every)
+    def _whole(self, directory: Path) -> Rows:
+        """The rows of the metric. Raises ConfigError if a part of the last evaluation is missing: the file was cut."""
+        rows = self._rows(read_metrics(directory, split=self.split, metric=self.metric))
         at: dict[int, set[Any]] = {}
         for row in rows:
             at.setdefault(row["step"], set()).add(row["worker"])
         missing = at[min(at)] - at[max(at)] if at else set()
         missing = {each for each in missing if isinstance(each, int) or each in _AGGREGATES}  # a group may be empty
-        if missing or (steps is not None and last is not None and last < steps):
+        if missing:
             raise ConfigError(
-                f"{directory / 'metrics.jsonl'} is incomplete: it ends at step {last} of {steps}"
-                + (f", without worker {next(iter(missing))} there" if missing else "")
-                + f". Delete the folder {directory} and rerun the command."
+                f"{directory / 'metrics.jsonl'} is incomplete: it ends at step {max(at)}, without worker "
+                f"{next(iter(missing))} there. Delete the folder {directory} and rerun the command."
             )
         return rows
 

@@ -14,6 +14,7 @@ from decentral.host.torchrun import place, under_torchrun
 def aligned(rows: list[list[str]], left: int = 1) -> str:
     """A table as plain text: a header, a rule, and rows; the first `left` columns to the left, the others to the
     right."""
+    rows = [[re.sub(r"[\n\r\t]", " ", printable(cell)) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -96,14 +96,15 @@ class _Table(Display):
 
     @_unless_broken
     def line(self, text: str) -> None:
-        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._live.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     @_unless_broken
     def draw(self, rows: Sequence[Row], headline: str = "") -> None:
         from rich.console import Group
         from rich.text import Text
 
-        above = [Text(headline, style="bold", no_wrap=True, overflow="ellipsis")] if headline else []
+        rows = [row._replace(title=printable(row.title), text=printable(row.text)) for row in rows]
+        above = [Text(printable(headline), style="bold", no_wrap=True, overflow="ellipsis")] if headline else []
         self._live.update(Group(*above, self._table(rows)), refresh=True)
 
     @_unless_broken

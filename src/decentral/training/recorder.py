@@ -28,6 +28,7 @@ from decentral.store.failures import record
 from decentral.store.files import csv_text, replacing, write_text
 from decentral.store.provenance import collect
 from decentral.store.run_store import DirectoryLost
+from decentral.terminal.console import say
 from decentral.terminal.progress import Progress, progress
 from decentral.training import operations
 from decentral.training.evaluation import Evaluation, recorded
@@ -79,7 +80,7 @@ class Recorder:
             return
         told = "execution=loop", f"data={self.config.data.name}: ", f"model={self.config.model.name} has "
         for message in [*r.rejected, *(note for note in r.notes if any(words in note for words in told))]:
-            print(message, flush=True)
+            say(message)
         self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         facts = collect([str(self.world.device)], self.world.size)

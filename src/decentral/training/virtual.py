@@ -123,7 +123,7 @@ class VirtualRows:
 
     def mean(self) -> None:
         """See `RowExecutor`."""
-        kernels.average_rows(self.state.x)
+        self.state.x.copy_(kernels.mean_of(self.state.x))
 
     def keep(self, key: Hashable, i: int, emptied: bool) -> None:
         """See `RowExecutor`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.messages import Message, unnoted
+from decentral.network.kernels import headroom
 from decentral.network.transports.shared_memory import SharedMemory
 from decentral.network.windows.locks import Meeting
 
@@ -63,19 +64,21 @@ class AllWorkers:
 
     def _reduce(self, rows: list[Tensor]) -> Tensor:
         """Sum the rows of this process in worker order, then over processes."""
-        total = rows[0].to("cpu", copy=True)
+        down = headroom(self._mailbox.num_workers)
+        total = rows[0].to("cpu", copy=True).mul_(down)
         for row in rows[1:]:
-            total.add_(row.cpu())
+            total.add_(row.cpu(), alpha=down)
+        factor = 1 / (self._mailbox.num_workers * down)
         try:
             if self._memory is not None:
-                return self._memory.total(total, 1 / self._mailbox.num_workers)
+                return self._memory.total(total, factor)
             if self._meeting is not None:
                 self._meeting.total(total)
         except BaseException as failure:
             self._mailbox.fail(failure)
             self._mailbox.check()  # it may already know which process is gone
             raise
-        return total.mul_(1 / self._mailbox.num_workers)
+        return total.mul_(factor)
 
 
 class Tickets:

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from decentral.network.kernels import headroom, wide
+
 
 class Limits(NamedTuple):
     """The delay of every outgoing message of N bytes: latency_s + N seconds_per_byte."""
@@ -195,6 +197,16 @@ def _tag(message: Message) -> int:
 @lru_cache(1024)
 def _fingerprint(length: int, dtype: torch.dtype) -> int:
     return zlib.crc32(f"{length} {dtype}".encode()) >> 1
+
+
+def begin_sum(x: Tensor, size: int) -> tuple[Work, Tensor, float]:
+    """Begin an all-reduce of x over `size` processes; return the work, the sum times a factor, and this factor.
+
+    The factor is a power of two that keeps the sum finite. 16-bit numbers are summed in float32, in new memory.
+    """
+    down = headroom(size)
+    total = wide(x).mul_(down)
+    return dist.all_reduce(total, async_op=True), total, down
 
 
 def wait(works: Sequence[Work]) -> None:

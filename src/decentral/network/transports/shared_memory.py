@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from decentral.network.kernels import headroom, weighted_sum
 from decentral.network.transports.posting import Limits
 from decentral.network.transports.signals import NEW, READY, Signals, note_of
 from decentral.network.transports.transport import (
@@ -251,12 +252,11 @@ class SharedMemory(Transport):
         lengths = [share.stop - share.start for share in shares]
         self._tell({p: lengths[p] * row.element_size() for p in self.others}, note, what)
         ours, mine = shares[self.rank], sums[self.rank][: lengths[self.rank]]
-        torch.add(terms[0][ours], terms[1][ours], out=mine)
-        for term in terms[2:]:
-            mine.add_(term[ours])
+        down = headroom(size)
+        weighted_sum([(term[ours], down) for term in terms], mine, factor / down)
         self._tell(dict.fromkeys(self.others, mine.nbytes), note, what)
         for share, part, length in zip(shares, sums, lengths, strict=True):
-            torch.mul(part[:length], factor, out=row[share])
+            row[share].copy_(part[:length])
         return x
 
     def reserve(self, num_bytes: int, num_buffers: int = 1) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from decentral.network.kernels import weighted_sum
 from decentral.topology.graph import Graph
 
 
@@ -152,14 +153,19 @@ class Memory:
             self.t[worker].mul_(weight)
             self.p[worker] *= weight
 
-    def take(self, worker: int, place: int, weight: float, reset: bool) -> None:
-        """(t, p) += weight * slot, for a local worker; resets the slot's version, and with `reset` empties it."""
-        if not self.is_empty(place):
-            self.t[worker].add_(self.rows[self.num_workers + place], alpha=weight)
-            self.p[worker] += weight * self.weights[self.num_workers + place]
-        self.marks[place, 0] = 0
-        if reset:
-            self.marks[place, 1] = EMPTY
+    def take(self, worker: int, self_weight: float, slots: Mapping[int, float], reset: bool) -> None:
+        """(t, p) := self_weight (t, p) + the sum of weight * slot, for a local worker; resets the slots' versions, and
+        with `reset` empties them."""
+        full = {self.num_workers + place: weight for place, weight in slots.items() if not self.is_empty(place)}
+        row = self.t[worker]
+        weighted_sum([(row, self_weight), *((self.rows[place], weight) for place, weight in full.items())], row)
+        self.p[worker] *= self_weight
+        for place, weight in full.items():
+            self.p[worker] += weight * self.weights[place]
+        for place in slots:
+            self.marks[place, 0] = 0
+            if reset:
+                self.marks[place, 1] = EMPTY
 
     def _written(self, place: int) -> None:
         self.marks[place, 0] += 1
@@ -278,9 +284,7 @@ class Window:
         with ExitStack() as held:
             for sender in (*places, owner):
                 held.enter_context(self.mutex(owner, sender))
-            self._memory.scale(own, self_weight)
-            for sender, place in places.items():
-                self._memory.take(own, place, weights[sender], reset)
+            self._memory.take(own, self_weight, {place: weights[j] for j, place in places.items()}, reset)
         if reset:
             for sender in places:
                 self._taken(owner, sender)

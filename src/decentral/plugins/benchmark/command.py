@@ -9,6 +9,7 @@ import shlex
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -250,22 +251,28 @@ def _verify(options: argparse.Namespace) -> int:
     own = folder / submission.OWN
     options.config_dir = str(own) if own.is_dir() else None
     families = {str(labels["scenario"]).partition(".")[0] for labels in facts["cells"]}
+    known = {one.name: one for one in _study(facts["scale"], options.config_dir).scenarios}
     possible = [
-        one.name
-        for one in _study(facts["scale"], options.config_dir).scenarios
-        if one.name in families and (not one.needs or any(word.startswith(f"{one.name}.") for word in words))
+        name
+        for name, one in known.items()
+        if name in families and (not one.needs or any(word.startswith(f"{name}.") for word in words))
     ]
+    wrong += [f"{name} is not a scenario of scale={facts['scale']}." for name in sorted(families - known.keys())]
+    wrong += [] if facts["cells"] else ["it has no cells."]
+    names = [str(one.get("name")) for one in facts["methods"]]
+    for told, one in zip(facts["methods"], entries.methods(names, mine=False), strict=False):
+        wrong += [f"{one.name} is another method here: {one}."] if told != asdict(one) else []
+    if wrong:
+        return _verdict(options, facts, wrong, "")
     if missing := sorted(families - {*possible}):
         say(f"Note:     {', '.join(missing)} are not repeated: their data are missing.")
     if not possible:
         return _verdict(options, facts, [], "hashes only")
     with TemporaryDirectory(prefix="decentral-verify-") as scratch:
-        methods = ",".join(one["name"] for one in facts["methods"])
-        options.words = [*words, f"scale={facts['scale']}", f"methods=[{methods}]", f"results_dir={scratch}"]
+        options.words = [*words, f"scale={facts['scale']}", f"methods=[{','.join(names)}]", f"results_dir={scratch}"]
         options.words.append(f"scenarios=[{','.join(possible)}]")
         chosen, _, cells = _composed(options)
-        known = {tuple(labels.values()) for labels in facts["cells"]}
-        cells = [cell for cell in cells if tuple(cell.labels.values()) in known]
+        cells = [cell for cell in cells if cell.labels in facts["cells"]]
         return _computed_again(chosen, cells, number, options, facts)
 
 
@@ -278,8 +285,10 @@ def _computed_again(
     ]
     found, there = stored(cells, options.verify, lambda _: True)
     checks, others = submission.checks(cells, [*found.values(), *there])
-    told = [cell.labels for cell in (*found.values(), *there)]
-    wrong += [f"{', '.join(map(str, one.values()))} is not a cell of it." for one in told if one not in facts["cells"]]
+    told, mine = [cell.labels for cell in (*found.values(), *there)], [cell.labels for cell in cells]
+    strange = [one for one in told if one not in facts["cells"]]
+    strange += [one for one in facts["cells"] if one not in mine and one["scenario"] in {c["scenario"] for c in mine}]
+    wrong += [f"{', '.join(map(str, one.values()))} is not a cell of it." for one in strange]
     again = submission.choose(checks, number)
     runs = len({check.run.jobs[0].id for check in checks})
     more = f", and {again.baseline} of the baseline, which set the targets" if again.baseline else ""

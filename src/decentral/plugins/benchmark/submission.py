@@ -29,7 +29,7 @@ from decentral.plugins.benchmark.kinds.benchmark import (
 )
 from decentral.registry import plugins
 from decentral.scheduling.job import Job
-from decentral.store.files import read_json, write_json, write_text
+from decentral.store.files import load_json, read_json, write_json, write_text
 from decentral.study.collect import StoredCell, collect
 from decentral.study.study import Cell
 
@@ -123,9 +123,12 @@ def seal(folder: Path, told: dict[str, Any]) -> str:
 
 def read(folder: Path) -> dict[str, Any]:
     """Read submission.json. Raises ConfigError if the folder is not a submission."""
-    facts = read_json(folder / FACTS)
-    keys = {"scale", "rules", "version", "methods", "cells", "files", "hash"}
-    if facts is None or not keys <= facts.keys() or not isinstance(facts["files"], dict):
+    try:
+        facts = load_json(folder / FACTS)
+    except ConfigError as error:
+        raise ConfigError(f"{folder} is not a submission: its {FACTS} is missing or damaged ({error})") from None
+    keys, labels = {"scale", "rules", "version", "methods", "cells", "files", "hash"}, {"scenario", "method"}
+    if not keys <= facts.keys() or not all(one.keys() >= labels for one in facts["cells"]):
         raise ConfigError(f"{folder} is not a submission: its {FACTS} is missing or damaged.")
     return facts
 

@@ -375,4 +375,4 @@ class Translating(Supervised):
                 (text.words(sources.rows(np.array([i]))[0, 1:-1].tolist()), text.references[i], found[i])
                 for i in numbers.tolist()
             )
-            write_text(directory / "translations.csv", csv_text(["source", "reference", "translation"], rows))
+            write_text(directory / "translations.csv", csv_text(["source", "reference", "translation"], rows, True))

@@ -153,7 +153,7 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
             ax.set_xlabel("")
         if number % columns == 0:
             letters = int(drawn.get_figheight() / -(-len(panels) // columns) * 12)
-            ax.set_ylabel(textwrap.fill(figure.ylabel or figure.metric or results.metric, min(42, letters)))
+            ax.set_ylabel(textwrap.fill(figure.ylabel or figure.shown(results), min(42, letters)))
     for ax in axes:
         _few_decades(ax, figure)
     return drawn

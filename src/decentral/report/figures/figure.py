@@ -174,6 +174,10 @@ class StudyFigure(ABC):
         """Return the x axis of a panel: an axis of the metrics, or its name."""
         return str(getattr(self, "x", ""))
 
+    def shown(self, results: Results) -> str:
+        """Return the metric that is drawn."""
+        return self.metric or results.metric
+
     def published(self, results: Results) -> list[Line]:
         """Return the paper's numbers, if they can be drawn next to ours."""
         return []

@@ -81,6 +81,10 @@ class Curves(LineFigure):
                 found.append(self._center(panel, line, part, results))
         return found
 
+    def shown(self, results: Results) -> str:
+        """The curves' metric, also where the study's first is the place at which it reaches a value."""
+        return self.metric or next(iter(results.curves["metric"]), results.metric)
+
     def seeds(self, results: Results) -> int:
         """Of the curves: not all runs of a study need have some."""
         table = self.selected(results.curves, results)

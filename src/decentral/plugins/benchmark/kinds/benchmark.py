@@ -41,6 +41,8 @@ HELD = 3
 """Number of consecutive evaluations required at the target."""
 _LAST = 3  # evaluations averaged for the final value
 _POINTS = 60  # per stored curve
+_DECIDED = frozenset({"seed", "run_dir", "steps", "lr", "cluster", "evaluation.part"})
+_NOT_OF_METHODS = _DECIDED | {"results_dir", "task", "data", "model", "num_workers", "launcher", "logger", "init"}
 
 
 class Course(NamedTuple):
@@ -437,7 +439,7 @@ class Benchmark(Study):
 
     def decided_keys(self) -> set[str]:
         """Also the budget, the learning rate, which is tuned, and the clock."""
-        return super().decided_keys() | {"steps", "lr", "cluster", "evaluation.part"}
+        return {*_DECIDED}
 
     def for_runs(self, override: str) -> str:
         """Without the name of the scenario that it is for."""
@@ -482,6 +484,14 @@ class Benchmark(Study):
             for method in [*self.methods, self.baseline]
             for trial in trials(method, scenario, self.trials)
         ]
+        for method, trial, _ in runs:
+            keys = [word.lstrip("+~").partition("=")[0] for word in [*method.base, *trial.overrides]]
+            taken = next((key for key in keys if {key, key.partition(".")[0]} & _NOT_OF_METHODS), None)
+            if taken:
+                raise ConfigError(
+                    f"method {method.name} sets {taken}, which the benchmark decides for all methods: leave it out of "
+                    "base and search."
+                )
         clocks = [f"cluster={name}" for name in scenario.clocks]
         first, size = runs[-1][2], f"cluster.num_parameters={scenario.messages}"
         commands = [*([*command, "cluster=none"] for *_, command in runs), *([*first, one, size] for one in clocks)]

@@ -85,7 +85,10 @@ class Trials(Listing):
         values = results.values
         if "setting" not in values:
             return lines
-        family = {one["scenario"]: (one["family"], one.get("clock", "")) for one in results.facts["scenarios"]}
+        family = {
+            one["scenario"]: (one.get("family", one["scenario"]), one.get("clock", ""))
+            for one in results.facts.get("scenarios") or []
+        }
         groups: dict[tuple[str, str, str], dict[str, list[str]]] = {}
         for row in values.itertuples():
             name, clock = family.get(row.scenario, (row.scenario, ""))
@@ -145,12 +148,13 @@ class Costs:
     @property
     def weights(self) -> np.ndarray:
         """[problems], which sum to 1."""
-        return self._of_family.mean(axis=0)
+        return self._of_family.mean(axis=0) if self.problems else np.empty(0)
 
     @cached_property
     def typical(self) -> np.ndarray:
         """[methods, problems]: the median over seeds, infinite where half of them never get there."""
-        return np.array([[_median(np.array([one]))[0] for one in row] for row in self.seeds])
+        found = np.array([[_median(np.array([one]))[0] for one in row] for row in self.seeds], dtype=float)
+        return found.reshape(len(self.methods), len(self.problems))
 
     @cached_property
     def ratios(self) -> np.ndarray:
@@ -169,7 +173,7 @@ class Costs:
 
     def ranks(self) -> np.ndarray:
         """[methods]: the mean over problems of a method's rank, 1 for the best; equals share their ranks' mean."""
-        found: np.ndarray = _ranks(self.typical[None])[0] @ self.weights
+        found: np.ndarray = _ranks(self.typical[None])[0] @ self.weights if self.methods else np.empty(0)
         return found
 
     def rank_bounds(self) -> tuple[np.ndarray, np.ndarray]:
@@ -376,7 +380,7 @@ class Choices(Comparison):
         """The names of the best."""
         first, *_ = found = self.costs(results)
         titles = {
-            one["scenario"]: f"{one['title']}, {str(one.get('clock', '')).replace('_', ' ')}".rstrip(", ")
+            one["scenario"]: f"{one.get('title', '')}, {str(one.get('clock', '')).replace('_', ' ')}".rstrip(", ")
             for one in results.facts.get("scenarios") or []
         }
         heads = [f"best by {one}" for one in self.metrics.values()]
