@@ -174,7 +174,7 @@ def test_all_runs_are_rows_of_one_table(start, tmp_path):
     assert len(runs(tmp_path / "nothing")) == 0
     (second.directory / "metrics.jsonl").write_text("damaged\n")
     table = runs(tmp_path).set_index("directory")
-    assert table.loc[str(second.directory), "status"] == "done" and table.loc[str(first.directory), "step"] == 6
+    assert table.loc[str(second.directory), "status"] == "unreadable" and table.loc[str(first.directory), "step"] == 6
 
 
 N = 24

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -230,11 +231,14 @@ class GivenModel(PlainModel):
         if "_count" not in vars(self):
             from torch.utils.flop_counter import FlopCounterMode
 
-            with seeded(0, "count multiplications"), torch.no_grad():
-                module = self.build(data).float().eval()
-                with FlopCounterMode(display=False) as counter:
-                    module(torch.zeros(1, *data.shape, dtype=torch.float32))
-            vars(self)["_count"] = counter.get_total_flops() / 2
+            try:
+                with seeded(0, "count multiplications"):
+                    module = self.build(data).float().eval()
+                    with FlopCounterMode(display=False) as counter:
+                        module(torch.zeros(1, *data.shape, dtype=torch.float32))
+                vars(self)["_count"] = counter.get_total_flops() / 2
+            except Exception:  # a forward pass that cannot be counted, such as one with gradients
+                vars(self)["_count"] = math.inf
         return float(vars(self)["_count"])
 
     def target(self) -> Callable[..., Any]:  # type: ignore[override]

@@ -370,8 +370,8 @@ class FoundRun(NamedTuple):
 def find_runs(results_dir: Path, left_out: list[str] | None = None) -> list[FoundRun]:
     """Return the runs in `results_dir/runs` and in `results_dir`, sorted by path, or the run whose directory it is.
 
-    A run counts once, in a folder that has its ID as its name: the names of copies, renamed folders and links are
-    appended to `left_out`. A run that is said to be `running` but whose writer is dead is `interrupted`.
+    A run counts once, in a folder named by its ID or by its `run_dir=`: the names of copies, renamed folders and links
+    are appended to `left_out`. A run that is said to be `running` but whose writer is dead is `interrupted`.
     """
     if not os.path.isdir(results_dir):  # nor is a name that is too long
         return []
@@ -382,11 +382,20 @@ def find_runs(results_dir: Path, left_out: list[str] | None = None) -> list[Foun
         run = found_run(path)
         if run.reason and recorded_id(path) is None and not re.fullmatch("[0-9a-f]{12}", path.name):
             continue  # a folder of something else
-        if path.name == run.run_id and not path.is_symlink() and run.run_id not in found:
+        if path.name in (run.run_id, _own_name(path)) and not path.is_symlink() and run.run_id not in found:
             found[run.run_id] = run
         elif left_out is not None:
             left_out.append(path.name)
     return list(found.values())
+
+
+def _own_name(path: Path) -> str:
+    """Return the name of the directory that the configuration gives to its run (`run_dir=`); '' if it gives none."""
+    try:
+        found = re.search(r"^run_dir: (.+)$", (path / "config.yaml").read_text(encoding="utf-8"), re.M)
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return Path(found[1].strip("'\"")).name if found else ""
 
 
 def found_run(path: Path) -> FoundRun:
