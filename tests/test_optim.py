@@ -465,7 +465,7 @@ def test_muon_takes_a_fused_matrix_for_several() -> None:
 
 
 def test_muloco_is_diloco_with_muon_inside() -> None:
-    """Written plainly: Muon by singular values, Adam with epsilon hat for the rest, torch's SGD outside."""
+    """Written plainly: Muon by singular values, torch's AdamW for the rest, and its SGD outside."""
     config = compose(["experiment=muloco", "task=quadratics", "num_workers=2", "algo.period_steps=2"])
     config.optim.clip_norm = None
     n, wd, P = 2, config.optim.weight_decay, MATRICES.num_coordinates
@@ -490,7 +490,8 @@ def test_muloco_is_diloco_with_muon_inside() -> None:
                 y[i].data[place] -= rate(t) * (d.flatten() + wd * y[i].data[place])
             moments[0, i] = 0.9 * moments[0, i] + 0.1 * g[i, rest]
             moments[1, i] = 0.99 * moments[1, i] + 0.01 * g[i, rest] ** 2
-            step = (1 - 0.99 ** (t + 1)) ** 0.5 / (1 - 0.9 ** (t + 1)) * moments[0, i] / (moments[1, i].sqrt() + 1e-8)
+            root = (moments[1, i] / (1 - 0.99 ** (t + 1))).sqrt() + 1e-8
+            step = moments[0, i] / (1 - 0.9 ** (t + 1)) / root
             y[i].data[rest] -= rate(t) * (step + wd * y[i].data[rest])
         if t % 2:
             phi.grad = phi.data - sum(row.data for row in y) / n

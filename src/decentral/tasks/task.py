@@ -136,6 +136,7 @@ class TaskConfig(Protocol):
     """n; None, where nothing was said, until `Task.resolve_num_workers` has found it."""
     batch_size: int
     batch_size_per_worker: list[Any] | None
+    accumulate: int
     seed: int
     epochs: float
     steps: int | None
