@@ -289,6 +289,63 @@ def sorts(labels, num_workers, seed, turned: int = 0):
     return np.array_split(np.roll(np.argsort(labels, kind="stable"), turned), num_workers)
 
 
+class Inverse:
+    def __init__(self, power: float = 1.0):
+        self.power = power
+
+    def __call__(self, t):
+        return (t + 1) ** -self.power
+
+
+def no_number(t):
+    return np.ones(2)
+
+
+def four():
+    return networkx.cycle_graph(4)
+
+
+class Circle:
+    def __init__(self, missing: int = 0):
+        self.missing = missing
+
+    def __call__(self, num_workers):
+        return networkx.cycle_graph(num_workers - self.missing)
+
+
+made = Circle()
+
+
+def anything(**given):
+    return networkx.cycle_graph(given["num_workers"])
+
+
+class Asks:
+    def __call__(self, degree):
+        return networkx.cycle_graph(degree)
+
+
+class Deals:
+    def __init__(self, seed, turned: int = 0):
+        self.turned = turned + 0 * seed
+
+    def __call__(self, labels, num_workers):
+        return sorts(labels, num_workers, 0, self.turned)
+
+
+def fails(outputs, targets, num_classes):
+    return outputs.sum(1) * num_classes + undefined
+
+
+class Loss:
+    def __init__(self, num_classes):
+        self.num_classes = num_classes
+
+    def __call__(self, outputs, targets):
+        assert outputs.shape[1] == self.num_classes == 10
+        return networkx.nonsense
+
+
 def drawn(labels, num_workers):
     return np.array_split(np.random.permutation(len(labels)), num_workers)
 
@@ -420,6 +477,8 @@ def iterates(*settings: str) -> np.ndarray:
             "schedule=cosine topology=ring",
         ),  # in it, if at all
         ("topology={}:circle", "topology=ring"),
+        *((f"topology={{}}:{name}", "topology=ring") for name in ("four", "Circle", "made", "anything")),
+        ("schedule={}:Inverse schedule.power=1.0 topology=ring", "schedule=inverse topology=ring"),
         ("topology={}:arrows", "topology=one_peer_exponential"),
         ("topology={}:arrows topology.weighted=true", "topology=one_peer_exponential"),
         ("topology={}:named_anyhow", "topology=ring"),
@@ -444,7 +503,9 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pyte
     assert Path("run/lines.log").read_text() == "0 bytes_sent\n4 bytes_sent\ndone\n"
     table = Path("run/partition.csv").read_text().splitlines()
     assert len(table) == 5 and table[1].endswith(",5,360") and table[1].count(",0") == 6, "a fourth of sorted digits"
-    labels, one = np.arange(40) % 10, component("partition", f"{names}:drawn")
+    labels, both = np.arange(40) % 10, [component("partition", f"{names}:{name}") for name in ("sorts", "Deals")]
+    np.testing.assert_equal(*(cls(turned=3).indices(labels, 4, 0) for cls in both))
+    one = component("partition", f"{names}:drawn")
     assert one is not None
     dealt = [one().indices(labels, 4, seed) for seed in (0, 0, 1)]
     assert (dealt[0][0] == dealt[1][0]).all() and (dealt[0][0] != dealt[2][0]).any()
@@ -472,6 +533,11 @@ def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
         ),
         ("topology={}:small", "returns an array [3, 3] for num_workers=4: return a graph or W [4, 4]"),
         ("topology={}:falls", "are neither row-stochastic (pull) nor column-stochastic (push)"),
+        ("topology={}:Circle topology.missing=1", "returns an array [3, 3] for num_workers=4: return a graph"),
+        ("topology={}:Asks", "missing 1 required positional argument: 'degree'"),
+        ("schedule={}:no_number", "in step 0: return the factor on lr, a finite number >= 0."),
+        ("task.loss={}:fails", "name 'undefined' is not defined"),
+        ("task.loss={}:Loss", "has no attribute 'nonsense'"),
         ("topology={}:asks", "topology.k has no default: give it a value, as in topology.k=3."),
         ("topology={}:arrows topology.weighted=true topology.weights=pull", "conflicts with topology=names"),
         ("topology={}:arrows topology.weight=true", "has no setting 'weight'. Did you mean"),

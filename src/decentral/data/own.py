@@ -12,7 +12,7 @@ from decentral.data.dataset import DataSet, ImageData, LabelledData, cache_folde
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import Plain
+from decentral.registry.signature import Plain, call
 from decentral.store.digests import by_content
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class PlainData(Plain, DataSet):
 
     def called(self) -> Any:
         """Return the function's result."""
-        return self.target()(**self.settings())
+        return call(self.target(), {}, **self.settings())
 
     def _sets(self) -> Any:
         fields = [f for f in dataclasses.fields(self) if not f.metadata.get("volatile")]  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from numbers import Real
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import LearningRateSchedule
 from decentral.registry import blame
-from decentral.registry.signature import Plain, component_from, function, taken
+from decentral.registry.signature import Plain, call, component_from, function, taken
 from decentral.settings import setting
 
 GIVEN = ("t", "epoch", "steps_per_epoch", "total_steps")
@@ -27,16 +27,16 @@ class PlainSchedule(Plain, LearningRateSchedule):
     def factor(self, t: int, steps_per_epoch: float, total_steps: int | None = None) -> float:
         """Return the function's result. Raises ConfigError unless it is a finite number >= 0."""
         known = dict(zip(GIVEN, (t, t / steps_per_epoch, steps_per_epoch, total_steps), strict=True))
-        with blame.named():
-            value, again = (self.target()(**self.settings(), **taken(self.target(), known)) for _ in range(2))
+        with blame.named(f"schedule={self.name}"):
+            value, again = (call(self.target(), known, **self.settings()) for _ in range(2))
+        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
+            raise ConfigError(
+                f"schedule={self.name} returns {value!r} in step {t}: return the factor on lr, a finite number >= 0."
+            )
         if value != again:
             raise ConfigError(
                 f"schedule={self.name} returns {value!r} in step {t}, and {again!r} when called again: make it a "
                 "deterministic function of its arguments."
-            )
-        if not isinstance(value, Real) or not 0 <= float(value) < math.inf:
-            raise ConfigError(
-                f"schedule={self.name} returns {value!r} in step {t}: return the factor on lr, a finite number >= 0."
             )
         return float(value)
 

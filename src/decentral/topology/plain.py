@@ -10,7 +10,7 @@ import numpy as np
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import Plain, component_from
+from decentral.registry.signature import Plain, call, component_from, further
 from decentral.topology.graph import Graph
 from decentral.topology.matrices import Matrices
 from decentral.topology.rounds import Rounds
@@ -61,8 +61,10 @@ class PlainTopology(Plain, GraphTopology):
         return found
 
     def _called(self, num_workers: int) -> list[np.ndarray]:
-        with blame.named(), seeded(0, "topology"):
-            made: Any = self.target()(num_workers=num_workers, **self.settings())
+        given = {"num_workers": num_workers}
+        more = given if further(self.target()) else {}  # as its **kwargs
+        with blame.named(f"topology={self.name}"), seeded(0, "topology"):
+            made: Any = call(self.target(), {} if more else given, **more, **self.settings())
             found = [_array(one) for one in (made if isinstance(made, list | tuple) and made else [made])]
         for one in found:
             if one.shape != (num_workers, num_workers):
