@@ -25,6 +25,7 @@ from decentral.data.loading.in_memory import Normalize
 from decentral.data.loading.streamed import crop_box
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
+from decentral.store.digests import folder_digest
 from waiting import alive, until
 
 # -- Images in folders: imagefolder decodes them once ------------------------------------------------------------------
@@ -164,6 +165,18 @@ def test_images_are_found_as_torchvision_finds_them(tree):
 
 
 LOOPS = ("..", "../dog|train/dog/loop -> ../cat")
+
+
+def test_class_folders_are_in_natural_order_and_known_as_before(tree):
+    names = ["2", "10", "cat 9", "cat 11"]
+    root = tree({f"{split}/{name}/1.png": (8, 8) for split in ("train", "test") for name in sorted(names)})
+    data = ImageFolder(path=str(root), image_size=8, augment=False)
+    assert list(data.inspect().names) == list(ImageNet(path=str(root)).inspect().names) == names
+    assert data.load("cpu", 0).train_labels.tolist() == [0, 1, 2, 3]
+    shown = decoded_test_images(data)
+    assert all((shown[i] == np.asarray(Image.open(root / f"test/{name}/1.png"))).all() for i, name in enumerate(names))
+    as_text = [folder_digest(root / split, [f"{name}/1.png" for name in sorted(names)]) for split in ("train", "test")]
+    assert data.files_digest() == "".join(as_text)
 
 
 @pytest.mark.parametrize("loop", [f"train/cat/loop -> {target}" for target in LOOPS])

@@ -316,6 +316,10 @@ class Circle:
 made = Circle()
 
 
+def named(num_workers):
+    return networkx.read_edgelist([f"w{i} w{(i + 1) % num_workers}" for i in range(num_workers)][::-1])
+
+
 def anything(**given):
     return networkx.cycle_graph(given["num_workers"])
 
@@ -491,6 +495,13 @@ def test_what_a_function_returns_is_what_ours_is(names: str, named: str, ours: s
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
+def test_nodes_with_names_are_workers_in_natural_order(names: str) -> None:
+    found = iterates(f"topology={names}:named", "num_workers=12")
+    np.testing.assert_allclose(found, iterates("topology=ring", "num_workers=12"), rtol=0, atol=1e-12)
+    (file,) = Path().glob("run*/names.json")
+    assert json.loads(file.read_text()) == {"worker": [f"w{i}" for i in range(12)]}
+
+
 def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = (f"partition={names}:sorts", f"logger={names}:Lines", "logger.ending=log", "data=digits", "model=mlp")
     with pytest.raises(SystemExit) as exit:
@@ -614,7 +625,7 @@ def load_dataset(path: str, name: str | None = None, data_dir: str | None = None
         images = [Image.fromarray((random.integers(0, 100, shape) + 100 * i).astype(np.uint8)) for i in labels]
         texts = [["two four six", "one three nine"][i] for i in labels]
         return Dataset({"image": images, "vector": [[float(i), 1.0] for i in labels], "title": texts, "more": texts,
-                        "label": labels, "fine": labels} | config_kwargs)
+                        "label": labels, "fine": labels, "word": [["c10", "c2"][i] for i in labels]} | config_kwargs)
     return DatasetDict(train=part(80, 0), validation=part(20, 1))
 '''
 FOUND = ("num_workers=4", "batch_size=4", "topology=ring", "algo=dpsgd", "partition=iid", "steps=30", "device=cpu",
@@ -643,6 +654,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("model=cnn data.image_size=8", 1.0),
         ("model=mlp data.config=tiny data.label=fine", 1.0),
         ("model={}:Net data.image=vector", 1.0),
+        ("model=mlp data.config=tiny data.label=word", 1.0),
+        ("task=text model=fasttext data.text=[title] data.tokens=words data.longest=4 data.label=word", 1.0),
         ("task=text model=fasttext data.text=[title,more] data.tokens=words data.longest=4", 1.0),
     ],
 )
@@ -655,6 +668,8 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
     lines = Path("run/metrics.jsonl").read_text().splitlines()
     found = [row for row in map(json.loads, lines) if (row["metric"], row["worker"]) == ("accuracy", "averaged")]
     assert found[-1]["value"] == best
+    named = ["c2", "c10"] if "label=word" in settings else ["even", "odd"]
+    assert json.loads(Path("run/names.json").read_text())["class"] == named
 
 
 @pytest.mark.parametrize(
@@ -666,7 +681,7 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
         ),
         (
             "data.image=picture",
-            "has no column picture in train, but image, vector, title, more, label, fine: select columns with",
+            "has no column picture in train, but image, vector, title, more, label, fine, word: select columns with",
         ),
         (
             "data.text=[title]",

@@ -34,12 +34,14 @@ class DataDescription(ABC):
     """Data of some kind: a subclass for each, with what a model has to know of it.
 
     num_train, num_test   examples for training and for testing
+    names                 of the labels 0, 1, ...: classes or sources; () if unknown
     """
 
     kind: ClassVar[str]
     """Name in the plural: images."""
     num_train: int = 0
     num_test: int = 0
+    names: Sequence[str] = field(default=(), repr=False, compare=False)
 
     @abstractmethod
     def batch_shape(self, size: int) -> tuple[int, ...]:

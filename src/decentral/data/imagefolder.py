@@ -19,7 +19,7 @@ from decentral.host.machine import num_cores
 from decentral.host.processes import carried_out
 from decentral.settings import setting
 from decentral.store.digests import folder_digest, walked
-from decentral.store.files import at_home
+from decentral.store.files import at_home, natural_order
 from decentral.terminal.display import counted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _RECENT_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Tree:
-    """The folders of training and test images; the class of an image is its folder, numbered in sorted order."""
+    """The folders of training and test images; the class of an image is its folder, numbered in natural order."""
 
     train: Path
     test: Path
@@ -48,14 +48,15 @@ class Tree:
         return sum(len(_class(split, name).images) for name in self.classes)
 
     def files(self, split: Path) -> tuple[list[str], np.ndarray]:
-        """Paths relative to the split, in the order of torchvision's `ImageFolder`, and labels [N] int64."""
+        """Paths relative to the split, by class, and labels [N] int64."""
         names = [_class(split, name).images for name in self.classes]
         labels = np.repeat(np.arange(len(names)), [len(n) for n in names]).astype(np.int64)
         return [file for group in names for file in group], labels
 
     def digest(self) -> str:
-        """A digest of the images' names and contents."""
-        return "".join(folder_digest(split, self.files(split)[0]) for split in (self.train, self.test))
+        """A digest of the images' names and contents, in the order of torchvision's `ImageFolder`."""
+        named = Tree(self.train, self.test, sorted(self.classes))
+        return "".join(folder_digest(split, named.files(split)[0]) for split in (self.train, self.test))
 
     def notes(self) -> tuple[str, ...]:
         """Which images are left out."""
@@ -153,7 +154,7 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
 
 def _folders(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+        return natural_order(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
 
 
 CHUNK = 256  # images per task
@@ -201,7 +202,7 @@ def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, 
     The shorter side of an image is resized to `image_size`, then it is center-cropped to a square; where they have to
     have that size `exactly`, ConfigError is raised that names one of another size.
     """
-    words = f"imagefolder-2 {image_size}{' exactly' * exactly} {tree.digest()}"
+    words = f"imagefolder-3 {image_size}{' exactly' * exactly} {tree.digest()}"
 
     def build(folder: Path) -> None:
         for split, root in (("train", tree.train), ("test", tree.test)):
@@ -238,7 +239,8 @@ class ImageFolder(AugmentedImages):
     """Your own images, in folders `path`/train/<class>/ and `path`/test/<class>/ (or val/), small enough for memory.
 
     They are found as torchvision's `ImageFolder` finds them, in folders below that of the class, too, and behind links;
-    hidden ones are left out.
+    hidden ones are left out. Classes are in natural order, 2 before 10, where torchvision sorts names as text;
+    names.json lists them.
     They are decoded once, into the cache: the shorter side resized to `image_size`, then center-cropped to a square.
     Training images are padded by `image_size` / 8, cropped and flipped at random (`augment`).
     """
@@ -258,6 +260,7 @@ class ImageFolder(AugmentedImages):
             num_test=tree.count(tree.test),
             num_classes=len(tree.classes),
             shape=(3, self.image_size, self.image_size),
+            names=tree.classes,
         )
 
     def files_digest(self) -> str:
@@ -314,8 +317,8 @@ class ImageNet(AugmentedImages):
         tree = find_tree(self.path, self.single_folder)
         num_train = tree.count(tree.train)
         num_test = num_train if self.single_folder else tree.count(tree.test)
-        shape = (3, self.image_size, self.image_size)
-        return ImageData(shape=shape, num_classes=len(tree.classes), num_train=num_train, num_test=num_test)
+        shape, counts = (3, self.image_size, self.image_size), {"num_train": num_train, "num_test": num_test}
+        return ImageData(shape=shape, num_classes=len(tree.classes), names=tree.classes, **counts)
 
     def files_digest(self) -> str:
         """Of the images: other files beside them make no difference."""

@@ -127,6 +127,7 @@ class PlainData(Plain, DataSet):
             first_class=int(min(look.labels.min() for look in looks)),
             num_train=len(looks[0].labels),
             num_test=len(looks[1].labels),
+            names=tuple(map(str, classes)),
         )
         return Sets(made[0], made[1], (looks[0], looks[1]), description)
 

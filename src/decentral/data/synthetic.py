@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -40,8 +40,7 @@ class Synthetic(DataSet):
     def inspect(self) -> ImageData:
         """As configured."""
         shape = (self.num_channels, self.image_size, self.image_size)
-        counts = {"num_train": self.num_train, "num_test": self.num_test}
-        return ImageData(shape=shape, num_classes=self.num_classes, **counts)
+        return ImageData(shape=shape, num_classes=self.num_classes, num_train=self.num_train, num_test=self.num_test)
 
     def load(self, device: torch.device | str, seed: int) -> FixedBatch:
         """See `DataSet`."""
@@ -152,7 +151,7 @@ class SyntheticTranslation(DataSet):
 
     def inspect(self) -> SentencePairs:
         """As configured."""
-        counts = {"num_train": self.num_train, "num_test": self.num_test}
+        counts: dict[str, Any] = {"num_train": self.num_train, "num_test": self.num_test}
         usual = min(self.median_length, self.longest)
         return SentencePairs(vocabulary=_FIRST + self.words, longest=self.longest, usual=usual, **counts)
 

@@ -336,6 +336,10 @@ class Problem(ABC):
         workers compute together or times are unknown."""
         return None
 
+    def names(self) -> dict[str, list[str]]:
+        """Return the names of what has numbers, such as {'class': ['cat', 'dog']}; only those with names."""
+        return {}
+
     def save_tables(self, directory: Path) -> None:
         """Write what describes the problem, such as the distribution of the data (partition.csv)."""
 

@@ -312,6 +312,10 @@ class Supervised(Problem):
         each = (own_test_set(own, labels, self.seed, worker) for worker, own in enumerate(counts))
         return [self.test_numbers[places] for places in each]
 
+    def names(self) -> dict[str, list[str]]:
+        """The names of the classes, or sources."""
+        return {self.dealt: list(self.config.data.inspect().names)}
+
     def save_tables(self, directory: Path) -> None:
         """partition.csv: how many examples of each class, or source, each worker has; local_tests.csv: how many of its
         own test set, if there is one."""
