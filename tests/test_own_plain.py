@@ -254,7 +254,7 @@ def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
         (("model={}:Wrong", "data={}:noisy"), "model.classes has no default: give it a value"),
         (("model={}:Wrong", "model.classes=3", "data={}:noisy"), "one number for each of the 5 classes"),
         (("model=cnn", "data={}:noisy"), "model=cnn needs images, but this data= has labeled examples"),
-        (("data={}:one",), "returns a Noisy: return two data sets, (train, test)."),
+        (("data={}:one",), "returns a Noisy: return two data sets, (train, test); or one, and data.test_share=0.2"),
         (("data={}:breaks",), ".py, line 75: OSError: no such disk."),
     ],
 )
@@ -655,6 +655,8 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("model=mlp data.config=tiny data.label=fine", 1.0),
         ("model={}:Net data.image=vector", 1.0),
         ("model=mlp data.config=tiny data.label=word", 1.0),
+        ("model=mlp data.config=tiny data.test=none data.test_share=0.25", 1.0),
+        ("task=text model=fasttext data.text=[title] data.tokens=words data.test=none data.test_share=0.25", 1.0),
         ("task=text model=fasttext data.text=[title] data.tokens=words data.longest=4 data.label=word", 1.0),
         ("task=text model=fasttext data.text=[title,more] data.tokens=words data.longest=4", 1.0),
     ],
@@ -677,7 +679,7 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
     [
         (
             "data.test=test",
-            "has the splits train, validation, not test: select splits with data.train= and data.test=.",
+            "has the splits train, validation, not test: select splits with data.train= and data.test=; or",
         ),
         (
             "data.image=picture",
@@ -687,6 +689,7 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
             "data.text=[title]",
             "task=images needs images with labels, but data=datasets:load_dataset has texts",
         ),
+        ("data.test_share=0.2", "has the split validation: leave out data.test_share=0.2"),
         ("data.color=red", "has no setting 'color'"),
     ],
 )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from configure import configure
-from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder
+from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder, opened
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
 from decentral.data.synthetic import SyntheticText
 from decentral.data.texts import AGNews, TextFolder
@@ -218,6 +218,19 @@ def test_labels_and_sources_that_are_numbers_are_classes_in_this_order(tmp_path,
     assert json.loads((run.directory / "names.json").read_text()) == {"class": [str(label) for label in range(12)]}
     folder = write(tmp_path / "sources", **{f"{number}__txt": "ab" * 40 for number in (1, 2, 10)})
     assert list(TextFile(path=str(folder)).inspect().names) == ["1.txt", "2.txt", "10.txt"]
+
+
+def test_a_share_of_the_texts_is_held_out_for_testing(tmp_path):
+    folder = write(tmp_path / "texts", train__csv="label,text\n" + "a,good news\n" * 8 + "b,bad\n" * 4 + "c,alone\n")
+    with pytest.raises(ConfigError, match=r"no test.csv and no test.jsonl: .*; or data.test_share=0.2 holds out"):
+        TextFolder(path=str(folder)).files()
+    data = TextFolder(path=str(folder), tokens=TextTokens.words, test_share=0.25)
+    info, loaded = data.inspect(), opened(data, "cpu", 3)
+    assert (info.num_train, info.num_test, info.num_classes) == (10, 3, 3)
+    assert np.bincount(loaded.train_labels).tolist() == [6, 3, 1] and loaded.test_labels().tolist() == [0, 0, 1]
+    (folder / "test.csv").write_text(CSV)
+    with pytest.raises(ConfigError, match=r"has test.csv: leave out data.test_share=0.25"):
+        data.files()
 
 
 LONG = '"' + "x" * 200_000 + '"'

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decentral.data.dataset import DataDescription
+from decentral.data.dataset import NO_TEST, DataDescription
 from decentral.data.own import PlainData
 from decentral.data.texts import Part, TextFiles
 from decentral.data.tokens import TextTokens
@@ -61,7 +61,8 @@ class HuggingFace(PlainData):
         """The two splits as pairs of inputs and classes."""
         splits = self._splits()
         names = self._names(splits)
-        return tuple(Rows(rows, self, names) for rows in splits)
+        made = tuple(Rows(rows, self, names) for rows in splits)
+        return made if self.test_share is None else made[0]
 
     def _names(self, splits: Sequence[Any]) -> list[str]:
         """Return the names of the classes: labels that are texts, or those that the data set knows, if any."""
@@ -76,11 +77,17 @@ class HuggingFace(PlainData):
         columns = [*(self.text or [self.image]), self.label]
         with blame.named(f"data={self.name} cannot be loaded"):
             found = super().called()
-        for split in (self.train, self.test):
+        chosen = (self.train,) if self.test_share is not None else (self.train, self.test)
+        if self.test_share is not None and isinstance(found, dict) and self.test in found:
+            raise ConfigError(
+                f"data={self.name} has the split {self.test}: leave out data.test_share={self.test_share:g}."
+            )
+        for split in chosen:
             if not isinstance(found, dict) or split not in found:
                 has = f"the splits {', '.join(map(str, found))}" if isinstance(found, dict) else "no splits"
                 raise ConfigError(
-                    f"data={self.name} has {has}, not {split}: select splits with data.train= and data.test=."
+                    f"data={self.name} has {has}, not {split}: select splits with data.train= and data.test=; or "
+                    f"{NO_TEST}."
                 )
             names = list(getattr(found[split], "column_names", None) or ())
             for column in columns:
@@ -89,7 +96,7 @@ class HuggingFace(PlainData):
                         f"data={self.name} has no column {column} in {split}, but {', '.join(names)}: select columns "
                         "with data.image= (or data.text=) and data.label=."
                     )
-        return tuple(found[split] for split in (self.train, self.test))
+        return [found[split] for split in chosen]
 
     def _made(self) -> Any:
         return self._texts() if self.text else super()._made()
@@ -103,14 +110,14 @@ class HuggingFace(PlainData):
                 [int(label) for label in numbered(rows[self.label], names)],
                 [f"{split}, row {number}" for number in range(len(rows))],
             )
-            for split, rows in zip((self.train, self.test), splits, strict=True)
+            for split, rows in zip((self.train, self.test), splits, strict=False)
         ]
         if any(not part.texts or min(part.labels) < 0 for part in parts):
             raise ConfigError(f"data={self.name} has a split without texts, or labels below 0: choose another column.")
         settings = {key: getattr(self, key) for key in ("tokens", "tokenizer", "vocabulary", "longest")}
         largest = max(label for part in parts for label in part.labels)
         names += [str(number) for number in range(len(names), largest + 1)]
-        return Texts(name="datasets", parts=parts, classes=names, **settings)
+        return Texts(name="datasets", parts=parts, classes=names, test_share=self.test_share, **settings)
 
     def inspect(self) -> DataDescription:  # type: ignore[override]
         """See `DataSet`."""
@@ -150,8 +157,7 @@ class Texts(TextFiles):
 
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
         """The texts and the classes."""
-        train, test = self.parts
-        return train, test, self.classes
+        return self.parts[0], self.parts[-1], self.classes
 
 
 def numbered(labels: Sequence[Any], names: Sequence[str]) -> list[Any]:

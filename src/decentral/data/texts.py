@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data.dataset import DataSet, LabelledTokens, cached
+from decentral.data.dataset import NO_TEST, DivisibleData, LabelledTokens, cached, counts
 from decentral.data.tokens import FILE, BytePairs, Row, Symbols, TextTokens, check_library, read_rows
 from decentral.errors import ConfigError, suggest
 from decentral.randomness import numpy_generator
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 @dataclass
-class TextFiles(DataSet):
+class TextFiles(DivisibleData):
     """Texts with labels from files. A subclass reads them; here they become tokens, once, in the cache."""
 
     name: str
@@ -69,7 +69,9 @@ class TextFiles(DataSet):
 
     def inspect(self) -> LabelledTokens:
         """Counts. The first time the texts are read and cut into tokens, see `prepare`."""
-        facts = json.loads((self.prepare() / "facts.json").read_text(encoding="utf-8"))
+        facts = json.loads((folder := self.prepare()).joinpath("facts.json").read_text(encoding="utf-8"))
+        if self.test_share is not None:
+            facts |= counts(self.test_share, np.bincount(np.load(folder / "train_labels.npy")).tolist(), 0)
         return LabelledTokens(longest=self.longest, usual=min(self.usual_length, self.longest), **facts)
 
     def prepare(self) -> Path:
@@ -132,7 +134,7 @@ def save_ragged(folder: Path, name: str, sequences: Sequence[Sequence[int]]) -> 
     np.save(folder / f"{name}_lengths.npy", np.array([len(tokens) for tokens in sequences], dtype=np.int64))
 
 
-_KINDS = (".csv", ".jsonl")
+_KINDS, _SPLITS = (".csv", ".jsonl"), ("train", "test")
 
 
 @dataclass
@@ -146,6 +148,8 @@ class TextFolder(TextFiles):
     tokenizer    a tokenizer.json instead, of the library tokenizers
     vocabulary   maximum number of tokens, with padding and unknown
     longest      maximum length in tokens; longer texts are truncated
+    test_share   share of the training texts of each class for testing, where there is no test file; tokens are trained
+                 on all of them
     """
 
     name: str = "textfolder"
@@ -168,20 +172,27 @@ class TextFolder(TextFiles):
         if self.path is None:
             raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv (or .jsonl).")
         folder = at_home(self.path)
-        found = []
-        for split in ("train", "test"):
+        found: list[Path] = []
+        for split in _SPLITS:
             file = next((file for kind in _KINDS if (file := folder / f"{split}{kind}").is_file()), None)
-            if file is None:
+            if split == "test" and self.test_share is not None:
+                if file is not None:
+                    raise ConfigError(
+                        f"data.path={self.path} has {file.name}: leave out data.test_share={self.test_share:g}."
+                    )
+            elif file is None:
+                hint = f"; or {NO_TEST}" if found else ""
                 raise ConfigError(
                     f"data.path={self.path} has no {split}.csv and no {split}.jsonl: give the folder that holds "
-                    "train.csv and test.csv (or .jsonl)."
+                    f"train.csv and test.csv (or .jsonl){hint}."
                 )
-            found.append(file)
+            else:
+                found.append(file)
         return found
 
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
         """The columns of the text, joined by spaces."""
-        rows = [self._rows(file) for file in files]
+        rows = [self._rows(file) for file in (files[0], files[-1])]
         classes = natural_order({row.values[-1] for row in rows[0]})
         numbers = {name: number for number, name in enumerate(classes)}
         for row in rows[1]:
