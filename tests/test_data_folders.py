@@ -20,11 +20,13 @@ from torchvision.transforms import v2
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.data import imagefolder
+from decentral.data.dataset import opened
 from decentral.data.imagefolder import ImageFolder, ImageNet, Normalisation, find_tree
 from decentral.data.loading.in_memory import Normalize
 from decentral.data.loading.streamed import crop_box
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
+from decentral.store.digests import folder_digest
 from waiting import alive, until
 
 # -- Images in folders: imagefolder decodes them once ------------------------------------------------------------------
@@ -166,6 +168,18 @@ def test_images_are_found_as_torchvision_finds_them(tree):
 LOOPS = ("..", "../dog|train/dog/loop -> ../cat")
 
 
+def test_class_folders_are_in_natural_order_and_known_as_before(tree):
+    names = ["2", "10", "cat 9", "cat 11"]
+    root = tree({f"{split}/{name}/1.png": (8, 8) for split in ("train", "test") for name in sorted(names)})
+    data = ImageFolder(path=str(root), image_size=8, augment=False)
+    assert list(data.inspect().names) == list(ImageNet(path=str(root)).inspect().names) == names
+    assert data.load("cpu", 0).train_labels.tolist() == [0, 1, 2, 3]
+    shown = decoded_test_images(data)
+    assert all((shown[i] == np.asarray(Image.open(root / f"test/{name}/1.png"))).all() for i, name in enumerate(names))
+    as_text = [folder_digest(root / split, [f"{name}/1.png" for name in sorted(names)]) for split in ("train", "test")]
+    assert data.files_digest() == "".join(as_text)
+
+
 @pytest.mark.parametrize("loop", [f"train/cat/loop -> {target}" for target in LOOPS])
 def test_a_loop_of_links_is_not_followed(tree, loop):
     root = tree(TWO_CLASSES)
@@ -214,8 +228,8 @@ def test_a_run_is_known_by_the_content_of_its_images_alone(tree, tmp_path):
     ("files", "message"),
     [
         ([], "is not a folder"),
-        (["other/1.png"], "has no folder train/ and no test/ .*data.single_folder=true"),
-        (["train/cat/1.png"], r"has no folder test/ \(or val/\)"),
+        (["other/1.png"], "has no folder train/ and no test/ .*data.test_share=0.2 holds out"),
+        (["train/cat/1.png"], r"has no folder test/ \(or val/\).*data.test_share=0.2 holds out"),
         (["train/1.png", "test/1.png"], "there are no class folders in .*train"),
         (["train/cat/1.png", "test/cat/1.png", "test/dog/1.png"], r"differ, for example 'dog' is only in test/ \(1"),
         (["train/cat/1.png", "test/cat/1.txt"], "there are no images in .*test/cat"),
@@ -284,7 +298,7 @@ def test_a_transform_of_large_images_is_the_same_in_loaders_and_gets_whole_image
 
     for augment in ("autoaugment", f"{__name__}:Cut"):
         assert torch.equal(batch(augment=augment), batch(augment=augment, num_loaders=1))
-    (plain, _), *_ = imagenet(root / "train", single_folder=True).load("cpu", seed=0).test_batches(12)
+    (plain, _), *_ = imagenet(root / "train", test_share=0.5).load("cpu", seed=0).test_batches(12)
     assert torch.equal(batch(augment="none"), plain[order(1)])
     with seeded(0, "augment", 2, 1):
         cut = Cut()
@@ -308,21 +322,37 @@ def test_test_images_are_resized_cropped_in_the_center_and_normalized(root):
     np.testing.assert_allclose(batches[0][0][3].permute(1, 2, 0), expected, atol=1e-5)
 
 
-def test_one_folder_serves_both_splits_only_if_asked_to(root):
-    with pytest.raises(ConfigError, match=r"data.single_folder=true"):
-        imagenet(root / "train").inspect()
-    with pytest.raises(ConfigError, match=r"leave out data.single_folder=true"):
-        imagenet(root, single_folder=True).inspect()
-    data = imagenet(root / "train", single_folder=True)
-    assert (data.inspect().num_train, data.inspect().num_test) == (12, 12)
-    assert sum(len(labels) for _, labels in data.load("cpu", seed=0).test_batches(5)) == 12
+@pytest.mark.parametrize("where", ["train", "only"])
+def test_a_share_of_the_images_is_held_out_for_testing(root, where, tmp_path):
+    refused = [(root / "train", {}, "or data.test_share=0.2"), (root, {"test_share": 0.2}, "leave out data.test_share")]
+    refused.append((root / "train", {"single_folder": True}, "has no test images: data.test_share=0.2"))
+    for path, settings, says in refused:
+        with pytest.raises(ConfigError, match=says):
+            imagenet(path, **settings).inspect()
+    shutil.copytree(root / "train", tmp_path / "only" / "train")
+    path = root / "train" if where == "train" else tmp_path / "only"
+    for data in (imagenet(path, test_share=0.25), ImageFolder(path=str(path), test_share=0.25, augment=False)):
+        info, parts = data.inspect(), []
+        for seed in (0, 0, 1):
+            loaded = opened(data, "cpu", seed)
+            (images, labels), *_ = loaded.test_batches(100)
+            numbers = torch.arange(len(loaded.train_labels))[None]
+            drawn = next(loaded.train_batches(lambda step, rows=numbers: rows, range(1), 0, 1))
+            assert (len(loaded.train_labels), loaded.num_test) == (info.num_train, info.num_test) == (9, 3)
+            assert labels.tolist() == loaded.test_labels().tolist() == [0, 1, 2]
+            assert drawn[1][0].tolist() == loaded.train_labels.tolist()
+            parts.append(images)
+            if isinstance(data, ImageFolder):
+                seen = {image.numpy().tobytes() for image in (*images, *drawn[0][0])}
+                assert len(seen) == 12
+        assert torch.equal(parts[0], parts[1]) and not torch.equal(parts[0], parts[2])
 
 
 @pytest.mark.parametrize("num_loaders", [0, 1])
 def test_a_broken_image_is_named_when_it_is_met(tmp_path, num_loaders):
     (tmp_path / "n01").mkdir()
     (tmp_path / "n01" / "bad.JPEG").write_bytes(b"not an image")
-    data = imagenet(tmp_path, num_loaders, single_folder=True)
+    data = imagenet(tmp_path, num_loaders, test_share=0.5)
     data.prepare()
     batches = data.load("cpu", seed=0).train_batches(lambda step: torch.zeros(1, 1, dtype=torch.long), range(1), 0, 1)
     with pytest.raises(ConfigError, match=rf"^data.path: the image {tmp_path}/n01/bad.JPEG cannot be decoded"):

@@ -281,6 +281,14 @@ def test_noloco_has_the_pairs_of_a_file(start, tmp_path, problem):
     (tmp_path / "pairs.csv").write_text("round,source,target\n0,1,9\n")
     with pytest.raises(ConfigError, match=r"of algo.pairs=.* has the edge 1,9"):
         configure(*shape)
+    for lines, says in (
+        ("0,1,0.5\n2,2,0.9", "rows or columns do not sum to 1, .*: leave the weights out of the file"),
+        ("0,1\n1,0", r"repeats the edge 1,0 of line 1: list each edge once"),
+    ):
+        (tmp_path / "pairs.csv").write_text(lines)
+        with pytest.raises(ConfigError, match=says) as refused:
+            configure(*shape)
+        assert "topology" not in str(refused.value)
     with pytest.raises(ConfigError, match=r"algo.pairs=nowhere.csv is not a file"):
         configure(*shape[:-1], "algo.pairs=nowhere.csv")
 

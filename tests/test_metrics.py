@@ -24,8 +24,9 @@ from decentral.report.run_figures import save_learning_curves
 from decentral.report.runs_table import table
 from decentral.report.series import Curves, read_curves
 from decentral.store.metrics import Metric, read_metadata, read_metrics
+from decentral.tasks.supervised import RECORDED
 from decentral.training.assemble import Run, assemble
-from decentral.training.evaluation import Evaluation, evaluate
+from decentral.training.evaluation import Evaluation, evaluate, recorded
 from decentral.training.oracle import TrainLosses
 
 HERE = World(0, 1, torch.device("cpu"))
@@ -284,6 +285,21 @@ def test_what_cannot_be_right_is_refused_before_a_run_begins(settings: str) -> N
     function.cache_clear()
     with pytest.raises(ConfigError, match=REFUSED[settings]):
         configure(*SMALL, *settings.split())
+
+
+def test_a_metric_with_the_name_of_another_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trained("metrics=[f1]", "algo=choco", "compress=topk", "topology=ring")
+    assert {metric.name for metric in recorded(run.problem, compressed=True)} <= {*RECORDED, "f1"}
+    monkeypatch.chdir(tmp_path)
+    names = [*RECORDED, "f1", "accuracy_of_class_3", "kappa"]
+    (tmp_path / "named_alike.py").write_text("".join(f"def {name}(o, t): return 0.125\n" for name in names))
+    for beside in [*RECORDED, "f1", "per_class_accuracy", f"{__name__}:kappa"]:
+        short = {"per_class_accuracy": "accuracy_of_class_3"}.get(beside, beside.rpartition(":")[2])
+        listed = [f"+named_alike:{short}", *([] if beside in RECORDED else [beside])]
+        for metrics in (listed, listed[::-1]):
+            with pytest.raises(ConfigError, match=rf"would be recorded as {short}, .*: rename the function"):
+                configure(*SMALL, f"metrics=[{','.join(metrics)}]")
+    configure(*SMALL, "metrics=[accuracy,named_alike:f1,named_alike:accuracy_of_class_3]")
 
 
 def test_units_directions_and_names_are_in_rows_tables_and_figures(tmp_path: Path, capsys: Any) -> None:

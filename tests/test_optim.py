@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from decentral.compression.rows import RowLayout
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
+from decentral.lr_schedules import plain as plain_schedules
 from decentral.lr_schedules.schedule import (
     Constant,
     Cosine,
@@ -34,7 +36,7 @@ from decentral.optim.adam import ADOPT, Adam, AdamW
 from decentral.optim.muon import _COEFFICIENTS, Compute, Muon, Polynomial, Scale
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
-from decentral.registry import components, is_foreign
+from decentral.registry import components, is_foreign, signature
 from decentral.tasks.problems.batches import BatchOrder
 from decentral.tasks.problems.convex import random_problem
 from decentral.topology.delivery import Losses
@@ -348,6 +350,9 @@ SCHEDULERS = [
     ("MultiStepLR", {"milestones": [3, 7]}, "step"),
     ("OneCycleLR", {"max_lr": 1.0}, "step"),
     ("PolynomialLR", {"total_iters": 12, "power": 2.0}, "step"),
+    ("ConstantLR", {"factor": 0.5, "total_iters": 3}, "step"),
+    ("LinearLR", {"start_factor": 0.25}, "epoch"),
+    ("CyclicLR", {"base_lr": 0.1, "max_lr": 1.0, "step_size_up": 4}, "step"),
 ]
 
 
@@ -371,10 +376,9 @@ def test_a_scheduler_of_torch_has_its_rates(name: str, settings: dict, unit: str
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (
-            "ConstantLR schedule.total_iters=3",
-            "its parameter 'factor' has the name of a method",
-        ),
+        ("ReduceLROnPlateau", "needs a metric in each step"),
+        ("MultiplicativeLR", r"takes objects \(lr_lambda\): make it in a function of your own"),
+        ("SequentialLR", r"takes objects \(schedulers\): make it in a function of your own"),
         (
             "CyclicLR schedule.base_lr=1 schedule.max_lr=2 schedule.mode=x",
             "used: ValueError: mode is invalid",
@@ -387,6 +391,96 @@ def test_a_scheduler_of_torch_has_its_rates(name: str, settings: dict, unit: str
 def test_a_scheduler_that_does_not_go_by_steps_is_refused(words: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         compose(["task=quadratics", *f"schedule=torch.optim.lr_scheduler:{words}".split()])
+
+
+MADE = """
+from torch.optim.lr_scheduler import *
+
+
+class Decays(LRScheduler):
+    def get_lr(self):
+        for group in self.optimizer.param_groups:
+            group["weight_decay"] = 0.1 * self.last_epoch
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+def two(optimizer, factor: float = 0.1):
+    parts = [ConstantLR(optimizer, factor, 4), MultiplicativeLR(optimizer, lambda t: 0.9)]
+    return SequentialLR(optimizer, parts, [4])
+
+
+def chained(optimizer):
+    return ChainedScheduler([ConstantLR(optimizer, 0.5, 4), ExponentialLR(optimizer, 0.9)])
+
+
+def falls(t, factor: float = 0.5):
+    return factor**t
+
+
+def nothing(optimizer):
+    return None
+"""
+CHANGING = {
+    "optim=momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "optim=sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "optim=momentum optim.nesterov=true": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "optim=adam": lambda p: torch.optim.Adam(p, 0.1),
+    "optim=adamw": lambda p: torch.optim.AdamW(p, 0.1),
+    "optim=torch.optim:SGD optim.momentum=0.9": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "optim=torch.optim:NAdam": lambda p: torch.optim.NAdam(p, 0.1),
+}
+TORCHS = "torch.optim.lr_scheduler"
+CYCLES = {
+    f"{TORCHS}:OneCycleLR schedule.max_lr=2": lambda L, o: L.OneCycleLR(o, 0.2, total_steps=12),
+    f"{TORCHS}:CyclicLR schedule.base_lr=0.5 schedule.max_lr=2 schedule.step_size_up=3 schedule.base_momentum=0.5": (
+        lambda L, o: L.CyclicLR(o, 0.05, 0.2, 3, base_momentum=0.5)
+    ),
+    "made_schedulers:two schedule.factor=0.25": lambda L, o: L.two(o, 0.25),
+    "made_schedulers:chained": lambda L, o: L.chained(o),
+    "made_schedulers:Decays": lambda L, o: L.Decays(o),
+    "made_schedulers:falls": lambda L, o: L.LambdaLR(o, lambda t: 0.5**t),
+}
+
+
+@pytest.mark.parametrize("optim", CHANGING)
+def test_what_a_scheduler_changes_is_changed_as_in_torch(tmp_path, monkeypatch, optim):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "made_schedulers.py").write_text(MADE)
+    for cached in (signature.function, plain_schedules.plain):
+        cached.cache_clear()
+    layout, x0 = RowLayout(("weight",), ((3,),)), torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64)
+    for words, make in CYCLES.items():
+        config = compose(["task=quadratics", *optim.split(), *f"schedule={words}".split()])
+        rates, changes = config.schedule.rates(5.0, 12), config.schedule.group_settings(config.optim, 5.0, 12)
+        rule = config.optim.rule(lambda t, rates=rates: 0.1 * rates(t), layout)
+        rule, x = rule if changes is None else rule.scheduled(changes), x0.clone()
+        theirs = torch.nn.Parameter(x0.clone())
+        optimizer = CHANGING[optim]([theirs])
+        scheduler, buffers = make(import_module("made_schedulers"), optimizer), rule.init(x)
+        for t in range(12):
+            g = torch.from_numpy(np.random.default_rng(t).normal(size=(1, 3)))
+            theirs.grad = g.clone()
+            optimizer.step()
+            with torch.no_grad():
+                x, buffers = rule.adapt(x, g, buffers, t)
+            torch.testing.assert_close(x, theirs.data, rtol=0, atol=1e-12, msg=f"{words}, step {t}")
+            if t < 11:
+                scheduler.step()
+    with pytest.raises(ConfigError, match="changes weight_decay, which this algorithm applies before"):
+        config = compose(["task=quadratics", *optim.split(), "schedule=made_schedulers:Decays"])
+        changes = config.schedule.group_settings(config.optim, 5.0, 12)
+        config.optim.rule(lambda t: 0.1, layout).scheduled(changes).direction(x, x, buffers, 3) if changes(3) else None
+    with pytest.raises(ConfigError, match="made_schedulers:nothing returns a NoneType: return a scheduler of torch"):
+        compose(["task=quadratics", "schedule=made_schedulers:nothing"])
+
+
+def test_a_scheduler_that_cycles_the_momentum_needs_one(start) -> None:
+    chosen = ["task=quadratics", "num_workers=2", "algo=allreduce", "optim=torch.optim:Adagrad", "steps=2"]
+    chosen += ["schedule=torch.optim.lr_scheduler:OneCycleLR", "schedule.max_lr=1"]
+    with pytest.raises(ConfigError, match="optimizer must support momentum"):
+        start(*chosen)
+    start(*chosen, "schedule.cycle_momentum=false", directory="without")
 
 
 # -- Muon, against its polynomial applied to singular values, and against torch's --------------------------------------
@@ -465,7 +559,7 @@ def test_muon_takes_a_fused_matrix_for_several() -> None:
 
 
 def test_muloco_is_diloco_with_muon_inside() -> None:
-    """Written plainly: Muon by singular values, Adam with epsilon hat for the rest, torch's SGD outside."""
+    """Written plainly: Muon by singular values, torch's AdamW for the rest, and its SGD outside."""
     config = compose(["experiment=muloco", "task=quadratics", "num_workers=2", "algo.period_steps=2"])
     config.optim.clip_norm = None
     n, wd, P = 2, config.optim.weight_decay, MATRICES.num_coordinates
@@ -490,7 +584,8 @@ def test_muloco_is_diloco_with_muon_inside() -> None:
                 y[i].data[place] -= rate(t) * (d.flatten() + wd * y[i].data[place])
             moments[0, i] = 0.9 * moments[0, i] + 0.1 * g[i, rest]
             moments[1, i] = 0.99 * moments[1, i] + 0.01 * g[i, rest] ** 2
-            step = (1 - 0.99 ** (t + 1)) ** 0.5 / (1 - 0.9 ** (t + 1)) * moments[0, i] / (moments[1, i].sqrt() + 1e-8)
+            root = (moments[1, i] / (1 - 0.99 ** (t + 1))).sqrt() + 1e-8
+            step = moments[0, i] / (1 - 0.9 ** (t + 1)) / root
             y[i].data[rest] -= rate(t) * (step + wd * y[i].data[rest])
         if t % 2:
             phi.grad = phi.data - sum(row.data for row in y) / n

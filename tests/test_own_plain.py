@@ -254,7 +254,7 @@ def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
         (("model={}:Wrong", "data={}:noisy"), "model.classes has no default: give it a value"),
         (("model={}:Wrong", "model.classes=3", "data={}:noisy"), "one number for each of the 5 classes"),
         (("model=cnn", "data={}:noisy"), "model=cnn needs images, but this data= has labeled examples"),
-        (("data={}:one",), "returns a Noisy: return two data sets, (train, test)."),
+        (("data={}:one",), "returns a Noisy: return two data sets, (train, test); or one, and data.test_share=0.2"),
         (("data={}:breaks",), ".py, line 75: OSError: no such disk."),
     ],
 )
@@ -287,6 +287,67 @@ def negative(epoch):
 
 def sorts(labels, num_workers, seed, turned: int = 0):
     return np.array_split(np.roll(np.argsort(labels, kind="stable"), turned), num_workers)
+
+
+class Inverse:
+    def __init__(self, power: float = 1.0):
+        self.power = power
+
+    def __call__(self, t):
+        return (t + 1) ** -self.power
+
+
+def no_number(t):
+    return np.ones(2)
+
+
+def four():
+    return networkx.cycle_graph(4)
+
+
+class Circle:
+    def __init__(self, missing: int = 0):
+        self.missing = missing
+
+    def __call__(self, num_workers):
+        return networkx.cycle_graph(num_workers - self.missing)
+
+
+made = Circle()
+
+
+def named(num_workers):
+    return networkx.read_edgelist([f"w{i} w{(i + 1) % num_workers}" for i in range(num_workers)][::-1])
+
+
+def anything(**given):
+    return networkx.cycle_graph(given["num_workers"])
+
+
+class Asks:
+    def __call__(self, degree):
+        return networkx.cycle_graph(degree)
+
+
+class Deals:
+    def __init__(self, seed, turned: int = 0):
+        self.turned = turned + 0 * seed
+
+    def __call__(self, labels, num_workers):
+        return sorts(labels, num_workers, 0, self.turned)
+
+
+def fails(outputs, targets, num_classes):
+    return outputs.sum(1) * num_classes + undefined
+
+
+class Loss:
+    def __init__(self, num_classes):
+        self.num_classes = num_classes
+
+    def __call__(self, outputs, targets):
+        assert outputs.shape[1] == self.num_classes == 10
+        return networkx.nonsense
 
 
 def drawn(labels, num_workers):
@@ -420,6 +481,8 @@ def iterates(*settings: str) -> np.ndarray:
             "schedule=cosine topology=ring",
         ),  # in it, if at all
         ("topology={}:circle", "topology=ring"),
+        *((f"topology={{}}:{name}", "topology=ring") for name in ("four", "Circle", "made", "anything")),
+        ("schedule={}:Inverse schedule.power=1.0 topology=ring", "schedule=inverse topology=ring"),
         ("topology={}:arrows", "topology=one_peer_exponential"),
         ("topology={}:arrows topology.weighted=true", "topology=one_peer_exponential"),
         ("topology={}:named_anyhow", "topology=ring"),
@@ -430,6 +493,13 @@ def test_what_a_function_returns_is_what_ours_is(names: str, named: str, ours: s
     for processes in (1, 2):
         found = iterates(*named.format(names).split(), f"processes={processes}")
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+def test_nodes_with_names_are_workers_in_natural_order(names: str) -> None:
+    found = iterates(f"topology={names}:named", "num_workers=12")
+    np.testing.assert_allclose(found, iterates("topology=ring", "num_workers=12"), rtol=0, atol=1e-12)
+    (file,) = Path().glob("run*/names.json")
+    assert json.loads(file.read_text()) == {"worker": [f"w{i}" for i in range(12)]}
 
 
 def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -444,7 +514,9 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pyte
     assert Path("run/lines.log").read_text() == "0 bytes_sent\n4 bytes_sent\ndone\n"
     table = Path("run/partition.csv").read_text().splitlines()
     assert len(table) == 5 and table[1].endswith(",5,360") and table[1].count(",0") == 6, "a fourth of sorted digits"
-    labels, one = np.arange(40) % 10, component("partition", f"{names}:drawn")
+    labels, both = np.arange(40) % 10, [component("partition", f"{names}:{name}") for name in ("sorts", "Deals")]
+    np.testing.assert_equal(*(cls(turned=3).indices(labels, 4, 0) for cls in both))
+    one = component("partition", f"{names}:drawn")
     assert one is not None
     dealt = [one().indices(labels, 4, seed) for seed in (0, 0, 1)]
     assert (dealt[0][0] == dealt[1][0]).all() and (dealt[0][0] != dealt[2][0]).any()
@@ -472,6 +544,11 @@ def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
         ),
         ("topology={}:small", "returns an array [3, 3] for num_workers=4: return a graph or W [4, 4]"),
         ("topology={}:falls", "are neither row-stochastic (pull) nor column-stochastic (push)"),
+        ("topology={}:Circle topology.missing=1", "returns an array [3, 3] for num_workers=4: return a graph"),
+        ("topology={}:Asks", "missing 1 required positional argument: 'degree'"),
+        ("schedule={}:no_number", "in step 0: return the factor on lr, a finite number >= 0."),
+        ("task.loss={}:fails", "name 'undefined' is not defined"),
+        ("task.loss={}:Loss", "has no attribute 'nonsense'"),
         ("topology={}:asks", "topology.k has no default: give it a value, as in topology.k=3."),
         ("topology={}:arrows topology.weighted=true topology.weights=pull", "conflicts with topology=names"),
         ("topology={}:arrows topology.weight=true", "has no setting 'weight'. Did you mean"),
@@ -548,7 +625,7 @@ def load_dataset(path: str, name: str | None = None, data_dir: str | None = None
         images = [Image.fromarray((random.integers(0, 100, shape) + 100 * i).astype(np.uint8)) for i in labels]
         texts = [["two four six", "one three nine"][i] for i in labels]
         return Dataset({"image": images, "vector": [[float(i), 1.0] for i in labels], "title": texts, "more": texts,
-                        "label": labels, "fine": labels} | config_kwargs)
+                        "label": labels, "fine": labels, "word": [["c10", "c2"][i] for i in labels]} | config_kwargs)
     return DatasetDict(train=part(80, 0), validation=part(20, 1))
 '''
 FOUND = ("num_workers=4", "batch_size=4", "topology=ring", "algo=dpsgd", "partition=iid", "steps=30", "device=cpu",
@@ -577,6 +654,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("model=cnn data.image_size=8", 1.0),
         ("model=mlp data.config=tiny data.label=fine", 1.0),
         ("model={}:Net data.image=vector", 1.0),
+        ("model=mlp data.config=tiny data.label=word", 1.0),
+        ("model=mlp data.config=tiny data.test=none data.test_share=0.25", 1.0),
+        ("task=text model=fasttext data.text=[title] data.tokens=words data.test=none data.test_share=0.25", 1.0),
+        ("task=text model=fasttext data.text=[title] data.tokens=words data.longest=4 data.label=word", 1.0),
         ("task=text model=fasttext data.text=[title,more] data.tokens=words data.longest=4", 1.0),
     ],
 )
@@ -589,6 +670,8 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
     lines = Path("run/metrics.jsonl").read_text().splitlines()
     found = [row for row in map(json.loads, lines) if (row["metric"], row["worker"]) == ("accuracy", "averaged")]
     assert found[-1]["value"] == best
+    named = ["c2", "c10"] if "label=word" in settings else ["even", "odd"]
+    assert json.loads(Path("run/names.json").read_text())["class"] == named
 
 
 @pytest.mark.parametrize(
@@ -596,16 +679,17 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
     [
         (
             "data.test=test",
-            "has the splits train, validation, not test: select splits with data.train= and data.test=.",
+            "has the splits train, validation, not test: select splits with data.train= and data.test=; or",
         ),
         (
             "data.image=picture",
-            "has no column picture in train, but image, vector, title, more, label, fine: select columns with",
+            "has no column picture in train, but image, vector, title, more, label, fine, word: select columns with",
         ),
         (
             "data.text=[title]",
             "task=images needs images with labels, but data=datasets:load_dataset has texts",
         ),
+        ("data.test_share=0.2", "has the split validation: leave out data.test_share=0.2"),
         ("data.color=red", "has no setting 'color'"),
     ],
 )

@@ -18,6 +18,7 @@ from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.tasks.problems.batches import BatchOrder
 from decentral.training.assemble import assemble
+from decentral.training.timing import timed
 from table import ALGORITHMS, OPTIMIZERS, in_rounds
 from test_resume import same_results
 
@@ -143,6 +144,33 @@ def test_simulated_time_is_that_of_what_each_worker_does(start):
     drawn = [12 // 3 * steps for steps in STEPS]
     seconds = [0.1 * d * size / 8 for d, size in zip(drawn, SIZES, strict=True)]
     assert compute == pytest.approx([np.mean(seconds), min(seconds), max(seconds)])
+
+
+def test_accumulated_gradients_count_like_batches_that_are_as_large(start):
+    """Epochs, time, bytes and examples, with stragglers, batches and local steps of each worker, asynchronously."""
+    shape = ["data=synthetic", "data.num_train=96", "data.image_size=4", "model=mlp", "num_workers=4", "steps=6"]
+    shape += ["topology=ring", "cluster=even", "cluster.num_parameters=9", "save=none", "batch_size=2"]
+    slow = ["cluster.stragglers.mode=fixed", "cluster.stragglers.workers=[1]", "cluster.stragglers.delay_s=0.5"]
+    drawn = ["cluster.compute.distribution=lognormal", "cluster.compute.mean_s=0.1", "cluster.compute.sigma=0.5"]
+    cases = [
+        (["algo=dpsgd", *slow], [2, 2, 2, 2]),
+        (["algo=dpsgd", *drawn], [2, 4, 2, 1]),
+        (["algo=dpsgd", "communication.every=2", "steps_per_worker=[1,2,2,1]"], [2, 2, 2, 2]),
+        (["algo=adpsgd", *drawn], [2, 2, 4, 2]),
+    ]
+    for number, (words, sizes) in enumerate(cases):
+        given = [f"batch_size_per_worker={[m * size for size in sizes]}".replace(" ", "") for m in (1, 3)]
+        runs = [
+            start(*shape, *words, *more, directory=f"{number}-{way}")
+            for way, more in (("accumulated", [given[0], "accumulate=3"]), ("large", [given[1]]))
+        ]
+        clocks = [[(row["epoch"], row["simulated_s"], row["bytes_sent"]) for row in run.rows] for run in runs]
+        np.testing.assert_allclose(*clocks, rtol=1e-12)
+        assert runs[0].facts["examples_per_worker"] == runs[1].facts["examples_per_worker"]
+        timeline = timed(configure(*shape, *words, given[0], "accumulate=3"), 6, 1)
+        assert timeline.simulated_s == pytest.approx(runs[0].facts["simulated_s"])
+    with pytest.raises(ConfigError, match=r"accumulate=2 cannot be used with .*=rollouts"):
+        compose(["task=rl", "cluster=rl", "accumulate=2"])
 
 
 def test_a_distribution_is_drawn_from_the_seed_for_each_worker_by_itself():

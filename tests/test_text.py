@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from configure import configure
-from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder
+from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder, opened
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
 from decentral.data.synthetic import SyntheticText
 from decentral.data.texts import AGNews, TextFolder
@@ -26,6 +26,7 @@ from decentral.gradients.precision import Precision
 from decentral.models.model import LanguageModel, TextModel
 from decentral.partition.partition import Natural
 from decentral.registry import components
+from decentral.store.files import natural_order
 from decentral.tasks.problems.classification import next_token_loss
 
 CPU = torch.device("cpu")
@@ -182,6 +183,54 @@ def test_a_folder_of_texts_is_read_as_csv_or_jsonl(tmp_path):
     assert loaded.train_labels.tolist() == [1, 0]
     (inputs, labels), *_ = loaded.test_batches(10)
     assert labels.tolist() == [0, 1] and inputs.tolist()[1][1:] == [PADDING]
+
+
+ORDERED = (
+    ["2", "10", "w2", "w10", "w10a"],
+    ["-10", "-2", "0.5", "01", "1", "3"],
+    [2, 10, 11],
+    [(0, "a2"), (0, "a10"), (1, "a1")],
+    ["10", 2, "b"],  # which cannot be compared
+    [frozenset(), 3],
+)
+
+
+@pytest.mark.parametrize("names", ORDERED, ids=str)
+def test_names_are_in_natural_order(names):
+    assert natural_order(names) == names
+    assert len({str(type(name)) for name in names}) > 1 or natural_order(names[::-1]) == names
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_labels_and_sources_that_are_numbers_are_classes_in_this_order(tmp_path, start, kind):
+    rows = [(f"w{label}", label) for label in range(12) for _ in range(label + 3)]
+    texts = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows)
+    if kind == "csv":
+        texts = "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
+    folder = write(tmp_path / "texts", **{f"train__{kind}": texts, f"test__{kind}": texts})
+    data = ["data=textfolder", f"data.path={folder}", "data.tokens=words"]
+    run = start(
+        "task=text", "model=fasttext", *data, "num_workers=2", "partition=iid", "steps=1", "algo=dpsgd", "topology=ring"
+    )
+    table = [line.split(",") for line in (run.directory / "partition.csv").read_text().splitlines()]
+    dealt = {name: sum(int(row[i]) for row in table[1:]) for i, name in enumerate(table[0])}
+    assert [dealt[f"class_{label}"] for label in range(12)] == [label + 3 for label in range(12)]
+    assert json.loads((run.directory / "names.json").read_text()) == {"class": [str(label) for label in range(12)]}
+    folder = write(tmp_path / "sources", **{f"{number}__txt": "ab" * 40 for number in (1, 2, 10)})
+    assert list(TextFile(path=str(folder)).inspect().names) == ["1.txt", "2.txt", "10.txt"]
+
+
+def test_a_share_of_the_texts_is_held_out_for_testing(tmp_path):
+    folder = write(tmp_path / "texts", train__csv="label,text\n" + "a,good news\n" * 8 + "b,bad\n" * 4 + "c,alone\n")
+    with pytest.raises(ConfigError, match=r"no test.csv and no test.jsonl: .*; or data.test_share=0.2 holds out"):
+        TextFolder(path=str(folder)).files()
+    data = TextFolder(path=str(folder), tokens=TextTokens.words, test_share=0.25)
+    info, loaded = data.inspect(), opened(data, "cpu", 3)
+    assert (info.num_train, info.num_test, info.num_classes) == (10, 3, 3)
+    assert np.bincount(loaded.train_labels).tolist() == [6, 3, 1] and loaded.test_labels().tolist() == [0, 0, 1]
+    (folder / "test.csv").write_text(CSV)
+    with pytest.raises(ConfigError, match=r"has test.csv: leave out data.test_share=0.25"):
+        data.files()
 
 
 LONG = '"' + "x" * 200_000 + '"'

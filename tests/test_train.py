@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import random
 import signal
@@ -424,6 +425,27 @@ def toy(n: int = 48) -> TensorDataset:
 
 def small() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def test_without_test_data_a_share_of_the_examples_is_held_out_or_it_is_refused(tmp_path):
+    shape = {
+        "results_dir": tmp_path,
+        "num_workers": 2,
+        "algo": "dpsgd",
+        "topology": "ring",
+        "batch_size": 4,
+        "steps": 2,
+    }
+    with pytest.raises(ConfigError, match=r"test_data= is missing: .*; or data.test_share=0.2 holds out"):
+        decentral.train(small(), toy(), **shape)
+    with pytest.raises(ConfigError, match=r"returns test data: leave out data.test_share=0.25"):
+        decentral.train(small(), toy(), toy(6), data={"test_share": 0.25}, **shape)
+    result = decentral.train(small(), toy(), data={"test_share": 0.25}, **shape)
+    head, *rows = csv.reader((result.directory / "partition.csv").read_text().splitlines())
+    classes = [i for i, name in enumerate(head) if name.startswith("class_")]
+    assert sum(int(row[i]) for row in rows for i in classes) == 36
+    whole = decentral.train(small(), toy(), toy(), **shape)
+    assert whole.directory != result.directory
 
 
 def seeding() -> nn.Sequential:

@@ -111,9 +111,17 @@ class NoLoCo(Algorithm):
         if self.pairs is None:
             return
         try:
-            check(self._given(num_workers), {Need.doubly_stochastic}, self.name, "file")
+            rounds = self._given(num_workers)
         except ConfigError as error:
-            raise ConfigError(str(error).replace("topology.path", "algo.pairs")) from None
+            text = str(error).replace("topology.path", "algo.pairs")
+            raise ConfigError(text.replace(" (edges are undirected unless topology.directed=true)", "")) from None
+        try:
+            check(rounds, {Need.doubly_stochastic}, self.name, "file")
+        except ConfigError:
+            raise ConfigError(
+                f"algo.pairs={self.pairs} has weights whose rows or columns do not sum to 1, so the workers would "
+                "converge to a wrong mean: leave the weights out of the file, or give symmetric ones."
+            ) from None
 
     def _given(self, num_workers: int) -> Rounds:
         """Return the file's groups for each outer step."""

@@ -48,9 +48,16 @@ class Distribution(Enum):
     measured = ("passes",)
 
 
+MEASURED = Distribution.trace, Distribution.measured
+"""Those with the times of a run's own steps, whatever their batches."""
+
+
 @dataclass
 class ComputeTimes:
     """Gradient times in seconds, drawn anew for each worker and step; a distribution's settings are required.
+
+    A time is that of a batch of batch_size; batch_size_per_worker and accumulate scale it, but for trace and measured,
+    which have the times of the run's own steps.
 
     distribution       constant: mean_s; lognormal: mean_s, sigma; length_bucketed: buckets, seconds_per_token;
                        shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those, mean_s, rollout_every and

@@ -146,6 +146,11 @@ def _check_own(config: Config) -> None:
             "workers the same measured times: give the time of one batch_size, such as "
             "cluster.compute.distribution=constant with mean_s."
         )
+    if config.accumulate > 1 and compute is not None and compute.rollout_every is not None:
+        raise ConfigError(
+            f"accumulate={config.accumulate} cannot be used with cluster.compute.distribution=rollouts, which has a "
+            "rollout before every rollout_every-th step: leave accumulate out, or use another distribution."
+        )
     if steps is None:
         return
     said = f"steps_per_worker=[{','.join(map(str, config.steps_per_worker or []))}]"

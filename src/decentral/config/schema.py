@@ -127,7 +127,12 @@ class Config(Settings):
     batch_size: int = setting(
         32, help="examples (images, texts, frames, ...) per worker and gradient", group="model", at_least=1
     )
-    accumulate: int = setting(1, help="gradients averaged per worker and step", older=1, at_least=1)
+    accumulate: int = setting(
+        1,
+        help="gradients averaged per worker and step; the simulated time of a step is that of all of them",
+        older=1,
+        at_least=1,
+    )
     lr_per_worker: list[Any] | None = setting(
         None,
         help="learning rate of each worker, instead of lr: one number per worker, or drawn from the seed: "

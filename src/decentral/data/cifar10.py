@@ -172,7 +172,9 @@ class Cifar10(AugmentedImages):
     augment: Any = field(default=True, metadata={"code": "data.augment"})
     normalisation: Normalisation = Normalisation.cifar10
 
-    INFO: ClassVar[ImageData] = ImageData(num_train=50000, num_test=10000, num_classes=10, shape=(3, 32, 32))
+    INFO: ClassVar[ImageData] = ImageData(
+        num_train=50000, num_test=10000, num_classes=10, shape=(3, 32, 32), names=CLASSES
+    )
     TIMEOUT_S: ClassVar[float] = 30.0
 
     def inspect(self) -> ImageData:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.errors import ConfigError
-from decentral.settings import Settings
+from decentral.randomness import numpy_generator
+from decentral.settings import Settings, setting
 from decentral.store.digests import cache_folder
 
 if TYPE_CHECKING:
@@ -34,12 +35,14 @@ class DataDescription(ABC):
     """Data of some kind: a subclass for each, with what a model has to know of it.
 
     num_train, num_test   examples for training and for testing
+    names                 of the labels 0, 1, ...: classes or sources; () if unknown
     """
 
     kind: ClassVar[str]
     """Name in the plural: images."""
     num_train: int = 0
     num_test: int = 0
+    names: Sequence[str] = field(default=(), repr=False, compare=False)
 
     @abstractmethod
     def batch_shape(self, size: int) -> tuple[int, ...]:
@@ -172,6 +175,54 @@ class DataSet(Settings, ABC, where="data"):
         """The prepared data, ready to be drawn from; `seed` is the run's, it addresses the augmentation."""
 
 
+NO_TEST = "data.test_share=0.2 holds out a fifth of the examples of each class for testing"
+"""The advice where there are no test examples."""
+
+
+@dataclass(kw_only=True)
+class DivisibleData(DataSet):
+    """Data that need no test examples: a share of the training examples can be held out.
+
+    test_share   share of the training examples of each class to hold out for testing, drawn from the run's seed, where
+                 there are no test examples
+    """
+
+    test_share: float | None = setting(None, above=0, below=1, older=None)
+
+
+def opened(data: DataSet, device: torch.device | str, seed: int) -> Loaded:
+    """Load data, divided into training and test examples: with `test_share`, `load` has all examples for both."""
+    loaded = data.load(device, seed)
+    if not isinstance(data, DivisibleData) or data.test_share is None:
+        return loaded
+    return Divided(loaded, *divided(loaded.train_labels, data.test_share, seed))
+
+
+def counts(share: float | None, num_train: Sequence[int], num_test: int) -> dict[str, Any]:
+    """Return num_train and num_test, from the training examples of each class and the test examples there are."""
+    if share is not None:
+        num_test = sum(held_out(number, share) for number in num_train)
+        return {"num_train": sum(num_train) - num_test, "num_test": num_test}
+    return {"num_train": sum(num_train), "num_test": num_test}
+
+
+def held_out(number: int, share: float) -> int:
+    """Return how many of these examples of a class are for testing: of two or more, at least one and not all."""
+    return min(number - 1, max(1, round(share * number))) if number else 0
+
+
+def divided(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the training and the test examples, each sorted, drawn from the seed class by class."""
+    import numpy as np
+
+    test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels == label)
+        drawn = numpy_generator(seed, "test share", int(label)).permutation(places)
+        test[drawn[: held_out(len(places), share)]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
 AUGMENTATIONS = {"none": False, "false": False, "crop_flip": True, "true": True, "autoaugment": "autoaugment"}
 """Accepted values of `data.augment` -> canonical value."""
 
@@ -268,6 +319,49 @@ class Loaded(ABC):
 
     def close(self) -> None:
         """Release what is held, if it does not go with the object, which is not used afterwards."""
+
+
+class Divided(Loaded):
+    """The training and the test examples of data that have the same examples for both."""
+
+    def __init__(self, whole: Loaded, train: np.ndarray, test: np.ndarray) -> None:
+        import torch
+
+        self._whole, self._train, self._test = whole, torch.from_numpy(train), torch.from_numpy(test)
+        self.train_labels, self._labels = whole.train_labels[train], whole.train_labels[test]
+        self.num_classes, self.num_test = whole.num_classes, len(test)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name == "exact":
+            self._whole.exact = value
+
+    def _rows(self, rows: Any) -> Any:
+        return [self._train[row] for row in rows] if isinstance(rows, list) else self._train[rows]
+
+    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
+        """See `Loaded`."""
+        return self._whole.train_batches(lambda step: self._rows(order(step)), workers, start, stop)
+
+    def drawn(self, rows: Any, workers: Sequence[int], steps: Sequence[int]) -> Batch:
+        """See `Loaded`."""
+        return self._whole.drawn(self._rows(rows), workers, steps)
+
+    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
+        """See `Loaded`."""
+        return self._whole.test_examples([self._test[numbers] for numbers in batches])
+
+    def test_labels(self) -> np.ndarray:
+        """See `Loaded`."""
+        return self._labels
+
+    def not_finite(self) -> tuple[str, ...]:
+        """See `Loaded`."""
+        return self._whole.not_finite()
+
+    def close(self) -> None:
+        """See `Loaded`."""
+        self._whole.close()
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decentral.data.dataset import DataDescription
+from decentral.data.dataset import NO_TEST, DataDescription
 from decentral.data.own import PlainData
 from decentral.data.texts import Part, TextFiles
 from decentral.data.tokens import TextTokens
 from decentral.errors import ConfigError
 from decentral.registry import blame
 from decentral.settings import setting
+from decentral.store.files import natural_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,7 @@ class HuggingFace(PlainData):
     test        test split
     image       column of the inputs: images, converted to [C, H, W] from 0 to 1, or lists of numbers
     text        columns of the text instead, as in [sentence]; several are concatenated
-    label       column of the class, a whole number >= 0
+    label       column of the class, a whole number >= 0, or text: its classes are in natural order, 2 before 10
     image_size  resize the shorter side of images to this many pixels, and crop them to a square
     tokens, tokenizer, vocabulary, longest    of texts, as for data=textfolder
     cache_dir   the library's download folder
@@ -57,15 +58,36 @@ class HuggingFace(PlainData):
         return super().settings() | ({} if self.config is None else {"name": self.config})
 
     def called(self) -> Any:
+        """The two splits as pairs of inputs and classes."""
+        splits = self._splits()
+        names = self._names(splits)
+        made = tuple(Rows(rows, self, names) for rows in splits)
+        return made if self.test_share is None else made[0]
+
+    def _names(self, splits: Sequence[Any]) -> list[str]:
+        """Return the names of the classes: labels that are texts, or those that the data set knows, if any."""
+        labels = [label for rows in splits for label in rows[self.label]]
+        if any(isinstance(label, str) and not label.isdecimal() for label in labels):
+            return natural_order({*map(str, labels)})
+        feature = (getattr(splits[0], "features", None) or {}).get(self.label)
+        return list(getattr(feature, "names", None) or ())
+
+    def _splits(self) -> Sequence[Any]:
         """The two splits, each with its columns. Raises ConfigError for a split or a column that is not there."""
         columns = [*(self.text or [self.image]), self.label]
         with blame.named(f"data={self.name} cannot be loaded"):
             found = super().called()
-        for split in (self.train, self.test):
+        chosen = (self.train,) if self.test_share is not None else (self.train, self.test)
+        if self.test_share is not None and isinstance(found, dict) and self.test in found:
+            raise ConfigError(
+                f"data={self.name} has the split {self.test}: leave out data.test_share={self.test_share:g}."
+            )
+        for split in chosen:
             if not isinstance(found, dict) or split not in found:
                 has = f"the splits {', '.join(map(str, found))}" if isinstance(found, dict) else "no splits"
                 raise ConfigError(
-                    f"data={self.name} has {has}, not {split}: select splits with data.train= and data.test=."
+                    f"data={self.name} has {has}, not {split}: select splits with data.train= and data.test=; or "
+                    f"{NO_TEST}."
                 )
             names = list(getattr(found[split], "column_names", None) or ())
             for column in columns:
@@ -74,24 +96,28 @@ class HuggingFace(PlainData):
                         f"data={self.name} has no column {column} in {split}, but {', '.join(names)}: select columns "
                         "with data.image= (or data.text=) and data.label=."
                     )
-        return tuple(found[split] if self.text else Rows(found[split], self) for split in (self.train, self.test))
+        return [found[split] for split in chosen]
 
     def _made(self) -> Any:
         return self._texts() if self.text else super()._made()
 
     def _texts(self) -> Texts:
+        splits = self._splits()
+        names = self._names(splits)
         parts = [
             Part(
                 [" ".join(map(str, row)) for row in zip(*(rows[column] for column in self.text), strict=True)],
-                [int(label) for label in rows[self.label]],
+                [int(label) for label in numbered(rows[self.label], names)],
                 [f"{split}, row {number}" for number in range(len(rows))],
             )
-            for split, rows in zip((self.train, self.test), self.called(), strict=True)
+            for split, rows in zip((self.train, self.test), splits, strict=False)
         ]
         if any(not part.texts or min(part.labels) < 0 for part in parts):
             raise ConfigError(f"data={self.name} has a split without texts, or labels below 0: choose another column.")
         settings = {key: getattr(self, key) for key in ("tokens", "tokenizer", "vocabulary", "longest")}
-        return Texts(name="datasets", parts=parts, **settings)
+        largest = max(label for part in parts for label in part.labels)
+        names += [str(number) for number in range(len(names), largest + 1)]
+        return Texts(name="datasets", parts=parts, classes=names, test_share=self.test_share, **settings)
 
     def inspect(self) -> DataDescription:  # type: ignore[override]
         """See `DataSet`."""
@@ -119,6 +145,7 @@ class Texts(TextFiles):
     """Texts that are there already."""
 
     parts: list[Part] = field(repr=False)
+    classes: list[str]
 
     def files(self) -> list[Path]:
         """None."""
@@ -128,20 +155,26 @@ class Texts(TextFiles):
         """Of the texts and labels."""
         return hashlib.sha256(json.dumps([part[:2] for part in self.parts]).encode()).hexdigest()[:16]
 
-    def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
-        """The texts, and one class more than the largest label."""
-        train, test = self.parts
-        return train, test, max(*train.labels, *test.labels) + 1
+    def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
+        """The texts and the classes."""
+        return self.parts[0], self.parts[-1], self.classes
+
+
+def numbered(labels: Sequence[Any], names: Sequence[str]) -> list[Any]:
+    """Return labels as numbers: a text's place among the names, or its value."""
+    places = {name: place for place, name in enumerate(names)}
+    texts = {label: places[label] if label in places else int(label) for label in labels if isinstance(label, str)}
+    return [texts[label] if isinstance(label, str) else label for label in labels]
 
 
 class Rows:
     """A split as a map-style data set of pairs (tensor, label)."""
 
-    def __init__(self, rows: Any, of: HuggingFace) -> None:
+    def __init__(self, rows: Any, of: HuggingFace, names: list[str]) -> None:
         self._rows, self._of = rows, of
-        self.targets = list(rows[of.label])
-        if names := getattr((getattr(rows, "features", None) or {}).get(of.label), "names", None):
-            self.classes = list(names)
+        self.targets = numbered(rows[of.label], names)
+        if names:
+            self.classes = names
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -150,7 +183,7 @@ class Rows:
         import torch
 
         row = self._rows[int(i)]
-        return torch.from_numpy(self._array(row[self._of.image])), row[self._of.label]
+        return torch.from_numpy(self._array(row[self._of.image])), self.targets[int(i)]
 
     def _array(self, value: Any) -> np.ndarray:
         """Convert to float32: an image to [C, H, W] from 0 to 1, other numbers unchanged."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data.dataset import AugmentedImages, ImageData, cached
+from decentral.data.dataset import NO_TEST, AugmentedImages, DivisibleData, ImageData, cached, counts
 from decentral.data.decode import open_image, resize_and_crop
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
 from decentral.host.processes import carried_out
 from decentral.settings import setting
 from decentral.store.digests import folder_digest, walked
-from decentral.store.files import at_home
+from decentral.store.files import at_home, natural_order
 from decentral.terminal.display import counted
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _RECENT_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Tree:
-    """The folders of training and test images; the class of an image is its folder, numbered in sorted order."""
+    """The folders of training and test images; the class of an image is its folder, numbered in natural order."""
 
     train: Path
     test: Path
@@ -45,17 +45,22 @@ class Tree:
 
     def count(self, split: Path) -> int:
         """Return the number of images. Raises ConfigError for an empty class."""
-        return sum(len(_class(split, name).images) for name in self.classes)
+        return sum(self.counts(split))
+
+    def counts(self, split: Path) -> list[int]:
+        """Return the number of images of each class. Raises ConfigError for an empty class."""
+        return [len(_class(split, name).images) for name in self.classes]
 
     def files(self, split: Path) -> tuple[list[str], np.ndarray]:
-        """Paths relative to the split, in the order of torchvision's `ImageFolder`, and labels [N] int64."""
+        """Paths relative to the split, by class, and labels [N] int64."""
         names = [_class(split, name).images for name in self.classes]
         labels = np.repeat(np.arange(len(names)), [len(n) for n in names]).astype(np.int64)
         return [file for group in names for file in group], labels
 
     def digest(self) -> str:
-        """A digest of the images' names and contents."""
-        return "".join(folder_digest(split, self.files(split)[0]) for split in (self.train, self.test))
+        """A digest of the images' names and contents, in the order of torchvision's `ImageFolder`."""
+        named = Tree(self.train, self.test, sorted(self.classes))
+        return "".join(folder_digest(split, named.files(split)[0]) for split in (self.train, self.test))
 
     def notes(self) -> tuple[str, ...]:
         """Which images are left out."""
@@ -112,11 +117,11 @@ def _state(folder: str, seen_ns: int) -> tuple[int, tuple[str, ...]]:
         return 0, ()
 
 
-def find_tree(path: str | None, single_folder: bool = False) -> Tree:
+def find_tree(path: str | None, test_share: float | None = None) -> Tree:
     """Return the tree at `path`: train/ and test/ (or val/) with the same class folders in each.
 
-    With `single_folder` the class folders are directly in `path`, and their images serve both training and testing.
-    Raises ConfigError if there is no such tree.
+    With `test_share` there is train/ alone, or the class folders are directly in `path`. Raises ConfigError if there is
+    no such tree.
     """
     if path is None:
         raise ConfigError("data.path is not set: give the folder that holds train/<class>/ and test/<class>/.")
@@ -127,13 +132,13 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
         )
     train = root / "train"
     test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
-    if single_folder:
-        if train.is_dir() or test is not None:
-            raise ConfigError(f"data.path={path} has train/ or test/ folders: leave out data.single_folder=true.")
-        train = test = root
+    if test_share is not None:
+        if test is not None:
+            raise ConfigError(f"data.path={path} has {test.name}/: leave out data.test_share={test_share:g}.")
+        train = test = train if train.is_dir() else root
     elif not train.is_dir() or test is None:
         missing = [name for name, there in (("train/", train.is_dir()), ("test/ (or val/)", test)) if not there]
-        hint = ", or set data.single_folder=true with data=imagenet" if len(missing) > 1 and _folders(root) else ""
+        hint = f"; or {NO_TEST}" if test is None and (len(missing) == 1 or _folders(root)) else ""
         raise ConfigError(
             f"data.path={path} has no folder {' and no '.join(missing)}: give one with train/<class>/ and "
             f"test/<class>/ (or val/){hint}."
@@ -153,7 +158,7 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
 
 def _folders(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+        return natural_order(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
 
 
 CHUNK = 256  # images per task
@@ -201,12 +206,15 @@ def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, 
     The shorter side of an image is resized to `image_size`, then it is center-cropped to a square; where they have to
     have that size `exactly`, ConfigError is raised that names one of another size.
     """
-    words = f"imagefolder-2 {image_size}{' exactly' * exactly} {tree.digest()}"
+    words = f"imagefolder-3 {image_size}{' exactly' * exactly} {tree.digest()}"
 
     def build(folder: Path) -> None:
         for split, root in (("train", tree.train), ("test", tree.test)):
             files, labels = tree.files(root)
             np.save(folder / f"{split}_labels.npy", labels)
+            if split == "test" and root == tree.train:
+                os.link(folder / "train_images.npy", folder / "test_images.npy")
+                continue
             decode(root, files, folder / f"{split}_images.npy", image_size, num_processes, exactly)
 
     return cached(f"imagefolder-{hashlib.sha256(words.encode()).hexdigest()[:16]}", build)
@@ -234,11 +242,12 @@ _STD = {"cifar10": (0.2023, 0.1994, 0.2010), "imagenet": (0.229, 0.224, 0.225)}
 
 
 @dataclass
-class ImageFolder(AugmentedImages):
+class ImageFolder(DivisibleData, AugmentedImages):
     """Your own images, in folders `path`/train/<class>/ and `path`/test/<class>/ (or val/), small enough for memory.
 
     They are found as torchvision's `ImageFolder` finds them, in folders below that of the class, too, and behind links;
-    hidden ones are left out.
+    hidden ones are left out. Classes are in natural order, 2 before 10, where torchvision sorts names as text;
+    names.json lists them. Without test/, `test_share` holds out training images; class folders may then be in `path`.
     They are decoded once, into the cache: the shorter side resized to `image_size`, then center-cropped to a square.
     Training images are padded by `image_size` / 8, cropped and flipped at random (`augment`).
     """
@@ -252,25 +261,25 @@ class ImageFolder(AugmentedImages):
 
     def inspect(self) -> ImageData:
         """Counts the files."""
-        tree = find_tree(self.path)
+        tree = find_tree(self.path, self.test_share)
         return ImageData(
-            num_train=tree.count(tree.train),
-            num_test=tree.count(tree.test),
+            **counts(self.test_share, tree.counts(tree.train), tree.count(tree.test)),
             num_classes=len(tree.classes),
             shape=(3, self.image_size, self.image_size),
+            names=tree.classes,
         )
 
     def files_digest(self) -> str:
         """Of the images: other files beside them make no difference."""
-        return find_tree(self.path).digest()
+        return find_tree(self.path, self.test_share).digest()
 
     def notes(self) -> tuple[str, ...]:
         """Which images are left out."""
-        return find_tree(self.path).notes()
+        return find_tree(self.path, self.test_share).notes()
 
     def prepare(self) -> Path:
         """Decodes all images, unless none was added, removed or changed since the last time."""
-        return decoded_tree(find_tree(self.path), self.image_size, self.num_processes)
+        return decoded_tree(find_tree(self.path, self.test_share), self.image_size, self.num_processes)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
         """See `DataSet`."""
@@ -290,7 +299,7 @@ class ImageFolder(AugmentedImages):
 
 
 @dataclass
-class ImageNet(AugmentedImages):
+class ImageNet(DivisibleData, AugmentedImages):
     """ImageNet, or other images too large for memory, in `path`/train/<class>/ and `path`/val/<class>/ (or test/).
 
     Russakovsky et al., IJCV 2015. Loader processes decode while the models train. Training: a random crop of 8-100 % of
@@ -302,7 +311,7 @@ class ImageNet(AugmentedImages):
     name: str = "imagenet"
     path: str | None = field(default=None, metadata={"content": True})
     image_size: int = setting(224, at_least=1)
-    single_folder: bool = False  # class folders directly in path; the same images for training and testing
+    single_folder: bool = False  # of earlier runs: class folders directly in path, as test_share takes them, too
     augment: Any = field(default=True, metadata={"code": "data.augment", "older": True})
     # decoding processes for each process of the run (0: decode in the run's own), and how many steps they work ahead
     num_loaders: int = setting(2, at_least=0, volatile=True)
@@ -311,19 +320,19 @@ class ImageNet(AugmentedImages):
 
     def inspect(self) -> ImageData:
         """Counts the files."""
-        tree = find_tree(self.path, self.single_folder)
-        num_train = tree.count(tree.train)
-        num_test = num_train if self.single_folder else tree.count(tree.test)
-        shape = (3, self.image_size, self.image_size)
-        return ImageData(shape=shape, num_classes=len(tree.classes), num_train=num_train, num_test=num_test)
+        if self.single_folder and self.test_share is None:
+            raise ConfigError(f"data.single_folder=true has no test images: {NO_TEST}.")
+        tree, shape = find_tree(self.path, self.test_share), (3, self.image_size, self.image_size)
+        numbers = counts(self.test_share, tree.counts(tree.train), tree.count(tree.test))
+        return ImageData(shape=shape, num_classes=len(tree.classes), names=tree.classes, **numbers)
 
     def files_digest(self) -> str:
         """Of the images: other files beside them make no difference."""
-        return find_tree(self.path, self.single_folder).digest() if self.path is not None else ""
+        return find_tree(self.path, self.test_share).digest() if self.path is not None else ""
 
     def notes(self) -> tuple[str, ...]:
         """Which images are left out."""
-        return find_tree(self.path, self.single_folder).notes() if self.path is not None else ()
+        return find_tree(self.path, self.test_share).notes() if self.path is not None else ()
 
     def nominal(self) -> ImageData | None:
         """Return the description of ILSVRC 2012, unless a path is given."""
@@ -334,15 +343,15 @@ class ImageNet(AugmentedImages):
 
     def prepare(self) -> None:
         """Nothing to prepare but the check of the folders: a broken image is named when it is met."""
-        find_tree(self.path, self.single_folder)
+        find_tree(self.path, self.test_share)
 
     def load(self, device: torch.device | str, seed: int) -> Streamed:
         """See `DataSet`."""
         from decentral.data.loading.streamed import Streamed
 
-        tree = find_tree(self.path, self.single_folder)
+        tree = find_tree(self.path, self.test_share)
         train = (tree.train, *tree.files(tree.train))
-        test = train if self.single_folder else (tree.test, *tree.files(tree.test))
+        test = (tree.test, *tree.files(tree.test))
         return Streamed(
             train,
             test,

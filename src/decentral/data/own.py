@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from decentral.data.dataset import DataSet, ImageData, LabelledData, cache_folder
+import numpy as np
+
+from decentral.data.dataset import NO_TEST, DivisibleData, ImageData, LabelledData, cache_folder, counts
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import Plain
+from decentral.registry.signature import Plain, call
 from decentral.store.digests import by_content
 
 if TYPE_CHECKING:
@@ -35,8 +37,9 @@ class Sets(NamedTuple):
     description: LabelledData
 
 
-class PlainData(Plain, DataSet):
-    """A function that returns two map-style data sets, (train, test), of pairs (tensor, label).
+@dataclasses.dataclass(kw_only=True)
+class PlainData(Plain, DivisibleData):
+    """A function that returns two map-style data sets, (train, test), of pairs (tensor, label); with `test_share` one.
 
     It is called once in each process, with seeded generators, and has to return the same whenever it is called.
     Whatever is random in reading an example (augmentation) is seeded by the run's seed, the worker and its draw.
@@ -78,7 +81,7 @@ class PlainData(Plain, DataSet):
 
     def called(self) -> Any:
         """Return the function's result."""
-        return self.target()(**self.settings())
+        return call(self.target(), {}, **self.settings())
 
     def _sets(self) -> Any:
         fields = [f for f in dataclasses.fields(self) if not f.metadata.get("volatile")]  # type: ignore[arg-type]
@@ -95,8 +98,18 @@ class PlainData(Plain, DataSet):
 
         with blame.named(), _one_at_a_time(), seeded(0, "make data"):
             made = self.called()
+        if self.test_share is not None:
+            if isinstance(made, tuple):
+                raise ConfigError(
+                    f"data={self.name} returns test data: leave out data.test_share={self.test_share:g}, or return "
+                    "the training data alone."
+                )
+            made = made, made
         if not isinstance(made, tuple | list) or len(made) != 2:
-            raise ConfigError(f"data={self.name} returns a {type(made).__name__}: return two data sets, (train, test).")
+            raise ConfigError(
+                f"data={self.name} returns a {type(made).__name__}: return two data sets, (train, test); or one, and "
+                f"{NO_TEST}."
+            )
         for split, data in zip(_SPLITS, made, strict=True):
             if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
                 raise ConfigError(
@@ -114,6 +127,7 @@ class PlainData(Plain, DataSet):
             raise ConfigError(
                 f"data={self.name}: training examples are {list(looks[0].shape)}, test examples {list(looks[1].shape)}."
             )
+        sizes = np.unique(looks[0].labels, return_counts=True)[1].tolist()
         shape, largest, known = looks[0].shape, int(max(look.labels.max() for look in looks)), sum(map(len, made))
         if largest > _MOST_CLASSES and largest > known:
             raise ConfigError(
@@ -125,8 +139,8 @@ class PlainData(Plain, DataSet):
             shape=shape,
             num_classes=max(len(classes), largest + 1),
             first_class=int(min(look.labels.min() for look in looks)),
-            num_train=len(looks[0].labels),
-            num_test=len(looks[1].labels),
+            **counts(self.test_share, sizes, len(looks[1].labels)),
+            names=tuple(map(str, classes)),
         )
         return Sets(made[0], made[1], (looks[0], looks[1]), description)
 

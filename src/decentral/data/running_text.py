@@ -23,7 +23,7 @@ from decentral.data.tokens import FILE, BytePairs, RunningTokens, Symbols, check
 from decentral.errors import ConfigError
 from decentral.settings import setting
 from decentral.store.digests import file_digest, folder_digest
-from decentral.store.files import at_home
+from decentral.store.files import at_home, natural_order
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ class RunningText(DataSet):
         """Trains the tokens, and cuts the text into them."""
         if self.tokens is RunningTokens.bpe:
             check_library("data.tokens=bpe")
-        words = f"running-2 {self!r} {self.files_digest()} {[file_digest(file) for file in self.files()]}"
+        words = f"running-3 {self!r} {self.files_digest()} {[file_digest(file) for file in self.files()]}"
         return cached(f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}", self._build)
 
     def load(self, device: torch.device | str, seed: int) -> Windows:
@@ -95,7 +95,7 @@ class RunningText(DataSet):
             encoder = BytePairs.trained(parts["train"], self.vocabulary, running=True)
         encoder.save(folder / FILE)
         lengths = encoder.lengths()
-        facts: dict[str, Any] = {"vocabulary": len(lengths), "num_sources": len(sources)}
+        facts: dict[str, Any] = {"vocabulary": len(lengths), "num_sources": len(sources), "names": list(sources)}
         for split, texts in parts.items():
             windows, labels = [], []
             for number, tokens in enumerate(encoder.encode(texts)):
@@ -111,7 +111,6 @@ class RunningText(DataSet):
             np.save(folder / f"{split}_labels.npy", np.array(labels, dtype=np.int64))
             facts[f"num_{split}"] = len(windows)
         np.save(folder / "characters.npy", np.array(lengths, dtype=np.int64))
-        (folder / "sources.json").write_text(json.dumps(list(sources)), encoding="utf-8")
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -152,7 +151,8 @@ class TextFile(RunningText):
             if not text.strip():
                 raise ConfigError(f"data.path: {file} is empty: remove it, or add text.")
         if len(files) > 1 or at_home(str(self.path)).is_dir():
-            return {file.name: text for file, text in zip(files, texts, strict=True)}
+            named = {file.name: text for file, text in zip(files, texts, strict=True)}
+            return {name: named[name] for name in natural_order(named)}
         (text,) = texts
         bounds = [round(len(text) * part / self.sections) for part in range(self.sections + 1)]
         if len(text) < 2 * self.sections:

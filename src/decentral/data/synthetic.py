@@ -36,8 +36,7 @@ class Synthetic(DataSet):
     def inspect(self) -> ImageData:
         """As configured."""
         shape = (self.num_channels, self.image_size, self.image_size)
-        counts = {"num_train": self.num_train, "num_test": self.num_test}
-        return ImageData(shape=shape, num_classes=self.num_classes, **counts)
+        return ImageData(shape=shape, num_classes=self.num_classes, num_train=self.num_train, num_test=self.num_test)
 
     def load(self, device: torch.device | str, seed: int) -> FixedBatch:
         """See `DataSet`."""

@@ -8,17 +8,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data.dataset import DataSet, LabelledTokens, cached
+from decentral.data.dataset import NO_TEST, DivisibleData, LabelledTokens, cached, counts
 from decentral.data.tokens import FILE, BytePairs, Row, Symbols, TextTokens, check_library, read_rows
 from decentral.errors import ConfigError, suggest
 from decentral.randomness import numpy_generator
 from decentral.settings import setting
 from decentral.store.digests import file_digest, folder_digest
-from decentral.store.files import at_home
+from decentral.store.files import at_home, natural_order
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class Part(NamedTuple):
 
 
 @dataclass
-class TextFiles(DataSet):
+class TextFiles(DivisibleData):
     """Texts with labels from files. A subclass reads them; here they become tokens, once, in the cache."""
 
     name: str
@@ -56,8 +56,8 @@ class TextFiles(DataSet):
         """Return the files to read, quickly. Raises ConfigError if they are missing."""
 
     @abstractmethod
-    def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
-        """The training and the test texts in these files, and the number of classes.
+    def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
+        """The training and the test texts in these files, and the names of the classes 0, 1, ....
 
         Raises ConfigError for what is wrong in them, with file and line.
         """
@@ -69,7 +69,9 @@ class TextFiles(DataSet):
 
     def inspect(self) -> LabelledTokens:
         """Counts. The first time the texts are read and cut into tokens, see `prepare`."""
-        facts = json.loads((self.prepare() / "facts.json").read_text(encoding="utf-8"))
+        facts = json.loads((folder := self.prepare()).joinpath("facts.json").read_text(encoding="utf-8"))
+        if self.test_share is not None:
+            facts |= counts(self.test_share, np.bincount(np.load(folder / "train_labels.npy")).tolist(), 0)
         return LabelledTokens(longest=self.longest, usual=min(self.usual_length, self.longest), **facts)
 
     def prepare(self) -> Path:
@@ -79,7 +81,7 @@ class TextFiles(DataSet):
             raise ConfigError(f"data.tokenizer={self.tokenizer} is not a file: give a tokenizer.json, or leave it out.")
         if file is not None or self.tokens is TextTokens.bpe:
             check_library(f"data={self.name} with data.tokens=bpe")
-        words = f"texts-3 {self!r} {self.files_digest()} {file_digest(file) if file else ''}"
+        words = f"texts-4 {self!r} {self.files_digest()} {file_digest(file) if file else ''}"
         return cached(f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}", self._build)
 
     def load(self, device: torch.device | str, seed: int) -> TextsInMemory:
@@ -89,7 +91,7 @@ class TextFiles(DataSet):
         return TextsInMemory.read(self.prepare(), self.inspect().num_classes, device)
 
     def _build(self, folder: Path) -> None:
-        train, test, num_classes = self.read(self.files())
+        train, test, names = self.read(self.files())
         encoder: Symbols | BytePairs
         if self.tokenizer is not None:
             encoder = BytePairs.load(at_home(self.tokenizer))
@@ -104,7 +106,8 @@ class TextFiles(DataSet):
                 f"unknown are {vocabulary} tokens: use at least that."
             )
         encoder.save(folder / FILE)
-        facts = {"num_classes": num_classes, "vocabulary": vocabulary if self.tokenizer else self.vocabulary}
+        facts: dict[str, Any] = {"num_classes": len(names), "names": names}
+        facts["vocabulary"] = vocabulary if self.tokenizer else self.vocabulary
         for name, part in (("train", train), ("test", test)):
             try:
                 encoded = encoder.encode(part.texts)
@@ -131,7 +134,7 @@ def save_ragged(folder: Path, name: str, sequences: Sequence[Sequence[int]]) -> 
     np.save(folder / f"{name}_lengths.npy", np.array([len(tokens) for tokens in sequences], dtype=np.int64))
 
 
-_KINDS = (".csv", ".jsonl")
+_KINDS, _SPLITS = (".csv", ".jsonl"), ("train", "test")
 
 
 @dataclass
@@ -140,11 +143,13 @@ class TextFolder(TextFiles):
 
     path         the folder
     text         columns (keys of JSON objects) of the text; several are concatenated
-    label        column of the class; the classes are the sorted labels of the training texts
+    label        column of the class; the classes are the labels of the training texts in natural order, 2 before 10
     tokens       bpe or words, trained on the training texts
     tokenizer    a tokenizer.json instead, of the library tokenizers
     vocabulary   maximum number of tokens, with padding and unknown
     longest      maximum length in tokens; longer texts are truncated
+    test_share   share of the training texts of each class for testing, where there is no test file; tokens are trained
+                 on all of them
     """
 
     name: str = "textfolder"
@@ -167,21 +172,28 @@ class TextFolder(TextFiles):
         if self.path is None:
             raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv (or .jsonl).")
         folder = at_home(self.path)
-        found = []
-        for split in ("train", "test"):
+        found: list[Path] = []
+        for split in _SPLITS:
             file = next((file for kind in _KINDS if (file := folder / f"{split}{kind}").is_file()), None)
-            if file is None:
+            if split == "test" and self.test_share is not None:
+                if file is not None:
+                    raise ConfigError(
+                        f"data.path={self.path} has {file.name}: leave out data.test_share={self.test_share:g}."
+                    )
+            elif file is None:
+                hint = f"; or {NO_TEST}" if found else ""
                 raise ConfigError(
                     f"data.path={self.path} has no {split}.csv and no {split}.jsonl: give the folder that holds "
-                    "train.csv and test.csv (or .jsonl)."
+                    f"train.csv and test.csv (or .jsonl){hint}."
                 )
-            found.append(file)
+            else:
+                found.append(file)
         return found
 
-    def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
+    def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
         """The columns of the text, joined by spaces."""
-        rows = [self._rows(file) for file in files]
-        classes = sorted({row.values[-1] for row in rows[0]})
+        rows = [self._rows(file) for file in (files[0], files[-1])]
+        classes = natural_order({row.values[-1] for row in rows[0]})
         numbers = {name: number for number, name in enumerate(classes)}
         for row in rows[1]:
             if row.values[-1] not in numbers:
@@ -197,7 +209,7 @@ class TextFolder(TextFiles):
             )
             for each in rows
         )
-        return train, test, len(classes)
+        return train, test, classes
 
     def _rows(self, file: Path) -> list[Row]:
         rows = list(read_rows(file, [*self.text, self.label]))
@@ -208,7 +220,7 @@ class TextFolder(TextFiles):
         return rows
 
 
-_CLASSES = 4
+_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 _SPLIT_SEED = 7600
 
 
@@ -232,7 +244,7 @@ class AGNews(TextFiles):
     name: str = "agnews"
     tokens: TextTokens = TextTokens.bpe
     vocabulary: int = 8000
-    from_test: int | None = setting(None, at_least=_CLASSES)
+    from_test: int | None = setting(None, at_least=len(_CLASSES))
 
     def files(self) -> list[Path]:
         """train.csv and test.csv, or the latter alone."""
@@ -249,12 +261,12 @@ class AGNews(TextFiles):
                 )
         return found
 
-    def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
+    def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
         """Title and description are one text."""
         parts = [_news(file) for file in files]
         if self.from_test is None:
-            return parts[0], parts[1], _CLASSES
-        return *_split(parts[0], self.from_test), _CLASSES
+            return parts[0], parts[1], list(_CLASSES)
+        return *_split(parts[0], self.from_test), list(_CLASSES)
 
 
 def _news(file: Path) -> Part:
@@ -276,7 +288,7 @@ def _split(part: Part, num_train: int) -> tuple[Part, Part]:
             f"data.from_test={num_train} uses all {len(labels)} texts for training: use a smaller number."
         )
     order = np.empty(len(labels))
-    for label in range(_CLASSES):  # relative positions in each class, so that all are cut at the same share
+    for label in range(len(_CLASSES)):  # relative positions in each class, so that all are cut at the same share
         rows = np.flatnonzero(labels == label)
         order[rows] = (numpy_generator(_SPLIT_SEED, "agnews split", label).permutation(len(rows)) + 0.5) / len(rows)
     ranked = np.argsort(order, kind="stable")

@@ -43,8 +43,9 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
         Raises ConfigError if the factor needs a run length that is unknown.
         """
         further: dict[str, Any] = {}
+        formula = self.formula()
         warms_up = self.__dataclass_fields__["warmup_epochs"].metadata.get("in_rates") and self.warmup_epochs > 0
-        if (length := signature(self.factor).parameters.get("total_steps")) is not None:
+        if (length := signature(formula).parameters.get("total_steps")) is not None:
             if total_steps is None and length.default is length.empty:
                 raise ConfigError(
                     f"schedule={getattr(self, 'name', type(self).__name__)} needs the length of a run, but this one "
@@ -54,10 +55,20 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
 
         def rate(t: int) -> float:
             ramp = min(t / steps_per_epoch / self.warmup_epochs, 1.0) if warms_up else 1.0
-            factor = self.factor(t, steps_per_epoch, **further)
+            factor = formula(t, steps_per_epoch, **further)
             return (self.warmup_from + (1 - self.warmup_from) * ramp) * max(factor, self.final_factor)
 
         return rate
+
+    def formula(self) -> Callable[..., float]:
+        """Return `factor`; classes made from a user's function have parameters of any name, also of this one."""
+        return self.factor
+
+    def group_settings(
+        self, optimizer: Any, steps_per_epoch: float, total_steps: int | None
+    ) -> Callable[[int], dict[str, Any]] | None:
+        """Return step t -> what it changes in the optimizer besides the rate, such as its momentum; None: nothing."""
+        return None
 
     def progress(self, t: int, steps_per_epoch: float, total_steps: int) -> float:
         """Return the progress from 0 at the end of the warm-up to 1 after the last step."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from decentral.data.dataset import DataDescription, LabelledData
 from decentral.models.model import Model
 from decentral.registry import blame
-from decentral.registry.signature import Plain, component_from, further, taken
+from decentral.registry.signature import Plain, call, component_from, further
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,7 +36,7 @@ class PlainModel(Plain, Model):
         known = dict(zip(("num_classes", "in_chans"), given, strict=False)) if self._of_timm() else {}
         known |= self.settings()
         with blame.named(f"model={self.name} cannot be built"):
-            return self.target()(**known, **taken(self.target(), dict(zip(GIVEN, given, strict=True))))
+            return call(self.target(), dict(zip(GIVEN, given, strict=True)), **known)
 
     def _of_timm(self) -> bool:
         """Whether it is a function of timm, which all take these by name, but do not declare them."""

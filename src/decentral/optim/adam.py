@@ -28,7 +28,7 @@ class Adam(Optimizer):
     numerator m / (1 - beta1^k) becomes s g + (1 - s) m / (1 - beta1^k).
 
     epsilon_hat     add epsilon to sqrt(v) before the division by sqrt(1 - beta2^k): the paper's efficient form, used by
-                    TensorFlow, Dion and MuLoCo
+                    TensorFlow and Dion; MuLoCo's code has torch's form, without it
     gradient_share  s, the weight of the gradient beside the momentum; MT-DAO's w is 1 - s
     """
 

@@ -104,8 +104,8 @@ class Muon(_Places, AdamW):
                    sqrt(r / c); none 1
     polynomial     quintic: that of Jordan et al., five times; triples: MuLoCo's; polar_express: Amsel et al.
                    (arXiv:2505.16932), with |d|_F taken 2 % larger
-    norm_epsilon   added to |d|_F: 1e-8 in MuLoCo's code, 1e-7 in that of Jordan et al.; with 0, |d|_F is at least 1e-7,
-                   as in `torch.optim.Muon`
+    norm_epsilon   added to |d|_F: 1e-8 in MuLoCo's code. That of Jordan et al. adds 1e-7 to (1 - mu) |d|_F, since its
+                   momentum is m <- mu m + (1 - mu) g: here 1e-7 / (1 - mu). With 0, |d|_F is at least 1e-7
     compute        data type of O: own, that of the model, or bf16
     adamw          names, or parts of names, of matrices that AdamW updates: embeddings and heads
     adamw_last     AdamW also updates the last matrix

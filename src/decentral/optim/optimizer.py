@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy as copy_of
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from decentral.errors import ConfigError
 from decentral.optim.rows import add, clip, copy, scale, sub
 from decentral.settings import Settings
 
@@ -126,23 +128,38 @@ class LocalRule(NamedTuple):
     """step t -> gamma_t; or rates [1, P], one for each coordinate, or [k, 1], one for each worker"""
     taken: Callable[[int], Taken] = int
     """step t -> number of earlier steps that the buffers have seen"""
+    changes: Callable[[int], dict[str, Any]] | None = None
+    """step t -> the optimizer's settings that the schedule changes"""
+
+    def scheduled(self, changes: Callable[[int], dict[str, Any]]) -> LocalRule:
+        """Return the rule with these changes of the optimizer's settings."""
+        return self._replace(changes=changes)
+
+    def at(self, t: int) -> Optimizer:
+        """Return the optimizer with the settings of step t."""
+        values = {} if self.changes is None else self.changes(t)
+        if not values:
+            return self.optimizer
+        changed = copy_of(self.optimizer)
+        vars(changed).update(values)
+        return changed
 
     def init(self, x: Tensor) -> Buffers:
         """Return the optimizer's buffers before step 0, rows [k, P]."""
-        return self.optimizer.init(x)
+        return self.at(0).init(x)
 
     def __call__(
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
         """The update u^t = -gamma_t d (or -lr d) [k, P] in the memory of g, and the new buffers."""
-        d, buffers = self.direction(self.optimizer.regularised(g, x), x, buffers, t)
+        d, buffers = self._direction(self.at(t).regularised(g, x), x, buffers, t)
         return scale(g if d is g else copy(d, out=g), -(self.lr(t) if lr is None else lr)), buffers
 
     def adapt(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
         """x^{t+1/2} = x - gamma_t d (or - lr d) [k, P] in the memory of x or `out`: a pass less than x + u."""
-        d, buffers = self.direction(self.optimizer.regularised(g, x), x, buffers, t)
+        d, buffers = self._direction(self.at(t).regularised(g, x), x, buffers, t)
         return sub(x, d, self.lr(t) if lr is None else lr, out=out), buffers
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
@@ -151,15 +168,28 @@ class LocalRule(NamedTuple):
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
         """The optimizer's direction d [k, P] for a regularized gradient at x, in the memory of g or of a buffer."""
-        taken = self.taken(t)
-        if isinstance(taken, int) or self.optimizer.counts_rows:
-            d, buffers = self.optimizer.direction(g, buffers, taken)
-            return self.optimizer.decayed(d, x), buffers
+        check_decay(self.changes, t)
+        return self._direction(g, x, buffers, t)
+
+    def _direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        taken, optimizer = self.taken(t), self.at(t)
+        if isinstance(taken, int) or optimizer.counts_rows:
+            d, buffers = optimizer.direction(g, buffers, taken)
+            return optimizer.decayed(d, x), buffers
         for number in set(taken):
             rows = [i for i, each in enumerate(taken) if each == number]
-            d, new = self.optimizer.direction(g[rows], tuple(buffer[rows] for buffer in buffers), number)
+            d, new = optimizer.direction(g[rows], tuple(buffer[rows] for buffer in buffers), number)
             _put(rows, (g, *buffers), (d, *new))
-        return self.optimizer.decayed(g, x), buffers
+        return optimizer.decayed(g, x), buffers
+
+
+def check_decay(changes: Callable[[int], dict[str, Any]] | None, t: int) -> None:
+    """Raise ConfigError if the schedule changes the weight decay, which an algorithm has applied before."""
+    if changes is not None and "weight_decay" in changes(t):
+        raise ConfigError(
+            "schedule= changes weight_decay, which this algorithm applies before its own momentum: use another "
+            "schedule, or another algorithm, such as dpsgd."
+        )
 
 
 class UnevenRule(NamedTuple):

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.errors import ConfigError
-from decentral.optim.optimizer import Buffers
+from decentral.optim.optimizer import Buffers, check_decay
 from decentral.optim.rows import add, clip
 from decentral.optim.torch_rule import TorchRule, l2
 from decentral.registry import blame
@@ -144,6 +144,12 @@ class TorchRows(TorchRule):
         self._held = threading.local()
         self._weight_decay = 0.0
         self._proportional: bool | None = None
+        self.changes: Callable[[int], dict[str, Any]] | None = None
+
+    def scheduled(self, changes: Callable[[int], dict[str, Any]]) -> TorchRows:
+        """Let a schedule change numbers of the group: step t -> their values."""
+        self.changes = changes
+        return self
 
     def init(self, x: Tensor) -> Buffers:
         """Return rows for the optimizer's state after two steps. Raises ConfigError if that is impossible."""
@@ -158,6 +164,7 @@ class TorchRows(TorchRule):
                 "another optimizer, such as torch.optim:RAdam."
             )
         group = made.param_groups[0]
+        group.update(self.changes(0) if self.changes else {})
         before = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in group.items()}
         for _ in range(2):
             self._point(parameters, row[0], row[0].clone())
@@ -203,6 +210,7 @@ class TorchRows(TorchRule):
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
         """See `TorchRule`. Raises ConfigError if the updates are not proportional to the rate."""
+        check_decay(self.changes, t)
         if self._proportional is None:
             self._proportional = _is_proportional(self.optimizer)
         if not self._proportional:
@@ -229,6 +237,7 @@ class TorchRows(TorchRule):
             if begun:
                 self._load(made, parameters, buffers, row)
             group = made.param_groups[0]
+            group.update(self.changes(t) if self.changes else {})
             decay = group.get("weight_decay")
             group["lr"] = group["lr"].fill_(rate) if hasattr(group["lr"], "fill_") else rate  # as torch's schedulers do
             if regularised and self._weight_decay:

@@ -12,7 +12,7 @@ from decentral.errors import ConfigError
 from decentral.partition.partition import Partition
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import Plain, component_from, taken
+from decentral.registry.signature import Plain, call, component_from
 
 GIVEN = ("labels", "num_workers", "seed")
 """Arguments passed to the function if it has a parameter of this name."""
@@ -51,8 +51,8 @@ class PlainPartition(Plain, Partition):
     def _dealt(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
         """Return the result of one call of the function, which gets a copy of the labels."""
         known = dict(zip(GIVEN, (labels.copy(), num_workers, seed), strict=True))
-        with blame.named(), seeded(seed, "partition"):
-            made: Any = self.target()(**self.settings(), **taken(self.target(), known))
+        with blame.named(f"partition={self.name}"), seeded(seed, "partition"):
+            made: Any = call(self.target(), known, **self.settings())
             parts = [np.asarray(one) for one in made] if isinstance(made, Iterable) else []
         if not parts or any(one.ndim != 1 for one in parts):
             raise ConfigError(

@@ -95,9 +95,23 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
     return dataclasses.make_dataclass(name.rpartition(":")[2], fields, bases=(base,), namespace=names, kw_only=True)
 
 
-def taken(target: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+def taken(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `given` values for which the class or function has parameters."""
     return {name: value for name, value in given.items() if name in parameters_of(target)}
+
+
+def call(target: Callable[..., Any], given: Mapping[str, Any], *arguments: Any, **settings: Any) -> Any:
+    """Call a user's function with the arguments, the settings, and the `given` values that its parameters name.
+
+    An object of a class is made from the settings and called the same way, if its class defines __call__, or there are
+    arguments; a module is returned, unless there are arguments.
+    """
+    if isinstance(target, type):
+        made = target(**settings, **taken(target, given))
+        if not arguments and ("forward" in dir(target) or not callable(made)):
+            return made
+        target, settings = made, {}
+    return target(*arguments, **settings, **taken(target, given))
 
 
 def _target(package: str, name: str) -> Callable[..., Any]:
@@ -182,13 +196,19 @@ def _unpickled(passport: str, package: str, name: str, values: dict[str, Any]) -
 def parameters_of(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a class or function that have names."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {name: one for name, one in inspect.signature(target).parameters.items() if one.kind not in variadic}
+    return {name: one for name, one in _signature(target).items() if one.kind not in variadic}
+
+
+def _signature(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(target).parameters
+    except ValueError:  # a function in C
+        return {}
 
 
 def further(target: Callable[..., Any]) -> str:
     """Return the name of the **kwargs parameter; '' if there is none."""
-    parameters = inspect.signature(target).parameters.values()
-    return next((one.name for one in parameters if one.kind is inspect.Parameter.VAR_KEYWORD), "")
+    return next((one.name for one in _signature(target).values() if one.kind is inspect.Parameter.VAR_KEYWORD), "")
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from decentral.config.identity import run_id
 from decentral.config.overrides import literal
 from decentral.config.parsing import folders_of, plain
 from decentral.config.schema import Config
+from decentral.data.dataset import NO_TEST
 from decentral.data.own import PlainData, Sets
 from decentral.errors import ConfigError
 from decentral.host.torch_state import left_as_found
@@ -91,7 +92,8 @@ def train(
                   run's seed, and with num_classes=, in_channels= or in_features= if it has such parameters); or the
                   name of a built-in model, such as "cnn"
     train_data    a map-style data set of pairs (tensor, label), which is split over the workers by `alpha`; or the name
-    test_data     of a built-in one, such as "digits", which has its own test data; None for a task without data, as in
+    test_data     of a built-in one, such as "digits", which has its own test data; None with data={"test_share": 0.2},
+                  a fifth of the training examples for testing; and for a task without data, as in
                   decentral.train("policy_mlp", None, task="rl", env="CartPole-v1")
     settings      as on the command line of `decentral-run`, those of a component as a dictionary, as in
                   evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}
@@ -162,10 +164,12 @@ def _composed(
         if test_data is not None:
             raise ConfigError(f"train_data={train_data} includes test data: leave test_data out.")
         chosen.append(f"data={literal(train_data)}")
-    elif test_data is None:
-        raise ConfigError("test_data= is missing: also give a map-style test set.")
     else:
-        made["data"] = GivenData.of(train_data, test_data)
+        shares = [word.partition("=")[2] for word in words if word.startswith("data.test_share=")]
+        words = [word for word in words if not word.startswith("data.test_share=")]
+        if test_data is None and not shares:
+            raise ConfigError(f"test_data= is missing: also give a map-style test set; or {NO_TEST}.")
+        made["data"] = GivenData.of(train_data, test_data, *shares[-1:])
     config = compose([*chosen, *words, "processes=1", f"results_dir={literal(results_dir)}"], config_dir, made)
     if "model" in made and not isinstance(model, nn.Module):
         config.model.look_at(config.task.describe(config))
@@ -265,13 +269,17 @@ class GivenData(PlainData):
     _found: ClassVar[Any] = None
 
     @classmethod
-    def of(cls, train: Any, test: Any) -> GivenData:
-        """Wrap the data sets. Raises ConfigError for other types."""
-        found = cls()
-        vars(found)["_both"] = train, test
+    def of(cls, train: Any, test: Any, share: str | None = None) -> GivenData:
+        """Wrap the data sets, or one of which a share is for testing. Raises ConfigError for other types."""
+        try:
+            found = cls(test_share=None if share is None else float(share))
+        except ValueError:
+            raise ConfigError(f"data.test_share={share} is not a number: use one between 0 and 1.") from None
+        vars(found)["_both"] = (train, test) if share is None or test is not None else train
         vars(found)["_found"] = found._made()
         digest = hashlib.sha256(str(found._found.description).encode())
-        for name, data, look in zip(("train_data", "test_data"), (train, test), found._found.looks, strict=True):
+        both = ("train_data", train), ("test_data", train if test is None else test)
+        for (name, data), look in zip(both, found._found.looks, strict=True):
             code, unknown = fingerprint(_code(data), name)
             if not look.digest:
                 code, unknown = os.urandom(8).hex(), f"{name}[0] differs when read again"

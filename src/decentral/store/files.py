@@ -15,6 +15,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Iterable, Iterator
+from numbers import Real
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -278,3 +279,26 @@ def is_locked(path: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def natural_order(names: Iterable[Any]) -> list[Any]:
+    """Return names in natural order: numbers by value, also those written as text; digits in a text as numbers, w2
+    before w10. Names of types that cannot be compared keep their order."""
+    given = list(names)
+    try:
+        return sorted(sorted(given), key=_natural)
+    except TypeError:
+        return given
+
+
+def _natural(name: Any) -> tuple[Any, ...]:
+    if isinstance(name, tuple):
+        return tuple(map(_natural, name))
+    if not isinstance(name, str | Real):  # as sorted before
+        return ()
+    text = str(name)
+    parts = [int(part) if number % 2 else part for number, part in enumerate(re.split(r"(\d+)", text))]
+    with contextlib.suppress(ValueError):
+        if math.isfinite(value := float(name)):
+            return 1, value, parts, text
+    return 2, parts, text

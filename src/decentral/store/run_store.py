@@ -95,7 +95,7 @@ _RESULTS = (
         "metrics.jsonl",
         "metrics.json",
         "provenance.json",
-        "partition.csv",
+        *("partition.csv", "names.json"),
         "local_tests.csv",
         "translations.csv",
         "trace.npz",

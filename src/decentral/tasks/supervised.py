@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 COUNTED = ("accuracy", "f1", "per_class_accuracy")
 """Metrics that every task with classes, or tokens, has."""
+RECORDED = ("accuracy", "loss", "consensus_distance", "gain", "gain_of_norms", "compression_error", "density")
+"""Names of what runs of tasks with classes record anyway."""
 LOSSES = ("cross_entropy", "mse")
 _MOST_CLASSES, _MOST_OUTPUTS = 200, 2e8  # a metric for each; 1.6 GB
 _MULTIPLICATIONS_PER_S = 5e10
@@ -88,7 +90,6 @@ class SupervisedTask(Task):
     def _check_metrics(self, config: TaskConfig, info: DataDescription) -> None:
         """Raise ConfigError for metrics that are not there, or that would take too much memory."""
         names, own = config.metrics, [name for name in config.metrics if ":" in name]
-        known = [name.rpartition(":")[2] for name in names]
         for name in names:
             if name not in (*COUNTED, *own):
                 near = get_close_matches(name.lower(), COUNTED, n=1, cutoff=0.5)
@@ -96,11 +97,19 @@ class SupervisedTask(Task):
                     f"metrics={name} does not exist: use {', '.join(COUNTED)}, or module:function."
                     + "".join(f" Did you mean '{one}'?" for one in near)
                 )
-            if known.count(name.rpartition(":")[2]) > 1:
-                raise ConfigError(
-                    f"metrics={names} has {name.rpartition(':')[2]} more than once: list each metric once."
-                )
+            if [each.lstrip("+-") for each in names].count(name.lstrip("+-")) > 1:
+                raise ConfigError(f"metrics=[{','.join(names)}] has {name} more than once: list each metric once.")
         classes = self.num_classes(info)
+        known = {*RECORDED, *names}
+        if "per_class_accuracy" in names:
+            known |= {f"accuracy_of_class_{c}" for c in range(classes)}
+        for each in own:
+            if (short := each.rpartition(":")[2]) in known:
+                raise ConfigError(
+                    f"metrics={each} would be recorded as {short}, the name of another metric of this run: rename the "
+                    f"function, for example to my_{short}."
+                )
+            known.add(short)
         if "per_class_accuracy" in names and classes > _MOST_CLASSES:
             raise ConfigError(
                 f"metrics=per_class_accuracy would record {classes} metrics, more than {_MOST_CLASSES}: use f1."
@@ -148,7 +157,8 @@ class SupervisedTask(Task):
         and their calls. (Measured on a core: cnn, n = 16, B = 32, 11 ms on 8 x 8 digits, 64 ms on 28 x 28; mlp, n = 64,
         B = 16, 3.4 ms.)
         """
-        info, n, examples = config.data.inspect(), config.num_workers, int(config.batch_sizes().sum())
+        info, n = config.data.inspect(), config.num_workers
+        examples = config.accumulate * int(config.batch_sizes().sum())
         steps = config.steps or config.epochs * max(1, info.num_train // examples)
         step_s = 3 * examples * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S + n * _CALLS_S
         W = steps * step_s

@@ -136,6 +136,7 @@ class TaskConfig(Protocol):
     """n; None, where nothing was said, until `Task.resolve_num_workers` has found it."""
     batch_size: int
     batch_size_per_worker: list[Any] | None
+    accumulate: int
     seed: int
     epochs: float
     steps: int | None
@@ -334,6 +335,10 @@ class Problem(ABC):
         """Record gradient times from now on; return the list with those [r] of the last call of `gradient`, or None if
         workers compute together or times are unknown."""
         return None
+
+    def names(self) -> dict[str, list[str]]:
+        """Return the names of what has numbers, such as {'class': ['cat', 'dog']}; only those with names."""
+        return {}
 
     def save_tables(self, directory: Path) -> None:
         """Write what describes the problem, such as the distribution of the data (partition.csv)."""

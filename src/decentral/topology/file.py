@@ -291,7 +291,7 @@ class File(GraphTopology):
             if edges.matrices is not None and edges.matrices[1] != num_workers:
                 raise ConfigError(
                     f"topology.path={self.path} has matrices for {edges.matrices[1]} workers, not for num_workers="
-                    f"{num_workers}: leave num_workers out."
+                    f"{num_workers}: use num_workers={edges.matrices[1]}."
                 )
         return edges
 

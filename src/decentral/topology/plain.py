@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import Plain, component_from
+from decentral.registry.signature import Plain, call, component_from, further
+from decentral.store.files import natural_order
 from decentral.topology.graph import Graph
 from decentral.topology.matrices import Matrices
 from decentral.topology.rounds import Rounds
@@ -20,16 +22,22 @@ from decentral.topology.topology import GraphTopology, Weights, check_num_worker
 class PlainTopology(Plain, GraphTopology):
     """A function of `num_workers` that returns a graph or mixing weights W [n, n]; its other parameters are settings.
 
-    A graph is a networkx graph or a matrix [n, n] of bools or integers: entry [i, j] says whether j sends to i. Its
-    weights follow the rule `weights`. In a matrix of floats, W[i, j] is the weight of j's model at i. A list has one
-    item per round.
+    A graph is a networkx graph, whose nodes in natural order are the workers, or a matrix [n, n] of bools or integers:
+    entry [i, j] says whether j sends to i. Its weights follow the rule `weights`. In a matrix of floats, W[i, j] is the
+    weight of j's model at i. A list has one item per round.
     """
 
     _weighted = False
+    _names: Sequence[str] = ()
 
     def weights_given(self) -> bool:
         """Return whether the function returns weights."""
         return self._weighted
+
+    def worker_names(self, num_workers: int) -> list[str]:
+        """Return the names of the graph's nodes, unless they are 0 ... n - 1."""
+        self._made(num_workers)
+        return list(self._names)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """Return the graphs of the function's result."""
@@ -61,9 +69,14 @@ class PlainTopology(Plain, GraphTopology):
         return found
 
     def _called(self, num_workers: int) -> list[np.ndarray]:
-        with blame.named(), seeded(0, "topology"):
-            made: Any = self.target()(num_workers=num_workers, **self.settings())
-            found = [_array(one) for one in (made if isinstance(made, list | tuple) and made else [made])]
+        given = {"num_workers": num_workers}
+        more = given if further(self.target()) else {}  # as its **kwargs
+        with blame.named(f"topology={self.name}"), seeded(0, "topology"):
+            made: Any = call(self.target(), {} if more else given, **more, **self.settings())
+            each = made if isinstance(made, list | tuple) and made else [made]
+            nodes = [natural_order(one) if hasattr(one, "adjacency") else None for one in each]
+            found = [_array(*pair) for pair in zip(each, nodes, strict=True)]
+        self._names = [] if nodes[0] in (None, [*range(num_workers)]) else list(map(str, nodes[0] or []))
         for one in found:
             if one.shape != (num_workers, num_workers):
                 what = f"an array {list(one.shape)}" if one.ndim else f"a {type(made).__name__}"
@@ -85,15 +98,11 @@ class PlainTopology(Plain, GraphTopology):
         return [one if True in weighted else one.astype(bool) for one in found]
 
 
-def _array(made: Any) -> np.ndarray:
-    """Convert a matrix or a networkx graph to a matrix [n, n]."""
-    if hasattr(made, "adjacency"):
+def _array(made: Any, nodes: list[Any] | None) -> np.ndarray:
+    """Convert a matrix or a networkx graph with these nodes to a matrix [n, n]."""
+    if nodes is not None:
         import networkx as nx
 
-        try:
-            nodes = sorted(made)
-        except TypeError:  # labels of several types: keep insertion order
-            nodes = list(made)
         return np.asarray(nx.to_numpy_array(made, nodes, dtype=bool, weight=None)).T
     return np.asarray(made)
 

@@ -89,6 +89,10 @@ class Topology(Settings, ABC, where="topology"):
         """Return notes for readers of the results on how it was built; sentences without the final period."""
         return ()
 
+    def worker_names(self, num_workers: int) -> list[str]:
+        """Return the name of each worker, if they have names."""
+        return []
+
     def weights_given(self) -> bool:
         """Return whether the user gives its weights, so that `weights` has no rule to choose."""
         return False

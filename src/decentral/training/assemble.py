@@ -208,8 +208,14 @@ def assemble(config: Config, world: World) -> Run:
     own = config.own("lr")
     rates = None if own is None else torch.from_numpy(own[net.workers.start : net.workers.stop, None]).to(x)
     lr = learning_rate(config, problem.steps_per_epoch, total_steps, rates)
-    algorithm = with_rate(config, lr, problem.layout(x[0]), problem.steps_per_epoch)
+    changes = config.schedule.group_settings(config.optim, problem.steps_per_epoch, total_steps)
+    algorithm = with_rate(config, lr, problem.layout(x[0]), problem.steps_per_epoch, changes)
     if local_steps is not None:
+        if changes is not None and any(map(changes, range(min(total_steps, _STEPS_AVERAGED)))):
+            raise ConfigError(
+                f"steps_per_worker cannot be used with schedule={config.schedule.name}, which changes more than the "
+                "learning rate: leave one of them out, or set schedule.cycle_momentum=false."
+            )
         algorithm = algorithm.bind(UnevenRule(algorithm.local, local_steps.of(net.workers)), algorithm.compressor)
     stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)
     counts, epochs = config.task.num_examples(config), total_steps / problem.steps_per_epoch
@@ -481,11 +487,18 @@ def local_network(config: Config) -> LocalNetwork:
     return LocalNetwork(config.rounds(), Losses(0.0, config.seed))
 
 
-def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, steps_per_epoch: float = 1.0) -> Algorithm:
-    """Return the configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, and
-    the configured compression for rows of this layout."""
+def with_rate(
+    config: Config,
+    lr: Callable[[int], float],
+    layout: RowLayout,
+    steps_per_epoch: float = 1.0,
+    changes: Callable[[int], dict[str, Any]] | None = None,
+) -> Algorithm:
+    """Return the configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, other
+    `changes` of a schedule, and the configured compression for rows of this layout."""
     compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.steps_per_message)
-    algorithm: Algorithm = config.algo.bind(config.optim.rule(lr, layout), compressor)
+    rule = config.optim.rule(lr, layout)
+    algorithm: Algorithm = config.algo.bind(rule if changes is None else rule.scheduled(changes), compressor)
     return algorithm
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.cluster.compute import GradientTimes
+from decentral.cluster.compute import MEASURED, GradientTimes
 from decentral.config.identity import run_directory
 from decentral.errors import ConfigError
 from decentral.store.files import csv_text, write_text
@@ -332,10 +332,11 @@ def kept(times: GradientTimes, config: Config) -> GradientTimes:
 
 
 class UnevenTimes(GradientTimes):
-    """The gradient times of workers with different batch sizes and idle steps, in seconds by the step of the run.
+    """The gradient times of workers with different batch sizes, accumulated gradients and idle steps, in seconds by the
+    step of the run.
 
-    A gradient takes sizes[i] / usual times the time of `times`, plus unscaled straggler delays, and 0 s for an idle
-    worker; its draw is addressed by the steps that the worker has taken.
+    The m accumulated gradients of a step take m sizes[i] / usual times the time of `times`, plus unscaled straggler
+    delays, and 0 s for an idle worker; their draw is addressed by the steps that the worker has taken.
     """
 
     def __init__(self, times: GradientTimes, scale: np.ndarray, local_steps: LocalSteps | None, start: int = 0) -> None:
@@ -364,11 +365,11 @@ class UnevenTimes(GradientTimes):
 
 
 def uneven(times: GradientTimes, config: Config) -> GradientTimes:
-    """Return the times for each worker's batches and steps: see `UnevenTimes`."""
-    if config.batch_size_per_worker is None and config.steps_per_worker is None:
+    """Return the times of a step's gradients for each worker's batches and steps: see `UnevenTimes`."""
+    if config.batch_size_per_worker is None and config.steps_per_worker is None and config.accumulate == 1:
         return times
-    given = getattr(getattr(config.cluster, "compute", None), "trace", None)  # of these very batches
-    scale = np.ones(times.num_workers) if given else config.batch_sizes() / config.batch_size
+    of_steps = getattr(getattr(config.cluster, "compute", None), "distribution", None) in MEASURED
+    scale = np.ones(times.num_workers) if of_steps else config.accumulate * config.batch_sizes() / config.batch_size
     return UnevenTimes(times, scale, config.local_steps())
 
 

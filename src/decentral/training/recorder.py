@@ -25,7 +25,7 @@ from decentral.network.world import World
 from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
 from decentral.store.failures import record
-from decentral.store.files import csv_text, replacing, write_text
+from decentral.store.files import csv_text, replacing, write_json, write_text
 from decentral.store.provenance import collect
 from decentral.store.run_store import DirectoryLost
 from decentral.terminal.console import say
@@ -91,6 +91,9 @@ class Recorder:
         compression_stats = r.algorithm.compression_stats(r.stepper.state)
         self.store.describe(recorded(r.problem, compression_stats is not None and compression_stats.numel() > 0))
         r.problem.save_tables(self.store.path)
+        workers = self.config.topology.worker_names(r.net.n) if r.algorithm.uses_topology else []
+        if names := {what: each for what, each in {**r.problem.names(), "worker": workers}.items() if each}:
+            write_json(self.store.path / "names.json", names)
         own = {key: values.tolist() for key in OWN if (values := self.config.own(key)) is not None}
         if own:
             rows = ([worker, *row] for worker, row in enumerate(zip(*own.values(), strict=True)))

@@ -14,6 +14,7 @@ from decentral.plugins.advise.machine import Machine, check_passes, layout_of, m
 from decentral.plugins.advise.methods import METHODS, Case, Method, Prediction, coding_s
 from decentral.terminal.console import aligned, duration, in_bytes
 from decentral.training.assemble import mean_seconds
+from decentral.training.oracle import uneven
 
 Tell = Callable[[str], None]
 
@@ -79,7 +80,9 @@ def advise(
         "num_workers": n,
         "num_parameters": layout.num_coordinates,
         "cluster": cluster,  # as the user calls it; null: this machine
-        "gradient_s": mean_seconds(virtual.gradient_times(n, config.seed)),  # stragglers included, by its first ones
+        "gradient_s": mean_seconds(
+            uneven(virtual.gradient_times(n, config.seed), config)
+        ),  # stragglers included, by its first ones
         "backward_share": backward,
         "coding": "measured" if measures else "table",
         "measured": {"processes": machine.num_processes, **machine.links._asdict()} if machine else None,

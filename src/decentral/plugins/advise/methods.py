@@ -20,6 +20,7 @@ from decentral.compression.rows import Address, RowLayout
 from decentral.config.schema import Config
 from decentral.network.payload import Payload, Sizes
 from decentral.randomness import torch_generator
+from decentral.training.oracle import uneven
 
 _BUCKET_BYTES = 25e6
 """Of float32 gradients that DistributedDataParallel sends together, by default."""
@@ -51,7 +52,7 @@ class Case(NamedTuple):
         """Of the cluster, at the start."""
         cluster = self.config.cluster
         assert isinstance(cluster, VirtualCluster)
-        times = cluster.gradient_times(self.n, self.config.seed)
+        times = uneven(cluster.gradient_times(self.n, self.config.seed), self.config)
         return Clock(self.n, times, cluster.costs(self.n), cluster.waits_for is WaitsFor.everyone)
 
 

@@ -14,7 +14,7 @@ from decentral.gradients.execution import Loss
 from decentral.gradients.passes.worker_models import changed_around
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import function
+from decentral.registry.signature import function, taken
 
 _TRIED = 64  # examples, at least: some losses keep the hardest k
 
@@ -28,7 +28,7 @@ def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean
 class OwnLoss:
     """`function(outputs [B, C], targets [B])` -> a number for each example of a worker's batch [B], or their mean.
 
-    Of a class, such as torch.nn:MultiMarginLoss, what it makes without arguments.
+    Of a class, such as torch.nn:MultiMarginLoss, an object of it. Both get `num_classes` if they have this parameter.
     """
 
     foreign: ClassVar[bool] = True
@@ -36,8 +36,11 @@ class OwnLoss:
     def __init__(self, name: str, num_classes: int) -> None:
         """name: module:function, which is tried on outputs of zeros. Raises ConfigError if it gives something else."""
         target = function("task.loss", name)
+        given, self.name, self.function = {"num_classes": num_classes}, name, target
         with blame.calling(f"task.loss={name}"):
-            self.name, self.function = name, target() if isinstance(target, type) else target
+            if isinstance(target, type):
+                self.function = target(**taken(target, given))
+            self._given = taken(self.function, given)
         own = self.function if isinstance(self.function, nn.Module) else nn.Module()
         if trained := [key for key, parameter in own.named_parameters() if parameter.requires_grad]:
             raise ConfigError(
@@ -68,7 +71,7 @@ class OwnLoss:
         if isinstance(self.function, nn.Module):
             self.function.to(outputs.device)
         with blame.calling(f"task.loss={self.name}"):
-            found: Any = self.function(outputs.clone(), targets.clone())  # it may change them in place
+            found: Any = self.function(outputs.clone(), targets.clone(), **self._given)  # it may change them in place
         if not isinstance(found, Tensor) or found.shape not in ((), targets.shape):
             kind = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise ConfigError(

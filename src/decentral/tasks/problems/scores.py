@@ -14,7 +14,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import function, taken
+from decentral.registry.signature import call, function, taken
 from decentral.store.metrics import Metric
 
 _TRIED = 4  # examples of each class
@@ -24,18 +24,20 @@ class OwnMetric:
     """A user's metric: `function(outputs [N, C], targets [N])` of all test examples -> one number; or a class of such.
 
     It says by `larger_is_better` (or torchmetrics' `higher_is_better`) and `unit` what it is; a sign before its name,
-    + or -, decides. It gets `num_classes`, and task="multiclass", if it has parameters of these names.
+    + or -, decides. An object of a class serves one call, since it may be stateful. Functions and classes get
+    `num_classes`, and task="multiclass", if they have parameters of these names.
     """
 
     def __init__(self, name: str, num_classes: int) -> None:
         """Raises ConfigError unless it gives a number for random outputs."""
-        self.name, path, given = name, name.lstrip("+-"), {"num_classes": num_classes, "task": "multiclass"}
+        self.name, path = name, name.lstrip("+-")
+        self._given = {"num_classes": num_classes, "task": "multiclass"}
         if path.partition(":")[2] in ("nan", "inf"):  # in files, these are numbers
             raise ConfigError(f"metrics={name} looks like a number: rename the function.")
         self._target: Any = function("metrics", path)
         with blame.calling(f"metrics={name}"):
-            self._given = taken(self._target, given)
-            made = self._made()
+            made = self._target
+            made = made(**taken(made, self._given)) if isinstance(made, type) else made
         larger = getattr(made, "larger_is_better", getattr(made, "higher_is_better", None))
         self.metric = Metric(
             "test",
@@ -52,19 +54,14 @@ class OwnMetric:
         """Return the number, possibly infinite; nan if undefined, as for a diverged model."""
         if not outputs.isfinite().all():
             return math.nan
-        given = {} if isinstance(self._target, type) else self._given
         with blame.calling(f"metrics={self.name}"), seeded(0, "metric"):
-            found: Any = self._made()(outputs, targets, **given)
+            found: Any = call(self._target, self._given, outputs, targets)
         if isinstance(found, Tensor | np.ndarray) and math.prod(found.shape) == 1:
             found = found.item()
         if isinstance(found, bool) or not isinstance(found, Real):
             kind = list(found.shape) if isinstance(found, Tensor | np.ndarray) else f"a {type(found).__name__}"
             raise ConfigError(f"metrics={self.name} returns {kind}: return one number for all test examples.")
         return float(found)
-
-    def _made(self) -> Any:
-        """Return the function, or a new object of the class for each call, since it may be stateful."""
-        return self._target(**self._given) if isinstance(self._target, type) else self._target
 
 
 class Scores:

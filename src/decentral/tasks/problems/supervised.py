@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.compression.rows import RowLayout
+from decentral.data.dataset import opened
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.layers import MemoryFormat, forward_examples
@@ -74,7 +75,7 @@ class Supervised(Problem):
         self.split = config.evaluation.split
         self.statistics_examples: int = getattr(task, "statistics_images", 512)
         """On how many training examples batch-norm statistics are recomputed."""
-        self.data, self.dtype = config.data.load(device, config.seed), config.precision.dtype
+        self.data, self.dtype = opened(config.data, device, config.seed), config.precision.dtype
         self.data.exact = self.dtype is torch.float64
         info = config.data.inspect()
         self.prepare_batches()
@@ -100,10 +101,11 @@ class Supervised(Problem):
         self.facts = {**config.model.facts, "execution": self.passes.execution}
         self._x0 = flat(template).to(device)
         self._streams: dict[int | None, _Stream] = {}
+        wanted, given = self.statistics_examples, info.num_train
         self.notes = (
             *config.data.notes(),
             *config.model.notes,
-            *note(template, f"{self.statistics_examples} training {info.kind}"),
+            *note(template, f"{wanted} {'' if wanted <= given else f'draws of {given} '}training {info.kind}"),
         )
 
     def _execution(self, config: TaskConfig) -> str:
@@ -311,6 +313,10 @@ class Supervised(Problem):
         labels = self.data.test_labels()[self.test_numbers.numpy()]
         each = (own_test_set(own, labels, self.seed, worker) for worker, own in enumerate(counts))
         return [self.test_numbers[places] for places in each]
+
+    def names(self) -> dict[str, list[str]]:
+        """The names of the classes, or sources."""
+        return {self.dealt: list(self.config.data.inspect().names)}
 
     def save_tables(self, directory: Path) -> None:
         """partition.csv: how many examples of each class, or source, each worker has; local_tests.csv: how many of its

@@ -29,7 +29,12 @@ class PlainLogger(Plain, Logger):
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
         """Return an object of the class, or the function's result."""
         known = dict(zip(GIVEN, (run_id, config, directory), strict=True))
-        return _Calls(self.target()(**self.settings(), **taken(self.target(), known)))
+        made = self.target()(**self.settings(), **taken(self.target(), known))
+        if not callable(getattr(made, "log", None)):
+            raise ConfigError(
+                f"logger={self.name} returns a {type(made).__name__}: return an object with log(step, values)."
+            )
+        return _Calls(made)
 
 
 class _Calls(Sink):

@@ -88,10 +88,12 @@ class Ensemble:
         self.draws = 0
         """Number of drawn gradients."""
         self._rates = self._of_coordinates(self.lr)
-        rate = config.schedule.rates(1.0, None)
+        rate, changes = config.schedule.rates(1.0, None), config.schedule.group_settings(config.optim, 1.0, None)
         gamma: Callable[[int], Any] = lambda t: self._rates * rate(t)  # noqa: E731
         x = stack.x0.reshape(1, -1).repeat(net.n, 1)
-        self.stepper = Stepper(with_rate(config, gamma, RowLayout.flat(x.shape[1])), net, self.gradient, x)
+        self.stepper = Stepper(
+            with_rate(config, gamma, RowLayout.flat(x.shape[1]), 1.0, changes), net, self.gradient, x
+        )
 
     def _of_coordinates(self, lr: Tensor) -> Tensor:
         """The members' learning rates [B] as those of all coordinates [1, B d]."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class SyntheticTranslation(DataSet):
 
     def inspect(self) -> SentencePairs:
         """As configured."""
-        counts = {"num_train": self.num_train, "num_test": self.num_test}
+        counts: dict[str, Any] = {"num_train": self.num_train, "num_test": self.num_test}
         usual = min(self.median_length, self.longest)
         return SentencePairs(vocabulary=_FIRST + self.words, longest=self.longest, usual=usual, **counts)
 
