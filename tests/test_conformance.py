@@ -25,7 +25,7 @@ from decentral.conformance import properties
 from decentral.conformance.check import Checks
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
-from decentral.registry import components
+from decentral.registry import components, find
 from table import (
     ALGORITHMS,
     ASYNCHRONOUS,
@@ -421,3 +421,8 @@ def test_usual_topology_and_compressor_of_every_algorithm_exist_and_suit_it() ->
         config = compose([f"algo={name}", f"task={task}"])
         assert config.topology.name == (cls.usual_topology or "dbt")
         assert config.compress.name == (cls.usual_compress or "none")
+
+
+@pytest.mark.parametrize("package", GROUPS.values())
+def test_names_are_read_from_the_files_as_they_are_found_by_importing_them(package):
+    assert find.names(package) == sorted(find.ours(package))

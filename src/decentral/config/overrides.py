@@ -17,7 +17,7 @@ from decentral.config.parsing import read_mapping, words
 from decentral.config.per_worker import SPELLINGS
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
-from decentral.registry import component, components, plugins
+from decentral.registry import component, components, find, plugins
 from decentral.registry.signature import Plain, further
 from decentral.settings import documented
 
@@ -31,7 +31,7 @@ def options(group: str, folders: Sequence[Path]) -> list[str]:
     """The choices of a group: the YAML files in its folders, and the components, which need none if they are not
     ours."""
     files = {file.stem for folder in folders for file in (folder / group).glob("*.yaml")}
-    return sorted(files | (components(GROUPS[group]).keys() if group in GROUPS else set()))
+    return sorted(files.union(find.names(GROUPS[group]) if group in GROUPS else ()))
 
 
 def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = False) -> list[str]:
@@ -157,13 +157,13 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     choices, layers = read_experiment(experiment, folders) if experiment not in ("", "null") else ({}, [])
     known = {str(key): "" for layer in layers for key in layer} | choices
     before, after = [], []
-    task = components(GROUPS["task"]).get(_choice("task", said, known))
+    task = component(GROUPS["task"], _choice("task", said, known))
     tasks: Mapping[str, str] = getattr(task, "usual", {})
     for key, value in tasks.items():
         if key not in {*said, *known}:
             before.append(f"{key}={value}")
     _check_source(said, _choice("task", said, known), getattr(task, "uses", None))
-    chosen = components(GROUPS["algo"]).get(_choice("algo", said, {**tasks, **known}))
+    chosen = component(GROUPS["algo"], _choice("algo", said, {**tasks, **known}))
     usual = getattr(chosen, "usual_topology", "")
     if usual and "topology" not in {*(key.partition(".")[0] for key in said), *known}:
         after.append(f"topology={usual}")

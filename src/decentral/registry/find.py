@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -66,11 +65,18 @@ def components(package: str) -> dict[str, type]:
     return _components(package, plugins.folder())
 
 
+def names(package: str) -> list[str]:
+    """Return the names of the components, without importing those that come with decentral."""
+    return list(components(package) if _has_users(package) else _homes(package))
+
+
 def component(package: str, name: str) -> type | None:
     """Return the component with this name, or the wrapper of the plain class `module:Name`; None if it does not exist.
 
     Raises ConfigError if the module cannot be imported or has no such class.
     """
+    if not _has_users(package) and name in _homes(package):  # without importing all others
+        return next(cls for cls in _classes(importlib.import_module(_homes(package)[name])) if _name(cls) == name)
     known = components(package)
     if name in known or package not in PLAIN or ":" not in name:
         return known.get(name)
@@ -115,14 +121,15 @@ def _components(package: str, folder: Path | None) -> dict[str, type]:
     return dict(sorted(found.items()))
 
 
+def _has_users(package: str) -> bool:
+    return plugins.folder() is not None or bool(plugins.entry_points(package.rpartition(".")[2]))
+
+
 @cache
 def ours(package: str) -> dict[str, type]:
     """Return the built-in components of this package or module, and those of our plug-ins."""
-    root = importlib.import_module(f"decentral.{package}")
-    names = [info.name for info in pkgutil.iter_modules(getattr(root, "__path__", []))]
-    modules = [root, *(importlib.import_module(f"{root.__name__}.{name}") for name in names)]
     found: dict[str, type] = {}
-    for module in (*modules, *_shipped(package.rpartition(".")[2])):
+    for module in map(importlib.import_module, _modules(package)):
         for cls in _classes(module):
             name = _name(cls)
             if name is not None and (package not in CONTRACTS or issubclass(cls, _contract(package))):
@@ -132,20 +139,40 @@ def ours(package: str) -> dict[str, type]:
     return dict(sorted(found.items()))
 
 
-def _shipped(group: str) -> Iterator[ModuleType]:
-    """Import the modules of a group in our plug-ins."""
-    for folder in plugins.shipped():
-        for file in sorted((folder / group).glob("[!_]*.py")):
-            yield importlib.import_module(f"decentral.plugins.{folder.name}.{group}.{file.stem}")
+@cache
+def _homes(package: str) -> dict[str, str]:
+    """Return name -> module of the components that `ours` returns, from the text of the files."""
+    named = ((re.findall(_NAME, file.read_text(encoding="utf-8")), name) for name, file in _modules(package).items())
+    return dict(sorted((name, module) for names, module in named for name in names))
+
+
+_NAME = re.compile(r'^    name: str = "(\w+)"$', re.M)
+
+
+def _modules(package: str) -> dict[str, Path]:
+    """Return module -> file for all that may hold built-in components: in the core and in our plug-ins."""
+    root, *path, group = _ROOT, *package.split(".")
+    place = root.joinpath(*path, group)
+    files = [place.with_suffix(".py")] if not place.is_dir() else [*place.glob("*.py"), *place.glob("*/__init__.py")]
+    files += [file for folder in plugins.shipped() for file in (folder / group).glob("[!_]*.py")]
+    parts = {file: file.relative_to(root.parent).with_suffix("").parts for file in sorted(files)}
+    return {".".join(found[:-1] if found[-1] == "__init__" else found): file for file, found in parts.items()}
+
+
+_ROOT = Path(plugins.__file__).resolve().parents[1]
 
 
 def functions(group: str) -> dict[str, Callable[..., Any]]:
     """Return name -> function for the public functions of `<group>/*.py` in plug-ins and in the user's folder."""
     folder = plugins.folder()
     theirs = (load(name, shown(file)) for file, name in _files(group, folder)) if folder else ()
+    places = [
+        (place.name, file.stem) for place in plugins.shipped() for file in sorted((place / group).glob("[!_]*.py"))
+    ]
+    shipped = (importlib.import_module(f"decentral.plugins.{name}.{group}.{stem}") for name, stem in places)
     return {
         name: function
-        for module in (*_shipped(group), *theirs)
+        for module in (*shipped, *theirs)
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }

@@ -14,7 +14,7 @@ import numpy as np
 
 from decentral.cluster.timeline import Span, read_spans
 from decentral.host.machine import without_garbage_collection
-from decentral.registry import components
+from decentral.registry import component
 from decentral.report import style
 from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves
 from decentral.store import RunStore
@@ -83,7 +83,7 @@ def draw_partition(run_dir: Path) -> None:
     config = read_config(run_dir)
     partition = config.get("partition", {})
     alpha = f", alpha = {partition['alpha']:g}" if "alpha" in partition else ""
-    task = components("tasks").get(str(config.get("task", {}).get("name")))
+    task = component("tasks", str(config.get("task", {}).get("name")))
     source = config["env" if "env" in getattr(task, "uses", ()) else "data"]
     title = f"{source.get('id') or source['name']}: {partition['name']}{alpha}"
     save_figure(counts, run_dir / "partition.png", title, dealt=head[1].rpartition("_")[0])

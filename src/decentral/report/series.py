@@ -18,7 +18,7 @@ from decentral.config.parsing import run_settings, stored_config
 from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError
 from decentral.host.machine import without_garbage_collection
-from decentral.registry import components
+from decentral.registry import component, components
 from decentral.store import FoundRun, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
 from decentral.store.files import write_bytes
 
@@ -150,11 +150,11 @@ def describe(run_dir: Path) -> str:
     """One line, for example 'relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 16 workers, seed 1: done'."""
     config = read_config(run_dir)
     name = {key: _name(choice) for key, choice in config.items()}
-    task = components("tasks").get(name.get("task", ""))
+    task = component("tasks", name.get("task", ""))
     used: tuple[str, ...] = getattr(task, "uses", ())
     parts = []
     if {"algo", "topology"} <= config.keys():
-        algo = components("algorithms").get(name["algo"])
+        algo = component("algorithms", name["algo"])
         parts.append(f"{name['algo']} on {name['topology']}" if getattr(algo, "uses_topology", True) else name["algo"])
     for group in ("compress", "attack", "robust"):
         if words := choice_words(group, config.get(group)):

@@ -12,7 +12,7 @@ from typing import Any
 
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
-from decentral.registry import components
+from decentral.registry import component
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
 from decentral.store import RunStore
 from decentral.store.files import read_json
@@ -68,7 +68,7 @@ def overview(run_dir: Path) -> list[str]:
     their mean and the averaged model, and the directory."""
     config = read_config(run_dir)
     algo, topology = ((config.get(key) or {}).get("name", "") for key in ("algo", "topology"))
-    used = getattr(components("algorithms").get(str(algo)), "uses_topology", True)
+    used = getattr(component("algorithms", str(algo)), "uses_topology", True)
     head = [str(topology) if used else "none", str((RunStore.peek(run_dir) or {}).get("status", "not started"))]
     try:
         curves = read_curves(run_dir)
