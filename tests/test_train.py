@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import os
 import random
+import re
 import signal
+import subprocess
+import sys
 import traceback
 import warnings
 from collections.abc import Callable
@@ -26,11 +29,11 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import decentral
 from decentral.cli.single import carry_out
 from decentral.config.composition import compose
-from decentral.config.identity import run_directory
+from decentral.config.identity import named_id, run_directory
 from decentral.config.overrides import literal
 from decentral.config.parsing import dump, load
 from decentral.errors import ConfigError
-from decentral.script.training import GivenModel
+from decentral.script.given import GivenModel
 from decentral.store import read_metrics
 
 SHORT = {"algo": "dpsgd", "topology": "ring", "num_workers": 4, "batch_size": 8, "steps": 8, "alpha": 0.1, "seed": 5,
@@ -113,14 +116,14 @@ def test_a_text_from_python_is_taken_as_it_is(name):
 def test_folders_with_any_name_hold_runs_that_are_resumed_and_loaded(tmp_path, digits, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = 'it\'s ${seed}, x=[1] "q" '
-    results = [decentral.train("mlp", *digits, results_dir=Path(name), **SHORT) for _ in range(2)]
+    results = [decentral.train("mlp", *digits, results_dir=Path(name), name=name, **SHORT) for _ in range(2)]
     assert {result.directory for result in results} == {Path(name, "runs", results[0].directory.name)}
     assert [path.name for path in tmp_path.iterdir()] == [name]
     begun = decentral.train("mlp", *digits, results_dir=name, init=results[0].directory, **{**SHORT, "seed": 6})
     assert begun.settings["init"] == str(results[0].directory)
     assert len(decentral.runs(name)) == 2
     for one in (results[0], begun):
-        assert decentral.load(one.directory.name, name, model=one.models[0]).directory == one.directory
+        assert decentral.load(one.directory.name, name).directory == one.directory
 
 
 @pytest.mark.parametrize(
@@ -166,65 +169,109 @@ def net(num_classes: int = 10) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, num_classes))
 
 
-def test_the_same_call_computes_nothing_again_and_another_model_is_another_run(tmp_path, digits):
+def test_a_run_without_a_name_is_new_and_seeds_share_a_cell(tmp_path, digits):
     torch.manual_seed(1)
     module = net()
-    first = decentral.train(module, *digits, results_dir=tmp_path, **SHORT)
-    written = (first.directory / "metrics.jsonl").stat().st_mtime_ns
-    again = decentral.train(module, *digits, results_dir=tmp_path, **SHORT)
-    assert again.directory == first.directory and (first.directory / "metrics.jsonl").stat().st_mtime_ns == written
-    with torch.no_grad():
-        module[1].bias[0] += 1
-    assert decentral.train(module, *digits, results_dir=tmp_path, **SHORT).directory != first.directory
-    assert len(decentral.runs(tmp_path)) == 2
+    for seed in (0, 0, 1):
+        made = decentral.train(module, *digits, results_dir=tmp_path / str(seed), **(SHORT | {"seed": seed}))
+        assert not made.reused
+    assert len(decentral.runs(tmp_path / "0")) == 2
+    for path in (tmp_path / "0" / "runs").iterdir():
+        path.rename(tmp_path / "1" / "runs" / path.name)
+    with pytest.warns(UserWarning, match="1 repeated run left out: the newest of equal settings counts"):
+        assert set(decentral.table(tmp_path / "1", rows="algo").runs) == {2}
+    decentral.train(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), *digits, results_dir=tmp_path / "1", **SHORT)
+    with pytest.raises(ConfigError, match=r"differ in model\.num_parameters \(.*650.*\): name it in --rows"):
+        decentral.table(tmp_path / "1", rows="algo")
+    for name, seed in (("a", 0), ("b", 1), ("c", 1)):
+        decentral.train(module, *digits, results_dir=tmp_path / "named", name=name, **(SHORT | {"seed": seed}))
+        if name == "b":
+            assert set(decentral.table(tmp_path / "named", rows="algo").runs) == {2}
+    with pytest.raises(ConfigError, match=r"differ in name \(.*\): name it in --rows"):
+        decentral.table(tmp_path / "named", rows="algo")
+    assert set(decentral.table(tmp_path / "named", rows="name").runs) == {1}
 
 
-def test_it_can_be_loaded_with_its_module(tmp_path, digits):
-    result = decentral.train(net(), *digits, results_dir=tmp_path, **SHORT)
-    loaded = decentral.load(result.directory, model=net)
-    for mine, theirs in zip((*result.models, result.averaged), (*loaded.models, loaded.averaged), strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(mine.parameters(), theirs.parameters(), strict=True))
+def test_a_name_finds_its_run_again_with_the_same_settings_and_objects_only(tmp_path, digits, capsys):
+    torch.manual_seed(1)
+    module, twin = net(), net()
+    few, relabeled = TensorDataset(*digits[0][:1000]), labels_of(digits[0], lambda labels: labels.flip(0))
+
+    def call(model: Any = module, data: Any = digits[0], **told: Any) -> Any:
+        return decentral.train(model, data, digits[1], name="mine", results_dir=tmp_path, **(SHORT | told))
+
+    first = call()
+    again = call(save="none")
+    assert again.reused and again.directory == first.directory
+    assert f"Run 'mine' is already finished: reused from {first.directory}; use rerun" in capsys.readouterr().out
+    for told, differs in (
+        ({"lr": 0.2}, "lr=0.1, not lr=0.2"),
+        ({"algo": "choco"}, "algo=dpsgd, not algo=choco"),
+        ({"evaluation": {"every_epochs": 2}}, "evaluation.every_epochs=4.0, not"),
+        ({"model": twin}, r"initial_weights=\w+, not initial_weights="),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "model.num_parameters=1210, not"),
+        ({"model": "mlp"}, "model=given, not model=mlp"),
+        ({"data": few}, "data.num_train=1438, not data.num_train=1000"),
+        ({"data": relabeled}, "labels="),
+    ):
+        with pytest.raises(ConfigError, match=f"name=mine has a run with {differs}.*another name, or rerun=True"):
+            call(**told)
+    named = decentral.load("mine", tmp_path, model=net)
+    assert named.directory == first.directory and torch.equal(named.averaged[1].weight, first.averaged[1].weight)
+    replaced = call(lr=0.2, rerun=True)
+    assert replaced.directory == first.directory and not replaced.reused and replaced.settings["lr"] == 0.2
+    assert call(lr=0.2).reused and not (first.directory / "before").exists()
+    decentral.train("mlp", "digits", results_dir=tmp_path, **SHORT)
+    assert decentral.runs(tmp_path).name.dropna().tolist() == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "a\\b", "a\nb", "a\0", 3])
+def test_what_cannot_be_a_name_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"name=.* (cannot be a run's name: use|is a int: give)"):
+        decentral.train(nn.Linear(3, 3), PAIRS, PAIRS, name=name, results_dir=tmp_path)
+    with pytest.raises(ConfigError, match=r"name=mine belongs to decentral\.train: leave it out"):
+        compose(["name=mine"])
+
+
+UNDER_TORCHRUN = """
+import decentral, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+data = TensorDataset(torch.linspace(0, 1, 240).view(40, 6), torch.arange(40) % 3)
+def call(**told):
+    found = decentral.train(lambda: nn.Linear(6, 3), data, data, algo="dpsgd", topology="ring", num_workers=2,
+                            batch_size=4, steps=3, device="cpu", progress=False, **told)
+    return [found.directory.name, found.reused]
+try:
+    call()
+except decentral.ConfigError as error:
+    print(error)
+print(call(name="both"), call(name="both"), flush=True)
+"""
+
+
+def test_processes_of_torchrun_find_their_run_by_its_name(tmp_path):
+    (tmp_path / "script.py").write_text(UNDER_TORCHRUN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "script.py"]
+    done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    run_id = named_id("both")
+    assert done.stdout.count(f"['{run_id}', False]") == done.stdout.count(f"['{run_id}', True]") == 2
+    assert done.stdout.count("name= is missing: under torchrun") == 2
+
+
+def test_it_is_loaded_as_the_hint_says_with_its_module_or_what_makes_it(tmp_path, digits, capsys):
+    for model in (net, lambda num_classes: net(num_classes), net(), "mlp"):
+        result = decentral.train(model, *digits, results_dir=tmp_path, **(SHORT | {"progress": True}))
+        (hint,) = re.findall(r"(decentral\.load\(.*\)) reads it again", capsys.readouterr().out)
+        loaded = eval(hint, {"decentral": decentral, "net": model})
+        for mine, theirs in zip((*result.models, result.averaged), (*loaded.models, loaded.averaged), strict=True):
+            assert all(map(torch.equal, mine.parameters(), theirs.parameters()))
+    result = decentral.train(net, *digits, results_dir=tmp_path, **SHORT)
     with pytest.raises(ConfigError, match=r"was trained with a model or data from Python: give the module"):
         decentral.load(result.directory)
     with pytest.raises(ConfigError, match="is not what the run was trained with"):
         decentral.load(result.directory, model=nn.Linear(3, 3))
-
-
-class Edited(nn.Sequential):
-    """A module whose forward, attribute, helper or hook is edited after training."""
-
-    slope = 1.0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(self.slope * x)
-
-
-def lazy() -> nn.Module:
-    return Edited(nn.Flatten(), nn.LazyLinear(10))
-
-
-def rewritten(self: Edited, x: torch.Tensor) -> torch.Tensor:
-    return super(Edited, self).forward(self.slope * x + 1)
-
-
-@pytest.mark.parametrize("given", ["module", "function"])
-def test_other_code_or_attributes_than_those_of_the_run_are_warned_of(tmp_path, digits, monkeypatch, given):
-    module = lazy()
-    result = decentral.train(module if given == "module" else lazy, *digits, results_dir=tmp_path, **SHORT)
-    for same in (module, lazy(), lazy):
-        decentral.load(result.directory, model=same)  # warnings are errors
-    steeper, hooked = lazy(), lazy()
-    steeper.slope = 2.0
-    hooked.register_forward_hook(lambda mod, args, out: 2 * out)
-    for other in (steeper, hooked):
-        with pytest.warns(UserWarning, match="trained with, in the attributes of Edited: its outputs may not be those"):
-            decentral.load(result.directory, model=other)
-    monkeypatch.setattr(Edited, "forward", rewritten)
-    with pytest.warns(UserWarning, match=r"in the code of Edited"):
-        decentral.load(result.directory, model=lazy)
-    provenance = result.directory / "provenance.json"
-    provenance.write_text(provenance.read_text().replace('"code"', '"of_an_older_version"'))
-    decentral.load(result.directory, model=lazy)
 
 
 class Scaled(nn.Module):
@@ -655,9 +702,20 @@ class PressingCtrlC(nn.Linear):
         return super().forward(x.flatten(1))
 
 
-def test_ctrl_c_is_a_keyboard_interrupt_and_the_same_call_resumes(tmp_path, digits):
-    net = PressingCtrlC(64, 10)
-    with pytest.raises(KeyboardInterrupt, match="the same call resumes it"):
-        decentral.train(net, *digits, results_dir=tmp_path, **(SHORT | {"steps": 400}))
-    (run,) = decentral.runs(tmp_path).to_dict("records")
-    assert run["status"] == "interrupted"
+def test_ctrl_c_is_a_keyboard_interrupt_and_the_same_call_resumes_a_run_with_a_name(tmp_path, digits):
+    torch.manual_seed(1)
+    net = nn.Sequential(PressingCtrlC(64, 10), nn.Dropout(0.1))
+
+    def call(**told: Any) -> Any:
+        return decentral.train(net, *digits, results_dir=tmp_path, **(SHORT | {"steps": 400} | told))
+
+    for told, says in (({}, "begins a new run: give it name="), ({"name": "mine"}, "the same call resumes it")):
+        _PRESSED.clear()
+        with pytest.raises(KeyboardInterrupt, match=says):
+            call(**told)
+    assert decentral.runs(tmp_path).status.tolist() == ["interrupted"] * 2
+    resumed, whole = call(name="mine"), call()
+    assert resumed.status == "done" and not resumed.reused
+    for one, other in zip(resumed.models, whole.models, strict=True):
+        assert all(map(torch.equal, one.parameters(), other.parameters()))
+    assert metrics(resumed.metrics.to_dict("records")) == metrics(whole.metrics.to_dict("records"))

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import decentral
 from conftest import Result
@@ -24,7 +24,7 @@ from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import seed_draws
 from decentral.network.world import World
 from decentral.partition.partition import IID
-from decentral.script.training import GivenData
+from decentral.script.given import GivenData
 from decentral.store.models import load_models
 from decentral.store.run_store import RunStore
 from decentral.tasks.problems.batches import BatchOrder
@@ -321,76 +321,6 @@ def test_what_is_drawn_with_an_example_is_trained_on_with_it(tmp_path):
         drawn += zip(inputs.flatten(0, 1), labels.flatten(), strict=True)
     assert all(torch.equal(x, was) and int(label) == by for (x, label), (was, by) in zip(drawn, given, strict=True))
     assert any(int(label) != data.train_labels[i % 8 + i // 8] for i, (_, label) in enumerate(drawn))
-
-
-def test_any_other_example_or_label_is_another_run():
-    def digest(change: Callable[[int], Any]) -> str:
-        return GivenData.of(Examples(40, change), TensorDataset(X, Y)).content
-
-    def of(change: Callable[[int], Any]) -> str:
-        return GivenData.of([change(number) for number in range(40)], TensorDataset(X, Y)).content  # by content alone
-
-    def other(place: int, by: float, label: int) -> Callable[[int], Any]:
-        return lambda number: (X[number] + by * (number == place), (number + label * (number == place)) % 4)
-
-    found = [of(other(place, by, label)) for place in (1, 17, 39) for by, label in ((1e-6, 0), (0.0, 1), (0.0, 0))]
-    assert len(set(found)) == 7 and found[2] == found[5] == found[8]
-    moved = X.clone()
-    moved[17, 3] += 1e-6
-    tensors = [GivenData.of(TensorDataset(x, Y), TensorDataset(X, Y)).content for x in (X, moved, X.clone())]
-    assert tensors[0] == tensors[2] != tensors[1]
-    noise = [
-        digest(lambda number, by=scale: (X[number] + by * torch.randn(6), number % 4)) for scale in (0.1, 0.1, 0.2)
-    ]
-    assert noise[0] == noise[1] != noise[2]
-
-
-class Around(Dataset):
-    """Another data set, read through what is called otherwise than `transform`, and counted."""
-
-    def __init__(self, base: Any, **settings: Any) -> None:
-        self.base, self.cache, self.reads = base, {}, 0
-        self.__dict__.update(settings)
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    def __getitem__(self, number: int) -> Any:
-        self.reads += 1
-        return self.cache.setdefault(number, self.base[number])
-
-
-class Rarely:
-    def __init__(self, p: float) -> None:
-        self.p = p
-
-
-SELDOM: dict[str, Callable[[float], Any]] = {
-    "probability": lambda p: Around(PAIRS_OF_6, p=p),
-    "probability in a dict": lambda p: Around(PAIRS_OF_6, options={"p": p}),
-    "switch": lambda p: Around(PAIRS_OF_6, flips=p < 0.5),
-    "function": lambda p: Around(PAIRS_OF_6, augment=lambda x: x if torch.rand(()) > p else -x),
-    "list of functions": lambda p: Around(PAIRS_OF_6, augment=[lambda x: x if torch.rand(()) > p else -x]),
-    "configuration": lambda p: Around(PAIRS_OF_6, options=Rarely(p)),
-    "data set within": lambda p: Around(Around(PAIRS_OF_6, p=p)),
-    "subset": lambda p: Subset(Around(PAIRS_OF_6, p=p), range(40)),
-    "parts": lambda p: ConcatDataset([Around(PAIRS_OF_6, p=p), PAIRS_OF_6]),
-}
-"""What may change an example at some later reading, though it has not at the first."""
-
-
-@pytest.mark.parametrize("name", SELDOM)
-def test_what_shows_at_some_readings_only_makes_another_run(name):
-    first, again, other = (SELDOM[name](p) for p in (1e-6, 1e-6, 0.9))
-    digests = [GivenData.of(data, PAIRS_OF_6).content for data in (first, again, other, first)]
-    assert digests[0] == digests[1] == digests[3] != digests[2]
-
-
-def test_examples_that_nobody_can_know_again_make_a_new_run(capsys):
-    draws = np.random.default_rng()
-    data = Examples(40, lambda number: (torch.from_numpy(draws.random(6)), number % 4))
-    assert GivenData.of(data, PAIRS_OF_6).content != GivenData.of(data, PAIRS_OF_6).content
-    assert "train_data[0] differs when read again, so this run is new" in capsys.readouterr().err
 
 
 class Endless(IterableDataset):

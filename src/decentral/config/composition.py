@@ -173,6 +173,10 @@ def to_config(values: Any, made: Mapping[str, Any] | None = None) -> Config:
     settings.check(Config, known, "")  # before the groups, which refer to some of them: alpha=0, not partition.alpha=0
     config = OmegaConf.to_object(values)
     assert isinstance(config, Config)
+    if config.name is not None and made is None:
+        raise ConfigError(
+            f"name={config.name} belongs to decentral.train: leave it out, as a command finds its run by its settings."
+        )
     for group in GROUPS:
         if made and group in made:
             setattr(config, group, made[group])

@@ -103,8 +103,18 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def run_id(config: Config) -> str:
-    """12 hexadecimal digits of the SHA-256 of the identity in canonical JSON."""
-    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    """Return the ID of the run: of its name if it has one, otherwise of its identity."""
+    return hashed_id(identity(config)) if config.name is None else named_id(config.name)
+
+
+def named_id(name: str) -> str:
+    """Return the ID of the run of `decentral.train` with this name."""
+    return hashed_id({"name": name})
+
+
+def hashed_id(known: dict[str, Any]) -> str:
+    """Return 12 hexadecimal digits of the SHA-256 of the canonical JSON."""
+    canonical = json.dumps(known, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 

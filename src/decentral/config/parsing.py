@@ -240,10 +240,11 @@ def load(text: str) -> Config:
     return from_dict(yaml.safe_load(text), trust=True)
 
 
-def read(path: Path, trust: bool = False) -> Config:
-    """The configuration in a file, which anybody may have written; see `from_dict`. Raises ConfigError."""
+def read(path: Path, trust: bool = False, made: Mapping[str, Any] | None = None) -> Config:
+    """The configuration in a file, which anybody may have written, with components that are `made` instead of those in
+    the file; see `from_dict`. Raises ConfigError."""
     try:
-        return from_dict(read_yaml(path), trust)
+        return from_dict(read_yaml(path) | (made or {}), trust)
     except ConfigError:
         raise
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -275,6 +276,8 @@ def component_from(group: str, values: Mapping[str, Any], trust: bool = False) -
     # what older runs did not write down
     values = {younger: {"name": "none"} for younger in ("availability", "attack", "robust")} | dict(values)
     own, package, written = values[group], GROUPS[group], values.get("own", {})
+    if dataclasses.is_dataclass(own):
+        return own
     name = own["name"]
     code = str(own.get("id", name))  # gymnasium imports the module in an id, too
     if not trust and is_foreign(package, code):
@@ -317,10 +320,15 @@ def stored_config(directory: Path) -> dict[str, Any]:
 def run_settings(directory: Path) -> dict[str, Any]:
     """Every setting of a run as on the command line: `algo`, `algo.fill`, `lr`. Raises ConfigError as `stored_config`
     does."""
-    found: dict[str, Any] = {}
     values = stored_config(directory)
     if absent := next((key for key in _NEEDED if key not in values), None):
         raise ConfigError(f"{directory / 'config.yaml'} is damaged: it has no {absent}.")
+    return as_settings(values)
+
+
+def as_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values with the names of the command line: `algo`, `algo.fill`, `lr`."""
+    found: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(value, dict):
             found[key] = value

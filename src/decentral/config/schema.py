@@ -237,6 +237,8 @@ class Config(Settings):
     run_dir: str | None = setting(None, help="directory of this run, instead of results_dir/runs/<id>")
     rerun: bool = setting(False, help="repeat a finished run and replace its results")
     progress: bool = setting(True, help="show progress")
+    name: str | None = None
+    """The name of a run of `decentral.train`, from which its ID follows."""
 
     def __post_init__(self) -> None:
         if self.processes != "auto" and not (self.processes.isdigit() and int(self.processes) >= 1):

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -44,9 +44,6 @@ class PlainData(Plain, DivisibleData):
     It is called once in each process, with seeded generators, and has to return the same whenever it is called.
     Whatever is random in reading an example (augmentation) is seeded by the run's seed, the worker and its draw.
     """
-
-    whole: ClassVar[bool] = False
-    """Whether all examples count, which are read for it, and not some."""
 
     def inspect(self) -> LabelledData:
         """Create the data sets, and inspect some examples and all labels."""
@@ -119,10 +116,7 @@ class PlainData(Plain, DivisibleData):
             if not _length(data, f"data={self.name}: the {split} data"):
                 raise ConfigError(f"data={self.name}: the {split} data are empty: give at least one example.")
         with blame.named():
-            looks = [
-                look_at(data, f"data={self.name} ({split})", self.whole)
-                for split, data in zip(_SPLITS, made, strict=True)
-            ]
+            looks = [look_at(data, f"data={self.name} ({split})") for split, data in zip(_SPLITS, made, strict=True)]
         if looks[0].shape != looks[1].shape:
             raise ConfigError(
                 f"data={self.name}: training examples are {list(looks[0].shape)}, test examples {list(looks[1].shape)}."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.data.dataset import DataDescription, ImageData, LabelledTokens, NextTokens
@@ -22,8 +21,6 @@ class Model(Settings, ABC, where="model"):
     name: str
     takes: ClassVar[type[DataDescription]]
     """The kind of data."""
-    facts: Mapping[str, Any] = {}
-    """Facts for the provenance of a run."""
     notes: tuple[str, ...] = ()
     """Notes for readers of the metrics, available once it is built."""
 

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from decentral.registry.plugins import is_installed
 
 _OURS = "decentral"
 SITES = {"site-packages", "dist-packages"}
-_PYTHON = f"python {sys.version_info.major}.{sys.version_info.minor}"
 _DIGEST = "_decentral_source"  # attribute of a user module: its source at import
 
 
@@ -67,50 +65,19 @@ def _released(module: str, file: Path) -> str | None:
         return None
 
 
-def release(module: Any) -> str:
-    """Return package and version of an imported module: Python's, an installed one, or this program.
-
-    '' for a user module, which counts by its content.
-    """
-    if not isinstance(module, str) or module == "__main__" or is_own(module):
-        return ""
-    top = module.partition(".")[0]
-    known = sys.modules.get(module) or sys.modules.get(top)
-    if top in sys.builtin_module_names:
-        return _PYTHON
-    if known is None:
-        return ""
-    file = vars(known).get("__file__")
-    if file is None:  # created while its package was imported
-        return release(top) if top != module else ""
-    return _release(top, file)
-
-
-@cache
-def _release(top: str, file: str) -> str:
-    path = Path(file).resolve()
-    if top == _OURS:
-        return f"{top} {vars(sys.modules[top])['__version__']}"
-    if SITES.isdisjoint(path.parts):
-        return _PYTHON if path.is_relative_to(Path(os.__file__).resolve().parent) else ""
-    try:
-        return f"{top} {importlib.metadata.version(top)}"
-    except importlib.metadata.PackageNotFoundError:  # its import name differs from the distribution's
-        known = importlib.metadata.packages_distributions().get(top, ())
-        return " ".join([top, *(importlib.metadata.version(name) for name in sorted(set(known)))])
-
-
-def installed(module: str) -> bool:
-    """Whether a module, imported or not, is Python's or of an installed package."""
-    top = module.partition(".")[0]
+def installed(top: str) -> bool:
+    """Whether a top-level module, imported or not, is Python's or of an installed package."""
     if top in sys.modules:
-        return bool(release(top))
-    found = importlib.util.find_spec(top)
-    return (
-        found is not None
-        and bool(found.origin)
-        and (found.origin in ("built-in", "frozen") or bool(_release(top, found.origin)))
-    )
+        if top == "__main__" or is_own(top):
+            return False
+        file = "built-in" if top in sys.builtin_module_names else vars(sys.modules[top]).get("__file__")
+    else:
+        spec = importlib.util.find_spec(top)
+        file = spec and spec.origin
+    if file in ("built-in", "frozen"):
+        return True
+    path = Path(file).resolve() if file else Path()
+    return not SITES.isdisjoint(path.parts) or path.is_relative_to(Path(os.__file__).resolve().parent)
 
 
 def root_of(module: str) -> Path:

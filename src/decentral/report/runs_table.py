@@ -35,7 +35,18 @@ from decentral.study.measure import DAMAGED, Measure
 
 FREE = frozenset(
     (
-        *("results_dir", "run_dir", "device", "processes", "execution", "launcher", "logger", "progress", "rerun"),
+        *(
+            "results_dir",
+            "run_dir",
+            "device",
+            "processes",
+            "execution",
+            "launcher",
+            "logger",
+            "progress",
+            "rerun",
+            "name",
+        ),
         *(
             "save",
             "checkpoint_every_s",
@@ -221,6 +232,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         if not isinstance(source, Path):
             raise ConfigError(f"no run of this sweep{which} has finished: rerun the same command.")
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
+    ended, repeated = _without_repeats(ended)
     asked = _metric(layout.metric, [known for *_, known in ended])
     for path, settings, facts, known in ended:
         key = asked or next(iter(known), None)
@@ -249,10 +261,24 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
     lacking = len(ended) - len(rows)
     notes = [f"{lacking} run{'s' * (lacking > 1)} without {next(iter(metrics))} left out"] if lacking else []
     notes += [left_out] if left_out else []
+    if repeated:
+        notes.append(f"{repeated} repeated run{'s' * (repeated > 1)} left out: the newest of equal settings counts")
     if damaged:
         notes.append(f"{len(damaged)} unreadable run{'s' * (len(damaged) > 1)} left out: {damaged[0].rstrip('.')}")
     frame = pandas.DataFrame(rows).assign(chosen=True, at_edge=False, rate=math.nan, published="")
     return frame, metrics, notes
+
+
+def _without_repeats(ended: list[Any]) -> tuple[list[Any], int]:
+    """Drop all but the newest of runs with a model or data from Python that have equal settings and no name; and how
+    many were dropped."""
+    newest: dict[Any, Any] = {}
+    for one in sorted(ended, key=lambda run: str(run[2].get("updated"))):
+        path, settings, *_ = one
+        is_new_each_time = "given" in (settings.get("model"), settings.get("data")) and settings.get("name") is None
+        what = [f"{key}={value}" for key, value in settings.items() if key.partition(".")[0] not in FREE]
+        newest[tuple(what) if is_new_each_time else path] = one
+    return list(newest.values()), len(ended) - len(newest)
 
 
 def _cell(value: Any) -> Any:
@@ -420,8 +446,10 @@ def _refuse_mixed_cells(chosen: pandas.DataFrame, layout: Layout) -> None:
     named = {*layout.labels, layout.best, layout.over}
     settings = [key for key in chosen.columns if key not in named and key.partition(".")[0] not in (*FREE, *_OWN)]
     for _, cell in chosen.groupby(layout.labels, sort=False, dropna=False):
-        text = cell[settings].astype(str)
-        for key in settings:
+        is_repeated = "name" in cell and cell[layout.over or "seed"].duplicated().any()
+        keys = [*settings, "name"] if is_repeated else settings
+        text = cell[keys].astype(str)
+        for key in keys:
             if text[key].nunique() > 1:
                 values = ", ".join(text[key].unique()[:3])
                 raise ConfigError(

@@ -252,7 +252,7 @@ def _places(run_dir: Path, facts: dict[str, Any], drawn: bool) -> list[str]:
         own = f', config_dir="{folder}"' if folder else ""
         config = read_config(run_dir)
         names = [str(config[group].get("name")) for group in GROUPS if isinstance(config.get(group), dict)]
-        own += ", model=net" * ("given" in names)
+        own += ", model=net" * (config["model"]["name"] == "given")
         foreign = [name for name in [*names, *(config.get("metrics") or [])] if ":" in name]
         own += ", trust=True" * any(not name.startswith("torch.optim") for name in foreign)
         lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"{own}))')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from decentral.config.parsing import build, component_from, folders_of, read, read_yaml, run_settings
+from decentral.config.identity import named_id
+from decentral.config.parsing import build, component_from, folders_of, read, read_yaml, run_settings, stored_config
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError, suggest
 from decentral.gradients.precision import Precision, cast
@@ -23,7 +23,7 @@ from decentral.report.run_figures import draw_learning_curves
 from decentral.report.runs_table import throughput
 from decentral.report.series import read_curves, stored_runs
 from decentral.store import RunStore, Status, read_metrics
-from decentral.store.files import at_home, is_locked, read_json
+from decentral.store.files import at_home, is_locked
 from decentral.store.metrics import AXES, read_metadata
 from decentral.store.models import AVERAGED, load_models
 from decentral.store.run_store import LOCK, recorded_id
@@ -133,25 +133,18 @@ def load(
     config_dir: str | Path | None = None,
     trust: bool = False,
 ) -> Trained:
-    """Load the models, metrics and settings of a run, by its directory or ID; `results_dir` and its folder `own`, where
-    studies are, are searched.
+    """Load the models, metrics and settings of a run, by its directory, ID or name; `results_dir` and its folder `own`,
+    where studies are, are searched.
 
-    `model` is the object it was trained with, if `train` got one: a warning says where its code or attributes differ
-    from those of the run. `config_dir` is the folder with your own components. Nothing that is read is executed, unless
-    `trust` allows importing the `module:Name` that the run names as its model or data.
+    `model` is the module it was trained with, or its class or function, if `train` got one: the stored weights are
+    loaded into copies of it. `config_dir` is the folder with your own components. Nothing that is read is executed,
+    unless `trust` allows importing the `module:Name` that the run names as its model or data.
 
     Raises ConfigError if there is no such run, or if the file with its models is missing, damaged or of another run.
     """
     folders_of(str(config_dir) if config_dir else None)
     directory = _directory(run, results_dir)
-    found = found_in(directory, lambda settings: _maker(directory, settings, model, trust))
-    if found.averaged is not None and model is not None and (where := _differs(model, directory)):
-        warnings.warn(
-            f"model= differs from what {directory} was trained with, in {where}: its outputs may not be those of the "
-            "run.",
-            stacklevel=2,
-        )
-    return found
+    return found_in(directory, lambda settings: _maker(directory, settings, model, trust))
 
 
 def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], nn.Module]]) -> Trained:
@@ -176,19 +169,23 @@ def _maker(
     directory: Path, settings: Mapping[str, Any], model: nn.Module | Callable[..., nn.Module] | None, trust: bool
 ) -> Callable[[], nn.Module]:
     """Return a factory of the module as it was trained."""
-    if model is None and "given" in (settings.get("model"), settings.get("data")):
-        raise ConfigError(
-            f"{directory} was trained with a model or data from Python: give the module, load(..., model=net)."
-        )
     import torch
 
     from decentral.gradients.passes.worker_models import copied
+    from decentral.script.given import GivenData, GivenModel
 
     if isinstance(model, torch.nn.Module):
         return lambda: copied(model)
+    by_data, made = settings.get("data") == "given", dict[str, Any]()
+    if (model is None and settings.get("model") == "given") or (by_data and "data.shape" not in settings):
+        raise ConfigError(
+            f"{directory} was trained with a model or data from Python: give the module, load(..., model=net)."
+        )
+    if by_data:
+        made["data"] = build(GivenData, stored_config(directory)["data"], "data")
     if model is not None:
-        return lambda: _called(model)
-    config = read(directory / "config.yaml", trust)
+        made["model"] = GivenModel.of(model)
+    config = read(directory / "config.yaml", trust, made)
     description = config.task.describe(config)
 
     def make() -> nn.Module:
@@ -196,33 +193,6 @@ def _maker(
         return found
 
     return make
-
-
-def _differs(model: nn.Module | Callable[..., nn.Module], directory: Path) -> str:
-    """Say where its code and attributes differ from the run's; "" if nowhere, or if the run did not store them."""
-    import torch
-
-    from decentral.script.fingerprint import trail
-
-    stored = (read_json(directory / "provenance.json") or {}).get("code")
-    if not isinstance(stored, list):
-        return ""
-    with left_as_found():
-        now = trail(model if isinstance(model, torch.nn.Module) else _called(model))
-    return next((one[0] for one, then in zip(now, [*stored, *now], strict=False) if one != then), "")
-
-
-def _called(model: Callable[..., nn.Module]) -> nn.Module:
-    name = getattr(model, "__name__", "it")
-    try:
-        inspect.signature(model).bind()
-    except TypeError as error:
-        raise ConfigError(
-            f"model={name} cannot be called without arguments: {error}. Give the module itself, or lambda: {name}(...)."
-        ) from None
-    except ValueError:  # its signature is unknown
-        pass
-    return model()
 
 
 def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> nn.Module:
@@ -279,10 +249,12 @@ def _applicable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _directory(run: str | Path, results_dir: str | Path) -> Path:
     if not isinstance(run, str | Path):
-        raise ConfigError(f"run={run!r} is not a run: give its ID, as listed by decentral.runs(), or its directory.")
+        raise ConfigError(
+            f"run={run!r} is not a run: give its ID or name, as listed by decentral.runs(), or its directory."
+        )
     results = at_home(results_dir)
     folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands and of studies
-    for path in (at_home(run), *folders):
+    for path in (at_home(run), *folders, results / "runs" / named_id(str(run))):
         if os.path.isfile(path / "config.yaml"):
             return path
     raise ConfigError(f"{run} is not a run: config.yaml is missing in it and in {' or '.join(map(str, folders))}.")

@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
+import json
 import os
+import secrets
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, wraps
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import nn
 
 from decentral.config.composition import compose
-from decentral.config.identity import run_id
+from decentral.config.identity import identity, run_directory, run_id
 from decentral.config.overrides import literal
-from decentral.config.parsing import folders_of, plain
+from decentral.config.parsing import as_settings, dump, folders_of, plain
 from decentral.config.schema import Config
 from decentral.data.dataset import NO_TEST
-from decentral.data.own import PlainData, Sets
 from decentral.errors import ConfigError
 from decentral.host.torch_state import left_as_found
 from decentral.host.torchrun import under_torchrun
-from decentral.models.layers.foreign import check
-from decentral.models.plain import PlainModel
-from decentral.randomness import seeded
 from decentral.registry import blame, component
 from decentral.registry.typed import typed
 from decentral.runtime.launch import launch
-from decentral.script.fingerprint import fingerprint, trail
+from decentral.script.given import GivenData, GivenModel
 from decentral.script.loading import Trained, found_in
 from decentral.store import RunStore, Status
 from decentral.store.failures import RunFailed
-from decentral.terminal.console import is_leader, say, warn
+from decentral.store.files import read_json
+from decentral.store.run_store import id_in_config
+from decentral.terminal.console import is_leader, say
 
-if TYPE_CHECKING:
-    from decentral.data.dataset import LabelledData
-
-_ARGUMENTS = {"model": "the first argument", "data": "train_data", "results_dir": "the argument results_dir"}
-"""Settings that `train` takes as arguments of other names."""
+_ARGUMENTS = {
+    **{"model": "the first argument", "data": "train_data"},
+    **{"results_dir": "the argument results_dir", "name": "the argument name"},
+}
+"""Settings that `train` takes as arguments."""
+_WORDS = {
+    **{"model.content": "initial_weights", "data.content": "labels"},
+    **{"eval_every_epochs": "evaluation.every_epochs", "task.test_batch_size": "evaluation.batch_size"},
+}
+"""Other names in a run's identity of what the user gives."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,6 +81,7 @@ def train(
     *overrides: str,
     results_dir: str | Path = "results",
     config_dir: str | Path | None = None,
+    name: str | None = None,
     **settings: Any,
 ) -> Trained:
     """Train a model on n simulated workers and return the results.
@@ -99,21 +100,28 @@ def train(
                   evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}
     overrides     settings in the grammar of the command line: "schedule=constant", "schedule.warmup_epochs=5"
     config_dir    a folder with your own components, as `--config-dir`
+    name          a name for the run, which the same call resumes or returns
 
-    It is a run like any other: in this process, with progress output, stored in `results_dir`. The same call resumes an
-    interrupted run. A finished run is not repeated, which is reported (rerun=True repeats it). A diverging run gives a
-    warning. Its ID depends on the settings, on everything that determines what the model computes (see
-    docs/own_components.md), and on all examples and labels.
+    It is a run like any other: in this process, with progress output, stored in `results_dir`. A diverging run gives a
+    warning. A run with a model or data from Python is new every time, unless it has a name: then you vouch for the
+    objects, and the same name with the same settings, initial weights, shapes and labels resumes an interrupted run and
+    returns a finished one, which is reported (rerun=True repeats it). With others it is refused. A run without such
+    objects needs no name, as on the command line.
 
-    Raises ConfigError for an invalid setup, with the exception of your own code as `__cause__`, if there was one; any
-    other exception of your code unchanged, with your frames (DECENTRAL_TRACEBACK=1: all of them) and the place in a
-    note; and KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
+    Raises ConfigError for an invalid setup or a name that is taken, with the exception of your own code as `__cause__`,
+    if there was one; any other exception of your code unchanged, with your frames (DECENTRAL_TRACEBACK=1: all of them)
+    and the place in a note; and KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
     """
     folder = None if config_dir is None else str(config_dir)
-    config = _composed(model, train_data, test_data, [*_words(settings), *overrides], str(results_dir), folder)
+    config = _composed(model, train_data, test_data, [*_words(settings), *overrides], str(results_dir), folder, name)
+    if name is not None:
+        _claim(config)
     outcome = launch(config)
+    given = "given" in (config.model.name, config.data.name)
     if outcome.status is Status.interrupted:
-        raise KeyboardInterrupt(f"the run has a checkpoint in {outcome.directory}: the same call resumes it")
+        unnamed = "the same call begins a new run: give it name=..., then it can be resumed"
+        how = unnamed if given and name is None else "the same call resumes it"
+        raise KeyboardInterrupt(f"the run in {outcome.directory} was interrupted: {how}")
     if outcome.status is Status.diverged:
         suspects = (RunStore.peek(outcome.directory) or {}).get("suspects")
         way = "; ".join(suspects) if suspects else f"use a smaller learning rate than lr={config.lr:g}"
@@ -122,22 +130,32 @@ def train(
             stacklevel=5,  # above the decorators
         )
     if outcome.done_before and is_leader():
-        say(f"Run {run_id(config)} is already finished: reused from {outcome.directory}; use rerun=True to repeat it.")
+        which = run_id(config) if name is None else repr(name)
+        say(f"Run {which} is already finished: reused from {outcome.directory}; use rerun=True to repeat it.")
     made_again = partial(config.model.build, config.task.describe(config))
     found = found_in(outcome.directory, lambda settings: made_again)
     if config.progress and not outcome.done_before and is_leader():
-        with_model = ", model=..." if "given" in (config.model.name, config.data.name) else ""
+        word = getattr(model, "__name__", "net")
+        with_model = f", model={word if word.isidentifier() else 'net'}" if config.model.name == "given" else ""
         call = f"decentral.load({str(found.directory)!r}{with_model})"
         say(f"Result: {found.directory}; result.plot() draws it, {call} reads it again.")
     return replace(found, reused=outcome.done_before)
 
 
 def _composed(
-    model: Any, train_data: Any, test_data: Any, words: list[str], results_dir: str, config_dir: str | None
+    model: Any,
+    train_data: Any,
+    test_data: Any,
+    words: list[str],
+    results_dir: str,
+    config_dir: str | None,
+    name: str | None,
 ) -> Config:
     """Return the configuration of a call of `train`; its settings are `words` of a command line."""
+    if name is not None and not (name.strip() and name.isprintable() and not {"/", "\\"} & set(name)):
+        raise ConfigError(f"name={name!r} cannot be a run's name: use a line of text without slashes.")
     made: dict[str, Any] = {}
-    chosen: list[str] = []
+    chosen: list[str] = [] if name is None else [f"name={literal(name)}"]
     for word in words:
         key, _, value = word.replace('"', "").partition("=")
         if value != {"processes": "1", "launcher": "local"}.get(key, value):
@@ -170,10 +188,41 @@ def _composed(
         if test_data is None and not shares:
             raise ConfigError(f"test_data= is missing: also give a map-style test set; or {NO_TEST}.")
         made["data"] = GivenData.of(train_data, test_data, *shares[-1:])
+    if made and name is None and under_torchrun():
+        raise ConfigError(
+            "name= is missing: under torchrun, a run with a model or data from Python needs a name by which all "
+            "processes find it, as in name='first'."
+        )
     config = compose([*chosen, *words, "processes=1", f"results_dir={literal(results_dir)}"], config_dir, made)
-    if "model" in made and not isinstance(model, nn.Module):
-        config.model.look_at(config.task.describe(config))
+    if "model" in made:
+        config.model.look_at(config)
+    for each in made.values() if name is None else ():
+        vars(each)["content"] = secrets.token_hex(8)
     return config
+
+
+def _claim(config: Config) -> None:
+    """Check that the name has no run with another identity, or with `rerun` set what that run has stored aside.
+
+    Raises ConfigError, with the first setting that differs.
+    """
+    directory = run_directory(config)
+    if id_in_config(directory) is None:
+        return
+    now = as_settings(json.loads(json.dumps(identity(config))))
+    then = as_settings((read_json(directory / "provenance.json") or {}).get("identity") or {})
+    differing = [key for key in now | then if now.get(key) != then.get(key)]
+    if not differing:
+        return
+    if then and not config.rerun:
+        key = min(differing, key=lambda key: key in _WORDS)
+        word = _WORDS.get(key, key)
+        raise ConfigError(
+            f"name={config.name} has a run with {word}={_word(then.get(key))}, not {word}={_word(now.get(key))}: use "
+            "another name, or rerun=True to replace that run."
+        )
+    if is_leader():
+        RunStore.forget(directory, run_id(config), dump(config))
 
 
 def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:
@@ -196,148 +245,3 @@ def _word(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_word, value))}]"
     return str(value) if isinstance(value, Real) else literal(str(value))
-
-
-@dataclass
-class GivenModel(PlainModel):
-    """A module, from which all workers start, or a factory of one, called with seeded generators.
-
-    content    a digest of all that decides what it computes
-    """
-
-    name: str = "given"
-    content: str = ""
-    _make: ClassVar[Any] = None
-
-    @classmethod
-    def of(cls, model: nn.Module | Callable[..., nn.Module]) -> GivenModel:
-        """Wrap a module or factory. Raises ConfigError if it is neither."""
-        if not callable(model):
-            raise ConfigError(f"model= is a {type(model).__name__}: give a torch.nn.Module, or a class or function.")
-        if isinstance(model, nn.Module):
-            check(model, cls.name)
-        found = cls(content=compared(model, getattr(model, "__name__", type(model).__name__)))
-        vars(found)["_make"] = (lambda: model) if isinstance(model, nn.Module) else model
-        if isinstance(model, nn.Module):
-            vars(found)["facts"] = {"code": trail(model)}
-        return found
-
-    def look_at(self, data: LabelledData) -> None:
-        """Add the created module to the digest: it may depend on files or other state outside the code."""
-        with seeded(0, "look at model"):
-            original = self.made(data)
-            made = self.tried(original, data)
-        self.content = compared((self.content, made), type(made).__name__)
-        vars(self)["facts"] = {"code": trail(original)}
-
-    def multiplications(self, data: LabelledData) -> float:
-        """Count those of a forward pass of one example."""
-        if "_count" not in vars(self):
-            from torch.utils.flop_counter import FlopCounterMode
-
-            try:
-                with seeded(0, "count multiplications"):
-                    module = self.build(data).float().eval()
-                    with FlopCounterMode(display=False) as counter:
-                        module(torch.zeros(1, *data.shape, dtype=torch.float32))
-                vars(self)["_count"] = counter.get_total_flops() / 2
-            except Exception:  # a forward pass that cannot be counted, such as one with gradients
-                vars(self)["_count"] = math.inf
-        return float(vars(self)["_count"])
-
-    def target(self) -> Callable[..., Any]:  # type: ignore[override]
-        """Return the factory of the module."""
-        made: Callable[..., Any] = self._make
-        return made
-
-    def settings(self) -> dict[str, Any]:
-        """Return no settings: the arguments are fixed."""
-        return {}
-
-
-@dataclass
-class GivenData(PlainData):
-    """Two map-style data sets of pairs (tensor, label).
-
-    content    a digest of their examples and labels, and of the code that reads them
-    """
-
-    name: str = "given"
-    content: str = ""
-    whole: ClassVar[bool] = True
-    _both: ClassVar[Any] = None
-    _found: ClassVar[Any] = None
-
-    @classmethod
-    def of(cls, train: Any, test: Any, share: str | None = None) -> GivenData:
-        """Wrap the data sets, or one of which a share is for testing. Raises ConfigError for other types."""
-        try:
-            found = cls(test_share=None if share is None else float(share))
-        except ValueError:
-            raise ConfigError(f"data.test_share={share} is not a number: use one between 0 and 1.") from None
-        vars(found)["_both"] = (train, test) if share is None or test is not None else train
-        vars(found)["_found"] = found._made()
-        digest = hashlib.sha256(str(found._found.description).encode())
-        both = ("train_data", train), ("test_data", train if test is None else test)
-        for (name, data), look in zip(both, found._found.looks, strict=True):
-            code, unknown = fingerprint(_code(data), name)
-            if not look.digest:
-                code, unknown = os.urandom(8).hex(), f"{name}[0] differs when read again"
-            _say(unknown)
-            digest.update(f"{look.digest} {code}\n".encode())
-        found.content = digest.hexdigest()[:16]
-        return found
-
-    def target(self) -> Callable[..., Any]:  # type: ignore[override]
-        """Return the function that returns both."""
-        return lambda: self._both
-
-    def settings(self) -> dict[str, Any]:
-        """Return no settings."""
-        return {}
-
-    def _sets(self) -> Sets:
-        found: Sets = self._found
-        return found
-
-
-def compared(value: Any, name: str) -> str:
-    """Return a digest of what a value computes; tell the user if it is new each time.
-
-    Raises ConfigError if it would differ between the processes of torchrun.
-    """
-    digest, unknown = fingerprint(value, name)
-    _say(unknown)
-    return digest
-
-
-def _say(unknown: str) -> None:
-    if unknown and under_torchrun():
-        raise ConfigError(f"{unknown}, so torchrun's processes cannot agree on the run: start one process.")
-    if unknown:
-        warn(f"{unknown}, so this run is new; if it is interrupted, it starts again.")
-
-
-def _code(data: Any, above: tuple[Any, ...] = ()) -> list[Any]:
-    """Return the code that reads the examples, which may be random or behave differently later.
-
-    Examples, caches, counters and paths among the attributes do not count: they show in the examples read.
-    """
-    known = getattr(data, "__dict__", {})
-    parts = [part for one in known.values() for part in _parts(one) if isinstance(part, Dataset)]
-    inner = [_code(part, (*above, data)) for part in parts if not any(part is one for one in (*above, data))]
-    return [type(data), {name: one for name, one in known.items() if _decides(one)}, *inner]
-
-
-def _parts(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple | set | dict):
-        return list(value.values() if isinstance(value, dict) else value)
-    return [value]
-
-
-def _decides(value: Any) -> bool:
-    """Return whether reading may depend on it: a callable, a probability, a switch, a configuration."""
-    data = list, tuple, set, dict, int, str, bytes, os.PathLike, Tensor, np.ndarray, Dataset
-    if any(callable(part) or type(part) in (bool, float) for part in _parts(value)):
-        return True
-    return not (isinstance(value, data) or fingerprint(value, "")[1])

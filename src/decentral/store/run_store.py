@@ -195,15 +195,18 @@ class RunStore:
         return Status(facts["status"]) if over else None
 
     @classmethod
-    def forget(cls, path: Path, run_id: str) -> None:
-        """Set aside, into the folder `before`, what this finished run has stored, so that it can begin again; its
-        configuration stays.
+    def forget(cls, path: Path, run_id: str, config_yaml: str = "") -> None:
+        """Set aside, into the folder `before`, what this run has stored, so that it can begin again, with this
+        configuration if one is given.
 
         Raises ConfigError as `open` does. Killed half-way, it leaves a run that is not finished.
         """
-        with cls.open(path, run_id, "") as store:
+        with cls.open(path, run_id, config_yaml) as store:
             shutil.rmtree(path / _BEFORE, ignore_errors=True)
             (path / _BEFORE).mkdir()
+            if config_yaml:
+                shutil.copy2(path / "config.yaml", path / _BEFORE)
+                write_text(path / "config.yaml", f"{HEADER}{run_id}\n{config_yaml}")
             for name in _STORED:
                 with suppress(FileNotFoundError):
                     (path / name).rename(path / _BEFORE / name)
@@ -216,7 +219,7 @@ class RunStore:
             with suppress(OSError):
                 aside.rmdir()
             return False
-        for name in reversed(_STORED):  # the status last: until then the run is not finished
+        for name in ("config.yaml", *reversed(_STORED)):  # the status last: until then the run is not finished
             if (self.path / name).is_dir():
                 shutil.rmtree(self.path / name)
             with suppress(FileNotFoundError):

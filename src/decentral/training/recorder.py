@@ -16,7 +16,7 @@ import torch
 
 from decentral.cluster.timeline import write_spans
 from decentral.config.checks import has_clock
-from decentral.config.identity import run_id
+from decentral.config.identity import identity, run_id
 from decentral.config.parsing import dump, plain
 from decentral.config.schema import OWN, Config
 from decentral.errors import ConfigError
@@ -84,6 +84,8 @@ class Recorder:
         self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         facts = collect([str(self.world.device)], self.world.size)
+        if self.config.name is not None:
+            facts["identity"] = identity(self.config)
         by_pace = r.algorithm.asynchronous or (self.config.network.measure and r.net.traffic.clock is None)
         if by_pace and self.world.size > 1:
             facts["asynchronous"] = True

@@ -166,8 +166,8 @@ def example(value: Any, number: int, where: str) -> Tensor:
     )
 
 
-def look_at(data: Any, where: str, whole: bool) -> Look:
-    """Inspect examples at 32 positions; all of them for a `whole` inspection, or if nothing else has the labels.
+def look_at(data: Any, where: str) -> Look:
+    """Inspect examples at 32 positions; all of them if nothing else has the labels.
 
     Otherwise the labels come from an attribute `targets`, and all examples from a TensorDataset, if these agree with
     the inspected ones. Generators are seeded meanwhile and restored.
@@ -189,7 +189,7 @@ def look_at(data: Any, where: str, whole: bool) -> Look:
     agrees = known is None or np.array_equal(known[places], labels)
     digest, odd = hashlib.sha256(str(copies[0].dtype).encode()), _first_odd(copies)
     odd = places[odd] if odd >= 0 else odd
-    if known is not None and agrees and (inputs is not None or not whole):
+    if known is not None and agrees:
         _class(int(known.min()), int(known.argmin()), where)
         for one in copies if inputs is None else [inputs]:
             digest.update(_bytes(one))

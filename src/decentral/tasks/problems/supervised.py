@@ -98,7 +98,7 @@ class Supervised(Problem):
         self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision)
         self.workload = Workload(self.models, batch_shape, config.precision, self.loss, self.ignored)
         self.passes = self.execution.passes(self.workload)
-        self.facts = {**config.model.facts, "execution": self.passes.execution}
+        self.facts = {"execution": self.passes.execution}
         self._x0 = flat(template).to(device)
         self._streams: dict[int | None, _Stream] = {}
         wanted, given = self.statistics_examples, info.num_train
