@@ -165,7 +165,8 @@ def test_init_that_cannot_be_used_is_refused(start, tmp_path):
 
 
 def test_all_runs_are_rows_of_one_table(start, tmp_path):
-    first, second = start(*MLP, directory="runs/a"), start(*MLP, "lr=0.2", "save=none", directory="runs/b")
+    settings = (MLP, (*MLP, "lr=0.2", "save=none"))
+    first, second = (start(*words, directory=f"runs/{run_id(compose(words))}") for words in settings)
     table = runs(tmp_path).set_index("directory")
     assert set(table.loc[:, "status"]) == {"done"} and set(table.loc[:, "algo"]) == {"dpsgd"}
     assert table.loc[str(second.directory), "lr"] == 0.2 and table.loc[str(second.directory), "step"] == 6
