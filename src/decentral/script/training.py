@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from numbers import Real
@@ -226,15 +228,16 @@ class GivenModel(PlainModel):
         vars(self)["facts"] = {"code": trail(original)}
 
     def multiplications(self, data: LabelledData) -> float:
-        """Count those of a forward pass of one example."""
+        """Count those of a forward pass of one example; infinity if that fails."""
         if "_count" not in vars(self):
             from torch.utils.flop_counter import FlopCounterMode
 
-            with seeded(0, "count multiplications"), torch.no_grad():
+            vars(self)["_count"] = math.inf
+            with suppress(RuntimeError, ValueError), seeded(0, "count multiplications"), torch.no_grad():
                 module = self.build(data).float().eval()
                 with FlopCounterMode(display=False) as counter:
                     module(torch.zeros(1, *data.shape, dtype=torch.float32))
-            vars(self)["_count"] = counter.get_total_flops() / 2
+                vars(self)["_count"] = counter.get_total_flops() / 2
         return float(vars(self)["_count"])
 
     def target(self) -> Callable[..., Any]:  # type: ignore[override]
