@@ -209,40 +209,6 @@ class Tempered(nn.Module):
         return cross_entropy(outputs * self.log_t.exp(), targets)
 
 
-class Centered(nn.Module):
-    """A running mean."""
-
-    mu: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mu", torch.zeros(()))
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        each = cross_entropy(outputs, targets, reduction="none")
-        self.mu.mul_(0.9).add_(each.detach().mean(), alpha=0.1)
-        return (each * torch.sigmoid(each.detach() - self.mu)).mean()
-
-
-class Annealed:
-    """A loss that grows with its calls."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        self.calls += 1
-        return cross_entropy(outputs, targets) * self.calls
-
-
-TAKEN = [0]
-
-
-def annealed(outputs: Tensor, targets: Tensor) -> Tensor:
-    TAKEN[0] += 1
-    return cross_entropy(outputs, targets) * TAKEN[0]
-
-
 LOG: list[float] = []
 
 
@@ -269,9 +235,6 @@ REFUSED = {
     f"task.loss={__name__}:summed": "returns the sum over the examples: return their mean, or one number per",
     f"task.loss={__name__}:broken": "AttributeError",
     f"task.loss={__name__}:Tempered": "has the parameter log_t, which would not be trained: put it into the model",
-    f"task.loss={__name__}:Centered": "changes mu, which all workers would share: keep state in the model",
-    f"task.loss={__name__}:Annealed": r"changes Annealed.calls, which all workers would share",
-    f"task.loss={__name__}:annealed": r"changes test_training_settings.TAKEN, which all workers would share",
 }
 
 

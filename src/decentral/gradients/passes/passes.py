@@ -7,24 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
 from decentral.errors import ConfigError
 from decentral.gradients.passes.layers import CallSizes, MemoryFormat, Way
-from decentral.gradients.passes.worker_models import (
-    WorkerModels,
-    changed_around,
-    is_foreign_loss,
-    items_of,
-    random_state,
-    seed_draws,
-)
+from decentral.gradients.passes.worker_models import WorkerModels, is_foreign_loss, random_state, seed_draws
 from decentral.gradients.precision import Precision
 from decentral.randomness import torch_generator
 
@@ -162,8 +153,6 @@ class OneByOne(Passes):
     ) -> Tensor:
         """The loss of worker i, whose gradient goes to row j."""
         models, device = self.models, self.models.device
-        if self.draws is None and models.foreign:
-            self._check_repeats(i, inputs, partial(seed, j), precise)
         if self.draws is not False:
             seed(j)
         is_first = self.draws is None
@@ -190,33 +179,6 @@ class OneByOne(Passes):
             gradients = tuple(g.to_dense() if g.is_sparse else g for g in gradients)
         torch._foreach_copy_(self._gradients[j], gradients)
         return loss.detach()
-
-    def _check_repeats(
-        self, i: int, inputs: Any, seed: Callable[[], None], precise: AbstractContextManager[object]
-    ) -> None:
-        """Raise a ConfigError if two copies of module i differ on the same inputs, with the same draws."""
-
-        def outputs_of(module: nn.Module) -> Any:
-            its = tree_map(torch.clone, inputs)
-            seed()
-            with precise:
-                outputs = module(self.memory_format(its))
-            return outputs.detach() if isinstance(outputs, Tensor) else outputs
-
-        copy, found = self.models.for_tests(i), list[Any]()
-        functions = (each for _, _, each in items_of(copy) if isinstance(each, FunctionType))
-        if changed := changed_around(lambda: found.append(outputs_of(copy)), [*copy.modules(), *functions]):
-            raise ConfigError(
-                f"The model changes {changed} in a forward pass, which workers would share, or checkpoints omit: keep "
-                "all state in the module."
-            )
-        found[1:] = [outputs_of(self.models.for_tests(i))]
-        if all(isinstance(one, Tensor) for one in found) and not agree(found[0], found[1], self.precision):
-            raise ConfigError(
-                "The model is not reproducible when a step is repeated: let it draw from the global generators of "
-                "torch, numpy or random, which are seeded for every worker and step, and keep all state in the "
-                "module."
-            )
 
 
 _NOISE = 0.01  # so that models of a first batch differ, which may all be the same

@@ -1,105 +1,71 @@
-"""One torch module per local worker, whose trained parameters are views of its row, and what else a module keeps."""
+"""One torch module per local worker, whose trained parameters are views of its row, and its other state."""
 
 from __future__ import annotations
 
 import copy
-import inspect
 import random
-import sys
-import weakref
-from collections import ChainMap, Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager, suppress
-from types import CellType, FunctionType, MethodType
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from decentral.errors import ConfigError
 from decentral.randomness import address
 from decentral.store.models import packed, unpacked
 
-_INTERNAL = frozenset(vars(nn.Module()))
 
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Return what a `state_dict` has besides trained parameters: buffers, frozen parameters and extra state.
 
-class ModuleState:
-    """Buffers, parameters with requires_grad=False, `get_extra_state`, and plain attributes that have changed.
-
-    Plain attributes are numbers, strings, tensors, arrays, and lists, tuples, sets, dicts and objects of these; of
-    modules of torch, numbers, strings and `training`. Objects that are hooks count as attributes.
+    tensors: name -> tensor, which aliases the module's; extra: name -> `packed` value. Each is omitted if it is empty.
     """
+    extra = {
+        name: packed(part.get_extra_state())
+        for name, part in module.named_modules()
+        if type(part).get_extra_state is not nn.Module.get_extra_state
+    }
+    entry = {"tensors": tensors_of(module), "extra": extra}
+    return {key: value for key, value in entry.items() if value}
 
-    def __init__(self, module: nn.Module) -> None:
-        """Changes count from now on."""
-        self.module = module
-        self._own, self._before = tensors_of(module), self._attributes()
 
-    def found(self) -> dict[str, Any]:
-        """tensors: name -> tensor or None, which alias the module's own; extra, attributes: name -> `packed` value.
-
-        Each is left out where it is empty.
-        """
-        tensors: dict[str, Any] = dict.fromkeys(self._own) | tensors_of(self.module)
-        attributes = {
-            key: value
-            for key, value in self._attributes().items()
-            if key not in self._before or not same(value, self._before[key])
-        }
-        extra = {
-            name: packed(module.get_extra_state())
-            for name, module in self.module.named_modules()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
-        }
-        entry = {"tensors": tensors, "extra": extra, "attributes": attributes}
-        return {key: value for key, value in entry.items() if value}
-
-    def put(self, entry: dict[str, Any]) -> None:
-        """Let the module be as it was found. Tensors that are where they were at first keep their places."""
-        tensors: dict[str, Any] = entry.get("tensors", {})
-        new = tensors_of(self.module).keys() - self._own.keys()
-        for name, value in {**dict.fromkeys(new), **tensors}.items():
-            put_tensor(self.module, name, value, self._own.get(name))
-        for name, value in entry.get("extra", {}).items():
-            self.module.get_submodule(name).set_extra_state(unpacked(value))
-        now, then = self._attributes(), self._before | entry.get("attributes", {})
-        for key in now.keys() | then.keys():
-            if key not in now or key not in then or not same(now[key], then[key]):
-                owner, leaf = owner_of(self.module, key)
-                if key in then:
-                    _put_attribute(ChainMap(vars(owner), _hooks(owner)), leaf, unpacked(then[key]))
-                else:
-                    del vars(owner)[leaf]
-
-    def _attributes(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for name, module in self.module.named_modules():
-            found[f"{name}.training"] = module.training  # a forward pass may call eval()
-            theirs = type(module).__module__.partition(".")[0] == "torch"
-            own = {key: value for key, value in vars(module).items() if key not in _INTERNAL}
-            if theirs:
-                own = {key: value for key, value in own.items() if type(value) in (bool, int, float, str)}
-            for key, value in (own | _hooks(module)).items():
-                with suppress(TypeError, RecursionError):  # nothing that a checkpoint can hold
-                    found[f"{name}.{key}"] = packed(_plain(value))
-        return found
+def put_state(module: nn.Module, entry: Mapping[str, Any], first: Mapping[str, Tensor]) -> None:
+    """Restore a result of `state_of`. Tensors that are in the memory of the `first` ones stay there."""
+    for name, value in {**dict.fromkeys(_buffers_of(module)), **entry.get("tensors", {})}.items():
+        _put_tensor(module, name, value, first.get(name))
+    for name, value in entry.get("extra", {}).items():
+        module.get_submodule(name).set_extra_state(unpacked(value))
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers and parameters with requires_grad=False, by all of their names."""
-    frozen = ((name, p) for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad)
-    return {name: t.detach() for name, t in (*module.named_buffers(remove_duplicate=False), *frozen)}
+    """Return persistent buffers and parameters with requires_grad=False, by all of their names."""
+    frozen = {name: p for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {name: t.detach() for name, t in (_buffers_of(module) | frozen).items() if t is not None}
 
 
-def put_tensor(module: nn.Module, name: str, value: Tensor | None, own: Tensor | None = None) -> None:
-    """Let a buffer or parameter be a copy of `value`: in the memory of `own`, if it is there and of the same kind."""
-    owner, leaf = owner_of(module, name)
+def _buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return persistent buffers, including those that are None."""
+    return {
+        f"{name}.{leaf}".removeprefix("."): buffer
+        for name, part in module.named_modules(remove_duplicate=False)
+        for leaf, buffer in part._buffers.items()
+        if leaf not in part._non_persistent_buffers_set
+    }
+
+
+def _put_tensor(module: nn.Module, name: str, value: Tensor | None, first: Tensor | None) -> None:
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
     now = owner._parameters[leaf] if leaf in owner._parameters else owner._buffers.get(leaf)
     if now is None or value is None:
         owner._buffers[leaf] = None if value is None else value.clone()
-    elif own is not None and _alike(now, value) and now.layout == torch.strided and now.data_ptr() == own.data_ptr():
+    elif (
+        first is not None and _alike(now, value) and now.layout == torch.strided and now.data_ptr() == first.data_ptr()
+    ):
         now.detach().copy_(value)
     elif leaf in owner._parameters:
         now.data = value.to(now.device, copy=True)
@@ -127,63 +93,8 @@ def with_versions(module: nn.Module, tensors: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The submodule that has a tensor or an attribute of this name, and what it calls it."""
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
-
-
 def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
-
-
-def _is_object(value: Any) -> bool:
-    """Whether it is one whose attributes count, such as a dataclass."""
-    return hasattr(value, "__dict__") and not isinstance(value, type | Tensor | nn.Module | list | dict | set)
-
-
-def _plain(value: Any) -> Any:
-    """The value as types that a checkpoint can hold; of an object, the attributes that are such."""
-    if isinstance(value, Counter | defaultdict):
-        return dict(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return tuple(value)
-    if not _is_object(value):
-        return value
-    found = {}
-    for key, each in vars(value).items():
-        with suppress(TypeError, RecursionError):
-            packed(each)
-            found[key] = each
-    return found
-
-
-def _hooks(module: nn.Module) -> dict[str, Any]:
-    """The objects among the hooks of a module, also those with a method that is one."""
-    kinds = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    every = [hook.__self__ if isinstance(hook, MethodType) else hook for kind in kinds for hook in kind.values()]
-    return {
-        f"hook {i}": each for i, each in enumerate(every) if _is_object(each) and not isinstance(each, FunctionType)
-    }
-
-
-def _put_attribute(where: MutableMapping[str, Any], leaf: str, value: Any) -> None:
-    """Lists, dicts and objects keep their places, since hooks may hold them, and deques their lengths."""
-    now: Any = where.get(leaf)
-    if _is_object(now) and isinstance(value, dict):
-        for key in _plain(now).keys() - value.keys():
-            delattr(now, key)
-        vars(now).update(value)
-    elif isinstance(value, tuple) and hasattr(now, "_fields"):
-        where[leaf] = type(now)._make(value)
-    elif type(now) is type(value) and isinstance(now, list | deque):
-        now.clear()
-        now.extend(value)
-    elif isinstance(now, dict) and isinstance(value, dict):
-        now.clear()
-        now.update(value)
-    else:
-        where[leaf] = value
 
 
 def same(one: Any, other: Any) -> bool:
@@ -200,136 +111,30 @@ def same(one: Any, other: Any) -> bool:
 
 
 def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A deep copy, `memo` as of `copy.deepcopy`.
+    """Return `copy.deepcopy` of a module, of which parameters keep their hooks and attributes.
 
-    Tensors that were computed, such as the weight of a pruned layer, are cut from their graphs. A function that refers
-    to parts of the module (a hook, mostly) refers to the parts of the copy, and parameters keep their hooks.
+    Tensors that were computed, such as the weight of a pruned layer, are cut from their graphs, except views of leaves:
+    they would not follow the copy's.
     """
     memo = {} if memo is None else memo
-    for _, _, value in items_of(module, deep=True):
+    for value in tree_leaves([vars(part) for part in module.modules()]):
         if isinstance(value, nn.UninitializedBuffer):  # of which `deepcopy` makes no copy
             memo[id(value)] = cast("Any", type(value))(device=value.device, dtype=value.dtype)
-        elif isinstance(value, Tensor) and not value.is_leaf:
+        elif isinstance(value, Tensor) and not value.is_leaf and (value._base is None or not value._base.is_leaf):
             memo[id(value)] = value.detach().clone()
-    found = copy.deepcopy(module, memo)
-    for container, key, value in items_of(found, deep=True):
-        new: Any = value
-        if isinstance(value, FunctionType) and (value.__closure__ or value.__defaults__):
-            new = _around(value, memo)
-        elif isinstance(value, weakref.ref) and id(value()) in memo:
-            new = weakref.ref(memo[id(value())])
-        if new is not value:
-            if isinstance(container, tuple):
-                raise TypeError("a function or reference in a tuple cannot follow the copy: use a list")
-            container[key] = new
-    for theirs, own in zip(module.parameters(), found.parameters(), strict=True):
+    result = copy.deepcopy(module, memo)
+    for theirs, own in zip(module.parameters(), result.parameters(), strict=True):
         vars(own).update(copy.deepcopy(vars(theirs), memo))
         for hook in (theirs._backward_hooks or {}).values():
             own.register_hook(hook)
-    return found
-
-
-def _around(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return the function with references replaced by their copies; itself, if there are none."""
-    cells, refers = [], False
-    for cell in function.__closure__ or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # nothing is in it yet
-            cells.append(cell)
-            continue
-        refers |= id(content) in memo
-        cells.append(CellType(memo.get(id(content), content)))
-    defaults = function.__defaults__ and tuple(memo.get(id(each), each) for each in function.__defaults__)
-    if not refers and not any(id(each) in memo for each in function.__defaults__ or ()):
-        return function
-    found = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))
-    found.__kwdefaults__, found.__qualname__ = function.__kwdefaults__, function.__qualname__
-    found.__dict__.update(function.__dict__)
-    return found
+    return result
 
 
 def names_of(module: nn.Module) -> set[str]:
-    """Trained parameters, and buffers that are stored, those that are None among them."""
-    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    return trained | {
-        f"{name}.{leaf}".removeprefix(".")
-        for name, part in module.named_modules()
-        for leaf in part._buffers.keys() - part._non_persistent_buffers_set
-    }
-
-
-def items_of(module: nn.Module, deep: bool = False) -> Iterator[tuple[Any, Any, Any]]:
-    """(dict or list, key, value) of everything in the attributes of a module and its parts, hooks among them.
-
-    deep  of tuples and objects, too
-    """
-    inside: list[Any] = [vars(each) for each in module.modules()]
-    seen = set[int]()
-    while inside:
-        container = inside.pop()
-        if id(container) in seen:
-            continue
-        seen.add(id(container))
-        for key, value in list(container.items() if isinstance(container, dict) else enumerate(container)):
-            yield container, key, value
-            if isinstance(value, dict | list) or (deep and isinstance(value, tuple)):
-                inside.append(value)
-            elif deep and _is_object(value):
-                inside.append(vars(value))
-
-
-def generator_in(module: nn.Module) -> str | None:
-    """Say which attribute is a generator of random numbers; None if none is."""
-    kinds = torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
-    for _, key, value in items_of(module):
-        if isinstance(value, kinds):
-            return (
-                f"its {key} is a generator ({type(value).__name__}), which workers would share and checkpoints would "
-                "omit: draw from the global generators of torch, numpy or random"
-            )
-    return None
-
-
-def changed_around(call: Callable[[], object], things: Sequence[Any], itself: bool = False) -> str | None:
-    """Call a function twice, and name what the second call changes around these objects and functions: in their classes
-    and files, in variables that functions enclose, and with `itself` in the objects. None if nothing changes.
-
-    That finds counters: plain values, and lists and dicts of a fixed length. Those that grow are taken for logs.
-    """
-    call()
-    once = _values_around(things, itself)
-    call()
-    twice = _values_around(things, itself)
-    changed = (name for name in once if once[name] != twice.get(name) and len(once[name]) == len(twice.get(name, ())))
-    return next(changed, None)
-
-
-def _values_around(things: Sequence[Any], themselves: bool) -> dict[str, list[Any]]:
-    holders: dict[str, Mapping[str, Any]] = {}
-    for thing in things:
-        owners: Sequence[Any] = [thing] if isinstance(thing, FunctionType) else type(thing).__mro__
-        for owner in filter(_is_own, owners):
-            holders[owner.__name__] = vars(owner)
-            holders[owner.__module__] = vars(sys.modules.get(owner.__module__, owner))
-        if isinstance(thing, FunctionType):
-            with suppress(ValueError):  # one has no value yet
-                holders[f"a variable of {thing.__qualname__}"] = inspect.getclosurevars(thing).nonlocals
-        elif themselves:
-            holders[type(thing).__name__] = dict(vars(type(thing))) | getattr(thing, "__dict__", {})
-    found = {}
-    for holder, values in holders.items():
-        for key, value in values.items():
-            entries = [value]
-            if isinstance(value, dict | list):
-                entries = [*value, *value.values()] if isinstance(value, dict) else value.copy()
-            if not key.startswith("__") and all(type(each) in (bool, int, float, str) for each in entries):
-                found[f"{holder}.{key}"] = entries
-    return found
-
-
-def _is_own(owner: Any) -> bool:
-    return str(owner.__module__).partition(".")[0] not in (*_KNOWN, "builtins")
+    """Return the names of trained parameters, and of persistent buffers, including those that are None."""
+    return {name for name, parameter in module.named_parameters() if parameter.requires_grad} | _buffers_of(
+        module
+    ).keys()
 
 
 _KNOWN = ("torch", "torchvision", "decentral")
@@ -339,7 +144,7 @@ class WorkerModels:
     """k copies of a module whose trained parameters alias the rows of x [k, P].
 
     Nothing is packed. All other state is private to each copy: buffers (batch-norm statistics), parameters with
-    requires_grad=False, attributes. The order of the coordinates is that of `module.parameters()`.
+    requires_grad=False. The order of the coordinates is that of `module.parameters()`.
     """
 
     def __init__(self, template: nn.Module, num_workers: int, device: torch.device) -> None:
@@ -358,7 +163,7 @@ class WorkerModels:
         self.unused: tuple[str, ...] = ()
         """Trained parameters without a gradient in the first pass."""
         self._known = names_of(template)
-        self._states = [ModuleState(module) for module in self.modules]
+        self._first = [tensors_of(module) for module in self.modules]
         self._bound = [-1] * num_workers  # where the row in use begins
         self._views: list[dict[int, list[Tensor]]] = [{} for _ in range(num_workers)]
 
@@ -421,8 +226,6 @@ class WorkerModels:
     def check(self) -> None:
         """Raise a ConfigError if a forward pass has added, frozen or replaced parameters, or added buffers."""
         for module, leaves in zip(self.modules, self.leaves, strict=True) if self.foreign else ():
-            if reason := generator_in(module):
-                raise ConfigError(f"The model makes a generator while it is trained: {reason}.")
             own = set(leaves)
             replaced = {name for name, p in module.named_parameters() if p.requires_grad and p not in own}
             if changed := sorted(self._known ^ names_of(module) | replaced):
@@ -433,21 +236,19 @@ class WorkerModels:
 
     @property
     def are_stateless(self) -> bool:
-        """Whether no module can keep anything beside its trained parameters; equal on all processes: it depends on
-        the classes alone and not on who has trained yet."""
-        of_torch = all(type(one).__module__.partition(".")[0] == "torch" for one in self.modules[0].modules())
-        return of_torch and not (self.foreign or self._states[0].found())
+        """Whether no module can have state besides its trained parameters; equal on all processes."""
+        return not (self.foreign or state_of(self.modules[0]))
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state of each module besides its trained parameters, see `ModuleState`. Raises as `check` does."""
+        """Return the state of each module besides its trained parameters, see `state_of`. Raises as `check` does."""
         self.check()
-        return [state.found() for state in self._states]
+        return [state_of(module) for module in self.modules]
 
     def load_state(self, entries: Sequence[dict[str, Any] | None]) -> None:
         """Restore the result of `state`; None: unchanged."""
-        for state, entry in zip(self._states, entries, strict=True):
+        for module, entry, first in zip(self.modules, entries, self._first, strict=True):
             if entry is not None:
-                state.put(entry)
+                put_state(module, entry, first)
 
 
 def flat(module: nn.Module) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from decentral.errors import ConfigError
-from decentral.gradients.passes.worker_models import copied, generator_in, items_of
+from decentral.gradients.passes.worker_models import copied
 from decentral.gradients.precision import cast
 from decentral.models.layers.statistics import evaluating
 from decentral.registry import blame
@@ -85,7 +85,7 @@ def check(module: Any, name: str) -> None:
         raise ConfigError(
             f"model={name} is a {type(module).__name__}: give a torch.nn.Module, or a function that returns one."
         )
-    for refused in (_refused_part, _refused_attribute, _refused_tensor, shared_memory, _refused_view):
+    for refused in (_refused_part, _refused_tensor, shared_memory):
         if (reason := refused(module)) is not None:
             raise ConfigError(f"model={name}: {reason}.")
     if any(parameter._post_accumulate_grad_hooks for parameter in module.parameters()):
@@ -119,22 +119,6 @@ def _refused_part(module: nn.Module) -> str | None:
                     "numbers, strings, and lists, tuples and dicts of these"
                 )
     return None
-
-
-def _refused_attribute(module: nn.Module) -> str | None:
-    parts = set(module.modules())
-    for _, key, value in items_of(module):
-        if isinstance(value, nn.Module) and value not in parts:
-            return (
-                f"its {key} is a {type(value).__name__} in a list or dict, which torch neither trains nor stores: use "
-                "nn.ModuleList or nn.ModuleDict"
-            )
-        if isinstance(value, Tensor) and value.is_leaf and value.requires_grad and not isinstance(value, nn.Parameter):
-            return (
-                f"its {key} is a tensor with requires_grad=True, whose .grad is never set here: make it an "
-                "nn.Parameter, or take its gradient with torch.autograd.grad"
-            )
-    return generator_in(module)
 
 
 def _refused_tensor(module: nn.Module) -> str | None:
@@ -174,26 +158,6 @@ def shared_memory(module: nn.Module) -> str | None:
                 f"its {one} and {other} are two tensors in the same memory: share one parameter, as in self.b.weight "
                 "= self.a.weight"
             )
-    return None
-
-
-def _refused_view(module: nn.Module) -> str | None:
-    """A view of a trained parameter in an attribute: a copy's would keep its first values. Those that torch makes are
-    computed in every forward pass."""
-    trained = {
-        parameter.untyped_storage().data_ptr(): name
-        for name, parameter in module.named_parameters()
-        if parameter.requires_grad and not is_lazy(parameter) and parameter.numel()
-    }
-    known = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
-    theirs = {id(vars(part)) for part in module.modules() if type(part).__module__.partition(".")[0] == "torch"}
-    for container, key, value in items_of(module):
-        if id(container) in theirs or id(value) in known or not isinstance(value, Tensor) or is_lazy(value):
-            continue
-        if isinstance(container, dict) and f"{key}_orig" in container.get("_parameters", {}):  # spectral norm's
-            continue
-        if value.layout == torch.strided and (name := trained.get(value.untyped_storage().data_ptr())):
-            return f"its {key} is a view of its parameter {name}, which copies would not follow: compute it in forward"
     return None
 
 

@@ -33,7 +33,7 @@ class AveragedModel:
 
     def __init__(self, template: nn.Module, device: torch.device) -> None:
         self.device, self.models = device, WorkerModels(template, 1, device)
-        (self._first,) = (self._state,) = self.models.state()
+        (self._state,) = self.models.state()
 
     def average(self, states: Sequence[dict[str, Any]], net: Network) -> None:
         """Take over the states of all workers, of which those of the k local ones are given; all processes call this.

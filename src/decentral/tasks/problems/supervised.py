@@ -329,7 +329,7 @@ class Supervised(Problem):
             save_table(counts, directory / "local_tests.csv", self.dealt)
 
     def model_states(self) -> list[dict[str, Any]]:
-        """Buffers, frozen parameters, extra state and attributes of each local worker's module."""
+        """Buffers, frozen parameters and extra state of each local worker's module."""
         return self.models.state()
 
     state = model_states
