@@ -16,6 +16,7 @@ from torch import Tensor
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+from decentral.algorithms.features import Feature
 from decentral.availability.availability import AlwaysPresent, Schedule
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
@@ -323,12 +324,12 @@ def _attendance(config: Config, algorithm: Algorithm, net: Network, oracle: Any,
     absent = Absent.induced if relays else availability.absent
     rule = PresentRule(absent, availability.weights, partial(config.communication.schedule, config.topology))
     attendance = Attendance(availability, schedule, rule, algorithm, net, oracle)
-    if absent is Absent.induced or not algorithm.uses_topology:
+    if absent is Absent.induced or Feature.topology not in algorithm.supports:
         return attendance
     sizes: dict[int, str] = {}
     if availability.in_seconds and net.n <= _FEW_WORKERS:
         sizes = dict.fromkeys(range(availability.least, net.n), "at some time")
-    for t in () if availability.in_seconds else range(0, total_steps, algorithm.attends_steps):
+    for t in () if availability.in_seconds else range(0, total_steps, algorithm.period):
         sizes.setdefault(int(attendance.attends(t).sum()), f"in step {t}")
     for m, when in sizes.items():
         if m in (0, 1, net.n):
@@ -425,7 +426,7 @@ def known_without_training(config: Config) -> bool:
     compress = config.compress
     return (
         compress.by_length
-        and config.algo.sent_by_length
+        and Feature.timeline in config.algo.supports
         and not (compress.adapts or compress.chooses or config.network.measure)
     )
 
@@ -484,7 +485,7 @@ def local_network(config: Config) -> LocalNetwork:
 def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, steps_per_epoch: float = 1.0) -> Algorithm:
     """Return the configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, and
     the configured compression for rows of this layout."""
-    compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.steps_per_message)
+    compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.period)
     algorithm: Algorithm = config.algo.bind(config.optim.rule(lr, layout), compressor)
     return algorithm
 
