@@ -51,6 +51,7 @@ from decentral.training.attendance import Attendance
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
 from decentral.training.early_stop import Patience
+from decentral.training.evaluation import scores_of
 from decentral.training.given import GivenStepper
 from decentral.training.operations import Operations
 from decentral.training.oracle import Accumulated, GradientOracle, Sleep, uneven, with_measured
@@ -185,9 +186,7 @@ def assemble(config: Config, world: World) -> Run:
     keep_freed_memory()
     net = open_network(config, world)
     problem = config.task.open(config, net.workers, world.device)
-    attackers = config.attack.attackers(net.n, config.seed)
-    if config.attack.flips_labels:
-        problem.flipped, attackers = [i - net.workers.start for i in attackers if i in net.workers], []
+    attackers = [] if config.attack.flips_labels else config.attack.attackers(net.n, config.seed)
     if attackers or not isinstance(config.robust, PlainMixing):
         net.combine = Adversaries(config.robust, config.attack, frozenset(attackers), config.seed).combine
     if config.accumulate > 1:
@@ -230,7 +229,7 @@ def assemble(config: Config, world: World) -> Run:
         eval_every_steps(config, problem.steps_per_epoch, total_steps),
         some,
         trace,
-        patience=Patience(config.early_stop, problem.scores) if config.early_stop.patience is not None else None,
+        patience=Patience(config.early_stop, scores_of(problem)) if config.early_stop.patience is not None else None,
     )
 
 
