@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from decentral.algorithms.asynchronous import in_rounds as carried_out_in_rounds
 from decentral.registry import components
 
 
@@ -40,7 +41,6 @@ class AlgorithmCase:
     nets: tuple[Net, ...]  # what it runs on; the first is its usual one
     optimum: Optimum
     everyone: Net | None  # where all hear of all in every step, so that it is SGD on the mean gradient
-    as_sgd: tuple[str, ...] = ()  # settings that make it SGD there, and for n = 1
     alone: tuple[str, ...] = ()  # more settings that make it SGD for n = 1
     overrides: tuple[str, ...] = ()
     task: str = "quadratics"
@@ -54,9 +54,6 @@ class AlgorithmCase:
 RING, COMPLETE, TREES = Net("ring", 5), Net("complete", 5), (Net("dbt", 5), Net("star", 5), Net("chain", 5))
 PAIR = Net("chain", 2)  # the only tree on which everybody is everybody's neighbor
 
-AVERAGED = ("algo.period_steps=1", "algo.outer_lr=1", "algo.outer_momentum=0")
-"""An outer optimizer that takes the mean of all in every step."""
-
 ALGORITHMS: dict[str, AlgorithmCase] = {
     "allreduce": AlgorithmCase((RING,), Optimum.exact, RING),
     "async_push_sum": AlgorithmCase(
@@ -66,23 +63,20 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         overrides=("topology.weights=uniform",),
     ),
     "beer": AlgorithmCase((RING, Net("star", 5)), Optimum.exact, None),
-    "choco": AlgorithmCase((RING, Net("grid", 6)), Optimum.biased, COMPLETE, as_sgd=("algo.gamma=1",)),
+    "choco": AlgorithmCase((RING, Net("grid", 6)), Optimum.biased, COMPLETE),
     "d2": AlgorithmCase((RING, Net("grid", 6)), Optimum.exact, COMPLETE, overrides=("topology.weights=metropolis",)),
     "dadam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.other, None),
-    "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
+    "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE),
     "demo": AlgorithmCase((RING,), Optimum.other, None, overrides=("compress=dct_topk", "compress.k=2")),
-    "desloc": AlgorithmCase(
-        (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
-    ),
+    "desloc": AlgorithmCase((RING,), Optimum.biased, RING, overrides=("algo.period_steps=3",)),
     "diloco": AlgorithmCase(
-        (RING,), Optimum.biased, RING, as_sgd=AVERAGED, overrides=("algo.period_steps=3", "algo.outer_momentum=0.3")
+        (RING,), Optimum.biased, RING, overrides=("algo.period_steps=3", "algo.outer_momentum=0.3")
     ),
     "dion": AlgorithmCase((RING,), Optimum.exact, None),  # without matrices it is all-reduce
     "dmsgd": AlgorithmCase(
         (RING, Net("dbt", 5), Net("one_peer_exponential", 5)),
         Optimum.biased,
         COMPLETE,
-        as_sgd=("algo.beta=0",),
         overrides=("algo.beta=0.5",),
     ),
     "dpsgd": AlgorithmCase((RING, Net("dbt", 5), Net("one_peer_exponential", 5)), Optimum.biased, COMPLETE),
@@ -93,16 +87,13 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         (RING, Net("base_graph", 5)),
         Optimum.biased,
         COMPLETE,
-        as_sgd=AVERAGED,
         overrides=("algo.period_steps=2", "algo.outer_momentum=0.3"),
     ),
     "gradient_tracking": AlgorithmCase((RING, Net("dbt", 5), Net("exponential", 5)), Optimum.exact, COMPLETE),
     "gt_nsgdm": AlgorithmCase(
         (RING, Net("dbt", 5), Net("one_peer_exponential", 5)), Optimum.other, None, overrides=("algo.beta=0.5",)
     ),
-    "local_sgd": AlgorithmCase(
-        (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
-    ),
+    "local_sgd": AlgorithmCase((RING,), Optimum.biased, RING, overrides=("algo.period_steps=3",)),
     "model_averaging": AlgorithmCase((RING,), Optimum.exact, RING),
     "momentum_tracking": AlgorithmCase(
         (RING, Net("dbt", 5), Net("exponential", 5)),
@@ -118,7 +109,6 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         (RING,),
         Optimum.biased,
         RING,
-        as_sgd=(*AVERAGED, "algo.consensus=1", "algo.group_size=1000"),
         overrides=("algo.period_steps=2",),
     ),
     "push_diging": AlgorithmCase(
@@ -127,26 +117,22 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         COMPLETE,
         overrides=("topology.weights=uniform",),
     ),
-    "qg_dpsgd": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
+    "qg_dpsgd": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE),
     "relay_mean": AlgorithmCase(TREES, Optimum.other, None, task="mean_estimation"),
     "relaysgd": AlgorithmCase(TREES, Optimum.exact, PAIR),
     "relaysgd_grad": AlgorithmCase(TREES, Optimum.biased, PAIR),
-    "sparta": AlgorithmCase((RING,), Optimum.biased, RING, as_sgd=("algo.share=1",), overrides=("algo.share=0.4",)),
+    "sparta": AlgorithmCase((RING,), Optimum.biased, RING, overrides=("algo.share=0.4",)),
     "sparta_diloco": AlgorithmCase(
         (RING,),
         Optimum.biased,
         RING,
-        as_sgd=AVERAGED,
         overrides=("algo.share=0.4", "algo.period_steps=3", "algo.outer_momentum=0.3"),
     ),
-    "sparseloco": AlgorithmCase(
-        (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
-    ),
+    "sparseloco": AlgorithmCase((RING,), Optimum.biased, RING, overrides=("algo.period_steps=3",)),
     "streaming_diloco": AlgorithmCase(
         (RING,),
         Optimum.biased,
         RING,
-        as_sgd=("algo.period_steps=1", "algo.fragments=1", "algo.outer_lr=1", "algo.outer_momentum=0"),
         overrides=("algo.period_steps=4", "algo.fragments=2", "algo.outer_momentum=0.1"),
     ),
     "teleportation": AlgorithmCase((RING,), Optimum.other, None, overrides=("algo.active=3",)),
@@ -183,7 +169,7 @@ FREE = (
 
 def in_rounds() -> dict[str, type]:
     """The algorithms that can be carried out in steps that all workers take together, by name."""
-    return {name: cls for name, cls in components("algorithms").items() if cls.in_rounds()}  # type: ignore[attr-defined]
+    return {name: cls for name, cls in components("algorithms").items() if carried_out_in_rounds(cls)}
 
 
 VARIANTS: dict[str, list[str]] = {

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from conftest import Start
+from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.optim.adam import Adam
@@ -81,13 +82,10 @@ def test_a_rerouted_topology_is_that_of_the_workers_that_are_present() -> None:
     assert W.row(1) == [(1, 1.0)]
 
 
-METHODS = sorted(
-    name
-    for name, cls in components("algorithms").items()
-    if getattr(cls, "survives_absence", False) and not cls.needs_samples
-)
+METHODS = sorted(name for name, cls in components("algorithms").items() if Feature.absence in cls.supports)
 TOPOLOGY = {
-    name: cls.usual_topology or ("dbt" if "relay" in name else "ring") for name, cls in components("algorithms").items()
+    name: cls.usual.get("topology", "dbt" if "relay" in name else "ring")
+    for name, cls in components("algorithms").items()
 }
 OF_METHODS = {
     "choco": ["compress=topk", "compress.keep=0.5"],
@@ -296,8 +294,8 @@ def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str, on_l
     [
         (["algo=teleportation"], "algo=teleportation, which does not support absent workers"),
         (["algo=relaysgd_grad", "topology=dbt", "availability.on_return=stale"], "never resends missed updates"),
-        (["algo=dpsgd", "availability.on_leave=handover"], "corrections sum to zero"),
-        (["algo=beer", "availability.on_leave=restart"], "corrections sum to zero"),
+        (["algo=dpsgd", "availability.on_leave=handover"], "has no corrections that sum to zero"),
+        (["algo=beer", "availability.on_leave=restart"], "has no corrections that sum to zero"),
         (["algo=dpsgd", "network.drop_probability=0.1"], "leave one of them out"),
         (["algo=allreduce", "compress=topk"], "leave compress= out"),
         (["algo=dpsgd", "topology=exponential", "availability.absent=induced"], "do not preserve the mean"),

@@ -320,7 +320,7 @@ REFUSED = [
     (["cluster.network.latency_s=[0.1,-1]"], "cluster.network.latency_s=-1 is negative; use a number from 0 to"),
     (["cluster.network.latency_s=[]", "cluster.network.bandwidth_gbps=[]"], "give at least one segment"),
     (["cluster.links.latency_s=1"], "cluster.links.latency_s=1 has no effect with cluster.network.mode=steps"),
-    (["algo=wagma"], "mode=steps needs a synchronous method, and algo=wagma is asynchronous"),
+    (["algo=wagma"], "mode=steps cannot be used with algo=wagma, which is asynchronous"),
 ]
 
 

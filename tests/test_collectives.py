@@ -382,7 +382,7 @@ def test_every_message_is_late_and_the_same_as_ever(worlds, carrier):
         (["cluster=even", "network.bandwidth_gbps=1"], "network.bandwidth_gbps=1 needs messages between processes"),
         (
             ["algo=adpsgd", "processes=2", "network.latency_ms=5"],
-            "needs a synchronous method, and algo=adpsgd is asynchronous",
+            "network.latency_ms=5 cannot be used with algo=adpsgd, which is asynchronous",
         ),
     ],
 )

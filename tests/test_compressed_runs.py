@@ -123,15 +123,15 @@ def test_lost_messages_of_a_relay_are_zero_whatever_they_say(start) -> None:
         ),
         (
             "algo=choco topology=ring compress=topk network.drop_probability=0.1",
-            "cannot be used with algo=choco: it needs every message; use an algorithm that tolerates message loss",
+            "cannot be used with algo=choco, which needs every message: use an algorithm that tolerates message loss",
         ),
         (
             "algo=choco topology=ring compress=topk compress.error_feedback=false",
-            "compress.error_feedback=false has no effect on algo=choco, which keeps no residuals: leave it out.",
+            "compress.error_feedback=false cannot be used with algo=choco, which keeps its own residuals, or none",
         ),
         (
             "algo=demo compress=topk compress.error_feedback=false",
-            "has no effect on algo=demo, which keeps its own residuals: leave it out.",
+            "cannot be used with algo=demo, which keeps its own residuals, or none",
         ),
         (
             "algo=sparseloco algo.mean_of=senders compress=randomk",
@@ -280,7 +280,7 @@ def test_nsga2_decides_in_a_run_and_says_what_it_needs(start, monkeypatch) -> No
         (["network.measure=true", "processes=1"], "has no links to measure within one process"),
         (
             ["network.measure=true", "algo=wagma", *LINKS],
-            "network.measure=true needs a synchronous method, and algo=wagma is asynchronous",
+            "network.measure=true cannot be used with algo=wagma, which is asynchronous",
         ),
     ],
 )

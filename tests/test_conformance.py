@@ -16,13 +16,14 @@ import torch
 from PIL import Image
 
 from configure import configure
+from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
 from decentral.config.overrides import options
 from decentral.config.parsing import conf_directory, dump, folders_of, load
 from decentral.config.schema import GROUPS
 from decentral.conformance import properties
-from decentral.conformance.check import Checks
+from decentral.conformance.check import Checks, as_sgd
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
 from decentral.registry import components, find
@@ -60,7 +61,8 @@ OTHER_RULES = {
 }
 """Optimizers that are not linear, so that only a mean of gradients is what all workers do together."""
 SMALL = ["task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.1"]
-SURVIVORS = [name for name, cls in components("algorithms").items() if cls.survives_loss]
+TRACED = ["steps=30", "trace=true"]
+SURVIVORS = [name for name, cls in components("algorithms").items() if Feature.message_loss in cls.supports]
 PROBLEM = {"quadratics": ["task=quadratics", "task.dimension=7", "task.noise=0.1", "task.initial_distance=1"],
            "mean_estimation": ["task=mean_estimation", "task.dimension=7"]}  # fmt: skip
 
@@ -77,11 +79,17 @@ def test_an_algorithm_is_in_the_table_of_what_it_has():
     assert ASYNCHRONOUS.keys() == {name for name, cls in components("algorithms").items() if hasattr(cls, "program")}
 
 
+def test_a_refusal_names_methods_that_have_the_feature():
+    for feature in Feature:
+        words = set(re.findall(r"\w+", feature.value[1]))
+        for name in words & components("algorithms").keys():
+            supports = components("algorithms")[name].supports
+            assert feature in supports or (feature, name) == (Feature.local_steps, "dpsgd"), (feature, name)
+
+
 @pytest.mark.parametrize("name", OPTIMIZING)
 def test_what_an_algorithm_says_of_itself_is_what_the_table_has(name):
-    settings = components("algorithms")[name].as_sgd
-    assert (settings is None) == (ALGORITHMS[name].everyone is None)
-    assert [f"algo.{key}={value:g}" for key, value in (settings or {}).items()] == list(ALGORITHMS[name].as_sgd)
+    assert (Feature.plain_sgd in components("algorithms")[name].supports) == (ALGORITHMS[name].everyone is not None)
 
 
 # -- 1 = 2 = n processes -----------------------------------------------------------------------------------------------
@@ -199,9 +207,9 @@ def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, nam
 )
 @pytest.mark.parametrize("name", SGD_WHERE_ALL_MEET)
 def test_where_all_hear_of_all_everybody_does_sgd_on_the_mean_gradient(start, tmp_path, name, rule):
-    case, (overrides, optimizer) = ALGORITHMS[name], RULES[rule]
-    net = case.everyone
-    result = start(f"algo={name}", *net.overrides(tmp_path), *case.as_sgd, *SMALL, *overrides, "steps=30", "trace=true")
+    overrides, optimizer = RULES[rule]
+    net, settings = ALGORITHMS[name].everyone, [*as_sgd(components("algorithms")[name]), *SMALL, *overrides, *TRACED]
+    result = start(f"algo={name}", *net.overrides(tmp_path), *settings)
     properties.as_sgd(result.walk, properties.plain_sgd(net.n, 1.0, 30, optimizer), net.topology)
 
 
@@ -222,9 +230,9 @@ def test_all_reduce_does_any_rule_on_the_mean_gradient(start, rule):
     ],
 )
 def test_one_worker_alone_does_what_torch_does(start, name, rule):
-    case, (overrides, optimizer) = ALGORITHMS[name], (RULES | OTHER_RULES)[rule]
-    topology = ["topology=chain", "num_workers=1", "task.zeta2=0"]
-    result = start(f"algo={name}", *topology, *case.as_sgd, *case.alone, *SMALL, *overrides, "steps=30", "trace=true")
+    overrides, optimizer = (RULES | OTHER_RULES)[rule]
+    settings = [*as_sgd(components("algorithms")[name]), *ALGORITHMS[name].alone, *SMALL, *overrides, *TRACED]
+    result = start(f"algo={name}", "topology=chain", "num_workers=1", "task.zeta2=0", *settings)
     properties.as_sgd(result.walk, properties.plain_sgd(1, 0.0, 30, optimizer), "alone")
 
 
@@ -417,10 +425,10 @@ def test_an_algorithm_has_its_usual_topology_unless_something_is_said_of_one(
 
 def test_usual_topology_and_compressor_of_every_algorithm_exist_and_suit_it() -> None:
     for name, cls in components("algorithms").items():
-        task = "mean_estimation" if cls.needs_samples else "quadratics"
+        task = "quadratics" if Feature.training in cls.supports else "mean_estimation"
         config = compose([f"algo={name}", f"task={task}"])
-        assert config.topology.name == (cls.usual_topology or "dbt")
-        assert config.compress.name == (cls.usual_compress or "none")
+        assert config.topology.name == cls.usual.get("topology", "dbt")
+        assert config.compress.name == cls.usual.get("compress", "none")
 
 
 @pytest.mark.parametrize("package", GROUPS.values())

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from configure import configure
+from decentral.algorithms.features import Feature
 from decentral.cluster.clock import Clock, Underway, Use
 from decentral.cluster.links import LinkCosts, Links
 from decentral.config.schema import Config
@@ -158,7 +159,12 @@ def test_a_timeline_takes_as_long_and_sends_as_much_as_the_run(start, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "name", sorted(name for name in {*ALGORITHMS} - {*ASYNCHRONOUS} if components("algorithms")[name].survives_loss)
+    "name",
+    sorted(
+        name
+        for name in {*ALGORITHMS} - {*ASYNCHRONOUS}
+        if Feature.message_loss in components("algorithms")[name].supports
+    ),
 )
 def test_a_message_that_gets_lost_travels_as_all_others(start, tmp_path: Path, name: str) -> None:
     overrides = [*method(name, tmp_path), *CLUSTERS["slow network"], "evaluation.initial=false"]

@@ -92,7 +92,7 @@ def test_a_worker_begins_where_the_file_says_also_after_a_pause(start, problem):
     assert np.array_equal(start(*shape, directory="broken").iterates, whole.iterates)
     for algo in ("d2", "gradient_tracking", "extra", "noloco", "sgp", "qg_dpsgd", "local_sgd"):
         assert np.array_equal(start(*RUN, problem, f"algo={algo}", directory=algo).iterates[0], X0)
-    with pytest.raises(ConfigError, match="algo=relaysgd starts from one shared model: give x0"):
+    with pytest.raises(ConfigError, match="algo=relaysgd, which starts from one shared model: give x0"):
         configure(*RUN, problem, "algo=relaysgd", "topology=chain")
 
 

@@ -155,18 +155,17 @@ def test_processes_and_a_break_make_no_difference(start, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    "words",
     [
-        ("algo=relaysgd_grad topology=bt", "or use algo=relaysgd."),
-        ("algo=extra topology=ring", "or use algo=d2, exact_diffusion, gradient_tracking or dpsgd."),
-        ("algo=choco topology=ring", "or use algo=d2, exact_diffusion, gradient_tracking or dpsgd."),
-        ("algo=relaysgd topology=bt communication.global_every=2", "or use algo=dpsgd."),
+        "algo=relaysgd_grad topology=bt",
+        "algo=extra topology=ring",
+        "algo=choco topology=ring",
+        "algo=relaysgd topology=bt communication.global_every=2",
     ],
 )
-def test_what_has_no_local_steps_names_what_has(words: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=r"so communication\.every=3 cannot be used: leave it out, ") as refused:
+def test_what_has_no_local_steps_names_what_has(words: str) -> None:
+    with pytest.raises(ConfigError, match=r"^communication\.every=3 cannot be used with algo=.* or use algo=dpsgd "):
         configure(*SMALL, *words.split(), "communication.every=3")
-    assert str(refused.value).endswith(says)
 
 
 @pytest.mark.parametrize("algo", ["dpsgd topology=ring", "epidemic_learning topology=epidemic"])

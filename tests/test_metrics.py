@@ -26,7 +26,7 @@ from decentral.report.series import Curves, read_curves
 from decentral.store.metrics import Metric, read_metadata, read_metrics
 from decentral.tasks.supervised import RECORDED
 from decentral.training.assemble import Run, assemble
-from decentral.training.evaluation import Evaluation, evaluate, recorded
+from decentral.training.evaluation import Evaluation, evaluate, recorded, scores_of
 from decentral.training.oracle import TrainLosses
 
 HERE = World(0, 1, torch.device("cpu"))
@@ -124,7 +124,7 @@ def outputs_of(run: Run, worker: int) -> tuple[Tensor, Tensor]:
 def test_metrics_are_those_of_scikit_learn(settings: tuple[str, ...]) -> None:
     own = f"metrics=[f1,accuracy,per_class_accuracy,{__name__}:kappa,+{__name__}:auc]"
     run = trained(own, *settings)
-    found, names = evaluated(run), [metric.name for metric in run.problem.scores]
+    found, names = evaluated(run), [metric.name for metric in scores_of(run.problem)]
     each = [f"accuracy_of_class_{c}" for c in range(10)]
     assert names == ["f1", "accuracy", *each, "kappa", "auc", "loss"]
     for worker in range(3):
@@ -145,8 +145,8 @@ def test_metrics_are_the_same_for_any_share_of_the_processes_and_on_workers_own_
     run = trained(f"metrics=[accuracy,f1,+{__name__}:kappa]", "evaluation.split=both", "alpha=0.3")
     problem, mean = run.problem, run.stepper.models.mean(0)
     with torch.no_grad():
-        whole = problem.values(problem.average_statistics(mean, 0, 1))
-        parts = problem.values(sum(problem.average_statistics(mean, part, 3) for part in range(3)))
+        whole = problem.finish(problem.average_statistics(mean, 0, 1))
+        parts = problem.finish(sum(problem.average_statistics(mean, part, 3) for part in range(3)))
         problem.models.bind(run.stepper.models)
     torch.testing.assert_close(parts, whole)
     found = evaluated(run)
@@ -250,7 +250,7 @@ def test_metrics_of_torchmetrics_by_their_names(tmp_path: Path, monkeypatch: pyt
     found = evaluated(run)
     for name in ("multiclass_f1_score", "f1_score", "MulticlassF1Score"):
         assert found["test", name, 1] == pytest.approx(found["test", "f1", 1], rel=1e-6)
-    directions = {metric.name: metric.larger_is_better for metric in run.problem.scores}
+    directions = {metric.name: metric.larger_is_better for metric in scores_of(run.problem)}
     assert (directions["multiclass_f1_score"], directions["f1_score"], directions["MulticlassF1Score"]) == (1, 0, 1)
 
 

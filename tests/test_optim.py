@@ -1104,7 +1104,10 @@ def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small
         ("algo=desloc optim=torch.optim:RAdam", "does not know that of optim=torch.optim:RAdam"),
         ("algo=desloc algo.state_periods=[3,6]", r"algo.state_periods=\[3, 6\] .* optim=sgd .*: give at most 1"),
         ("algo=sparta algo.share=1.5", "algo.share=1.5 is out of range; use a number from 0 to 1"),
-        ("algo=sparta communication.every=2", "so communication.every=2 has no effect"),
+        (
+            "algo=sparta communication.every=2",
+            "every=2 cannot be used with .* does not use a topology",
+        ),
         ("algo=sparta_diloco steps_per_worker=[1,1,1,1,1,1]", "steps_per_worker=.* cannot be used with algo=sparta_d"),
         ("algo=sparta algo.masks=nowhere.npz", "algo.masks=nowhere.npz is not a file"),
         ("algo=d2 algo.coins=nowhere.npz", "algo.coins=nowhere.npz needs their probability"),

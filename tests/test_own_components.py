@@ -295,3 +295,19 @@ def test_a_file_that_cannot_be_what_it_says_is_refused(
 ) -> None:
     write(Path(mine), text, name)
     assert said in refusal(capsys, "--config-dir", mine, f"algo={Path(name).stem}", *QUICK)
+
+
+def test_former_flags_of_a_class_become_features_or_name_what_replaces_them() -> None:
+    from decentral.algorithms.features import Feature
+    from decentral.algorithms.states import OnlyModels
+
+    words = r"write supports = OnlyModels.supports - \{Feature.message_loss\}"
+    with pytest.warns(FutureWarning, match=words):
+        cls = type("Mine", (OnlyModels,), {"survives_loss": False})
+    with pytest.warns(FutureWarning, match="has_local_steps is deprecated"):
+        cls = type("Mine", (cls,), {"has_local_steps": True})
+    with pytest.warns(FutureWarning, match="needs_samples is deprecated"):
+        cls = type("Mine", (cls,), {"needs_samples": True})
+    assert cls.supports == (OnlyModels.supports | {Feature.local_steps}) - {Feature.message_loss, Feature.training}
+    with pytest.raises(ConfigError, match=r"Mine.usual_topology no longer exists: define usual = \{'topology'"):
+        type("Mine", (OnlyModels,), {"usual_topology": "ring"})

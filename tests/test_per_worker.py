@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from configure import configure
+from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.config.per_worker import per_worker
@@ -112,7 +113,7 @@ def test_methods_with_local_steps_may_give_each_worker_another_number(start, alg
     assert (x[2::2] != x[1:-1:2]).all(axis=2).any() and np.isfinite(x).all()
 
 
-OWN_RATES = [name for name, cls in in_rounds().items() if cls.own_rates and not cls.needs_samples]
+OWN_RATES = [name for name, cls in in_rounds().items() if Feature.own_rates in cls.supports]
 
 
 @pytest.mark.parametrize("algo", OWN_RATES)
@@ -217,7 +218,10 @@ REFUSED = {
     "lr_per_worker=[uniform,2,1]": ([], "is not a distribution"),
     "lr_per_worker=[a,b,c,d]": ([], "has entries that are not numbers"),
     "lr_per_worker=[]": ([], "has 0 entries"),
-    "lr_per_worker=[1,1,1,1]": (["algo=allreduce"], "lr_per_worker cannot be used with algo=allreduce"),
+    "lr_per_worker=[1,1,1,1]": (
+        ["algo=allreduce"],
+        "lr_per_worker=[1,1,1,1] cannot be used with algo=allreduce, whose workers share one update",
+    ),
     "lr_per_worker=[true,0.1,0.1,0.1]": ([], "is out of range: give finite numbers > 0"),
     "batch_size_per_worker=[1,2,3,1e30]": ([], "is out of range: give whole numbers > 0"),
     "batch_size_per_worker=[lognormal,4,500]": ([], "which exceeds the 359 training images"),

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from configure import configure
+from decentral.algorithms.features import Feature
 from decentral.cli.run import main
 from decentral.registry import components
 from decentral.store import RunStore, read_metrics
@@ -40,7 +41,7 @@ CASES = [pytest.param(name, [], id=name) for name in ALGORITHMS] + [
 
 def settings(name: str, folder: Path) -> list[str]:
     case = ALGORITHMS[name]
-    lossy = ["network.drop_probability=0.2"] if components("algorithms")[name].survives_loss else []
+    lossy = ["network.drop_probability=0.2"] if Feature.message_loss in components("algorithms")[name].supports else []
     noise = ["task.noise=0.1"] if case.task == "quadratics" else []
     return [
         f"algo={name}", f"task={case.task}", "task.dimension=5", *noise, *case.nets[0].overrides(folder),

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import decentral
+from decentral.algorithms.features import Feature
 from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
@@ -158,7 +159,7 @@ def in_scripts(problem: Path) -> Path:
 
 
 def test_every_algorithm_that_trains_has_a_case():
-    training = {name for name, cls in in_rounds().items() if not cls.needs_samples}
+    training = {name for name, cls in in_rounds().items() if Feature.training in cls.supports}
     assert {case.algo for case in CASES.values()} == training - {"desloc"}
     with pytest.raises(ConfigError, match=r"algo='desloc' averages .* does not know that of a torch optimizer"):
         wrapped("desloc", "ring")
@@ -324,7 +325,7 @@ MISTAKES: list[tuple[Any, str]] = [
     (CHAIN | {"algo_settings": {"initial_count": 2}}, "initial_count=2 is not a valid choice"),
     (CHAIN | {"mode": "atc"}, "mode='atc' and algo= conflict"),
     (CHAIN | {"overlap": True}, "overlap=True needs mode='atc' or 'awc'"),
-    (REDUCE | {"every": 2}, "algo='allreduce' does not use a topology, so every=2"),
+    (REDUCE | {"every": 2}, "every=2 cannot be used with algo='allreduce', which does not use a topology"),
     ({"algo_settings": {"fill": "own"}}, "also give algo="),
     (REDUCE | {"compress": "topkk"}, "compress='topkk' does not exist. Did you mean 'topk'"),
     (REDUCE | TOPK | {"compress_settings": {"kep": 0.1}}, "compress='topk' has no setting 'kep'. Did you mean 'keep'"),

@@ -212,7 +212,10 @@ REFUSED = {
         r"every_epochs=2 and evaluation.every_simulated_s=5 conflict: set one of them to null",
     ),
     "lost messages": ([*WAGMA, "network.drop_probability=0.1"], r"network.drop_probability=0.1 cannot be used"),
-    "rounds": ([*WAGMA, "communication.every=2"], r"communication.every=2 needs a synchronous method"),
+    "rounds": (
+        [*WAGMA, "communication.every=2"],
+        r"communication.every=2 cannot .* which is asynchronous",
+    ),
     "processes": (
         [*WAGMA, *FREE, "stop_after_simulated_s=3", "processes=2"],
         "choose a cluster, such as cluster=even, and one process",

@@ -14,6 +14,7 @@ import yaml
 from docstrings import cell, escaped, fence, markdown, settings_table
 from drawings import draw
 
+from decentral.algorithms.features import Feature
 from decentral.cli.help import Choice, choice, settings_of, show
 from decentral.compression.compressor import AcceptedCompression
 from decentral.config.overrides import options
@@ -96,7 +97,7 @@ class Methods:
         """A table of all."""
         rows = [
             f"| [`{m.option}`]({m.option}.md) | {escaped(m.summary)} | {self.sent[m.option].models:.3g} "
-            f"| {'no' if m.cls and m.cls.asynchronous else 'yes'} |"  # type: ignore[attr-defined]
+            f"| {'no' if m.cls and Feature.synchrony not in m.cls.supports else 'yes'} |"  # type: ignore[attr-defined]
             for m in self.all
         ]
         return "\n".join(
@@ -130,9 +131,9 @@ class Methods:
 
     def command(self, method: Choice) -> str:
         """What runs it."""
-        usual = getattr(method.cls, "usual_topology", "")
+        usual = getattr(method.cls, "usual", {}).get("topology")
         words = [f"algo={method.option}", f"topology={usual}" if usual else ""]
-        if getattr(method.cls, "needs_samples", False):
+        if method.cls and Feature.training not in method.cls.supports:
             words.append("task=mean_estimation")
         return " ".join(filter(None, words))
 
@@ -141,7 +142,7 @@ class Methods:
         cls, sent = method.cls, self.sent[method.option]
         assert cls is not None
         algorithm = cls()
-        topology = sent.topology if algorithm.uses_topology else ""
+        topology = sent.topology if Feature.topology in algorithm.supports else ""
         over = f" over `topology={topology}`" if topology else ""
         parts = "; a message is a part of a model" if sent.models < 0.99 * sent.messages else ""
         needs = ", ".join(sorted(f"`{need.value}`" for need in algorithm.needs)) or "nothing"
@@ -152,9 +153,9 @@ class Methods:
                 f"{WORKERS} workers: counted in {traffic.STEPS} steps with its usual settings{parts}",
             ),
             ("Topology", f"{needs} is asked of it" if topology else "none is used"),
-            ("Lost messages", "has a rule for them" if algorithm.survives_loss else "are refused"),
+            ("Lost messages", "has a rule for them" if Feature.message_loss in algorithm.supports else "are refused"),
             ("`compress=`", _TAKES[algorithm.takes]),
-            ("Waiting", "nobody waits for all others" if algorithm.asynchronous else "in rounds"),
+            ("Waiting", "nobody waits for all others" if Feature.synchrony not in algorithm.supports else "in rounds"),
             ("Code", f"[{file_of(method, self.root)}](../source/{file_of(method, self.root)}.md)"),
         ]
         return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)])

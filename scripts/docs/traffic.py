@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
 from decentral.network.world import World
 from decentral.registry import components
@@ -31,10 +32,10 @@ def sent(methods: list[str], num_workers: int) -> dict[str, Sent]:
     found = {}
     for name in methods:
         algo = algorithms[name]()
-        config = usual["mean_estimation" if algo.needs_samples else "quadratics"]
-        topology = topologies[algo.usual_topology]() if algo.usual_topology else config.topology
+        config = usual["mean_estimation" if Feature.training not in algo.supports else "quadratics"]
+        topology = topologies[algo.usual["topology"]]() if "topology" in algo.usual else config.topology
         with torch.no_grad():
-            compress = components("compression")[algo.usual_compress or "none"]()
+            compress = components("compression")[algo.usual.get("compress", "none")]()
             chosen = replace(config, algo=algo, topology=topology, compress=compress)
             r = assemble(chosen, World(0, 1, torch.device("cpu")))
             try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
+from decentral.algorithms.features import Feature
 from decentral.cluster.operations import Average, Local, Pairs
 from decentral.randomness import addresses
 from decentral.settings import setting
@@ -66,8 +67,8 @@ class A2CiD2(AsynchronousAlgorithm):
     eta: float | None = setting(None, at_least=0, older=None)
     alpha_t: float | None = setting(None, at_least=0, older=None)
     events: str | None = setting(None, content=True, older=None)
-    own_starts: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    supports = AsynchronousAlgorithm.supports | {Feature.own_starts}
+    usual: ClassVar = {"topology": "ring"}
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.undirected, Need.connected, Need.bipartite})
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
+from decentral.algorithms.features import Feature
 from decentral.cluster.operations import Average, Pairs
 from decentral.randomness import addresses
 from decentral.settings import setting
@@ -44,8 +45,8 @@ class ADPSGD(AsynchronousAlgorithm):
     name: str = "adpsgd"
     gossips_per_step: int = setting(1, at_least=1)
     events: str | None = setting(None, content=True, older=None)
-    own_starts: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    supports = AsynchronousAlgorithm.supports | {Feature.own_starts}
+    usual: ClassVar = {"topology": "ring"}
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.undirected, Need.connected, Need.bipartite})
 

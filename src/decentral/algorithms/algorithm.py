@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
+from decentral.algorithms.features import USUAL, Feature
 from decentral.compression.rows import AcceptedCompression
+from decentral.errors import ConfigError
 from decentral.settings import Settings
 from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from decentral.compression.compressor import Compressor, Encoder
     from decentral.network.network import Network
-    from decentral.optim.optimizer import LocalOptimizer, Taken
-    from decentral.topology.rounds import Rounds
+    from decentral.optim.optimizer import LocalOptimizer
 
     # Kinds of state, by their first dimension. The checkpoint reads them from the annotations of `State`.
     Rows = Tensor  # [k, ...]  one row for each local worker
@@ -51,6 +53,47 @@ class RevisionOf(NamedTuple):
     """Workers run in several processes; those of an asynchronous method then run truly asynchronously."""
 
 
+class Parts(NamedTuple):
+    """The parts of a state that are handed over when workers leave or return (`availability=`)."""
+
+    models: tuple[Tensor, ...] = ()
+    """Views [k, ..., P] of the parts of a model, which a returning worker copies together from neighbors."""
+    replicas: tuple[str, ...] = ()
+    """Instead: fields of the state whose rows are equal on all present workers; a returning worker copies them."""
+    corrections: Tensor | None = None
+    """A view [k, P] of the corrections that sum to zero over all workers (`Feature.corrections`)."""
+
+
+_LIMITS = "needs_samples", "own_residuals", "asynchronous"
+_REPLACED: dict[str, Feature | str] = {
+    "survives_loss": Feature.message_loss,
+    "survives_absence": Feature.absence,
+    "stale_returns": Feature.stale_return,
+    "needs_samples": Feature.training,
+    "own_residuals": Feature.error_feedback,
+    "sent_by_length": Feature.timeline,
+    "uses_topology": Feature.topology,
+    "own_starts": Feature.own_starts,
+    "own_rates": Feature.own_rates,
+    "only_local_between": Feature.own_steps,
+    "has_local_steps": Feature.local_steps,
+    "mixes_models": Feature.robust_mixing,
+    "asynchronous": Feature.synchrony,
+    "usual_topology": "usual = {'topology': ...}",
+    "usual_compress": "usual = {'compress': ...}",
+    "as_sgd": "setting(..., as_sgd=...) for each field, or supports without Feature.plain_sgd",
+    "check_workers": "check(num_workers, optim)",
+    "check_optimizer": "check(num_workers, optim)",
+    "replicas": "parts(s)",
+    "taken_over": "parts(s)",
+    "corrections": "parts(s), and supports with Feature.corrections",
+    "attends_steps": "period",
+    "steps_per_message": "period",
+}
+"""Former members of `Algorithm` -> the feature that a flag stands for (without it, if in `_LIMITS`), or what replaces
+it."""
+
+
 class Algorithm(Settings, ABC, where="algo"):
     """A method: a dataclass whose fields are its configuration, with `init` and `step` on rows.
 
@@ -66,70 +109,29 @@ class Algorithm(Settings, ABC, where="algo"):
     needs: ClassVar[frozenset[Need]] = frozenset()
     """Requirements on the topology, checked before the run starts."""
 
-    survives_loss: ClassVar[bool] = True
-    """Whether it handles lost messages (`network.drop_probability`). A collective all-reduce does not."""
+    supports: ClassVar[frozenset[Feature]] = USUAL
+    """What it can do; a configuration that asks for any other feature is refused."""
 
-    survives_absence: ClassVar[bool] = True
-    """Whether workers may be absent for some steps (`availability=`). Rows of absent workers are frozen, so a
-    synchronous method needs no special rule unless it keeps more than rows."""
-
-    stale_returns: ClassVar[bool] = True
-    """Whether a worker may return with the model it had when it left (`availability.on_return=stale`)."""
-
-    replicas: ClassVar[tuple[str, ...]] = ()
-    """Fields of the state whose rows are equal on all present workers: a returning worker copies them."""
-
-    needs_samples: ClassVar[bool] = False
-    """True for methods that estimate a mean of samples x - gradient(x) instead of minimizing a loss."""
-
-    usual_topology: ClassVar[str] = ""
-    """The default `topology=` of this algorithm; '' means double binary trees with relayed messages."""
-
-    usual_compress: ClassVar[str] = ""
-    """The default `compress=` of this algorithm; '' for none."""
-
-    own_residuals: ClassVar[bool] = False
-    """Whether it keeps compression residuals itself, so that `compress.error_feedback` does not apply."""
-
-    sent_by_length: ClassVar[bool] = True
-    """Whether the bytes sent without a compressor depend on the row length only, not on the split into layers."""
-
-    uses_topology: ClassVar[bool] = True
-    """Whether the topology matters; if not, the run's ID excludes it."""
-
-    own_starts: ClassVar[bool] = False
-    """Whether workers may start from different models (a file's `x0 [n, d]`)."""
-
-    own_rates: ClassVar[bool] = True
-    """Whether each update uses one worker's learning rate, so that rates may differ (`lr_per_worker`)."""
-
-    only_local_between: ClassVar[bool] = False
-    """Whether a step between two communications is x_i + u_i only, which a worker may skip
-    (`steps_per_worker`)."""
-
-    has_local_steps: ClassVar[bool] = False
-    """Whether it supports `communication.every` although it needs the same graph in every round."""
-
-    mixes_models: ClassVar[bool] = False
-    """Whether workers send only models, through `Network.mix`, and no sum over workers is kept. `robust=` and `attack=`
-    require this."""
-
-    asynchronous: ClassVar[bool] = False
-    """Whether processes run without waiting for each other, so that a result across processes depends on their pace."""
-
-    as_sgd: ClassVar[dict[str, Any] | None] = {}
-    """Settings that make it plain SGD on the mean gradient on a complete graph, the reference of `decentral-check`.
-    None: no setting does."""
+    usual: ClassVar[dict[str, str]] = {}
+    """Its defaults of `topology=` and `compress=`; otherwise double binary trees with relayed messages, and none."""
 
     if TYPE_CHECKING:  # no settings
         local: LocalOptimizer
         """The local optimizer with its learning rate, set by `bind`. Neither configuration nor state."""
 
-        compressor: Compressor
+        compressor: Encoder
         """The compressor of messages (`compress=`), set by `bind`. Neither configuration nor state."""
 
-        taken: Callable[[int], Taken]
-        """Step t -> the number of steps that workers have taken before it: t, except for absences (`Attendance`)."""
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        for old in (name for name in _REPLACED if name in vars(cls)):
+            new = _REPLACED[old]
+            if isinstance(new, str):
+                raise ConfigError(f"{cls.__name__}.{old} no longer exists: define {new}.")
+            sign = "|" if bool(vars(cls)[old]) is (old not in _LIMITS) else "-"
+            cls.supports = cls.supports | {new} if sign == "|" else cls.supports - {new}
+            words = f"write supports = {cls.__mro__[1].__name__}.supports {sign} {{{new}}}"
+            warnings.warn(f"{cls.__name__}.{old} is deprecated: {words}.", FutureWarning, stacklevel=2)
 
     def bind(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
         """Return a copy of this algorithm that takes its local updates from `local`. Call it before `init`.
@@ -139,7 +141,7 @@ class Algorithm(Settings, ABC, where="algo"):
         from decentral.compression.dense import NoCompression
 
         bound = copy.copy(self)
-        bound.local, bound.compressor, bound.taken = local, compressor or NoCompression(), int
+        bound.local, bound.compressor = local, cast("Encoder", compressor or NoCompression())
         return bound
 
     @property
@@ -148,35 +150,24 @@ class Algorithm(Settings, ABC, where="algo"):
         return AcceptedCompression.nothing
 
     @property
-    def steps_per_message(self) -> int:
-        """Return the number of steps between two calls of the compressor, which counts messages."""
-        return 1
-
-    @property
-    def encoder(self) -> Encoder:
-        """Return the compressor as an `Encoder`, for an algorithm that takes only row-wise encoders."""
-        return cast("Encoder", self.compressor)
+    def period(self) -> int:
+        """Return the number of consecutive steps that belong together: a worker is absent in all of them or in none,
+        and messages are compressed once."""
+        return int(getattr(self, "period_steps", 1))
 
     def revision(self, of: RevisionOf) -> int:
         """Return the revision of its formula. From 2 on it is part of a run's ID, so that results of an earlier
         revision are not reused."""
         return 1
 
-    @classmethod
-    def in_rounds(cls) -> bool:
-        """Return whether it can run in synchronous steps of all workers."""
-        return True
-
-    def check_workers(self, num_workers: int) -> None:
-        """Raise ConfigError if the method does not support this number of workers; fast, without torch."""
-
-    def check_optimizer(self, optim: Any) -> None:
-        """Raise ConfigError if the method does not support this local optimizer; None: a script's torch optimizer."""
+    def check(self, num_workers: int, optim: Any) -> None:
+        """Raise ConfigError if the method does not support this number of workers, or this local optimizer (None: a
+        script's torch optimizer); fast, without torch."""
 
     @abstractmethod
     def init(self, x: Tensor, net: Network) -> Any:
-        """Return the state before step 0, for the initial models x [k, P], equal on all workers unless `own_starts`.
-        x is donated."""
+        """Return the state before step 0, for the initial models x [k, P], equal on all workers unless
+        `Feature.own_starts`. x is donated."""
 
     @abstractmethod
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
@@ -195,30 +186,13 @@ class Algorithm(Settings, ABC, where="algo"):
         """
         return s
 
-    def dilution(self, schedule: Rounds) -> float:
-        """Return the factor by which a local update counts less in the long run than in all-reduce at equal rate."""
-        return 1.0
-
-    def compression_stats(self, s: Any) -> Tensor | None:
-        """Return the compression error (`Compressor.compression_stats`) [k, 3]; None without compressed rows."""
-        return getattr(s, "compression_stats", None)
-
-    @property
-    def attends_steps(self) -> int:
-        """Return the number of consecutive steps in which absence is constant: absent in one, absent in all."""
-        return int(getattr(self, "period_steps", 1))
-
     def regroup(self, s: Any, net: Network, t: int) -> Any:
         """Return the state at the beginning of step t, whose set of present workers differs from the last step's."""
         return s
 
-    def taken_over(self, s: Any) -> tuple[Tensor, ...]:
-        """Return views [k, ..., P] of the parts of a model, which a returning worker copies together from neighbors."""
-        return (self.models(s),)
-
-    def corrections(self, s: Any) -> Tensor | None:
-        """Return a view [k, P] of the corrections that sum to zero over all workers; None if it has none."""
-        return None
+    def parts(self, s: Any) -> Parts:
+        """Return the parts of the state that are handed over when workers leave or return."""
+        return Parts((self.models(s),))
 
     def models(self, s: Any) -> Tensor:
         """Return the models x_i [k, P] of the local workers, as evaluated and deployed."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.algorithm import Algorithm, Parts
+from decentral.algorithms.features import Feature
 from decentral.compression.rows import AcceptedCompression
 from decentral.settings import setting
 
@@ -41,10 +42,11 @@ class AllReduce(Algorithm):
 
     name: str = "allreduce"
     overlap_backward: bool = setting(False, older=False)
-    own_rates: ClassVar[bool] = False
-    survives_loss: ClassVar[bool] = False
-    replicas: ClassVar[tuple[str, ...]] = ("x", "opt")
-    uses_topology: ClassVar[bool] = False
+    supports = (Algorithm.supports | {Feature.error_feedback}) - {
+        Feature.own_rates,
+        Feature.message_loss,
+        Feature.topology,
+    }
     takes = AcceptedCompression.means
 
     class State(NamedTuple):
@@ -69,3 +71,7 @@ class AllReduce(Algorithm):
         net.traffic.overlaps = False
         x, opt = self.local.adapt(s.x, g, s.opt, t)
         return self.State(x, r, memory, s.compression_stats, opt)
+
+    def parts(self, s: State) -> Parts:
+        """See `Algorithm`."""
+        return Parts(replicas=("x", "opt"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
+from decentral.algorithms.features import Feature
 from decentral.cluster.operations import Push, Slots, Take
 from decentral.optim.rows import add
 from decentral.topology.rounds import Need
@@ -48,12 +49,10 @@ class AsyncPushSum(AsynchronousAlgorithm):
     """
 
     name: str = "async_push_sum"
-    own_starts: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "one_peer_exponential"
+    supports = AsynchronousAlgorithm.supports | {Feature.own_starts, Feature.message_loss, Feature.plain_sgd}
+    usual: ClassVar = {"topology": "one_peer_exponential"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
     free_running: ClassVar[bool] = True
-    survives_loss: ClassVar[bool] = True
-    as_sgd: ClassVar[dict[str, Any] | None] = {}
 
     class State(NamedTuple):
         """De-biased models, push-sum weights and the local optimizer."""

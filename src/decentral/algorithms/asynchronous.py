@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.algorithms.given_events import read_events
 from decentral.cluster.operations import Gradient, Local
 from decentral.errors import ConfigError
@@ -61,18 +62,15 @@ class AsynchronousAlgorithm(Algorithm):
     Without a cluster all workers are equally fast and messages take no time.
     """
 
-    asynchronous: ClassVar[bool] = True
+    supports = Algorithm.supports - {
+        Feature.synchrony,
+        Feature.message_loss,
+        Feature.absence,
+        Feature.own_rates,
+        Feature.plain_sgd,
+    }
     free_running: ClassVar[bool] = False
     """Whether fast workers take more gradients; if not, all take equally many."""
-    survives_loss: ClassVar[bool] = False
-    survives_absence: ClassVar[bool] = False
-    own_rates: ClassVar[bool] = False
-    as_sgd: ClassVar[dict[str, Any] | None] = None
-
-    @classmethod
-    def in_rounds(cls) -> bool:
-        """Return whether it can also run in synchronous steps of all workers."""
-        return cls.step is not AsynchronousAlgorithm.step
 
     def given_events(self, num_workers: int) -> list[Event]:
         """Return the events given by a file; [] if time determines them."""
@@ -104,4 +102,9 @@ class AsynchronousAlgorithm(Algorithm):
                 old.copy_(value)
 
 
-__all__ = ["AsynchronousAlgorithm", "Gradient", "Local", "Team"]
+def in_rounds(algorithm: type[Algorithm]) -> bool:
+    """Return whether it can run in synchronous steps of all workers."""
+    return algorithm.step is not AsynchronousAlgorithm.step
+
+
+__all__ = ["AsynchronousAlgorithm", "Gradient", "Local", "Team", "in_rounds"]

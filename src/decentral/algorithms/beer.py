@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import Start
 from decentral.compression.gossip import send
 from decentral.compression.rows import AcceptedCompression
@@ -45,12 +46,11 @@ class BEER(Algorithm):
     name: str = "beer"
     gamma: float = setting(0.4, at_least=0, at_most=1)
     start: Start = Start.zero
-    usual_topology: ClassVar[str] = "ring"
-    survives_loss: ClassVar[bool] = False
+    usual: ClassVar = {"topology": "ring"}
+    supports = Algorithm.supports - {Feature.message_loss, Feature.plain_sgd}
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need.whole, Need.static, Need.doubly_stochastic, Need.symmetric, Need.connected}
     )
-    as_sgd: ClassVar = None
     takes = AcceptedCompression.payloads
 
     class State(NamedTuple):
@@ -81,12 +81,12 @@ class BEER(Algorithm):
         v = add(v, m)
         if t > 0:
             v = add(v, sub(Wp, p, out=g), self.gamma)
-            heard = send(self.encoder, sub(v, p, out=g), net, t)
+            heard = send(self.compressor, sub(v, p, out=g), net, t)
             p, Wp = heard.add_own(p), heard.add_mixed(Wp)
         d, opt = self.local.direction(copy(v, out=g), x, opt, t)
         x = sub(x, d, self.local.lr(t))
         x = add(x, sub(Wh, h, out=g), self.gamma)
-        heard = send(self.encoder, sub(x, h, out=g), net, t, message=1)
+        heard = send(self.compressor, sub(x, h, out=g), net, t, message=1)
         h, Wh = heard.add_own(h), heard.add_mixed(Wh)
         return self.State(x, h, Wh, v, p, Wp, m, compression_stats, opt)
 

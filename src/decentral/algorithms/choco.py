@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import Start
 from decentral.compression.gossip import send
 from decentral.compression.rows import AcceptedCompression
@@ -53,15 +54,14 @@ class Choco(Algorithm):
     """
 
     name: str = "choco"
-    gamma: float = setting(0.5, at_least=0, at_most=1)
+    gamma: float = setting(0.5, at_least=0, at_most=1, as_sgd=1)
     order: Order = Order.compress_then_combine
     start: Start = Start.initial
-    usual_topology: ClassVar[str] = "ring"
-    survives_loss: ClassVar[bool] = False
+    usual: ClassVar = {"topology": "ring"}
+    supports = Algorithm.supports - {Feature.message_loss}
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need.whole, Need.static, Need.doubly_stochastic, Need.symmetric, Need.connected}
     )
-    as_sgd: ClassVar = {"gamma": 1.0}
     takes = AcceptedCompression.payloads
 
     class State(NamedTuple):
@@ -85,7 +85,7 @@ class Choco(Algorithm):
         x, opt = self.local.adapt(x, g, opt, t)
         if self.order is Order.combine_then_compress:
             x = add(x, sub(s, h, out=g), self.gamma)
-        heard = send(self.encoder, sub(x, h, out=g), net, t)
+        heard = send(self.compressor, sub(x, h, out=g), net, t)
         h = heard.add_own(h)
         s = heard.add_mixed(s)
         if self.order is Order.compress_then_combine:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from decentral.algorithms.features import Feature
 from decentral.algorithms.given_events import read_draws
 from decentral.algorithms.states import WithCorrections
 from decentral.errors import ConfigError
@@ -58,18 +59,18 @@ class D2(WithCorrections):
     probability: float | None = setting(None, above=0, at_most=1, older=None)
     seed: int = setting(0, older=0)
     coins: str | None = setting(None, content=True, older=None)
-    usual_topology: ClassVar[str] = "ring"
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected, Need.d2_spectrum}
     )
-    has_local_steps: ClassVar[bool] = True
+    supports = WithCorrections.supports | {Feature.local_steps}
     lazy: ClassVar[bool] = False  # mix with W, not with (W + I) / 2
 
     def __post_init__(self) -> None:
         if self.coins is not None and self.probability is None:
             raise ConfigError(f"algo.coins={self.coins} needs their probability: also set algo.probability.")
 
-    def check_workers(self, num_workers: int) -> None:
+    def check(self, num_workers: int, optim: Any) -> None:
         """Raise ConfigError if the file of coins is invalid."""
         if self.coins is not None:
             _ = self._given

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.dpsgd import Mode
+from decentral.algorithms.features import Feature
 from decentral.optim.optimizer import by_taken
 from decentral.optim.rows import add, copy, scale, sub
 from decentral.settings import setting
@@ -48,11 +49,9 @@ class DAdam(Algorithm):
     epsilon: float = setting(1e-8, at_least=0)
     decoupled_decay: float = setting(0.0, at_least=0)
     accumulate_steps: int = setting(1, at_least=1)
-    own_starts: ClassVar[bool] = True
-    mixes_models: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    supports = (Algorithm.supports | {Feature.own_starts, Feature.robust_mixing}) - {Feature.plain_sgd}
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar = None
 
     class State(NamedTuple):
         """Models, both moments, accumulated gradients and the local optimizer."""
@@ -64,7 +63,7 @@ class DAdam(Algorithm):
         opt: Buffers
 
     @property
-    def attends_steps(self) -> int:
+    def period(self) -> int:
         """Return the number of steps per update of the moments."""
         return self.accumulate_steps
 
@@ -89,9 +88,9 @@ class DAdam(Algorithm):
 
     def adam(self, g: Tensor, m: Tensor, v: Tensor, a: Tensor, t: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return m^ / (sqrt(v^) + epsilon) [k, P] in new memory, and the updated m, v and a."""
-        beta1, beta2, s = self.beta1, self.beta2, self.accumulate_steps
-        of_m = by_taken(self.taken(t), lambda t: 1 - beta1 ** -(-(t + 1) // s), g)
-        of_v = by_taken(self.taken(t), lambda t: sqrt(1 - beta2 ** -(-(t + 1) // s)), g)
+        beta1, beta2, s, taken = self.beta1, self.beta2, self.accumulate_steps, getattr(self.local, "taken", int)(t)
+        of_m = by_taken(taken, lambda t: 1 - beta1 ** -(-(t + 1) // s), g)
+        of_v = by_taken(taken, lambda t: sqrt(1 - beta2 ** -(-(t + 1) // s)), g)
         d = v.addcmul(g, g, value=1 - beta2).sqrt_().div_(of_v).add_(self.epsilon)
         d = m.add(g, alpha=1 - beta1).div_(of_m).div_(d)
         if s > 1:

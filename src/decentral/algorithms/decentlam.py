@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from decentral.algorithms.states import WithMomentum
 from decentral.optim.optimizer import is_zero
@@ -36,10 +36,9 @@ class DecentLaM(WithMomentum):
     """
 
     name: str = "decentlam"
-    beta: float = setting(0.9, at_least=0, below=1)
-    usual_topology: ClassVar[str] = "ring"
+    beta: float = setting(0.9, at_least=0, below=1, as_sgd=0)
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.symmetric, Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
 
     def step(self, s: WithMomentum.State, oracle: Oracle, net: Network, t: int) -> WithMomentum.State:
         """Take one gradient and one round of averaging."""

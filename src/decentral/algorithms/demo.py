@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.compression.rows import AcceptedCompression, Address
 from decentral.optim.rows import add, scale, sub
 from decentral.settings import setting
@@ -42,13 +43,14 @@ class DeMo(Algorithm):
     subtract: float = setting(1.0, at_least=0, at_most=1)
     signed: bool = True
     decoupled_decay: float = setting(0.0, at_least=0)
-    usual_compress: ClassVar[str] = "dct_topk"
-    own_residuals: ClassVar[bool] = True
-    own_rates: ClassVar[bool] = False
-    survives_loss: ClassVar[bool] = False
-    survives_absence: ClassVar[bool] = False
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar = None
+    usual: ClassVar = {"compress": "dct_topk"}
+    supports = Algorithm.supports - {
+        Feature.own_rates,
+        Feature.message_loss,
+        Feature.absence,
+        Feature.topology,
+        Feature.plain_sgd,
+    }
     takes = AcceptedCompression.senders
 
     class State(NamedTuple):
@@ -66,7 +68,7 @@ class DeMo(Algorithm):
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """Take one gradient, one all-gather and one update."""
         x, D, compression_stats, opt = s
-        C, lr = self.encoder, self.local.lr(t)
+        C, lr = self.compressor, self.local.lr(t)
         g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
         D = add(scale(D, self.decay), g, alpha=lr)
         here = [Address(worker, t) for worker in net.workers]

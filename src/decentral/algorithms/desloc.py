@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import OnlyModels
 from decentral.errors import ConfigError
 from decentral.settings import setting
@@ -45,16 +46,13 @@ class DESLOC(OnlyModels):
     """
 
     name: str = "desloc"
-    period_steps: int = setting(32, at_least=1)
+    period_steps: int = setting(32, at_least=1, as_sgd=1)
     state_factors: list[int] = setting([3, 6], at_least=0)
     state_periods: list[int] = setting([], at_least=0)
     order: Order = Order.after
-    survives_loss: ClassVar[bool] = False
-    survives_absence: ClassVar[bool] = False
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
+    supports = OnlyModels.supports - {Feature.message_loss, Feature.absence, Feature.topology}
 
-    def check_optimizer(self, optim: Any) -> None:
+    def check(self, num_workers: int, optim: Any) -> None:
         """See `Algorithm`."""
         known = getattr(optim, "num_buffers", None)
         if known is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.algorithm import Algorithm, Parts
+from decentral.algorithms.features import Feature
 from decentral.optim.rows import add, copy, scale, sub
 from decentral.settings import setting
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.algorithm import Buffers, Oracle, Rows
     from decentral.network.network import Network
-    from decentral.topology.rounds import Rounds
 
 
 def outer_step(phi: Tensor, v: Tensor, D: Tensor, lr: float, mu: float, nesterov: bool = True) -> tuple[Tensor, Tensor]:
@@ -40,15 +40,11 @@ class DiLoCo(Algorithm):
     """
 
     name: str = "diloco"
-    period_steps: int = setting(50, at_least=1)
-    outer_lr: float = setting(0.7, at_least=0)
-    outer_momentum: float = setting(0.9, at_least=0, below=1)
+    period_steps: int = setting(50, at_least=1, as_sgd=1)
+    outer_lr: float = setting(0.7, at_least=0, as_sgd=1)
+    outer_momentum: float = setting(0.9, at_least=0, below=1, as_sgd=0)
     nesterov: bool = True
-    only_local_between: ClassVar[bool] = True
-    survives_loss: ClassVar[bool] = False
-    replicas: ClassVar[tuple[str, ...]] = ("phi", "v")
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}
+    supports = (Algorithm.supports | {Feature.own_steps}) - {Feature.message_loss, Feature.topology}
 
     class State(NamedTuple):
         """Models, the last outer model, outer momentum, and the local optimizer."""
@@ -80,6 +76,6 @@ class DiLoCo(Algorithm):
         """Start returning workers at phi, as all workers start a period."""
         return s._replace(x=copy(s.phi, out=s.x))
 
-    def dilution(self, schedule: Rounds) -> float:
-        """Return (1 - mu) / outer_lr: an update counts outer_lr (1 + mu + mu^2 + ...) times in the long run."""
-        return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0
+    def parts(self, s: State) -> Parts:
+        """See `Algorithm`."""
+        return Parts(replicas=("phi", "v"))

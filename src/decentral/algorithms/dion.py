@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.compression.powersgd import PowerSGD
 from decentral.host.machine import Lazy
 from decentral.optim.muon import hidden_matrices
@@ -18,9 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.algorithms.algorithm import Buffers, Oracle, Rows, Shared
-    from decentral.compression.compressor import Compressor
     from decentral.network.network import Network
-    from decentral.optim.optimizer import LocalOptimizer
 else:
     torch = Lazy("torch")
 
@@ -35,14 +35,8 @@ class _Thin(PowerSGD):
         return min(self.rank, a, b) if self.hidden[number] else 0
 
 
-class _Layered(Algorithm):
-    """State bound to the layout of rows; no setting."""
-
-    _thin: _Thin
-
-
 @dataclass
-class Dion(_Layered):
+class Dion(Algorithm):
     """Dion: orthonormal low-rank updates; only low-rank factors of the workers' momenta are averaged.
 
         for each hidden matrix [a, b]:
@@ -73,12 +67,14 @@ class Dion(_Layered):
     mu: float = setting(0.95, at_least=0, below=1)
     others: list[str] = setting(["embedding", "tokens", "places", "head"])
     others_last: bool = True
-    sent_by_length: ClassVar[bool] = False
-    own_rates: ClassVar[bool] = False
-    survives_loss: ClassVar[bool] = False
-    survives_absence: ClassVar[bool] = False
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar = None
+    supports = Algorithm.supports - {
+        Feature.timeline,
+        Feature.own_rates,
+        Feature.message_loss,
+        Feature.absence,
+        Feature.topology,
+        Feature.plain_sgd,
+    }
 
     class State(NamedTuple):
         """Models, momenta, the right factors of all matrices, and the local optimizer."""
@@ -88,13 +84,13 @@ class Dion(_Layered):
         Q: Shared
         opt: Buffers
 
-    def bind(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
-        """See `Algorithm.bind`; the (identity) compressor knows the layout of the rows."""
-        bound = super().bind(local, compressor)
-        layout = bound.compressor.layout
-        bound._thin = _Thin(rank=self.rank).bound(layout, 0)
-        bound._thin.hidden = hidden_matrices(layout, self.others, self.others_last)
-        return bound
+    @cached_property
+    def _thin(self) -> _Thin:
+        """The factors of the rows, whose layout the (identity) compressor knows."""
+        layout = self.compressor.layout
+        thin = _Thin(rank=self.rank).bound(layout, 0)
+        thin.hidden = hidden_matrices(layout, self.others, self.others_last)
+        return thin
 
     def init(self, x: Tensor, net: Network) -> State:
         """Return the models x [k, P], M = 0, a normal Q per parameter, and the local optimizer before step 0."""

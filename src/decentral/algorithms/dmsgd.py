@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import beside_zeros
 from decentral.optim.rows import add, scale, sub
 from decentral.settings import setting
@@ -45,11 +46,10 @@ class DmSGD(Algorithm):
 
     name: str = "dmsgd"
     form: Form = Form.yu
-    beta: float = setting(0.9, at_least=0, below=1)
-    own_starts: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    beta: float = setting(0.9, at_least=0, below=1, as_sgd=0)
+    supports = Algorithm.supports | {Feature.own_starts}
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
 
     class State(NamedTuple):
         """Models with their momentum, and the local optimizer."""

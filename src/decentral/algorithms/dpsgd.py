@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.compression.rows import AcceptedCompression
 from decentral.optim.rows import add
 from decentral.topology.rounds import Need
@@ -44,10 +45,8 @@ class DPSGD(Algorithm):
 
     name: str = "dpsgd"
     mode: Mode = Mode.atc
-    own_starts: ClassVar[bool] = True
-    only_local_between: ClassVar[bool] = True
-    mixes_models: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    supports = Algorithm.supports | {Feature.own_starts, Feature.own_steps, Feature.robust_mixing}
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
     class State(NamedTuple):
@@ -71,7 +70,7 @@ class DPSGD(Algorithm):
         x, compression_stats, opt = s
         if self.mode is Mode.atc:
             y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
-            x = self.encoder.mix(y, net, t)
+            x = self.compressor.mix(y, net, t)
         else:
             mixing = net.begin_mix(x, t)  # sum_j W_ij x_j, in flight
             g = oracle(x)

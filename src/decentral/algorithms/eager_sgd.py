@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
+from decentral.algorithms.features import Feature
 from decentral.cluster.groups import Groups, Join
 from decentral.cluster.operations import Mean
 from decentral.randomness import address
@@ -50,7 +51,7 @@ class EagerSGD(AsynchronousAlgorithm):
     name: str = "eager_sgd"
     collective: Partial = Partial.solo
     period_steps: int = setting(32, at_least=1)
-    uses_topology: ClassVar[bool] = False
+    supports = AsynchronousAlgorithm.supports - {Feature.topology}
 
     class State(NamedTuple):
         """Models, send buffers, and the local optimizer."""
@@ -59,7 +60,7 @@ class EagerSGD(AsynchronousAlgorithm):
         send: Rows  # [n, P]
         opt: Buffers
 
-    def check_workers(self, num_workers: int) -> None:
+    def check(self, num_workers: int, optim: Any) -> None:
         """Raise ConfigError unless n is a power of two."""
         GroupSchedule(num_workers, num_workers, False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import OnlyModels
 from decentral.topology.rounds import Need
 
@@ -26,8 +27,8 @@ class EpidemicLearning(OnlyModels):
     """
 
     name: str = "epidemic_learning"
-    only_local_between: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "epidemic"
+    supports = OnlyModels.supports | {Feature.own_steps}
+    usual: ClassVar = {"topology": "epidemic"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.row_stochastic, Need.connected})
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from decentral.algorithms.d2 import D2
+from decentral.algorithms.features import Feature
 from decentral.topology.rounds import Need
 
 
@@ -23,5 +24,5 @@ class ExactDiffusion(D2):
 
     name: str = "exact_diffusion"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar[dict[str, Any] | None] = None
+    supports = D2.supports - {Feature.plain_sgd}
     lazy: ClassVar[bool] = True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import WithCorrections
 from decentral.optim.rows import add, sub
 from decentral.topology.rounds import Need
@@ -32,9 +33,9 @@ class EXTRA(WithCorrections):
     """
 
     name: str = "extra"
-    usual_topology: ClassVar[str] = "ring"
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar[dict[str, Any] | None] = None
+    supports = WithCorrections.supports - {Feature.plain_sgd}
 
     def step(self, s: WithCorrections.State, oracle: Oracle, net: Network, t: int) -> WithCorrections.State:
         """Take one gradient and one round of averaging."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.algorithm import Algorithm, Parts
+from decentral.algorithms.features import Feature
 from decentral.optim.rows import add, copy, sub
 from decentral.settings import setting
 from decentral.topology.rounds import Need
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.algorithm import Buffers, Oracle, Rows
     from decentral.network.network import Network
-    from decentral.topology.rounds import Rounds
 
 
 @dataclass
@@ -35,15 +35,12 @@ class GASLoC(Algorithm):
     """
 
     name: str = "gasloc"
-    period_steps: int = setting(50, at_least=1)
-    outer_lr: float = setting(0.7, at_least=0)
-    outer_momentum: float = setting(0.9, at_least=0, below=1)
-    own_starts: ClassVar[bool] = True
-    only_local_between: ClassVar[bool] = True
-    mixes_models: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    period_steps: int = setting(50, at_least=1, as_sgd=1)
+    outer_lr: float = setting(0.7, at_least=0, as_sgd=1)
+    outer_momentum: float = setting(0.9, at_least=0, below=1, as_sgd=0)
+    supports = Algorithm.supports | {Feature.own_starts, Feature.own_steps, Feature.robust_mixing}
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}
 
     class State(NamedTuple):
         """Current models, models and y of the last outer step, and the local optimizer."""
@@ -70,10 +67,6 @@ class GASLoC(Algorithm):
             before, phi = copy(y, out=before), copy(x, out=phi)
         return self.State(x, phi, before, opt)
 
-    def taken_over(self, s: State) -> tuple[Tensor, ...]:
+    def parts(self, s: State) -> Parts:
         """Return x, phi and y: with x alone, x - phi would be a step that no worker took."""
-        return s.x, s.phi, s.y
-
-    def dilution(self, schedule: Rounds) -> float:
-        """Return (1 - mu) / outer_lr, as DiLoCo."""
-        return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0
+        return Parts((s.x, s.phi, s.y))

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.algorithm import Algorithm, Parts
 from decentral.algorithms.dpsgd import Mode
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import beside_zeros
 from decentral.errors import ConfigError
 from decentral.optim.rows import add, copy, scale, sub
@@ -52,8 +53,8 @@ class GradientTracking(Algorithm):
     name: str = "gradient_tracking"
     mode: Mode = field(default=Mode.atc, metadata={"older": Mode.atc})
     tracked: Tracked = field(default=Tracked.last, metadata={"older": Tracked.last})
-    own_starts: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    supports = Algorithm.supports | {Feature.own_starts, Feature.corrections}
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
     class State(NamedTuple):
@@ -107,9 +108,9 @@ class GradientTracking(Algorithm):
             return self.State(xc, D.zero_(), opt)
         return self.State(s.xc, D, opt)
 
-    def corrections(self, s: State) -> Tensor:
-        """Return the c_i [k, P]."""
-        return s.xc[:, 1]
+    def parts(self, s: State) -> Parts:
+        """Return the x_i and the c_i [k, P]."""
+        return Parts((self.models(s),), corrections=s.xc[:, 1])
 
     def models(self, s: State) -> Tensor:
         """Return the x_i [k, P], without their corrections."""

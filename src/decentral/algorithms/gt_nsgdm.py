@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.optim.rows import add, divide, scale, sub
 from decentral.settings import setting
 from decentral.topology.rounds import Need
@@ -34,10 +35,9 @@ class GTNSGDm(Algorithm):
 
     name: str = "gt_nsgdm"
     beta: float = setting(0.9, at_least=0, below=1)
-    own_starts: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    supports = (Algorithm.supports | {Feature.own_starts}) - {Feature.plain_sgd}
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar = None
 
     class State(NamedTuple):
         """Models, momentum, its tracked mean and the local optimizer."""

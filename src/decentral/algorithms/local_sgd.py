@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
+from decentral.algorithms.algorithm import Parts
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import OnlyModels
 from decentral.settings import setting
 
@@ -25,12 +27,8 @@ class LocalSGD(OnlyModels):
     """
 
     name: str = "local_sgd"
-    period_steps: int = setting(4, at_least=1)
-    only_local_between: ClassVar[bool] = True
-    survives_loss: ClassVar[bool] = False
-    replicas: ClassVar[tuple[str, ...]] = ("x",)
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
+    period_steps: int = setting(4, at_least=1, as_sgd=1)
+    supports = (OnlyModels.supports | {Feature.own_steps}) - {Feature.message_loss, Feature.topology}
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """Take one local update, and all-reduce the models at the end of a period."""
@@ -39,3 +37,7 @@ class LocalSGD(OnlyModels):
         if (t + 1) % self.period_steps == 0:
             x = net.mean(x)
         return self.State(x, opt)
+
+    def parts(self, s: OnlyModels.State) -> Parts:
+        """See `Algorithm`."""
+        return Parts(replicas=("x",))

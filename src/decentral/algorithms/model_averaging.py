@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from decentral.algorithms.algorithm import Parts
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import OnlyModels
 
 if TYPE_CHECKING:
@@ -23,9 +25,7 @@ class ModelAveraging(OnlyModels):
     """
 
     name: str = "model_averaging"
-    survives_loss: ClassVar[bool] = False
-    replicas: ClassVar[tuple[str, ...]] = ("x",)
-    uses_topology: ClassVar[bool] = False
+    supports = OnlyModels.supports - {Feature.message_loss, Feature.topology}
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """Take one local update and all-reduce the models."""
@@ -33,3 +33,7 @@ class ModelAveraging(OnlyModels):
         y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_i + u_i
         x = net.mean(y)
         return self.State(x, opt)
+
+    def parts(self, s: OnlyModels.State) -> Parts:
+        """See `Algorithm`."""
+        return Parts(replicas=("x",))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.algorithm import Algorithm, Parts
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import beside_zeros
 from decentral.optim.rows import add, scale, sub
 from decentral.settings import setting
@@ -38,10 +39,9 @@ class MomentumTracking(Algorithm):
 
     name: str = "momentum_tracking"
     beta: float = setting(0.9, at_least=0, below=1)
-    own_starts: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    supports = (Algorithm.supports | {Feature.own_starts, Feature.corrections}) - {Feature.plain_sgd}
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar = None
 
     class State(NamedTuple):
         """Models with their corrections, momentum and the local optimizer."""
@@ -67,9 +67,9 @@ class MomentumTracking(Algorithm):
         c = add(c, m)  # W (c - m) + m
         return self.State(xc, m, opt)
 
-    def corrections(self, s: State) -> Tensor:
-        """Return the c_i [k, P]."""
-        return s.xc[:, 1]
+    def parts(self, s: State) -> Parts:
+        """Return the x_i and the c_i [k, P]."""
+        return Parts((self.models(s),), corrections=s.xc[:, 1])
 
     def models(self, s: State) -> Tensor:
         """Return the x_i [k, P], without their corrections."""

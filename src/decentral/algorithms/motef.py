@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from decentral.algorithms.beer import BEER
+from decentral.algorithms.features import Feature
 from decentral.optim.rows import add, copy, scale
 from decentral.settings import setting
 
@@ -28,7 +29,7 @@ class MoTEF(BEER):
 
     name: str = "motef"
     lam: float = setting(0.1, above=0, at_most=1)
-    as_sgd: ClassVar = None
+    supports = BEER.supports - {Feature.plain_sgd}
 
     def momentum(self, g: Tensor, m: Tensor, t: int) -> Tensor:
         """Return m^t = (1 - lam) m^{t-1} + lam g^t, from m^0 = g^0."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.algorithm import Algorithm, Parts
+from decentral.algorithms.features import Feature
 from decentral.errors import ConfigError
 from decentral.optim.rows import add, copy, scale, sub
 from decentral.randomness import numpy_generator
@@ -49,21 +50,14 @@ class NoLoCo(Algorithm):
     """
 
     name: str = "noloco"
-    period_steps: int = setting(50, at_least=1)
-    outer_lr: float = setting(0.7, at_least=0)
-    outer_momentum: float = setting(0.5, at_least=0, below=1)
-    consensus: float = setting(0.7, at_least=0, below=2)
-    group_size: int = setting(2, at_least=2)
+    period_steps: int = setting(50, at_least=1, as_sgd=1)
+    outer_lr: float = setting(0.7, at_least=0, as_sgd=1)
+    outer_momentum: float = setting(0.5, at_least=0, below=1, as_sgd=0)
+    consensus: float = setting(0.7, at_least=0, below=2, as_sgd=1)
+    group_size: int = setting(2, at_least=2, as_sgd=1000)
     seed: int = 0
     pairs: str | None = setting(None, content=True, older=None)
-    own_starts: ClassVar[bool] = True
-    only_local_between: ClassVar[bool] = True
-    survives_loss: ClassVar[bool] = False
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar[dict[str, Any] | None] = {
-        **{"period_steps": 1, "outer_lr": 1, "outer_momentum": 0, "consensus": 1},
-        "group_size": 1000,
-    }
+    supports = (Algorithm.supports | {Feature.own_starts, Feature.own_steps}) - {Feature.message_loss, Feature.topology}
 
     class State(NamedTuple):
         """Current models, models after the last outer step, outer momentum, and the local optimizer."""
@@ -91,9 +85,9 @@ class NoLoCo(Algorithm):
             x = copy(phi, out=x)
         return self.State(x, phi, d, opt)
 
-    def taken_over(self, s: State) -> tuple[Tensor, ...]:
+    def parts(self, s: State) -> Parts:
         """Return x and phi: with x alone, x - phi would be a step that no worker took."""
-        return s.x, s.phi
+        return Parts((s.x, s.phi))
 
     def groups(self, n: int, round: int) -> MixingMatrix:
         """Return Q of the outer step `round` = 0, 1, ...: symmetric, 1 / size in every group."""
@@ -106,7 +100,7 @@ class NoLoCo(Algorithm):
         same = of[:, None] == of
         return MixingMatrix.of(same / same.sum(axis=1, keepdims=True))
 
-    def check_workers(self, num_workers: int) -> None:
+    def check(self, num_workers: int, optim: Any) -> None:
         """Raise ConfigError if the given pairs do not match the number of workers or do not keep the mean."""
         if self.pairs is None:
             return
@@ -128,10 +122,6 @@ class NoLoCo(Algorithm):
         graphs = File(path=self.pairs)
         graphs.implied_num_workers()  # raises if the file is missing
         return _read(str(self.pairs), file_digest(at_home(str(self.pairs))), num_workers)
-
-    def dilution(self, schedule: Rounds) -> float:
-        """Return (1 - a) / b."""
-        return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0
 
 
 @lru_cache(maxsize=4)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.algorithm import Algorithm, Parts
 from decentral.algorithms.dpsgd import Mode
+from decentral.algorithms.features import Feature
 from decentral.optim.rows import add, sub
 from decentral.topology.rounds import Need
 
@@ -39,8 +40,8 @@ class PushDIGing(Algorithm):
 
     name: str = "push_diging"
     mode: Mode = Mode.atc
-    own_starts: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "one_peer_exponential"
+    supports = Algorithm.supports | {Feature.own_starts, Feature.corrections}
+    usual: ClassVar = {"topology": "one_peer_exponential"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
 
     class State(NamedTuple):
@@ -70,6 +71,6 @@ class PushDIGing(Algorithm):
         c = sub(q, u)
         return self.State(z, c, w, opt)
 
-    def corrections(self, s: State) -> Tensor:
-        """Return the c_i [k, P]."""
-        return s.c
+    def parts(self, s: State) -> Parts:
+        """Return the x_i and the c_i [k, P]."""
+        return Parts((self.models(s),), corrections=s.c)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import WithMomentum
 from decentral.optim.optimizer import is_zero
 from decentral.optim.rows import add, copy, scale, sub
@@ -33,13 +34,12 @@ class QGDPSGD(WithMomentum):
     """
 
     name: str = "qg_dpsgd"
-    beta: float = setting(0.9, at_least=0, below=1)
+    beta: float = setting(0.9, at_least=0, below=1, as_sgd=0)
     nesterov: bool = True
     a: float | None = setting(None, above=0, at_most=1, hint="or null for 1 - algo.beta", older=None)
-    mixes_models: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "ring"
+    supports = WithMomentum.supports | {Feature.robust_mixing}
+    usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
 
     def step(self, s: WithMomentum.State, oracle: Oracle, net: Network, t: int) -> WithMomentum.State:
         """Take one gradient and one round of averaging."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.optim.rows import add, copy, sub
 from decentral.topology.rounds import Need
 
@@ -31,8 +32,11 @@ class RelayMean(Algorithm):
 
     name: str = "relay_mean"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
-    needs_samples: ClassVar[bool] = True
-    survives_absence: ClassVar[bool] = False  # every step counts the samples seen
+    supports = Algorithm.supports - {
+        Feature.training,
+        Feature.own_rates,
+        Feature.absence,
+    }  # every step counts the samples seen
 
     class State(NamedTuple):
         """Estimates, the last messages with their counts, and the running sums."""

@@ -26,18 +26,18 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.compression.rows import AcceptedCompression
 from decentral.errors import ConfigError
 from decentral.optim.rows import add, copy
 from decentral.settings import setting
-from decentral.topology.rounds import Need, mean_delay
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.algorithms.algorithm import Buffers, EdgeRows, Oracle, Rows, Shared
     from decentral.network.network import Network
-    from decentral.topology.rounds import Rounds
 
 
 class Fill(Enum):
@@ -97,8 +97,7 @@ class RelaySGD(Algorithm):
     correct_lr: bool = False
     initial_count: int = setting(0, choices=(0, 1))
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
-    has_local_steps: ClassVar[bool] = True
-    only_local_between: ClassVar[bool] = True
+    supports = Algorithm.supports | {Feature.local_steps, Feature.own_steps}
     takes = AcceptedCompression.rows
 
     class State(NamedTuple):
@@ -135,14 +134,10 @@ class RelaySGD(Algorithm):
         if self.overlap:
             net.arrive()  # the messages of the previous step
             x = self.average(y, m, c, s, net)
-        m, c = self.encoder.relay(y, m, net, t, later=self.overlap), net.relay_counts(c, t)
+        m, c = self.compressor.relay(y, m, net, t, later=self.overlap), net.relay_counts(c, t)
         if not self.overlap:
             x = self.average(y, m, c, s, net)
         return self.State(x, m, c, x0, compression_stats, opt)
-
-    def dilution(self, schedule: Rounds) -> float:
-        """Return 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), unless `correct_lr` compensates for it."""
-        return 1.0 if self.correct_lr else 1 + mean_delay(schedule, self.overlap)
 
     def average(self, y: Tensor, m: Tensor, c: Tensor, s: State, net: Network) -> Tensor:
         """Return x^{t+1} = 1/n (y_i + sum_j m_{j->i} + (n - n_i) fill_i) [k, P], in the memory of s.x."""

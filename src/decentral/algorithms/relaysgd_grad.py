@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.optim.rows import add
 from decentral.topology.rounds import Need
 
@@ -31,8 +32,7 @@ class RelaySGDGrad(Algorithm):
 
     name: str = "relaysgd_grad"
     receiver_lr: bool = False
-    own_rates: ClassVar[bool] = False
-    stale_returns: ClassVar[bool] = False  # missed updates are never resent
+    supports = Algorithm.supports - {Feature.own_rates, Feature.stale_return}  # missed updates are never resent
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
 
     class State(NamedTuple):

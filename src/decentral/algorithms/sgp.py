@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.optim.rows import add
 from decentral.settings import setting
 from decentral.topology.rounds import Need
@@ -39,9 +40,8 @@ class SGP(Algorithm):
     name: str = "sgp"
     rounds: int = setting(1, at_least=1)
     authors_rounds: bool = False
-    own_starts: ClassVar[bool] = True
-    only_local_between: ClassVar[bool] = True
-    usual_topology: ClassVar[str] = "one_peer_exponential"
+    supports = Algorithm.supports | {Feature.own_starts, Feature.own_steps}
+    usual: ClassVar = {"topology": "one_peer_exponential"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
 
     class State(NamedTuple):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.features import Feature
 from decentral.compression.rows import AcceptedCompression
 from decentral.optim.rows import copy, scale, sub
 from decentral.settings import setting
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.algorithm import Buffers, Oracle, RevisionOf, Rows, Shared
     from decentral.network.network import Network
-    from decentral.topology.rounds import Rounds
 
 
 class MeanOf(Enum):
@@ -44,15 +44,15 @@ class SparseLoCo(Algorithm):
     """
 
     name: str = "sparseloco"
-    period_steps: int = setting(30, at_least=1)
+    period_steps: int = setting(30, at_least=1, as_sgd=1)
     outer_lr: float = setting(1.0, at_least=0)
     error_decay: float = setting(0.95, at_least=0, at_most=1)
     mean_of: MeanOf = setting(MeanOf.workers, older=MeanOf.workers)
-    only_local_between: ClassVar[bool] = True
-    survives_loss: ClassVar[bool] = False
-    survives_absence: ClassVar[bool] = False
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
+    supports = (Algorithm.supports | {Feature.own_steps, Feature.error_feedback}) - {
+        Feature.message_loss,
+        Feature.absence,
+        Feature.topology,
+    }
 
     class State(NamedTuple):
         """Models, the last outer model, residuals, the compressor's memory, and the local optimizer."""
@@ -68,11 +68,6 @@ class SparseLoCo(Algorithm):
     def takes(self) -> AcceptedCompression:
         """Return all compressors; with mean_of=senders, those whose messages list their coordinates."""
         return AcceptedCompression.means if self.mean_of is MeanOf.workers else AcceptedCompression.senders
-
-    @property
-    def steps_per_message(self) -> int:
-        """Return H."""
-        return self.period_steps
 
     def revision(self, of: RevisionOf) -> int:
         """Return 2 with a warm-up of the compressor, which took H times as long in revision 1."""
@@ -90,13 +85,9 @@ class SparseLoCo(Algorithm):
         if (t + 1) % self.period_steps == 0:
             D, e = sub(phi, x, out=x), scale(e, self.error_decay)
             if self.mean_of is MeanOf.senders:
-                D, e, memory = self.encoder.combine(D, e, memory, net, t // self.period_steps, of_senders=True)
+                D, e, memory = self.compressor.combine(D, e, memory, net, t // self.period_steps, of_senders=True)
             else:
                 D, e, memory = self.compressor.combine(D, e, memory, net, t // self.period_steps)
             phi = sub(phi, D, alpha=self.outer_lr)
             x = copy(phi, out=x)
         return self.State(x, phi, e, memory, compression_stats, opt)
-
-    def dilution(self, schedule: Rounds) -> float:
-        """Return 1 / outer_lr."""
-        return 1 / self.outer_lr if self.outer_lr else 1.0

@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.diloco import DiLoCo
+from decentral.algorithms.features import Feature
 from decentral.algorithms.given_events import read_draws
 from decentral.algorithms.states import OnlyModels
 from decentral.errors import ConfigError
@@ -45,14 +46,13 @@ class Drawn(Algorithm):
     """
 
     name: str
-    share: float = setting(0.005, at_least=0, at_most=1)
+    share: float = setting(0.005, at_least=0, at_most=1, as_sgd=1)
     select: Select = Select.random
     seed: int = 0
     masks: str | None = setting(None, content=True)
-    survives_loss: ClassVar[bool] = False
-    uses_topology: ClassVar[bool] = False
+    supports = Algorithm.supports - {Feature.message_loss, Feature.topology}
 
-    def check_workers(self, num_workers: int) -> None:
+    def check(self, num_workers: int, optim: Any) -> None:
         """Raise ConfigError if the file of masks is invalid."""
         if self.masks is not None:
             _ = self._given
@@ -113,7 +113,7 @@ class SPARTA(Drawn, OnlyModels):
     """
 
     name: str = "sparta"
-    as_sgd: ClassVar[dict[str, Any] | None] = {"share": 1}
+    supports = Drawn.supports | {Feature.own_starts}
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """Take one local update and all-reduce the drawn coordinates."""
@@ -136,7 +136,6 @@ class SpartaDiLoCo(Drawn, DiLoCo):
     """
 
     name: str = "sparta_diloco"
-    only_local_between: ClassVar[bool] = False
 
     def step(self, s: DiLoCo.State, oracle: Oracle, net: Network, t: int) -> DiLoCo.State:
         """Take one local update, all-reduce the drawn coordinates, and at the end of a period take an outer step."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.algorithm import Algorithm, Parts
+from decentral.algorithms.features import Feature
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +29,7 @@ class Start(Enum):
 class OnlyModels(Algorithm):
     """An algorithm whose state is the models and the local optimizer."""
 
-    own_starts: ClassVar[bool] = True
+    supports = Algorithm.supports | {Feature.own_starts}
 
     class State(NamedTuple):
         """Models and the local optimizer."""
@@ -44,7 +45,7 @@ class OnlyModels(Algorithm):
 class WithCorrections(Algorithm):
     """An algorithm that keeps a correction c_i for each worker and adds it to the model before averaging."""
 
-    own_starts: ClassVar[bool] = True
+    supports = Algorithm.supports | {Feature.own_starts, Feature.corrections}
 
     class State(NamedTuple):
         """Models, corrections and the local optimizer."""
@@ -57,15 +58,15 @@ class WithCorrections(Algorithm):
         """Return the models x [k, P], c^0 = 0, and the local optimizer before step 0."""
         return self.State(x, x.new_zeros(x.shape), self.local.init(x))
 
-    def corrections(self, s: State) -> Tensor:
-        """Return the c_i [k, P]."""
-        return s.c
+    def parts(self, s: State) -> Parts:
+        """Return the x_i and the c_i [k, P]."""
+        return Parts((self.models(s),), corrections=s.c)
 
 
 class WithMomentum(Algorithm):
     """An algorithm that keeps a momentum m_i for each worker, separate from the local optimizer's."""
 
-    own_starts: ClassVar[bool] = True
+    supports = Algorithm.supports | {Feature.own_starts}
 
     class State(NamedTuple):
         """Models, momentum and the local optimizer."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.diloco import outer_step
+from decentral.algorithms.features import Feature
 from decentral.errors import ConfigError
 from decentral.optim.rows import add, scale, sub
 from decentral.settings import setting
-from decentral.topology.rounds import Rounds, Split, slices
+from decentral.topology.rounds import Split, slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,17 +39,14 @@ class StreamingDiLoCo(Algorithm):
     """
 
     name: str = "streaming_diloco"
-    period_steps: int = setting(50, at_least=1)
-    fragments: int = setting(5, at_least=1)
+    period_steps: int = setting(50, at_least=1, as_sgd=1)
+    fragments: int = setting(5, at_least=1, as_sgd=1)
     delay_steps: int = setting(0, at_least=0)
     own_share: float = setting(0.0, at_least=0, below=1)
-    outer_lr: float = setting(0.7, at_least=0)
-    outer_momentum: float = setting(0.9, at_least=0, below=1)
+    outer_lr: float = setting(0.7, at_least=0, as_sgd=1)
+    outer_momentum: float = setting(0.9, at_least=0, below=1, as_sgd=0)
     split: Split = Split.contiguous
-    survives_loss: ClassVar[bool] = False
-    survives_absence: ClassVar[bool] = False
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "fragments": 1, "outer_lr": 1, "outer_momentum": 0}
+    supports = Algorithm.supports - {Feature.message_loss, Feature.absence, Feature.topology}
 
     class State(NamedTuple):
         """Models, the last outer model, outer momentum, the part in flight, and the local optimizer."""
@@ -76,11 +74,6 @@ class StreamingDiLoCo(Algorithm):
     def every(self) -> int:
         """Return the number of steps between two parts."""
         return self.period_steps // self.fragments
-
-    def dilution(self, schedule: Rounds) -> float:
-        """Return (1 - mu) / outer_lr, as DiLoCo, without delay and own share; otherwise 1, as the value is unknown."""
-        known = self.outer_lr > 0 and not self.delay_steps and not self.own_share
-        return (1 - self.outer_momentum) / self.outer_lr if known else 1.0
 
     def init(self, x: Tensor, net: Network) -> State:
         """Return the models x [k, P], phi = x, v = 0, nothing in flight, and the local optimizer before step 0."""

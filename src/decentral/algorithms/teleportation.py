@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decentral.algorithms.features import Feature
 from decentral.algorithms.states import OnlyModels
 from decentral.errors import ConfigError
 from decentral.randomness import numpy_generator
@@ -47,14 +48,16 @@ class Teleportation(OnlyModels):
     active: int = setting(4, at_least=1)
     graph: str = setting("ring", choices=partial(components, "topology"))
     seed: int = 0
-    own_rates: ClassVar[bool] = False
-    own_starts: ClassVar[bool] = False
-    survives_loss: ClassVar[bool] = False
-    survives_absence: ClassVar[bool] = False
-    uses_topology: ClassVar[bool] = False
-    as_sgd: ClassVar = None
+    supports = OnlyModels.supports - {
+        Feature.own_rates,
+        Feature.own_starts,
+        Feature.message_loss,
+        Feature.absence,
+        Feature.topology,
+        Feature.plain_sgd,
+    }
 
-    def check_workers(self, num_workers: int) -> None:
+    def check(self, num_workers: int, optim: Any) -> None:
         """Raise ConfigError if `graph` does not exist for the active workers or does not preserve the mean."""
         rounds = _rounds(self.graph, min(self.active, num_workers))
         if rounds.num_pieces > 1 or any(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
+from decentral.algorithms.features import Feature
 from decentral.cluster.groups import Groups, Join, Publish
 from decentral.cluster.operations import Mean
 from decentral.errors import ConfigError
@@ -76,7 +77,7 @@ class WAGMA(AsynchronousAlgorithm):
     stale_rule: StaleRule = StaleRule.paper
     recv_depth: int = setting(2, at_least=1)
     refresh_send_buffer: bool = False
-    uses_topology: ClassVar[bool] = False
+    supports = AsynchronousAlgorithm.supports - {Feature.topology}
 
     def __post_init__(self) -> None:
         if self.group_size != "auto" and not (self.group_size.isdigit() and int(self.group_size) >= 1):
@@ -89,7 +90,7 @@ class WAGMA(AsynchronousAlgorithm):
         send: Rows  # [n, P]
         opt: Buffers
 
-    def check_workers(self, num_workers: int) -> None:
+    def check(self, num_workers: int, optim: Any) -> None:
         """Raise ConfigError unless n workers divide into groups of this size."""
         self.schedule(num_workers)
 

@@ -307,10 +307,9 @@ def _describe(group: str, option: str, folders: Sequence[Path], sizes: Sequence[
     where = owner(found.cls)
     head = f"{group}={option}    {found.summary}" + (f"    ({where})" if where else "")
     lines = [head, "", textwrap.indent(inspect.getdoc(found.cls) or "", "  ")]
-    if usual := getattr(found.cls, "usual_topology", ""):
-        lines += ["", f"  Default topology: topology={usual}"]
-    if usual := getattr(found.cls, "usual_compress", ""):
-        lines += ["", f"  Default compressor: compress={usual}"]
+    if group == "algo":
+        for key, value in getattr(found.cls, "usual", {}).items():
+            lines += ["", f"  Default {key}: {key}={value}"]
     if group == "topology":
         lines += _facts(found, sizes)
     shown = [(f"{group}.{setting.name}={setting.value}", setting) for setting in found.settings]

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decentral.cli.command import check_directory, check_writable
-from decentral.config.checks import check_lengths
 from decentral.config.identity import run_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
@@ -82,8 +81,6 @@ def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
     from decentral.report.run_figures import draw_time
     from decentral.report.summary import staleness, timeline_facts, timeline_table, timeline_text
 
-    for _, config in timelines:
-        check_lengths(config)
     if not is_leader():
         return 0
     jobs = [SimulatedTimeline(config, {"method": title}) for title, config in timelines]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from decentral.algorithms.algorithm import Algorithm
-from decentral.algorithms.asynchronous import AsynchronousAlgorithm
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, in_rounds
+from decentral.algorithms.features import Feature, refusal, require
 from decentral.availability.availability import AlwaysPresent, OnLeave, OnReturn
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.dense import NoCompression
@@ -27,6 +27,7 @@ from decentral.topology.rounds import Need
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from decentral.algorithms.algorithm import Algorithm
     from decentral.compression.compressor import Compressor
     from decentral.topology.rounds import Rounds
 
@@ -59,11 +60,6 @@ def resolve(config: Config) -> Config:
             f"processes={config.processes} is more than num_workers={config.num_workers}; use at most num_workers "
             "processes."
         )
-    if config.algo.needs_samples and not config.task.has_samples:
-        raise ConfigError(
-            f"algo={config.algo.name} estimates a mean and cannot train task={config.task.name}: use "
-            "task=mean_estimation."
-        )
     if config.precision not in (Precision.fp32, Precision.fp64) and "model" not in config.task.uses:
         raise ConfigError(
             f"precision={config.precision.name} applies to networks only, and task={config.task.name} always computes "
@@ -80,27 +76,68 @@ def resolve(config: Config) -> Config:
         config.task.check(config)
     config.cluster.check(config.num_workers)
     config.availability.check(config.num_workers)
-    config.algo.check_workers(config.num_workers)
-    config.algo.check_optimizer(config.optim)
+    config.algo.check(config.num_workers, config.optim)
     check_time(config)
     config = _with_events(config)
-    if config.task.own_starts() and not config.algo.own_starts:
-        raise ConfigError(
-            f"task={config.task.name} gives each worker its own x0, but algo={config.algo.name} starts from one "
-            "shared model: give x0 [d], or use an algorithm such as dpsgd."
-        )
+    for feature, setting in _asked(config):
+        if setting:
+            require(config.algo, feature, setting)
     _check_own(config)
     check_compression(config)
     check_communication(config.algo, config.communication)
     _check_adversaries(config)
     rounds = config.rounds()
-    weights_given = config.algo.uses_topology and config.topology.weights_given()
+    weights_given = Feature.topology in config.algo.supports and config.topology.weights_given()
     check(rounds, config.algo.needs, config.algo.name, config.topology.name, weights_given)
     _check_losses(config)
     if not isinstance(config.availability, AlwaysPresent):
         _check_availability(config, rounds)
     config.logger.check()
     return config
+
+
+def _asked(config: Config) -> list[tuple[Feature, str]]:
+    """Return the features that a configuration may ask of its method, each with the setting that asks for it, or ''."""
+    availability, drop = config.availability, config.network.drop_probability
+    lost = f"network.drop_probability={drop:g}" if drop else ""
+    rounds = "" if config.communication.plain else f"communication.{_first_key(config.communication)}"
+    always, on_leave = isinstance(availability, AlwaysPresent), getattr(availability, "on_leave", OnLeave.keep)
+    stale = getattr(availability, "on_return", None) is OnReturn.stale
+    return [
+        (Feature.training, "" if config.task.has_samples else f"task={config.task.name}"),
+        (Feature.synchrony, config.network.limited),
+        (Feature.synchrony, "network.measure=true" if config.network.measure else ""),
+        (Feature.synchrony, config.cluster.changes if isinstance(config.cluster, VirtualCluster) else ""),
+        (Feature.synchrony, (lost or rounds) if goes_by_itself(config) else ""),
+        (Feature.timeline, "simulate=timeline" if config.simulate is Simulate.timeline else ""),
+        (Feature.own_starts, f"task={config.task.name} with an x0 per worker" if config.task.own_starts() else ""),
+        (Feature.own_rates, _per_worker(config, "lr")),
+        (Feature.own_steps, _per_worker(config, "steps")),
+        (Feature.message_loss, lost),
+        (Feature.absence, "" if always or _free_running(config) else f"availability={availability.name}"),
+        (Feature.stale_return, "availability.on_return=stale" if stale else ""),
+        (Feature.corrections, "" if on_leave is OnLeave.keep else f"availability.on_leave={on_leave.name}"),
+        (Feature.robust_mixing, _changed_mixing(config)),
+    ]
+
+
+def _per_worker(config: Config, key: str) -> str:
+    """Return the values of `key`_per_worker as a setting; '' for none. Raises ConfigError if they are invalid."""
+    if config.own(key) is None:
+        return ""
+    return f"{key}_per_worker=[{','.join(map(str, getattr(config, f'{key}_per_worker')))}]"
+
+
+def _changed_mixing(config: Config) -> str:
+    """Return the setting that changes the models sent to neighbors, or their mixing; '' for none."""
+    if config.robust.name != "none":
+        return f"robust={config.robust.name}"
+    return "" if config.attack.name == "none" or config.attack.flips_labels else f"attack={config.attack.name}"
+
+
+def _free_running(config: Config) -> bool:
+    """Return whether fast workers of a run in simulated time take more gradients."""
+    return goes_by_itself(config) and config.algo.free_running
 
 
 def _with_events(config: Config) -> Config:
@@ -131,11 +168,6 @@ def _with_events(config: Config) -> Config:
 def _check_own(config: Config) -> None:
     """Raise ConfigError for settings of each worker that the method, the task or the cluster cannot honor."""
     algo, task, steps = config.algo, config.task, config.local_steps()
-    if config.own("lr") is not None and (not algo.own_rates or algo.needs_samples):
-        raise ConfigError(
-            f"lr_per_worker cannot be used with algo={algo.name}, whose workers share one update: use lr, or a "
-            "synchronous method with local updates, such as dpsgd."
-        )
     if config.batch_size_per_worker is not None and not task.own_batches:
         has = "samples its own batches" if "model" in task.uses else "has no batches"
         raise ConfigError(f"batch_size_per_worker cannot be used with task={task.name}, which {has}: leave it out.")
@@ -153,12 +185,9 @@ def _check_own(config: Config) -> None:
         )
     if steps is None:
         return
-    said = f"steps_per_worker=[{','.join(map(str, config.steps_per_worker or []))}]"
-    if not algo.only_local_between or ("model" in task.uses and not task.own_batches):
-        raise ConfigError(
-            f"{said} cannot be used with algo={algo.name} and task={task.name}: use a supervised or convex task, and "
-            "a method with purely local steps between communications, such as dpsgd, sgp, local_sgd or diloco."
-        )
+    said = _per_worker(config, "steps")
+    if "model" in task.uses and not task.own_batches:
+        raise ConfigError(f"{said} cannot be used with task={task.name}: use a supervised or convex task.")
     key = "algo.period_steps" if hasattr(algo, "period_steps") else "communication.every"
     if (largest := int(steps.steps.max())) > steps.every:
         raise ConfigError(f"{said} gives a worker {largest} steps, more than {key}={steps.every}: use {key}={largest}.")
@@ -173,24 +202,8 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
     """Raise ConfigError for absent workers where something has no rule for them."""
     algo, availability = config.algo, config.availability
     said = f"availability={availability.name} cannot be used with"
-    if goes_by_itself(config) and algo.free_running:
+    if _free_running(config):
         _check_going_by_itself(availability, algo.name)
-    elif not algo.survives_absence:
-        raise ConfigError(
-            f"{said} algo={algo.name}, which does not support absent workers: use a synchronous method, such as "
-            "gradient_tracking, dpsgd, relaysgd or diloco."
-        )
-    if not algo.stale_returns and availability.on_return is OnReturn.stale:
-        raise ConfigError(
-            f"availability.on_return=stale cannot be used with algo={algo.name}, which never resends missed updates: "
-            "use availability.on_return=average."
-        )
-    if availability.on_leave is not OnLeave.keep and type(algo).corrections is Algorithm.corrections:
-        raise ConfigError(
-            f"availability.on_leave={availability.on_leave.name} needs a method whose corrections sum to zero, and "
-            f"algo={algo.name} has no corrections: leave it out, or use gradient_tracking, momentum_tracking, d2, "
-            "exact_diffusion or extra."
-        )
     if not isinstance(config.compress, NoCompression) and algo.takes is not AcceptedCompression.payloads:
         raise ConfigError(
             f"{said} compress={config.compress.name} and algo={algo.name}: leave compress= out, or use algo=choco or "
@@ -205,7 +218,7 @@ def _check_availability(config: Config, rounds: Rounds) -> None:
     for key, value in others.items():
         if value:
             raise ConfigError(f"{said} {key}={value}: leave one of them out.")
-    if availability.absent is not Absent.induced or Need.tree in algo.needs or not algo.uses_topology:
+    if availability.absent is not Absent.induced or Need.tree in algo.needs or Feature.topology not in algo.supports:
         return
     if config.communication.workers_per_machine > 1:
         raise ConfigError(
@@ -234,20 +247,14 @@ def _check_adversaries(config: Config) -> None:
     attack, algo, topology = config.attack, config.algo, config.topology.name
     assert config.num_workers is not None
     attack.check(config.num_workers)
-    said = f"robust={config.robust.name}" if config.robust.name != "none" else f"attack={attack.name}"
+    said = _changed_mixing(config)
     if attack.flips_labels and not config.task.has_classes:
         raise ConfigError(
             f"attack={attack.name} needs examples with classes, and task={config.task.name} has none: use another "
             "attack, such as sign_flip, or task=images."
         )
-    if said == "attack=none" or (said == f"attack={attack.name}" and attack.flips_labels):
+    if not said:
         return
-    if not algo.mixes_models:
-        others = [name for name, cls in components("algorithms").items() if getattr(cls, "mixes_models", False)]
-        raise ConfigError(
-            f"{said} modifies models sent to neighbors, and algo={algo.name} sends or keeps more than plain models: "
-            f"use algo={', '.join(others[:-1])} or {others[-1]}."
-        )
     if not isinstance(config.compress, NoCompression):
         raise ConfigError(f"{said} needs uncompressed models: leave out compress={config.compress.name}.")
     if config.communication != Communication(every=config.communication.every):
@@ -283,13 +290,6 @@ def _check_losses(config: Config) -> None:
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
             f"communication.{_first_key(config.communication)}, because exchanges within machines and among all "
             "workers are reliable: leave one of them out."
-        )
-    if config.network.drop_probability and not config.algo.survives_loss:
-        raise ConfigError(
-            f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
-            f"algo={config.algo.name}: "
-            + ("it needs every message" if config.algo.uses_topology else "an all-reduce is reliable")
-            + "; use an algorithm that tolerates message loss, such as relaysgd or dpsgd."
         )
 
 
@@ -345,11 +345,6 @@ def _check_limits(config: Config) -> None:
     if config.processes == "1" or config.simulate is Simulate.timeline or is_virtual(config):
         config.network.check_several(1)
     check_probes(config, several=config.processes != "1")
-    if config.network.limited and isinstance(config.algo, AsynchronousAlgorithm):
-        raise ConfigError(
-            f"{config.network.limited} needs a synchronous method, and algo={config.algo.name} is asynchronous: leave "
-            "it out, or use simulated time, such as cluster=even."
-        )
 
 
 def check_probes(config: Config, several: bool) -> None:
@@ -362,10 +357,6 @@ def check_probes(config: Config, several: bool) -> None:
     said = "network.measure=true"
     if config.simulate is Simulate.timeline:
         raise ConfigError(f"{said} needs training, and simulate=timeline sends no messages: leave it out.")
-    if isinstance(config.algo, AsynchronousAlgorithm):
-        raise ConfigError(
-            f"{said} needs a synchronous method, and algo={config.algo.name} is asynchronous: leave it out."
-        )
     if not (has_clock(config) or several):
         raise ConfigError(
             f"{said} has no links to measure within one process: use several, such as processes=4, or simulated time, "
@@ -385,7 +376,7 @@ def check_time(config: Config) -> None:
     }
     for key, value in asked.items():
         if value is not None and not has_clock(config):
-            alone = ", and one process" if config.algo.asynchronous else ""
+            alone = ", and one process" if Feature.synchrony not in config.algo.supports else ""
             raise ConfigError(f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even{alone}.")
     if config.availability.in_seconds and not has_clock(config):
         raise ConfigError(
@@ -399,22 +390,10 @@ def check_time(config: Config) -> None:
             raise ConfigError(
                 "record_operations=true needs workers that run in parallel: use several processes, such as processes=4."
             )
-    if not goes_by_itself(config):
-        return
-    if config.trace and (config.processes not in ("auto", "1") or under_torchrun()):
+    if goes_by_itself(config) and config.trace and (config.processes not in ("auto", "1") or under_torchrun()):
         raise ConfigError(
             f"trace={str(config.trace).lower()} needs a single process with asynchronous methods such as "
             f"algo={config.algo.name}: leave processes= out."
-        )
-    if config.network.drop_probability:
-        raise ConfigError(
-            f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
-            f"algo={config.algo.name} in a virtual cluster: leave it out."
-        )
-    if not config.communication.plain:
-        raise ConfigError(
-            f"communication.{_first_key(config.communication)} needs a synchronous method, and "
-            f"algo={config.algo.name} is asynchronous: leave it out."
         )
 
 
@@ -424,26 +403,8 @@ def _check_cluster(config: Config, cluster: VirtualCluster, n: int) -> None:
     times = cluster.gradient_times(n, config.seed)
     if times.passes and not (is_virtual(config) and config.simulate is Simulate.training):
         times.seconds(0, 1)
-    if not cluster.changes:
-        return
-    if goes_by_itself(config) or not has_clock(config):
-        raise ConfigError(
-            f"{cluster.changes} needs a synchronous method, and algo={config.algo.name} is asynchronous: leave it out."
-        )
     epochs = None if config.simulate is Simulate.timeline else 1.0
     cluster.changing(n, config.seed, epochs)
-
-
-def check_lengths(config: Config) -> None:
-    """Raise ConfigError if a timeline alone does not know how long compressed messages are."""
-    if not config.compress.by_length or not config.algo.sent_by_length:
-        found, use = f"compress={config.compress.name}", "use another compressor, such as topk"
-        if config.compress.by_length:
-            found, use = f"algo={config.algo.name}", "use another method"
-        raise ConfigError(
-            f"simulate=timeline has neither gradients nor layers, which determine what {found} sends: train instead, "
-            f"or {use}."
-        )
 
 
 def _check_timeline(config: Config) -> None:
@@ -468,12 +429,19 @@ def _check_timeline(config: Config) -> None:
         raise ConfigError(
             f"compress.warmup_epochs={warmup_epochs:g} counts epochs, but simulate=timeline has none: leave it out."
         )
+    if not config.compress.by_length:
+        raise ConfigError(
+            "simulate=timeline has neither gradients nor layers, which determine what "
+            f"compress={config.compress.name} sends: train instead, or use another compressor, such as topk."
+        )
 
 
 def has_clock(config: Config) -> bool:
     """Return whether a run has simulated time: it has a virtual cluster, and its order of events does not depend on the
     pace of processes."""
-    return isinstance(config.cluster, VirtualCluster) and (is_virtual(config) or not config.algo.asynchronous)
+    return isinstance(config.cluster, VirtualCluster) and (
+        is_virtual(config) or Feature.synchrony in config.algo.supports
+    )
 
 
 def is_virtual(config: Config) -> bool:
@@ -488,7 +456,7 @@ def goes_by_itself(config: Config) -> bool:
     An asynchronous method that has no form in rounds is that without a cluster, too: all are equally fast.
     """
     algo = config.algo
-    return isinstance(algo, AsynchronousAlgorithm) and (is_virtual(config) or not algo.in_rounds())
+    return isinstance(algo, AsynchronousAlgorithm) and (is_virtual(config) or not in_rounds(type(algo)))
 
 
 def in_one_process(config: Config) -> bool:
@@ -515,13 +483,8 @@ def check_compressor(algo: Algorithm, compress: Compressor) -> None:
             "use compress=bf16, or leave one of them out."
         )
     if compress.suits(algo.takes):
-        averages = algo.takes in (AcceptedCompression.means, AcceptedCompression.senders)
-        if (algo.own_residuals or not averages) and not compress.error_feedback:
-            residuals = "its own residuals" if algo.own_residuals else "no residuals"
-            raise ConfigError(
-                f"compress.error_feedback=false has no effect on algo={algo.name}, which keeps {residuals}: leave it "
-                "out."
-            )
+        if not compress.error_feedback:
+            require(algo, Feature.error_feedback, "compress.error_feedback=false")
         return
     all_of_them: dict[str, Any] = components("compression")
     others = [name for name, cls in all_of_them.items() if name != "none" and cls.suits(algo.takes)]
@@ -550,10 +513,10 @@ def _check_decisions(config: Config) -> None:
             f"{said} needs a method that averages over all workers, unlike algo={config.algo.name}: use "
             "algo=allreduce, or leave it out."
         )
-    if compress.adapts and config.algo.steps_per_message > 1:
+    if compress.adapts and config.algo.period > 1:
         raise ConfigError(
             f"{said} tries shares in consecutive steps, but algo={config.algo.name} sends once every "
-            f"{config.algo.steps_per_message} steps: add algo.period_steps=1, or leave it out."
+            f"{config.algo.period} steps: add algo.period_steps=1, or leave it out."
         )
     if compress.adapts and config.simulate is Simulate.timeline:
         raise ConfigError(f"{said} needs gradients, and simulate=timeline has none: leave it out.")
@@ -567,7 +530,7 @@ def check_compressed_rounds(
     topology: str,
 ) -> None:
     """Raise ConfigError if the configured rounds do not support compressed messages between neighbors."""
-    if not algo.uses_topology or Need.tree in algo.needs:
+    if Feature.topology not in algo.supports or Need.tree in algo.needs:
         return  # what is relayed over trees is encoded piece by piece; `check_communication` says the rest
     if communication != Communication():
         raise ConfigError(f"compress={compress.name} needs a round in every step: leave out communication.")
@@ -578,22 +541,13 @@ def check_communication(algo: Algorithm, communication: Communication) -> None:
     """Raise ConfigError if the algorithm cannot do with other rounds than those of the topology."""
     if communication.plain:
         return
-    if not algo.uses_topology:
-        raise ConfigError(
-            f"algo={algo.name} does not use a topology, so communication.{_first_key(communication)} has no effect: "
-            "leave it out."
-        )
-    if algo.has_local_steps and communication == Communication(every=communication.every):
+    setting = f"communication.{_first_key(communication)}"
+    require(algo, Feature.topology, setting)
+    if Feature.local_steps in algo.supports and communication == Communication(every=communication.every):
         return
     changes = communication.every > 1 or communication.global_every is not None
     if Need.tree in algo.needs or (changes and Need.static in algo.needs):
-        kind, other = "needs the same graph", "d2, exact_diffusion, gradient_tracking or dpsgd"
-        if Need.tree in algo.needs:
-            kind, other = "relays over the same trees", "dpsgd" if algo.has_local_steps else "relaysgd"
-        raise ConfigError(
-            f"algo={algo.name} {kind} in every step, so communication.{_first_key(communication)} cannot be "
-            f"used: leave it out, or use algo={other}."
-        )
+        raise refusal(algo, Feature.local_steps, setting)
 
 
 def _first_key(own: Communication | EarlyStop) -> str:

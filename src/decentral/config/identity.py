@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.algorithms.algorithm import RevisionOf
+from decentral.algorithms.features import Feature
 from decentral.availability.availability import AlwaysPresent
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.dense import NoCompression
@@ -47,13 +48,14 @@ def identity(config: Config) -> dict[str, Any]:
     A field with metadata `when` counts as its default if that attribute of the same component is false or empty, as it
     is unused then. So do the rate and the optimizer for an algorithm that only averages samples.
     """
-    if config.algo.needs_samples:
+    if Feature.training not in config.algo.supports:
         defaults = {"optim": component("optim", "sgd"), "schedule": component("lr_schedules", "constant")}
         config = dataclasses.replace(config, lr=Config.lr, **{key: cls() for key, cls in defaults.items() if cls})
-    groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
+    connected = Feature.topology in config.algo.supports
+    groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or connected]
     known: dict[str, Any] = {"version": IDENTITY_VERSION}
     known |= {group: component_identity(getattr(config, group)) for group in groups}
-    if config.algo.uses_topology and not config.communication.plain:
+    if connected and not config.communication.plain:
         known["communication"] = component_identity(config.communication)
     evaluation = component_identity(config.evaluation)
     every = evaluation.pop("every_epochs")
@@ -88,7 +90,7 @@ def identity(config: Config) -> dict[str, Any]:
     )
     if (revision := config.algo.revision(revision_of)) > 1:
         known["revision"] = revision
-    if config.algo.asynchronous:  # results depend on the pace of the processes
+    if Feature.synchrony not in config.algo.supports:  # results depend on the pace of the processes
         known["processes"] = f"torchrun {place().size}" if under_torchrun() else config.processes
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)

@@ -156,7 +156,7 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     experiment = _choice("experiment", said, {})
     choices, layers = read_experiment(experiment, folders) if experiment not in ("", "null") else ({}, [])
     known = {str(key): "" for layer in layers for key in layer} | choices
-    before, after = [], []
+    before = []
     task = component(GROUPS["task"], _choice("task", said, known))
     tasks: Mapping[str, str] = getattr(task, "usual", {})
     for key, value in tasks.items():
@@ -164,11 +164,9 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
             before.append(f"{key}={value}")
     _check_source(said, _choice("task", said, known), getattr(task, "uses", None))
     chosen = component(GROUPS["algo"], _choice("algo", said, {**tasks, **known}))
-    usual = getattr(chosen, "usual_topology", "")
-    if usual and "topology" not in {*(key.partition(".")[0] for key in said), *known}:
-        after.append(f"topology={usual}")
-    if (usual := getattr(chosen, "usual_compress", "")) and "compress" not in {*said, *known}:
-        after.append(f"compress={usual}")
+    about = {key.partition(".")[0] if key.startswith("topology.") else key for key in (*said, *known)}
+    usual: Mapping[str, str] = getattr(chosen, "usual", {})
+    after = [f"{key}={value}" for key, value in usual.items() if key not in about]
     return [*before, *overrides, *after]
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decentral.algorithms.features import Feature
 from decentral.config.per_worker import per_worker
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
@@ -281,7 +282,7 @@ class Config(Settings):
         for the number of workers.
         """
         assert self.num_workers is not None
-        if self.num_workers == 1 and not self.algo.uses_topology:
+        if self.num_workers == 1 and Feature.topology not in self.algo.supports:
             from decentral.topology.trees import Chain
 
             return self.communication.schedule(Chain(), 1)

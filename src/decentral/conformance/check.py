@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from decentral.algorithms.asynchronous import in_rounds
+from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.conformance import properties
@@ -66,7 +68,7 @@ class Checks:
         cls = self._algorithm
         if cls is None:
             cls = type(self.base.algo)  # composes it now, which says what there is
-        if not cls.in_rounds():
+        if not in_rounds(cls):
             raise ConfigError(
                 f"algo={self._name} is asynchronous, and only synchronous methods are checked here: try it in a "
                 "virtual cluster, with decentral-run and cluster=even."
@@ -74,7 +76,7 @@ class Checks:
 
     def carry_out(self, name: str) -> Found:
         """Whether the algorithm has a property; an exception is a failure, in the words of its sentence."""
-        if name in _OF_TRAINING and self.base.algo.needs_samples:
+        if name in _OF_TRAINING and Feature.training not in self.base.algo.supports:
             return Found(name, None, "it estimates a mean and does not train")
         try:
             return Found(name, True, self.all[name]() or "")
@@ -137,7 +139,9 @@ class Checks:
         """The small one that the algorithm is for, unless the user has chosen another task."""
         if self._chosen("task"):
             return []
-        return list(_SAMPLES if self._algorithm is not None and self._algorithm.needs_samples else _SMALL)
+        return list(
+            _SAMPLES if self._algorithm is not None and Feature.training not in self._algorithm.supports else _SMALL
+        )
 
     @property
     def _name(self) -> str:
@@ -191,8 +195,8 @@ class Checks:
         return f"{found.bytes_sent / len(found.iterates[1:]) / self.base.num_workers:g} bytes by a worker and step"
 
     def _lossy(self) -> None:
-        if not self.base.algo.survives_loss:
-            raise NotAsked("survives_loss is false")
+        if Feature.message_loss not in self.base.algo.supports:
+            raise NotAsked("supports is without Feature.message_loss")
         lossy = replace(self.base, network=replace(self.base.network, drop_probability=0.3))
         one, two = walk(lossy, 1), walk(lossy, 2)
         _finite(one)
@@ -221,7 +225,9 @@ class Checks:
         raise NotAsked("none of the topologies tried satisfies the algorithm's requirements")
 
     def _sgd(self) -> str:
-        settings = self._as_sgd()
+        if Feature.plain_sgd not in self.base.algo.supports:
+            raise NotAsked("supports is without Feature.plain_sgd")
+        settings = as_sgd(type(self.base.algo))
         for topology, n in (("complete", 5), ("chain", 2)):  # on a tree, all are neighbors only if they are two
             try:
                 config = self._as_rows(*settings, *_PLAIN_SGD, f"topology={topology}", f"num_workers={n}")
@@ -232,15 +238,10 @@ class Checks:
         raise NotAsked("no such topology satisfies the algorithm's requirements")
 
     def _alone(self) -> str:
-        settings = [] if self.base.algo.as_sgd is None else self._as_sgd()
+        settings = as_sgd(type(self.base.algo))
         alone = ("topology=chain", "num_workers=1", "task.zeta2=0")
         self._compare(self._as_rows(*settings, *_PLAIN_SGD, *alone), "with one worker")
         return " ".join(settings)
-
-    def _as_sgd(self) -> list[str]:
-        if self.base.algo.as_sgd is None:
-            raise NotAsked("as_sgd is None")
-        return [f"algo.{key}={value}" for key, value in self.base.algo.as_sgd.items()]
 
     def _compare(self, config: Config, where: str) -> None:
         assert config.num_workers is not None
@@ -280,3 +281,9 @@ def _last_wins(words: Sequence[str]) -> list[str]:
     """Each key once, with its last value."""
     known = {word.partition("=")[0]: word for word in words}
     return list(known.values())
+
+
+def as_sgd(algorithm: Any) -> list[str]:
+    """Return the settings with which the algorithm is plain SGD, the metadata `as_sgd` of its fields."""
+    known = {field.name: field.metadata.get("as_sgd") for field in fields(algorithm)}
+    return [f"algo.{key}={value:g}" for key, value in known.items() if value is not None]

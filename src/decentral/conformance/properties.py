@@ -228,5 +228,6 @@ def as_sgd(walk: Walk, reference: np.ndarray, where: str) -> None:
         step = int(np.argmax(~(error <= 1e-12)))
         raise Violation(
             f"{where} the models differ from those of plain SGD on the mean gradient by {error[step]:.2g} after step "
-            f"{step}: set as_sgd to the settings with which they are equal (None: none)."
+            f"{step}: declare the settings with which they are equal, setting(..., as_sgd=...), or remove "
+            "Feature.plain_sgd from supports."
         )

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from decentral.algorithms.features import Feature
 from decentral.config.checks import in_one_process
 from decentral.config.identity import run_directory, run_id
 from decentral.config.schema import Config
@@ -83,7 +84,7 @@ class TrainingRun(Job):
         """
         config = replace(self.config, device=self.config.device.partition(":")[0])
         assert config.num_workers is not None
-        if not config.algo.asynchronous:
+        if Feature.synchrony in config.algo.supports:
             config = replace(config, processes=str(min(processes, config.num_workers)))
         return replace(self, config=config)
 

@@ -232,7 +232,7 @@ class UnevenRule(NamedTuple):
         return self.rule.regularised(g, x)
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """Raise NotImplementedError: methods that use directions are refused (`Algorithm.only_local_between`)."""
+        """Raise NotImplementedError: methods that use directions are refused (`Feature.own_steps`)."""
         raise NotImplementedError
 
     def _groups(self, t: int, lr: float | Tensor | None) -> Iterator[tuple[list[int], int, Any]]:

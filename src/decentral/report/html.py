@@ -13,6 +13,7 @@ import numpy as np
 import pandas
 from jinja2 import Environment, PackageLoader
 
+from decentral.algorithms.features import Feature
 from decentral.config.parsing import read as read_run
 from decentral.errors import ConfigError
 from decentral.report import tables
@@ -131,7 +132,7 @@ def _topologies(results: Results) -> Iterator[tuple[str, int, list[Any], list[An
     for run in results.chosen["run"].unique():
         try:
             config = read_run(_runs(results) / run / "config.yaml")
-            graph = all_edges(config.rounds()) if config.algo.uses_topology else None
+            graph = all_edges(config.rounds()) if Feature.topology in config.algo.supports else None
         except ConfigError:  # gone, or with code of the user's
             continue
         n = config.num_workers or 0

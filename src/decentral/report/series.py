@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decentral import __version__
+from decentral.algorithms.features import USUAL, Feature
 from decentral.config.parsing import run_settings, stored_config
 from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError
@@ -155,7 +156,11 @@ def describe(run_dir: Path) -> str:
     parts = []
     if {"algo", "topology"} <= config.keys():
         algo = component("algorithms", name["algo"])
-        parts.append(f"{name['algo']} on {name['topology']}" if getattr(algo, "uses_topology", True) else name["algo"])
+        parts.append(
+            f"{name['algo']} on {name['topology']}"
+            if Feature.topology in getattr(algo, "supports", USUAL)
+            else name["algo"]
+        )
     for group in ("compress", "attack", "robust"):
         if words := choice_words(group, config.get(group)):
             parts.append(words)

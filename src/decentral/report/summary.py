@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from decentral.algorithms.features import USUAL, Feature
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
 from decentral.registry import component
@@ -68,7 +69,7 @@ def overview(run_dir: Path) -> list[str]:
     their mean and the averaged model, and the directory."""
     config = read_config(run_dir)
     algo, topology = ((config.get(key) or {}).get("name", "") for key in ("algo", "topology"))
-    used = getattr(component("algorithms", str(algo)), "uses_topology", True)
+    used = Feature.topology in getattr(component("algorithms", str(algo)), "supports", USUAL)
     head = [str(topology) if used else "none", str((RunStore.peek(run_dir) or {}).get("status", "not started"))]
     try:
         curves = read_curves(run_dir)

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple, cast, get_type_hints
 import numpy as np
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.asynchronous import in_rounds
+from decentral.algorithms.features import Feature
 from decentral.compression.compressor import Compressor
 from decentral.compression.dense import NoCompression
 from decentral.config.parsing import convert
@@ -53,12 +55,12 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
             no synchronous steps.
     """
     algorithm = cast(Algorithm, chosen("algorithms", algo, Algorithm, _as_dict("algo", settings), ()))
-    if algorithm.needs_samples:
+    if Feature.training not in algorithm.supports:
         raise ConfigError(
             f"algo='{algorithm.name}' estimates a mean and has no optimizer to wrap: average tensors with "
             "decentral.join(...).neighbor_allreduce."
         )
-    if not algorithm.in_rounds():
+    if not in_rounds(type(algorithm)):
         raise ConfigError(
             f"algo='{algorithm.name}' is asynchronous, without common steps: run it in a virtual cluster, as in "
             f"decentral-run algo={algorithm.name} cluster=even."

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.algorithms.features import Feature, require
 from decentral.compression.dense import NoCompression
 from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
@@ -85,25 +86,24 @@ def iterates(
     if n is None or num_workers not in (None, n):
         raise ConfigError(f"num_workers={num_workers} does not set the number of workers: give x0 [n, P], or n.")
     x = start.expand(n, -1).clone()
-    if not algorithm.own_starts and not (x == x[:1]).all():
+    if Feature.own_starts not in algorithm.supports and not (x == x[:1]).all():
         raise ConfigError(f"algo='{algorithm.name}' starts from one shared model: give x0 [P].")
-    compress = compress or algorithm.usual_compress or None
+    compress = compress or algorithm.usual.get("compress")
     compressor, of_messages, per_epoch = compression_from(compress, compress_settings)
     try:
-        algorithm.check_workers(n)
-        algorithm.check_optimizer(optimizer)
+        algorithm.check(n, optimizer)
         communication = Communication(every=every)
         check_communication(algorithm, communication)
         rounds = communication.schedule(topology, n)
-        if algorithm.uses_topology:
+        if Feature.topology in algorithm.supports:
             check(rounds, algorithm.needs, algorithm.name, topology.name, topology.weights_given())
+        if drop_probability:
+            require(algorithm, Feature.message_loss, f"drop_probability={drop_probability:g}")
         if not isinstance(compressor, NoCompression):
             check_compressor(algorithm, compressor)
             check_compressed_rounds(algorithm, compressor, communication, lambda: rounds, topology.name)
     except ConfigError as error:
         raise ConfigError(in_a_script(str(error), algo=True)) from None
-    if drop_probability and not algorithm.survives_loss:
-        raise ConfigError(f"drop_probability={drop_probability:g} cannot be used with algo='{algorithm.name}'.")
 
     def gradients(x: Tensor, workers: Any = None) -> Tensor:
         if workers is not None:
@@ -117,7 +117,7 @@ def iterates(
         return g
 
     rate = lr if callable(lr) else lambda t: lr
-    per_message = per_epoch / algorithm.steps_per_message
+    per_message = per_epoch / algorithm.period
     layout = RowLayout.flat(x.shape[1])
     algorithm = algorithm.bind(optimizer.rule(rate, layout), compressor.bound(layout, of_messages, per_message))
     found = [x.numpy().copy()]

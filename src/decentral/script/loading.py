@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from decentral.algorithms.features import USUAL, Feature
 from decentral.config.identity import named_id
 from decentral.config.parsing import build, component_from, folders_of, read, read_yaml, run_settings, stored_config
 from decentral.config.schema import GROUPS, Config
@@ -237,8 +238,8 @@ def _applicable(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Drop the settings of groups that the task or the algorithm does not use."""
     task, algo = (components(GROUPS[group]).get(str(settings.get(group))) for group in ("task", "algo"))
     unused = {"data", "env", "partition", "model"} - set(getattr(task, "uses", GROUPS))
-    unused |= set() if getattr(algo, "uses_topology", True) else {"topology", "communication"}
-    unused |= {"optim", "schedule", "lr"} if getattr(algo, "needs_samples", False) else set()
+    unused |= set() if Feature.topology in getattr(algo, "supports", USUAL) else {"topology", "communication"}
+    unused |= {"optim", "schedule", "lr"} if Feature.training not in getattr(algo, "supports", USUAL) else set()
     belongs = {f.name: f.metadata.get("group") for f in fields(Config)}
     return {
         key: value

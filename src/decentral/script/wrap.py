@@ -15,6 +15,7 @@ from torch.optim import LBFGS, Optimizer
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.allreduce import AllReduce
 from decentral.algorithms.dpsgd import DPSGD
+from decentral.algorithms.features import Feature
 from decentral.algorithms.sgp import SGP
 from decentral.compression.compressor import Compressor
 from decentral.compression.dense import NoCompression
@@ -128,7 +129,7 @@ def _laid_out(
         row = ParameterRow(parameters)
         names = {parameter: name for name, parameter in model.named_parameters()}
         layout = RowLayout(tuple(names[p] for p in parameters), tuple(tuple(p.shape) for p in parameters))
-        bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.steps_per_message)
+        bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.period)
         net = _network([row.row], group)
         guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
         step: ModeStep | AlgorithmStep = AlgorithmStep(
@@ -241,7 +242,7 @@ def _how(
     chosen = Mode[mode]
     if overlap and chosen not in (Mode.atc, Mode.awc):
         raise ConfigError(f"overlap=True needs mode='atc' or 'awc', not '{mode}': leave it out.")
-    if not _METHODS[chosen].uses_topology and not peers.communication.plain:
+    if Feature.topology not in _METHODS[chosen].supports and not peers.communication.plain:
         raise ConfigError(
             f"mode='{mode}' averages gradients in every step: leave out every, global_every and workers_per_machine."
         )
@@ -264,7 +265,7 @@ def _checked_steps(
     """Return the steps of an algorithm; `refused` are arguments for modes only."""
     try:
         algorithm = algorithm_from(algo, algo_settings)
-        algorithm.check_optimizer(None)
+        algorithm.check(peers.schedule.num_workers, None)
         for key, value in refused.items():
             if value is not None:
                 raise ConfigError(
@@ -273,7 +274,7 @@ def _checked_steps(
                 )
         check_communication(algorithm, peers.communication)
         check_needs(peers.schedule, algorithm.needs, algorithm.name, peers.topology.name)
-        found = compression_from(compress or algorithm.usual_compress or None, compress_settings)
+        found = compression_from(compress or algorithm.usual.get("compress"), compress_settings)
         compressor = found.compressor
         if not isinstance(compressor, NoCompression):
             check_compressor(algorithm, compressor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
@@ -113,6 +113,8 @@ class Scope(NamedTuple):
     """Called with words such as 'worker 3 of 16', now and then."""
     numbers: Tensor | None = None
     """Which test examples, in their order; None for those that the whole test set begins with, or has at random."""
+    local: bool = False
+    """Whether each worker's own test set is meant."""
 
 
 WHOLE = Scope()
@@ -130,6 +132,7 @@ class TaskConfig(Protocol):
     partition: Any
     model: Any
     topology: Any
+    attack: Any
     cluster: Any
     evaluation: EvaluationSettings
     num_workers: Any
@@ -226,7 +229,7 @@ class Problem(ABC):
     """n functions F_i on R^P with a stochastic gradient, and what can be said of a model."""
 
     metrics: tuple[Metric, ...]
-    """The metrics of an evaluation; the first is the target metric."""
+    """The metrics of an evaluation on one test set; the first is the target metric."""
 
     split: str = "global"
     """The evaluation data: see `EvaluationSettings`."""
@@ -239,9 +242,6 @@ class Problem(ABC):
 
     facts: Mapping[str, Any] = {}
     """How it computes, for the provenance."""
-
-    flipped: Sequence[int] = ()
-    """Local workers that learn from wrong labels: C - 1 - c instead of c, of C classes."""
 
     writes: bool = False
     """Whether a gradient may also change the models x: `forward` of user code may."""
@@ -285,35 +285,12 @@ class Problem(ABC):
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
         """Return the same statistics of one model, the average of all: [P] -> [S], float64 on the CPU.
 
-        The results for part = 0, ..., parts - 1 sum to those of all test examples: every process evaluates its share.
+        The results for part = 0, ..., parts - 1 sum to those of all test examples: every process evaluates its share;
+        of local test sets, that is those of its workers.
         Here, for problems without examples, the first part is everything.
         """
         found = self.worker_statistics(x[None], scope=scope)[0]
         return found if part == 0 else found.new_zeros(found.shape)
-
-    def local_statistics(self, x: Tensor, scope: Scope = WHOLE) -> Tensor:
-        """The same statistics of each local worker's own model x [k, P] on its own test set: [k, S]."""
-        raise NotImplementedError
-
-    def average_local_statistics(self, x: Tensor, scope: Scope = WHOLE) -> Tensor:
-        """The same of the averaged model x [P] on the test sets of all local workers together: [S]."""
-        raise NotImplementedError
-
-    @property
-    def scores(self) -> tuple[Metric, ...]:
-        """The metrics of an evaluation: on the whole test set, then on each worker's own."""
-        known = self.evaluated
-        local = tuple(replace(metric, split="local") for metric in known)
-        return {"global": known, "local": local, "both": (*known, *local)}[self.split]
-
-    @property
-    def evaluated(self) -> tuple[Metric, ...]:
-        """The metrics, including requested ones."""
-        return self.metrics
-
-    def values(self, statistics: Tensor) -> Tensor:
-        """`finish`, including requested metrics: [..., S] -> [..., len(evaluated)]."""
-        return self.finish(statistics)
 
     def finish(self, statistics: Tensor) -> Tensor:
         """Return the metrics of complete statistics: [..., S] -> [..., len(metrics)].
@@ -365,8 +342,9 @@ class Problem(ABC):
     def load_state(self, state: list[Any]) -> None:
         """Go on from what `state` once gave: the entries of the local workers; not called where there were none."""
 
-    def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a model x [P] with one of the `model_states` in saved form, the module's `state_dict`.
+    def model_tensors(self, x: Tensor, state: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return a model x [P] with one of the `model_states` in saved form, the module's `state_dict`; without a
+        state, the averaged model.
 
         {} if no `nn.Module` is trained: x is then of little use without its problem, and no models are saved.
         """
@@ -378,7 +356,7 @@ class Problem(ABC):
 
     def average_states(self, net: Network, members: Sequence[int] | None = None) -> None:
         """Let the averaged model have what fits it of the `model_states` of all workers, or of these: all processes
-        call this before `average_statistics` and `averaged_tensors`."""
+        call this before `average_statistics` and `model_tensors` of the averaged model."""
 
     def take_over_states(self, donors: Mapping[int, Sequence[int]], net: Network) -> int:
         """Copy the `model_states` of donors to workers (keys), with their models: all processes call this.
@@ -386,10 +364,6 @@ class Problem(ABC):
         Returns the number of bytes sent.
         """
         return 0
-
-    def averaged_tensors(self, x: Tensor) -> dict[str, Any]:
-        """The `model_tensors` of the averaged model x [P]."""
-        return self.model_tensors(x, {})
 
     def begin_with(self, tensors: Mapping[str, Any]) -> Tensor:
         """The model x^0 [P] with these tensors, by name, for all workers, and their states.

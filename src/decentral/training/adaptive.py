@@ -117,9 +117,7 @@ class AdaptiveStepper(Stepper):
 
     def _gain(self) -> float:
         """Return the last reading of ||C(e)||^2 / ||e||^2, averaged over workers; the same on every process."""
-        found = self.algorithm.compression_stats(self.state)
-        assert found is not None
-        return self.net.gather(found)[:, 0].mean().item()
+        return self.net.gather(self.state.compression_stats)[:, 0].mean().item()
 
     def _compare(self, gain: float) -> None:
         """Process a reading of the gain."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+from decentral.algorithms.features import Feature
 from decentral.availability.availability import AlwaysPresent, Schedule
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
@@ -50,6 +51,7 @@ from decentral.training.attendance import Attendance
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
 from decentral.training.early_stop import Patience
+from decentral.training.evaluation import scores_of
 from decentral.training.given import GivenStepper
 from decentral.training.operations import Operations
 from decentral.training.oracle import Accumulated, GradientOracle, Sleep, uneven, with_measured
@@ -184,9 +186,7 @@ def assemble(config: Config, world: World) -> Run:
     keep_freed_memory()
     net = open_network(config, world)
     problem = config.task.open(config, net.workers, world.device)
-    attackers = config.attack.attackers(net.n, config.seed)
-    if config.attack.flips_labels:
-        problem.flipped, attackers = [i - net.workers.start for i in attackers if i in net.workers], []
+    attackers = [] if config.attack.flips_labels else config.attack.attackers(net.n, config.seed)
     if attackers or not isinstance(config.robust, PlainMixing):
         net.combine = Adversaries(config.robust, config.attack, frozenset(attackers), config.seed).combine
     if config.accumulate > 1:
@@ -235,7 +235,7 @@ def assemble(config: Config, world: World) -> Run:
         eval_every_steps(config, problem.steps_per_epoch, total_steps),
         some,
         trace,
-        patience=Patience(config.early_stop, problem.scores) if config.early_stop.patience is not None else None,
+        patience=Patience(config.early_stop, scores_of(problem)) if config.early_stop.patience is not None else None,
     )
 
 
@@ -329,12 +329,12 @@ def _attendance(config: Config, algorithm: Algorithm, net: Network, oracle: Any,
     absent = Absent.induced if relays else availability.absent
     rule = PresentRule(absent, availability.weights, partial(config.communication.schedule, config.topology))
     attendance = Attendance(availability, schedule, rule, algorithm, net, oracle)
-    if absent is Absent.induced or not algorithm.uses_topology:
+    if absent is Absent.induced or Feature.topology not in algorithm.supports:
         return attendance
     sizes: dict[int, str] = {}
     if availability.in_seconds and net.n <= _FEW_WORKERS:
         sizes = dict.fromkeys(range(availability.least, net.n), "at some time")
-    for t in () if availability.in_seconds else range(0, total_steps, algorithm.attends_steps):
+    for t in () if availability.in_seconds else range(0, total_steps, algorithm.period):
         sizes.setdefault(int(attendance.attends(t).sum()), f"in step {t}")
     for m, when in sizes.items():
         if m in (0, 1, net.n):
@@ -431,7 +431,7 @@ def known_without_training(config: Config) -> bool:
     compress = config.compress
     return (
         compress.by_length
-        and config.algo.sent_by_length
+        and Feature.timeline in config.algo.supports
         and not (compress.adapts or compress.chooses or config.network.measure)
     )
 
@@ -496,7 +496,7 @@ def with_rate(
 ) -> Algorithm:
     """Return the configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, other
     `changes` of a schedule, and the configured compression for rows of this layout."""
-    compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.steps_per_message)
+    compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.period)
     rule = config.optim.rule(lr, layout)
     algorithm: Algorithm = config.algo.bind(rule if changes is None else rule.scheduled(changes), compressor)
     return algorithm

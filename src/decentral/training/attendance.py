@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from decentral.algorithms.features import Feature
 from decentral.availability.availability import OnLeave, OnReturn
 from decentral.cluster.clock import Underway
 from decentral.cluster.settings import LONGEST_S
@@ -43,7 +44,7 @@ class Attendance:
 
     At the beginning of step t, if S_t differs from S_{t-1}:
 
-    1. Workers that missed steps copy the fields that are equal on all present workers (`Algorithm.replicas`) from the
+    1. Workers that missed steps copy the fields that are equal on all present workers (`Parts.replicas`) from the
        lowest-numbered worker that missed none.
     2. Returning workers (in S_t, not in S_{t-1}) copy a model, by `on_return`: the mean of D_i, the neighbors of this
        round that are present now and were in the previous step; if there are none, that of the lowest-numbered such
@@ -51,7 +52,7 @@ class Attendance:
     3. Corrections are handed over or reset, by `on_leave`, and the algorithm recomputes mixtures (`regroup`).
 
     Mixing matrices are doubly stochastic among present workers and the identity for absent ones: sums over all workers
-    are preserved. In an algorithm with groups of `attends_steps` steps, S_t has the workers present in all of them.
+    are preserved. In an algorithm with groups of `period` steps, S_t has the workers present in all of them.
 
     In simulated time a step begins when the last worker of S_{t-1} is ready, or, if S_{t-1} is empty, with the next
     arrival. A schedule in seconds is then queried, once per group of steps, for the workers that are present and do not
@@ -72,7 +73,6 @@ class Attendance:
             algorithm.local._replace(taken=self.taken) if isinstance(algorithm.local, LocalRule) else algorithm.local
         )
         self.algorithm = algorithm.bind(local, algorithm.compressor)
-        self.algorithm.taken = self.taken
         self.net, self.oracle = net, oracle
         net.delivery.rule, net.reliable = rule, False
         oracle.present = np.ones(len(net.workers), dtype=bool)
@@ -102,7 +102,7 @@ class Attendance:
             self.begun_s = float(clock.now[before].max())
         elif clock is not None and self.schedule.in_seconds:
             self.begun_s = min(self.schedule.next_arrival(self.begun_s), LONGEST_S)
-        if clock is not None and getattr(self.availability, "wait", False) and t % self.algorithm.attends_steps == 0:
+        if clock is not None and getattr(self.availability, "wait", False) and t % self.algorithm.period == 0:
             self._wait_for_all(clock)
         self.present = self.attends(t)
         here = self.present[net.workers.start : net.workers.stop]
@@ -141,7 +141,7 @@ class Attendance:
     def _wait_for_all(self, clock: Clock) -> None:
         """Wait until all workers are present and, if they may crash, stay until their gradients are done."""
         crash = self.availability.detection_s is not None
-        lasts = float(clock.gradients_s(self.algorithm.attends_steps).max()) if crash else 0.0
+        lasts = float(clock.gradients_s(self.algorithm.period).max()) if crash else 0.0
         self.begun_s = self.schedule.complete(self.begun_s, lasts)
         clock.wait(Underway(np.full(self.net.n, self.begun_s), *np.zeros((4, self.net.n))))
 
@@ -153,7 +153,7 @@ class Attendance:
 
     def attends(self, t: int) -> np.ndarray:
         """Return S_t: bool [n]."""
-        H = self.algorithm.attends_steps
+        H = self.algorithm.period
         first = t - t % H
         if self.timekeeper is not None:
             return self.timekeeper.present
@@ -173,7 +173,7 @@ class Attendance:
         """Return the neighbors, in step t - 1, of crashed workers, or all workers for methods with a mean: bool [n]."""
         if self.availability.detection_s is None or t == 0 or not left.any():
             return np.zeros_like(left)
-        if not self.algorithm.uses_topology:
+        if Feature.topology not in self.algorithm.supports:
             return ~left
         neighbors = self.net.delivery.neighbors(self._round(t - 1))
         return np.isin(np.arange(len(left)), neighbors.dst[left[neighbors.src]])
@@ -183,16 +183,17 @@ class Attendance:
         back = np.flatnonzero(self.present & ~before)
         self.returned[back] = t
         self.returns += len(back)
-        if self.algorithm.replicas:
+        parts = self.algorithm.parts(s)
+        if parts.replicas:
             newest = int(np.where(self.present, self.attended, -2).argmax())
             late = np.flatnonzero(self.present & (self.attended < self.attended[newest]))
-            taken = [rows for name, value in _row_fields(s) for rows in _each(value) if name in self.algorithm.replicas]
+            taken = [rows for name, value in _row_fields(s) for rows in _each(value) if name in parts.replicas]
             self._move(taken, np.full_like(late, newest), late)
-            if "opt" in self.algorithm.replicas:
+            if "opt" in parts.replicas:
                 self.updates[late] = self.updates[newest]
         elif self.availability.on_return is not OnReturn.stale:
-            self._move(self.algorithm.taken_over(s), *self._donors(back, before, t))
-        self._correct(s, heirs)
+            self._move(parts.models, *self._donors(back, before, t))
+        self._correct(parts.corrections, heirs)
         s = self.algorithm.regroup(s, net, t)
         self.join_bytes += net.traffic.bytes_begun - sent
         return s
@@ -204,7 +205,7 @@ class Attendance:
         if not len(staying):
             return staying, staying
         src, dst = staying[:0], staying[:0]
-        if self.algorithm.uses_topology:
+        if Feature.topology in self.algorithm.supports:
             neighbors = self.net.delivery.neighbors(self._round(t))
             returning = np.zeros_like(before)
             returning[back] = True
@@ -252,9 +253,8 @@ class Attendance:
         found = {int(i): neighbors.dst[(neighbors.src == i) & stay[neighbors.dst]].tolist() for i in left}
         return {i: near or np.flatnonzero(stay)[:1].tolist() for i, near in found.items()}
 
-    def _correct(self, s: Any, heirs: dict[int, list[int]]) -> None:
+    def _correct(self, c: Tensor | None, heirs: dict[int, list[int]]) -> None:
         """c_j += c_i / |D_i| and c_i = 0 for each leaving worker i (handover); all c = 0 (restart)."""
-        c = self.algorithm.corrections(s)
         if c is not None and self.availability.on_leave is OnLeave.restart:
             c.zero_()
         if c is not None and (to := {i: near for i, near in heirs.items() if near}):
@@ -267,7 +267,7 @@ class Attendance:
     def _is_in_pieces(self) -> bool:
         """Return whether the graph among present workers, over all rounds if they vary, is disconnected."""
         delivery = self.net.delivery
-        if not self.algorithm.uses_topology or delivery.present is None or delivery.rule is None:
+        if Feature.topology not in self.algorithm.supports or delivery.present is None or delivery.rule is None:
             return False
         if delivery.rule.absent is Absent.rerouted:
             return False

@@ -215,4 +215,4 @@ def _models(r: Run, workers: range | list[int]) -> dict[str, dict[str, Any]]:
     if not world.leader:
         return {}
     own = {f"worker{i}": r.problem.model_tensors(row, states[i]) for i, row in zip(workers, rows, strict=True)}
-    return {AVERAGED: r.problem.averaged_tensors(averaged), **own}
+    return {AVERAGED: r.problem.model_tensors(averaged, None), **own}

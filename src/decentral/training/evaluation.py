@@ -32,10 +32,16 @@ that are sent."""
 _LOOKED_AT = 16  # coordinates, before all of them
 
 
+def scores_of(problem: Problem) -> tuple[Metric, ...]:
+    """Return the metrics of an evaluation: on the whole test set, then on each worker's own."""
+    local = tuple(replace(metric, split="local") for metric in problem.metrics)
+    return {"global": problem.metrics, "local": local, "both": (*problem.metrics, *local)}[problem.split]
+
+
 def recorded(problem: Problem, compressed: bool) -> list[Metric]:
     """Return the metrics that an evaluation of this problem records, the target metric first."""
     messages = MESSAGES if compressed else ()
-    return [*problem.scores, replace(TRAIN_LOSS, unit=problem.loss_unit), CONSENSUS, *messages]
+    return [*scores_of(problem), replace(TRAIN_LOSS, unit=problem.loss_unit), CONSENSUS, *messages]
 
 
 @dataclass(frozen=True)
@@ -155,8 +161,9 @@ def evaluate(
     if problem.split != "local":
         sets.append(_on_all(problem, x, part, parts, scope))
     if problem.split != "global":
-        own = problem.local_statistics(x, scope).double()
-        sets.append((own, lambda one: problem.average_local_statistics(one, scope)))
+        local = scope._replace(local=True)
+        own = problem.worker_statistics(x, None, local).double()
+        sets.append((own, lambda one: problem.average_statistics(one, 0, 1, local)))
     averages = []
     for one, members in zip((mean, *theirs), (None, *some.values()), strict=True):
         problem.average_states(net, None if members is None else members.nonzero().flatten().tolist())
@@ -177,13 +184,13 @@ def evaluate(
     found = net.gather(torch.cat(columns, dim=1)).split([column.shape[1] for column in columns], dim=1)
     losses, drawn, *apart, messages = found[len(scores) :]
     each = 2 + len(theirs)  # in a set of scores
-    workers = torch.cat([problem.values(statistics) for statistics in found[: len(scores) : each]], dim=1)
+    workers = torch.cat([problem.finish(statistics) for statistics in found[: len(scores) : each]], dim=1)
     averaged, *of_groups = (
-        torch.cat([problem.values(shares.sum(0)) for shares in found[1 + place : len(scores) : each]])
+        torch.cat([problem.finish(shares.sum(0)) for shares in found[1 + place : len(scores) : each]])
         for place in range(1 + len(theirs))
     )
     return Evaluation(
-        problem.scores,
+        scores_of(problem),
         workers,
         averaged,
         TrainLosses(losses[:, 0], drawn[:, 0] > 0),

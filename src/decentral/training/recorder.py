@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from decentral.algorithms.features import Feature
 from decentral.cluster.timeline import write_spans
 from decentral.config.checks import has_clock
 from decentral.config.identity import identity, run_id
@@ -86,14 +87,16 @@ class Recorder:
         facts = collect([str(self.world.device)], self.world.size)
         if self.config.name is not None:
             facts["identity"] = identity(self.config)
-        by_pace = r.algorithm.asynchronous or (self.config.network.measure and r.net.traffic.clock is None)
+        by_pace = Feature.synchrony not in r.algorithm.supports or (
+            self.config.network.measure and r.net.traffic.clock is None
+        )
         if by_pace and self.world.size > 1:
             facts["asynchronous"] = True
         self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
-        compression_stats = r.algorithm.compression_stats(r.stepper.state)
+        compression_stats = getattr(r.stepper.state, "compression_stats", None)
         self.store.describe(recorded(r.problem, compression_stats is not None and compression_stats.numel() > 0))
         r.problem.save_tables(self.store.path)
-        workers = self.config.topology.worker_names(r.net.n) if r.algorithm.uses_topology else []
+        workers = self.config.topology.worker_names(r.net.n) if Feature.topology in r.algorithm.supports else []
         if names := {what: each for what, each in {**r.problem.names(), "worker": workers}.items() if each}:
             write_json(self.store.path / "names.json", names)
         own = {key: values.tolist() for key in OWN if (values := self.config.own(key)) is not None}
@@ -106,7 +109,7 @@ class Recorder:
     def progress(self, r: Run) -> Iterator[Progress]:
         """Show the leader's progress bar (or lines); nothing on other processes."""
         c = self.config
-        on = f" on {c.topology.name}" if c.algo.uses_topology else ""
+        on = f" on {c.topology.name}" if Feature.topology in c.algo.supports else ""
         title = f"{c.algo.name}{on}, {c.num_workers} workers"
         with progress(r.total_steps, title, enabled=c.progress, leader=self.world.leader) as shown:
             if r.start:
@@ -187,7 +190,7 @@ class Recorder:
         }
         if own:
             facts["examples_per_worker"] = r.problem.examples(draws)
-        if self.config.schedule != Constant() and not r.algorithm.needs_samples:
+        if self.config.schedule != Constant() and Feature.training in r.algorithm.supports:
             rate = self.config.schedule.rates(r.problem.steps_per_epoch, r.total_steps)
             facts["lr_factor"] = rate(max(0, step - 1))
         if (attendance := r.stepper.attendance) is not None:
@@ -208,7 +211,7 @@ class Recorder:
             notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
         if r.ended_early and r.patience is not None:
             notes.insert(0, r.patience.note(step, r.total_steps))
-        notes += self.config.topology.notes() if r.algorithm.uses_topology else ()
+        notes += self.config.topology.notes() if Feature.topology in r.algorithm.supports else ()
         facts |= choices | ({"notes": notes} if notes else {})
         if status is Status.diverged and (suspects := r.problem.suspects()):
             facts["suspects"] = list(suspects)

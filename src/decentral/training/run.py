@@ -151,7 +151,7 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
     r.evaluated_s = r.stepper.simulated_s or 0.0
     scope = Scope(None if r.ends_at(t) else r.examples_on_the_way, progress.doing)
     part = r.world.rank, r.world.size
-    compression_stats = r.algorithm.compression_stats(r.stepper.state)
+    compression_stats = getattr(r.stepper.state, "compression_stats", None)
     groups = {} if r.stepper.attendance is None else r.stepper.attendance.groups()
     if attackers := r.attackers:
         groups["honest"] = ~np.isin(np.arange(r.net.n), attackers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from decentral.algorithms.states import OnlyModels
 from decentral.optim.rows import add, scale, sub
@@ -29,9 +29,8 @@ class Partway(OnlyModels):
     """
 
     name: str = "partway"
-    step_size: float = setting(0.5, above=0, at_most=1)
+    step_size: float = setting(0.5, above=0, at_most=1, as_sgd=1)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar[dict[str, Any] | None] = {"step_size": 1.0}
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """One gradient at x_i, one round of averaging."""

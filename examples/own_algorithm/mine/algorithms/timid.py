@@ -36,7 +36,7 @@ class Timid(AsynchronousAlgorithm):
     name: str = "timid"
     every: int = setting(2, at_least=1)
     weight: float = 0.5
-    usual_topology: ClassVar[str] = "ring"
+    usual: ClassVar = {"topology": "ring"}
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.undirected, Need.connected, Need.bipartite})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from decentral.algorithms.states import OnlyModels
 from decentral.settings import setting
@@ -24,9 +24,8 @@ class Pairwise(OnlyModels):
     """
 
     name: str = "pairwise"
-    period: int = setting(2, at_least=1)
+    period: int = setting(2, at_least=1, as_sgd=1)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
-    as_sgd: ClassVar[dict[str, Any] | None] = {"period": 1}
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """One gradient at x_i, and a round of averaging if one is due."""

@@ -154,7 +154,7 @@ class PolicyOptimization(Problem):
         for i, one in enumerate(state):
             self.rollouts.load_state(i, one)
 
-    def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+    def model_tensors(self, x: Tensor, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Parameters [...] by name, those of the module's `state_dict`."""
         return dict(zip(self.models.names, self.models.views(x), strict=True))
 

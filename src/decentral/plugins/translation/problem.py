@@ -311,7 +311,10 @@ class Translating(Supervised):
         self.translation = task
         super().__init__(task, config, workers, device)
         self.bleu: WordBleu | TextBleu = WordBleu() if self.data.text.plain else TextBleu()
-        self.metrics = (Metric("test", "BLEU", larger_is_better=True), Metric("test", "loss", unit=self.loss_unit))
+        self.usual_metrics = (
+            Metric("test", "BLEU", larger_is_better=True),
+            Metric("test", "loss", unit=self.loss_unit),
+        )
         self.facts = {**self.facts, "bleu": self.bleu.signature}
 
     def prepare_batches(self) -> None:
@@ -327,7 +330,7 @@ class Translating(Supervised):
         total[COUNTS] += F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum")
         total[COUNTS + 1] += (targets != PAD).sum()
 
-    def finish(self, statistics: Tensor) -> Tensor:
+    def usual_values(self, statistics: Tensor) -> Tensor:
         """BLEU and mean cross-entropy per token: [..., COUNTS + 2] -> [..., 2]."""
         loss = statistics[..., COUNTS] / statistics[..., COUNTS + 1]
         return torch.stack([bleu(statistics[..., :COUNTS]), loss], dim=-1)

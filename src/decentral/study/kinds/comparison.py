@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
+from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.relaysgd import RelaySGD
 from decentral.config.composition import compose_all
 from decentral.config.parsing import build
 from decentral.config.schema import Config
@@ -21,6 +23,22 @@ from decentral.store import Status
 from decentral.study.measure import DAMAGED, Measure, Measured
 from decentral.study.study import Cell, Row, Study, overrides_of, points
 from decentral.study.tuning.rule import Choice, Rule
+from decentral.topology.rounds import Rounds, mean_delay
+
+
+def dilution_of(algo: Algorithm, rounds: Rounds) -> float:
+    """Return the factor by which a local update counts less in the long run than in all-reduce at equal rate.
+
+    1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij) of RelaySGD, unless `correct_lr` compensates for it. With an
+    outer step an update counts outer_lr (1 + mu + mu^2 + ...) times. 1 with its delay or share of an own model, where
+    the value is unknown.
+    """
+    if isinstance(algo, RelaySGD):
+        return 1.0 if algo.correct_lr else 1 + mean_delay(rounds, algo.overlap)
+    outer_lr = float(getattr(algo, "outer_lr", 0.0))
+    if not outer_lr or any(getattr(algo, key, 0) for key in ("delay_steps", "own_share")):
+        return 1.0
+    return (1 - float(getattr(algo, "outer_momentum", 0.0))) / outer_lr
 
 
 class ComposedRun(NamedTuple):
@@ -304,7 +322,7 @@ class RateCell(TunedCell):
         lr = math.nan if all_diverged or first.lr is None else first.lr
         config = self.final.config
         assert config.num_workers is not None
-        dilution = config.algo.dilution(config.rounds())
+        dilution = dilution_of(config.algo, config.rounds())
         status, wall_s = "diverged" if all_diverged else "done", sum(run.wall_s for run in runs)
         common = first._replace(worst=None, mean=None, averaged=None, status=status, wall_s=wall_s)
         return [

@@ -29,7 +29,7 @@ class Classification(Supervised):
         chosen = losses(task.loss, task.label_smoothing, config.data.inspect().num_classes)
         self.loss, self.test_loss, self.loss_unit = chosen
         super().__init__(task, config, workers, device)
-        self.metrics = (
+        self.usual_metrics = (
             Metric("test", "accuracy", larger_is_better=True, unit="%", chance=1 / self.data.num_classes),
             Metric("test", "loss", unit=self.loss_unit),
         )
@@ -40,7 +40,7 @@ class Classification(Supervised):
         total[1] += self.test_loss(outputs, targets, reduction="sum")
         total[2] += len(targets)
 
-    def finish(self, statistics: Tensor) -> Tensor:
+    def usual_values(self, statistics: Tensor) -> Tensor:
         """Accuracy and mean loss: [..., 3] -> [..., 2]."""
         return statistics[..., :2] / statistics[..., 2:]
 
@@ -57,7 +57,7 @@ class NextTokenPrediction(Supervised):
     ignored: ClassVar[int | None] = PADDING
     dealt: ClassVar[str] = "source"
     num_statistics = 3
-    metrics = (
+    usual_metrics = (
         Metric("test", "loss", unit="nats"),
         Metric("test", "bits_per_character", unit="bits"),
         Metric("test", "perplexity"),
@@ -77,7 +77,7 @@ class NextTokenPrediction(Supervised):
         total[1] += (targets != PADDING).sum()
         total[2] += self.data.characters[targets].sum()
 
-    def finish(self, statistics: Tensor) -> Tensor:
+    def usual_values(self, statistics: Tensor) -> Tensor:
         """Nats per token, bits per character, perplexity: [..., 3] -> [..., 3]."""
         nats, tokens, characters = statistics.unbind(-1)
         return torch.stack([nats / tokens, nats / math.log(2) / characters, (nats / tokens).exp()], dim=-1)

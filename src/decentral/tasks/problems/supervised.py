@@ -45,7 +45,8 @@ _TOLD = 4  # parameters
 class Supervised(Problem):
     """Per-worker gradients at models that are views of the rows, computed by `execution`.
 
-    A subclass defines the loss (`loss`) and the statistics of test examples (`add_statistics`, `finish`).
+    A subclass defines the loss (`loss`) and the statistics of test examples (`add_statistics`,
+    `usual_metrics`, `usual_values`).
 
     A step draws inputs and targets [k, B, ...]; or, if workers have batches of different shapes, lists of k, where
     inputs[j] is a module's argument, a tensor or a tuple of tensors.
@@ -59,6 +60,8 @@ class Supervised(Problem):
     """The kind of labels that a partition uses."""
     num_statistics: int
     """S, of `add_statistics`."""
+    usual_metrics: tuple[Metric, ...]
+    """The metrics of the task, without requested ones (`metrics=`)."""
     together = True
     """Whether batches of all workers at the same draw are of equal size."""
     order: DrawOrder
@@ -73,6 +76,9 @@ class Supervised(Problem):
     ) -> None:
         self.task, self.config, self.workers, self.device, self.seed = task, config, workers, device, config.seed
         self.split = config.evaluation.split
+        liars = config.attack.attackers(config.num_workers, config.seed) if config.attack.flips_labels else ()
+        self.flipped = [i - workers.start for i in liars if i in workers]
+        """Local workers that learn from wrong labels: C - 1 - c instead of c, of C classes."""
         self.statistics_examples: int = getattr(task, "statistics_images", 512)
         """On how many training examples batch-norm statistics are recomputed."""
         self.data, self.dtype = opened(config.data, device, config.seed), config.precision.dtype
@@ -143,19 +149,23 @@ class Supervised(Problem):
         return self.num_statistics + (self.asked.size if self.config.metrics else 0)
 
     @property
-    def evaluated(self) -> tuple[Metric, ...]:
-        """See `Problem`; the task's own metrics are omitted if also requested."""
+    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        """The requested metrics, then the others of the task."""
         if not self.config.metrics:
-            return self.metrics
-        return *self.asked.metrics, *(metric for metric in self.metrics if metric not in self.asked.metrics)
+            return self.usual_metrics
+        return *self.asked.metrics, *(metric for metric in self.usual_metrics if metric not in self.asked.metrics)
 
-    def values(self, statistics: Tensor) -> Tensor:
+    def finish(self, statistics: Tensor) -> Tensor:
         """See `Problem`."""
         if not self.config.metrics:
-            return self.finish(statistics)
+            return self.usual_values(statistics)
         own, more = statistics.split([self.num_statistics, self.asked.size], dim=-1)
-        kept = [m for m, metric in enumerate(self.metrics) if metric not in self.asked.metrics]
-        return torch.cat([self.asked.finish(more, self.dtype), self.finish(own)[..., kept]], dim=-1)
+        kept = [m for m, metric in enumerate(self.usual_metrics) if metric not in self.asked.metrics]
+        return torch.cat([self.asked.finish(more, self.dtype), self.usual_values(own)[..., kept]], dim=-1)
+
+    @abstractmethod
+    def usual_values(self, statistics: Tensor) -> Tensor:
+        """Return the `usual_metrics` of complete statistics: [..., S] -> [..., len(usual_metrics)]."""
 
     def add(self, total: Tensor, outputs: Tensor, targets: Tensor, numbers: Tensor) -> None:
         """Add all statistics of test examples with these numbers to total [S + those of `asked`], in place."""
@@ -272,34 +282,27 @@ class Supervised(Problem):
         places = list(range(len(self.workers)) if workers is None else workers)
         self.models.bind(x)
         at_once = max(1, _COPIED_BYTES // max(1, x[0].nbytes)) if self.models.foreign else len(places)
+        if scope.local:
+            at_once = 1
         found = []
         for first in range(0, len(places), at_once):
             some = places[first : first + at_once]
-            found.append(self._test({f"worker {self.workers[i]}": self.models.for_tests(i) for i in some}, scope, 0, 1))
+            modules = {f"worker {self.workers[i]}": self.models.for_tests(i) for i in some}
+            found.append(self._test(modules, self._local(scope, some[0]) if scope.local else scope, 0, 1))
         return torch.cat(found)
 
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
         """The same of one averaged model [P] on this part's batches of the test examples: [S]."""
         with self.average.at(x, self._statistics_batches) as models:
-            return self._test({"averaged model": models.for_tests(0)}, scope, part, parts)[0]
-
-    def local_statistics(self, x: Tensor, scope: Scope = WHOLE) -> Tensor:
-        """See `Problem`: each model on the test set of its worker."""
-        self.models.bind(x)
-        each = enumerate(self._local_scopes(scope))
-        return torch.cat(
-            [self._test({f"worker {self.workers[i]}": self.models.for_tests(i)}, its, 0, 1) for i, its in each]
-        )
-
-    def average_local_statistics(self, x: Tensor, scope: Scope = WHOLE) -> Tensor:
-        """See `Problem`: one model on the test sets of all local workers."""
-        with self.average.at(x, self._statistics_batches) as models:
             model = {"averaged model": models.for_tests(0)}
-            return torch.cat([self._test(model, its, 0, 1) for its in self._local_scopes(scope)]).sum(0)
+            if not scope.local:
+                return self._test(model, scope, part, parts)[0]
+            each = [self._test(model, self._local(scope, i), 0, 1) for i in range(len(self.workers))]
+            return torch.cat(each).sum(0)
 
-    def _local_scopes(self, scope: Scope) -> list[Scope]:
-        """The test set of each local worker, or the first of its examples, which are in a random order."""
-        return [scope._replace(numbers=self.local_tests[worker][: scope.examples]) for worker in self.workers]
+    def _local(self, scope: Scope, i: int) -> Scope:
+        """The test set of local worker i, or the first of its examples, which are in a random order."""
+        return scope._replace(numbers=self.local_tests[self.workers[i]][: scope.examples])
 
     @cached_property
     def test_numbers(self) -> Tensor:
@@ -355,14 +358,12 @@ class Supervised(Problem):
         sizes = {i: sum(t.nbytes for t in each["tensors"].values() if t is not None) for i, each in found.items()}
         return sum(size * len(donors[i]) for i, size in sizes.items())
 
-    def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The module's `state_dict`, on the CPU."""
-        return self.average.state_dict(x, state)
-
-    def averaged_tensors(self, x: Tensor) -> dict[str, Any]:
-        """The same of the averaged model [P], with batch statistics recomputed on training images."""
-        with self.average.at(x, self._statistics_batches) as models:
-            (state,) = models.state()
+    def model_tensors(self, x: Tensor, state: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The module's `state_dict`, on the CPU; of the averaged model with batch statistics recomputed on training
+        images."""
+        if state is None:
+            with self.average.at(x, self._statistics_batches) as models:
+                (state,) = models.state()
         return self.average.state_dict(x, state)
 
     def layout(self, x: Tensor) -> RowLayout:
