@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -147,17 +146,6 @@ class GradientOracle:
             self.early[places] = loss.to(self.early)
         self.is_early[places] = True
         return g
-
-    @contextmanager
-    def at_copies(self, x: Tensor) -> Iterator[None]:
-        """Raise ConfigError if gradients at x [r, P], copies of models, change them: the models would not change."""
-        before = x.clone() if self.problem.writes else None
-        yield
-        if before is not None and not torch.equal(before.view(torch.uint8), x.view(torch.uint8)):
-            raise ConfigError(
-                "The model changes its weights in forward, which would be lost, because this algorithm takes gradients "
-                "at copies of the models: use a synchronous algorithm, such as algo=dpsgd."
-            )
 
     def complete(self, place: int) -> None:
         """Mark this worker's gradient, if it was computed ahead, as complete: its loss counts from now on."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -166,8 +165,7 @@ class VirtualRows:
         if len(workers) == 1:
             i = workers[0]
             at = (copies if self.begun[i] else models)[i : i + 1]
-            with self.oracle.at_copies(at) if self.begun[i] else nullcontext():
-                self.g[i].copy_(self.oracle.prefetch(at, workers)[0])
+            self.g[i].copy_(self.oracle.prefetch(at, workers)[0])
         elif len(workers) == len(models) and len(set(self.begun.values())) == 1:
             g.copy_(self.oracle.prefetch(copies if self.begun[0] else models, workers))
         else:
