@@ -236,31 +236,53 @@ def test_all_reduce_treats_missing_gradients_as_torch_does(worlds, kind: str):
 # -- what already communicates -----------------------------------------------------------------------------------------
 
 
-def communicating(world: World, kind: str) -> str:
-    """What wrap says about a model or an optimizer that communicates by itself."""
+def twice(world: World, kind: str, how: dict[str, Any]) -> str:
+    """What wrap, or the first step after it, says about a model that torch communicates as well."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model: Any = nn.Linear(4, 1).double()
-    if kind == "ddp":
-        model = nn.parallel.DistributedDataParallel(model)
+    called: Any = None
+    if kind in ("ddp", "its module"):
+        called = nn.parallel.DistributedDataParallel(model)
     elif kind == "fsdp":
-        model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+        called = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
     elif kind == "fully_shard":
         fully_shard(model, mesh=init_device_mesh("cpu", (world.size,)))
-    inner: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+    wrapped = called if kind in ("ddp", "fsdp") else model
+    inner: Any = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     if kind == "zero":
         inner = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(ConfigError) as error:
-        decentral.wrap(model, inner, "ring")
+        optimizer = decentral.wrap(wrapped, inner, **{"topology": "ring", **how})
+        called = nn.parallel.DistributedDataParallel(model)
+        F.mse_loss(called(torch.ones(2, 4).double()), torch.ones(2, 1).double()).backward()
+        optimizer.step()
     return str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fully_shard", "zero"])
-def test_what_communicates_by_itself_is_refused(worlds, kind: str):
-    for said in worlds(2).call(communicating, kind):
+@pytest.mark.parametrize("how", [{"mode": "atc"}, {"algo": "relaysgd", "algo_settings": {"fill": "previous"}}])
+@pytest.mark.parametrize("kind", ["ddp", "its module", "after wrap", "fsdp", "fully_shard", "zero"])
+def test_a_model_that_torch_communicates_as_well_is_refused(worlds, kind: str, how: dict[str, Any]):
+    settings = how | ({"topology": "chain"} if "algo" in how else {})
+    for said in worlds(2).call(twice, kind, settings):
         assert "communicates by itself" in said if kind == "zero" else "already averages or shards" in said
+
+
+def after_ddp(world: World) -> bool:
+    """Whether a model may be wrapped that is no longer anybody else's."""
+    model = network()
+    nn.parallel.DistributedDataParallel(model)
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring")
+    backward(model, world.rank, 0)
+    optimizer.step()
+    optimizer.close()
+    return True
+
+
+def test_a_model_without_its_former_wrapper_is_wrapped(worlds):
+    assert all(worlds(2).call(after_ddp))
 
 
 # -- what would be silently wrong --------------------------------------------------------------------------------------
@@ -722,6 +744,7 @@ UNFIT: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "lazy": (lambda rank: nn.Sequential(nn.LazyLinear(3)) if rank == 1 else network(), "0.weight has no values"),
     "meta": (lambda rank: network().to("meta"), "0.weight has no values"),
     "expanded": (lambda rank: buffered(torch.full((1,), float(rank)).expand(3)), "b is sparse, quantized or expanded"),
+    "synchronized": (lambda rank: nn.Sequential(network(), nn.SyncBatchNorm(1)), "1 is a SyncBatchNorm on the CPU"),
     "sparse": (lambda rank: buffered(torch.eye(3).to_sparse()), "b is sparse, quantized or expanded"),
     "dtype": (lambda rank: buffered(torch.zeros(3, dtype=[torch.float32, torch.float64][rank])), "b [3] torch.float64"),
     "frozen": (

@@ -3,8 +3,10 @@ against changed parameters."""
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
@@ -306,6 +308,31 @@ def _check_devices(parameters: Sequence[nn.Parameter]) -> None:
         )
 
 
+def also_communicated(parameters: Sequence[nn.Parameter]) -> str:
+    """Say what else averages or shards these parameters or their gradients between ranks; "" if nothing does.
+
+    DistributedDataParallel leaves no mark on the module that it wraps, so this looks at every living instance.
+    """
+    kinds: set[type] = {nn.parallel.DistributedDataParallel}
+    if loaded := sys.modules.get("torch.distributed.fsdp"):
+        kinds.add(loaded.FullyShardedDataParallel)
+    for final in (False, True):
+        if final:
+            gc.collect()  # unused instances may still be alive
+        living = [each for each in gc.get_objects() if not kinds.isdisjoint(type(each).__mro__)]  # ABCs are slow
+        others = [each for each in living if each.process_group.size() > 1]
+        own = set(parameters)
+        other = next((each for each in others if not own.isdisjoint(each.parameters())), None)
+        if other is None:
+            break
+    sharded = any(hasattr(each, "device_mesh") for each in parameters)
+    name = type(other).__name__ if other is not None else "DTensor" if sharded else ""
+    return name and (
+        f"{name} already averages or shards these parameters or their gradients, so the ranks would not train models "
+        "of their own: leave it out, and give decentral.wrap the plain module."
+    )
+
+
 class Guard:
     """A guard that refuses, on every rank, to average parameters other than those of `decentral.wrap`.
 
@@ -329,6 +356,7 @@ class Guard:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._trained = self._in_groups()
         self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
+        self._is_new = True
         self._lay_out()
         self._key = f"decentral refused {next(_wrapped)}"
         self._stepping = False
@@ -410,6 +438,10 @@ class Guard:
         for parameter in self._still:
             if parameter.requires_grad or parameter.grad is not None:
                 return f"{self._names[parameter]} is trained now, but was frozen; {_AGAIN}"
+        if self._is_new:
+            self._is_new = False
+            if problem := also_communicated(self._trained):  # since wrap
+                return problem
         if self._places() != self._places_were:
             new = [name for name, parameter in self._model.named_parameters() if parameter not in self._names]
             if new:

@@ -36,7 +36,7 @@ from decentral.script.handle import hinted
 from decentral.script.joining import join
 from decentral.script.modes import Mode, ModeStep
 from decentral.script.optimizer import KEY, DecentralizedOptimizer
-from decentral.script.parameters import FlatParameters, Guard, ParameterRow, align, start, travels
+from decentral.script.parameters import FlatParameters, Guard, ParameterRow, align, also_communicated, start, travels
 from decentral.script.peers import Peers, content
 from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check as check_needs
@@ -306,12 +306,8 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
         raise ConfigError(
             f"{type(optimizer).__name__} communicates by itself: wrap a plain optimizer, such as torch.optim.AdamW."
         )
-    wraps = type(model).__module__.startswith(("torch.nn.parallel", "torch.distributed"))
-    if wraps or any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        raise ConfigError(
-            f"{type(model).__name__} already averages or shards parameters or their gradients: give decentral.wrap the "
-            "plain module."
-        )
+    if problem := also_communicated(list(model.parameters())):
+        raise ConfigError(problem)
     for name, each in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(each) or each.is_meta:
             raise ConfigError(f"{name} has no values: initialize it before wrap, by a forward pass or to_empty.")
@@ -320,6 +316,12 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
         )
         if each.layout is not torch.strided or each.is_quantized or expanded:
             raise ConfigError(f"{name} is sparse, quantized or expanded, which cannot be sent: store it dense.")
+    for name, part in model.named_modules():
+        if isinstance(part, nn.SyncBatchNorm) and any(each.is_cpu for each in part.parameters()):
+            raise ConfigError(
+                f"{name or 'the model'} is a SyncBatchNorm on the CPU, which torch does not support: use a BatchNorm "
+                "of torch.nn, or move the model to a GPU before wrap."
+            )
     if reason := shared_memory(model):
         raise ConfigError(f"the model cannot be sent, because {reason}.")
     own = set(model.parameters())
