@@ -240,7 +240,7 @@ def test_the_honest_are_evaluated_by_themselves(start):
     problem.average_states(assemble(config, World(0, 1, torch.device("cpu"))).net)
     statistics = problem.average_statistics(torch.from_numpy(x.mean(0)), 0, 1)
     assert run.last("accuracy", "honest averaged") == pytest.approx(float(problem.finish(statistics)[0]))
-    assert run.facts["notes"] == ["attackers (attack=sign_flip): 1"]
+    assert run.facts["notes"] == ["attackers (attack=sign_flip): workers 1"]
     told = summary(run.directory)
     assert "attack=sign_flip workers=[1], robust=trimmed" in told and "honest workers" in told
 

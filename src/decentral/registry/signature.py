@@ -159,14 +159,14 @@ def _imported(module: str, where: str) -> Any:
         try:
             known = importlib.util.find_spec(module) is not None
         except (ImportError, ValueError):
-            known = False
+            known = module == "__main__"  # a script, which has no spec
         if not known and importlib.util.find_spec(top := module.partition(".")[0]) is None:
             hint = f": pip install 'decentral[{EXTRAS[top]}]'" if top in EXTRAS else ""
             raise ConfigError(
                 f"{where}: there is no module {module} in this folder ({here}), on PYTHONPATH or installed{hint}."
             )
         plugins.search(here)
-        found = load(module, where)
+        found = sys.modules["__main__"] if module == "__main__" else load(module, where)
     if not getattr(found, "__file__", None):
         raise ConfigError(f"{where}: {module} is a folder without __init__.py, not a module.")
     sources.freeze(module)

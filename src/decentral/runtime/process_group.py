@@ -23,7 +23,7 @@ from decentral.terminal.console import warn
 
 _GLANCE_S = 0.01
 _LAST_S = 1.0  # extra seconds that rank 0, which serves the store, waits
-_SILENT_S = 2.0  # seconds of waiting without a word
+_SILENT_S = 4.0  # seconds of waiting without a word
 _STORE_S = 2.0  # seconds that a server has to answer
 
 

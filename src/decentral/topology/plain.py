@@ -12,6 +12,7 @@ from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
 from decentral.registry.signature import Plain, call, component_from, further
+from decentral.registry.sources import installed
 from decentral.store.files import natural_order
 from decentral.topology.graph import Graph
 from decentral.topology.matrices import Matrices
@@ -70,7 +71,8 @@ class PlainTopology(Plain, GraphTopology):
 
     def _called(self, num_workers: int) -> list[np.ndarray]:
         given = {"num_workers": num_workers}
-        more = given if further(self.target()) else {}  # as its **kwargs
+        theirs = installed(self.plain_module.partition(".")[0])  # such as networkx, whose **kwargs are for backends
+        more = given if further(self.target()) and not theirs else {}
         with blame.named(f"topology={self.name}"), seeded(0, "topology"):
             made: Any = call(self.target(), {} if more else given, **more, **self.settings())
             each = made if isinstance(made, list | tuple) and made else [made]
@@ -82,7 +84,8 @@ class PlainTopology(Plain, GraphTopology):
                 what = f"an array {list(one.shape)}" if one.ndim else f"a {type(made).__name__}"
                 raise ConfigError(
                     f"topology={self.name} returns {what} for num_workers={num_workers}: return "
-                    f"a graph or W [{num_workers}, {num_workers}], or a list of them."
+                    f"a graph or W [{num_workers}, {num_workers}], or a list of them"
+                    + (f", or set num_workers={len(one)}." if one.ndim else ".")
                 )
         weighted = {one.dtype.kind == "f" for one in found}
         if len(weighted) > 1 or any(one.dtype.kind not in "biu" and one.dtype != np.float64 for one in found):

@@ -136,7 +136,7 @@ class Run:
         notes, counts = [*self.problem.notes, *self.heard], self.config.task.num_examples(self.config)
         if attackers := self.attackers:
             numbers = ", ".join(map(str, attackers))
-            notes.append(f"attackers (attack={self.config.attack.name}): {numbers}")
+            notes.append(f"attackers (attack={self.config.attack.name}): workers {numbers}")
         if (precision := self.config.evaluation.precision) is not Precision.fp32:
             notes.append(f"tests are in {precision.name} (evaluation.precision)")
         if (part := self.config.evaluation.part) != "all" and counts is not None:
