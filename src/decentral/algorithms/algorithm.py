@@ -87,8 +87,7 @@ _REPLACED: dict[str, Feature | str] = {
     "replicas": "parts(s)",
     "taken_over": "parts(s)",
     "corrections": "parts(s), and supports with Feature.corrections",
-    "attends_steps": "period",
-    "steps_per_message": "period",
+    "steps_per_message": "attends_steps",
 }
 """Former members of `Algorithm` -> the feature that a flag stands for (without it, if in `_LIMITS`), or what replaces
 it."""
@@ -150,7 +149,7 @@ class Algorithm(Settings, ABC, where="algo"):
         return AcceptedCompression.nothing
 
     @property
-    def period(self) -> int:
+    def attends_steps(self) -> int:
         """Return the number of consecutive steps that belong together: a worker is absent in all of them or in none,
         and messages are compressed once."""
         return int(getattr(self, "period_steps", 1))

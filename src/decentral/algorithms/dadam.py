@@ -63,7 +63,7 @@ class DAdam(Algorithm):
         opt: Buffers
 
     @property
-    def period(self) -> int:
+    def attends_steps(self) -> int:
         """Return the number of steps per update of the moments."""
         return self.accumulate_steps
 

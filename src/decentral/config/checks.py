@@ -513,10 +513,10 @@ def _check_decisions(config: Config) -> None:
             f"{said} needs a method that averages over all workers, unlike algo={config.algo.name}: use "
             "algo=allreduce, or leave it out."
         )
-    if compress.adapts and config.algo.period > 1:
+    if compress.adapts and config.algo.attends_steps > 1:
         raise ConfigError(
             f"{said} tries shares in consecutive steps, but algo={config.algo.name} sends once every "
-            f"{config.algo.period} steps: add algo.period_steps=1, or leave it out."
+            f"{config.algo.attends_steps} steps: add algo.period_steps=1, or leave it out."
         )
     if compress.adapts and config.simulate is Simulate.timeline:
         raise ConfigError(f"{said} needs gradients, and simulate=timeline has none: leave it out.")

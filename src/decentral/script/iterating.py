@@ -117,7 +117,7 @@ def iterates(
         return g
 
     rate = lr if callable(lr) else lambda t: lr
-    per_message = per_epoch / algorithm.period
+    per_message = per_epoch / algorithm.attends_steps
     layout = RowLayout.flat(x.shape[1])
     algorithm = algorithm.bind(optimizer.rule(rate, layout), compressor.bound(layout, of_messages, per_message))
     found = [x.numpy().copy()]

@@ -129,7 +129,7 @@ def _laid_out(
         row = ParameterRow(parameters)
         names = {parameter: name for name, parameter in model.named_parameters()}
         layout = RowLayout(tuple(names[p] for p in parameters), tuple(tuple(p.shape) for p in parameters))
-        bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.period)
+        bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.attends_steps)
         net = _network([row.row], group)
         guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
         step: ModeStep | AlgorithmStep = AlgorithmStep(

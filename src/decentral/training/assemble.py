@@ -334,7 +334,7 @@ def _attendance(config: Config, algorithm: Algorithm, net: Network, oracle: Any,
     sizes: dict[int, str] = {}
     if availability.in_seconds and net.n <= _FEW_WORKERS:
         sizes = dict.fromkeys(range(availability.least, net.n), "at some time")
-    for t in () if availability.in_seconds else range(0, total_steps, algorithm.period):
+    for t in () if availability.in_seconds else range(0, total_steps, algorithm.attends_steps):
         sizes.setdefault(int(attendance.attends(t).sum()), f"in step {t}")
     for m, when in sizes.items():
         if m in (0, 1, net.n):
@@ -496,7 +496,7 @@ def with_rate(
 ) -> Algorithm:
     """Return the configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, other
     `changes` of a schedule, and the configured compression for rows of this layout."""
-    compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.period)
+    compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.attends_steps)
     rule = config.optim.rule(lr, layout)
     algorithm: Algorithm = config.algo.bind(rule if changes is None else rule.scheduled(changes), compressor)
     return algorithm

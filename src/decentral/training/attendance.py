@@ -52,7 +52,7 @@ class Attendance:
     3. Corrections are handed over or reset, by `on_leave`, and the algorithm recomputes mixtures (`regroup`).
 
     Mixing matrices are doubly stochastic among present workers and the identity for absent ones: sums over all workers
-    are preserved. In an algorithm with groups of `period` steps, S_t has the workers present in all of them.
+    are preserved. In an algorithm with groups of `attends_steps` steps, S_t has the workers present in all of them.
 
     In simulated time a step begins when the last worker of S_{t-1} is ready, or, if S_{t-1} is empty, with the next
     arrival. A schedule in seconds is then queried, once per group of steps, for the workers that are present and do not
@@ -102,7 +102,7 @@ class Attendance:
             self.begun_s = float(clock.now[before].max())
         elif clock is not None and self.schedule.in_seconds:
             self.begun_s = min(self.schedule.next_arrival(self.begun_s), LONGEST_S)
-        if clock is not None and getattr(self.availability, "wait", False) and t % self.algorithm.period == 0:
+        if clock is not None and getattr(self.availability, "wait", False) and t % self.algorithm.attends_steps == 0:
             self._wait_for_all(clock)
         self.present = self.attends(t)
         here = self.present[net.workers.start : net.workers.stop]
@@ -141,7 +141,7 @@ class Attendance:
     def _wait_for_all(self, clock: Clock) -> None:
         """Wait until all workers are present and, if they may crash, stay until their gradients are done."""
         crash = self.availability.detection_s is not None
-        lasts = float(clock.gradients_s(self.algorithm.period).max()) if crash else 0.0
+        lasts = float(clock.gradients_s(self.algorithm.attends_steps).max()) if crash else 0.0
         self.begun_s = self.schedule.complete(self.begun_s, lasts)
         clock.wait(Underway(np.full(self.net.n, self.begun_s), *np.zeros((4, self.net.n))))
 
@@ -153,7 +153,7 @@ class Attendance:
 
     def attends(self, t: int) -> np.ndarray:
         """Return S_t: bool [n]."""
-        H = self.algorithm.period
+        H = self.algorithm.attends_steps
         first = t - t % H
         if self.timekeeper is not None:
             return self.timekeeper.present
