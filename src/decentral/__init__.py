@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from decentral.script.window import Window as Window
     from decentral.script.wrap import wrap as wrap
 
-__version__ = "2.9.0"
+__version__ = "3.0.0a1"
 
 _HOMES = {
     "ConfigError": "decentral.errors",
