@@ -51,9 +51,16 @@ def check_launcher(joins: bool = True) -> None:
         names = " ".join(key for key in dict.fromkeys((*_TORCHRUN, rank, size)) if key in os.environ)
         why = f"without {missing} each would work alone" if missing else "here each would work alone"
         variables = "" if rank == "RANK" else f", with RANK=${rank} and WORLD_SIZE=${size}"
+        program = os.path.basename(sys.argv[0])
+        if not joins:
+            raise ConfigError(
+                f"{told}: {program} starts its processes itself, and would do so in each of several: start it once, "
+                f"without a launcher; for variables that another job left, `unset {names}`."
+            )
+        script = "-m decentral" if program == "decentral-run" else "script.py"
         raise ConfigError(
             f"{told}: a launcher started this as one of several processes, but {why}: use `torchrun "
-            f"--nproc-per-node={count if count > 1 else 'N'} script.py`, or set RANK, WORLD_SIZE, MASTER_ADDR (the "
+            f"--nproc-per-node={count if count > 1 else 'N'} {script}`, or set RANK, WORLD_SIZE, MASTER_ADDR (the "
             f"host of rank 0) and MASTER_PORT (a free port there) in every process{variables}; for independent "
             f"processes, or variables that another job left, `unset {names}`."
         )

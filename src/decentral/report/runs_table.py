@@ -229,6 +229,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
     if not ended:
         which = f" with {' and '.join(layout.where)}" if layout.where else ""
         which += f" ({damaged[0].rstrip('.')})" if damaged else ""
+        which += f" ({left_out})" if left_out else ""
         if not isinstance(source, Path):
             raise ConfigError(f"no run of this sweep{which} has finished: rerun the same command.")
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")

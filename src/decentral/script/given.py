@@ -108,10 +108,11 @@ class GivenData(PlainData):
     def of(cls, train: Any, test: Any, share: str | None = None) -> GivenData:
         """Wrap the data sets, or one of which a share is for testing. Raises ConfigError for other types."""
         try:
-            found = cls(test_share=None if share is None else float(share))
+            number = None if share in (None, "null") else float(str(share).strip("'\""))
         except ValueError:
             raise ConfigError(f"data.test_share={share} is not a number: use one between 0 and 1.") from None
-        vars(found)["_both"] = (train, test) if share is None or test is not None else train
+        found = cls(test_share=number)
+        vars(found)["_both"] = (train, test) if number is None or test is not None else train
         sets = vars(found)["_found"] = found._made()
         vars(found).update(asdict(sets.description))
         labels = [hashlib.sha256(look.labels.tobytes()).hexdigest()[:8] for look in sets.looks]

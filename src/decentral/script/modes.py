@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from decentral.network.kernels import wide
 from decentral.network.network import Network
 from decentral.script.parameters import Bucket, FlatParameters, Guard
 
@@ -57,7 +58,7 @@ class ModeStep:
         self._weights = net.known_ones()
         self._mixings: list[Callable[[], Tensor]] = []  # of the first buckets, those in flight
         self._missing: list[set[nn.Parameter]] = []  # by bucket: parameters whose gradients are pending
-        self._consumed: list[tuple[list[Any], list[Any]]] = []  # by launched bucket: gradients, settings of groups
+        self._consumed: list[tuple[Tensor, list[Any]]] = []  # by launched bucket: gradients, settings of groups
         self._hooks: list[Any] = []
         self._forget()
         if overlap and mode is Mode.awc:
@@ -104,13 +105,13 @@ class ModeStep:
         """Describe what has changed since the optimizer's step for a bucket in the backward pass; "" if nothing has."""
         settings = _settings(self.inner) if self._consumed else []
         for bucket, (gradients, then) in zip(self._flat.buckets, self._consumed, strict=False):
-            pairs = zip(_gradients(bucket), gradients, strict=True)
-            same = all(now is before and version == since for (now, version), (before, since) in pairs)
+            same = torch.allclose(_summary(bucket), gradients, rtol=0, atol=0, equal_nan=True)
             if not same or settings != then:
                 what = "the optimizer's settings" if same else "gradients"
+                remedy = ", or change them before backward() or after step()" if same else ""
                 return (
                     f"{what} were changed between backward() and step(), but overlap=True has used them in the "
-                    "backward pass: wrap with overlap=False, or change them before backward() or after step()."
+                    f"backward pass: wrap with overlap=False{remedy}."
                 )
         return ""
 
@@ -182,7 +183,7 @@ class ModeStep:
                 self.guard.require(self.change())
             if adapt:
                 self._step_of(bucket)
-                self._consumed.append((_gradients(bucket), _settings(self.inner)))
+                self._consumed.append((_summary(bucket), _settings(self.inner)))
             self._mixings.append(self.net.begin_mix(bucket.row, self.round))
 
     def _begin_all(self) -> None:
@@ -238,10 +239,11 @@ class ModeStep:
             )
 
 
-def _gradients(bucket: Bucket) -> list[tuple[Tensor | None, int]]:
-    """Return the gradients of a bucket, each with the number of its changes in place."""
-    gradients = [parameter.grad for parameter in bucket.ordered]
-    return [(gradient, 0 if gradient is None else gradient._version) for gradient in gradients]
+def _summary(bucket: Bucket) -> Tensor:
+    """Return the sum and the norm of each gradient of a bucket; nan where there is none."""
+    nothing = wide(bucket.row.new_full((1,), torch.nan))
+    gradients = [nothing if p.grad is None else wide(p.grad.to_dense()) for p in bucket.ordered]
+    return torch.stack([*torch._foreach_norm(gradients), *(each.sum() for each in gradients)])
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -230,7 +230,7 @@ def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:
     found = list[str]()
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found += _words(value, f"{inside}{key}.")
+            found += _words({str(name): one for name, one in value.items()}, f"{inside}{key}.")
         else:
             chosen = key == "name" and inside.count(".") == 1
             found.append(f"{inside[:-1] if chosen else inside + key}={_word(value)}")

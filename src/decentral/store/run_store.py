@@ -394,11 +394,14 @@ def find_runs(results_dir: Path, left_out: list[str] | None = None) -> list[Foun
 
 def _own_name(path: Path) -> str:
     """Return the name of the directory that the configuration gives to its run (`run_dir=`); '' if it gives none."""
+    import yaml
+
     try:
-        found = re.search(r"^run_dir: (.+)$", (path / "config.yaml").read_text(encoding="utf-8"), re.M)
-    except (OSError, UnicodeDecodeError):
+        text = (path / "config.yaml").read_text(encoding="utf-8")
+        found = re.search(r"^run_dir: .+\n(  .*\n)*", text, re.M)  # a long text has several lines
+        return Path(str(yaml.safe_load(found[0])["run_dir"])).name if found else ""
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return ""
-    return Path(found[1].strip("'\"")).name if found else ""
 
 
 def found_run(path: Path) -> FoundRun:
