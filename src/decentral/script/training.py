@@ -23,7 +23,7 @@ from decentral.config.schema import Config
 from decentral.data.dataset import NO_TEST
 from decentral.errors import ConfigError
 from decentral.host.torch_state import left_as_found
-from decentral.host.torchrun import under_torchrun
+from decentral.host.torchrun import check_launcher, under_torchrun
 from decentral.registry import blame, component
 from decentral.registry.typed import typed
 from decentral.runtime.launch import launch
@@ -189,6 +189,7 @@ def _composed(
             raise ConfigError(f"test_data= is missing: also give a map-style test set; or {NO_TEST}.")
         made["data"] = GivenData.of(train_data, test_data, *shares[-1:])
     if made and name is None and under_torchrun():
+        check_launcher()
         raise ConfigError(
             "name= is missing: under torchrun, a run with a model or data from Python needs a name by which all "
             "processes find it, as in name='first'."
