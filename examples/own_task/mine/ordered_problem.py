@@ -25,7 +25,7 @@ class OrderedProblem(Supervised):
 
     loss = staticmethod(squared_distance)
     loss_unit = ""
-    metrics = (Metric("test", "distance"), Metric("test", "root_mean_square"))
+    usual_metrics = (Metric("test", "distance"), Metric("test", "root_mean_square"))
     num_statistics = 3
 
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
@@ -34,7 +34,7 @@ class OrderedProblem(Supervised):
         total[1] += squared_distance(outputs, targets, reduction="sum")
         total[2] += len(targets)
 
-    def finish(self, statistics: Tensor) -> Tensor:
+    def usual_values(self, statistics: Tensor) -> Tensor:
         """From sums over all test examples to metrics: a root cannot be taken before they are complete."""
         distance, square, count = statistics.unbind(-1)
         return torch.stack([distance / count, (square / count).sqrt()], dim=-1)

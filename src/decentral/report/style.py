@@ -263,7 +263,7 @@ def png(figure: Figure, dpi: float) -> bytes:
     canvas.draw()
     picture = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     few = picture.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    few.save(smaller, format="png", compress_level=6, dpi=(dpi, dpi))
+    few.save(smaller, format="png", optimize=True, dpi=(dpi, dpi))
     return smaller.getvalue()
 
 
