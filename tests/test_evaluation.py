@@ -30,6 +30,7 @@ from decentral.report.summary import summary
 from decentral.store import RunStore
 from decentral.store.metrics import Metric
 from decentral.store.models import AVERAGED, load_models
+from decentral.tasks.problems.supervised import Supervised
 from decentral.tasks.task import WHOLE, EvaluationSettings, Problem, Scope
 from decentral.topology.delivery import Losses
 from decentral.topology.static import Ring
@@ -569,3 +570,13 @@ def test_a_state_of_no_kind_is_refused_before_the_first_step(monkeypatch: pytest
     monkeypatch.setattr(type(config.algo), "State", State)
     with pytest.raises(TypeError, match=r"State\.opt: annotate it as Rows"):
         assemble(config, World(0, 1, torch.device("cpu")))
+
+
+def test_a_task_with_the_names_of_version_2_is_taken_with_a_warning():
+    with pytest.warns(UserWarning, match="Old.finish is now called usual_values"):
+
+        class Old(Supervised):
+            def finish(self, statistics: Tensor) -> Tensor:
+                return statistics
+
+    assert "usual_values" in vars(Old) and "finish" not in vars(Old)

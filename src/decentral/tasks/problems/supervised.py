@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -51,6 +52,15 @@ class Supervised(Problem):
     A step draws inputs and targets [k, B, ...]; or, if workers have batches of different shapes, lists of k, where
     inputs[j] is a module's argument, a tensor or a tuple of tensors.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Take the names of version 2 for what a subclass defines, with a warning."""
+        for old, new in (("metrics", "usual_metrics"), ("finish", "usual_values")):
+            if old in vars(cls):
+                warnings.warn(f"{cls.__name__}.{old} is now called {new}: rename it.", stacklevel=3)
+                setattr(cls, new, vars(cls)[old])
+                delattr(cls, old)
+        super().__init_subclass__()
 
     loss: Loss
     loss_unit = "nats"
