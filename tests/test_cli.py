@@ -585,6 +585,7 @@ def test_nothing_slow_is_imported_before_a_configuration_is_accepted(stumbling: 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not plugins.shipped(), reason="studies of a plug-in")
 def test_the_hints_of_every_kind_of_run_work_as_printed(tmp_path, monkeypatch, capsys):
     hinted = ["data=digits", "model=mlp", *QUICK[1:]]
 
@@ -625,6 +626,7 @@ def test_the_hints_of_every_kind_of_run_work_as_printed(tmp_path, monkeypatch, c
     assert "Results: " in said(study, *shlex.split(again))
 
 
+@pytest.mark.skipif(not plugins.shipped(), reason="studies of a plug-in")
 def test_a_run_in_the_current_folder_and_empty_lists_of_a_study(tmp_path, monkeypatch, capsys):
     (tmp_path / "here").mkdir()
     with monkeypatch.context() as patched:
