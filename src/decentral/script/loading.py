@@ -223,7 +223,7 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
         raise ConfigError(f"results_dir={results_dir} is not a folder: give one with runs.")
     found, left_out = stored_runs(at_home(results_dir))
     if left_out:
-        warnings.warn(f"{left_out}.", stacklevel=2)
+        warnings.warn(f"{left_out}.", stacklevel=3)  # above the decorator
     for run, settings, _, last in found:
         row: dict[str, Any] = {"id": run.run_id, "status": str(run.status), "directory": str(run.path)}
         if run.reason:
