@@ -170,8 +170,6 @@ def test_accumulated_gradients_count_like_batches_that_are_as_large(start):
         assert runs[0].facts["examples_per_worker"] == runs[1].facts["examples_per_worker"]
         timeline = timed(configure(*shape, *words, given[0], "accumulate=3"), 6, 1)
         assert timeline.simulated_s == pytest.approx(runs[0].facts["simulated_s"])
-    with pytest.raises(ConfigError, match=r"accumulate=2 cannot be used with .*=rollouts"):
-        compose(["task=rl", "cluster=rl", "accumulate=2"])
 
 
 def test_a_distribution_is_drawn_from_the_seed_for_each_worker_by_itself():

@@ -302,6 +302,7 @@ def test_any_id_of_gymnasium_is_an_environment() -> None:
         (("env=CartPole-v1", "env.vary=[length]", "env.spread=1e300"), r"env\.spread=1e\+300 .*from 0 to 10"),
         (("env=habitat",), r"env=habitat needs habitat.*install"),
         (("cluster=rl", "cluster.compute.rollout_every=3"), r"cluster\.compute\.rollout_every=3 .*rollout_every=4"),
+        (("cluster=rl", "accumulate=2"), r"accumulate=2 cannot be used with .*=rollouts"),
     ],
 )
 def test_what_cannot_work_is_refused_in_a_sentence(overrides: tuple[str, ...], words: str) -> None:

@@ -9,6 +9,7 @@ from decentral import __version__
 from decentral.cli.command import Options, guarded
 from decentral.cli.help import print_help
 from decentral.errors import ConfigError
+from decentral.host.machine import without_garbage_collection
 from decentral.host.torchrun import under_torchrun
 from decentral.terminal.console import say
 
@@ -45,9 +46,10 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve needs --cfg job, which prints the configuration.")
 
-    from decentral.cli.single import carry_out
-    from decentral.config.composition import as_yaml, compose
-    from decentral.config.schema import Config
+    with without_garbage_collection():
+        from decentral.cli.single import carry_out
+        from decentral.config.composition import as_yaml, compose
+        from decentral.config.schema import Config
 
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")
@@ -58,7 +60,8 @@ def _carry_out_command(arguments: list[str]) -> int:
         return sweep(options.words, options.config_dir, options.save_study)
     if options.save_study:
         raise ConfigError("--save-study needs -m, which starts several runs.")
-    config = compose(options.words, options.config_dir)
+    with without_garbage_collection():
+        config = compose(options.words, options.config_dir)
     if config.sweeper != Config.sweeper:
         raise ConfigError(f"sweeper={config.sweeper} needs -m, which starts several runs.")
     if config.launcher.name != "local" and not under_torchrun():

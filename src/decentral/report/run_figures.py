@@ -233,7 +233,7 @@ def save_learning_curves(run_dir: Path, curves: Curves) -> Path:
     FigureCanvasAgg(figure)
     draw_learning_curves(figure, run_dir, curves)
     path = run_dir / "learning_curves.png"
-    write_bytes(path, style.png(figure, figure.dpi))
+    write_bytes(path, style.png(figure, figure.dpi, quick=True))
     return path
 
 
