@@ -23,7 +23,7 @@ from decentral.config.overrides import options
 from decentral.config.parsing import conf_directory, dump, folders_of, load
 from decentral.config.schema import GROUPS
 from decentral.conformance import properties
-from decentral.conformance.check import Checks, as_sgd
+from decentral.conformance.check import Checks, Verdict, as_sgd
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
 from decentral.registry import components, find
@@ -240,6 +240,24 @@ def test_one_worker_alone_does_what_torch_does(start, name, rule):
 def test_a_method_without_rounds_is_not_checked_whatever_number_of_workers_suits_it(algo: str) -> None:
     with pytest.raises(ConfigError, match=rf"algo={algo} is asynchronous"):
         Checks([f"algo={algo}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "verdict"),
+    [
+        (["algo=noloco"], Verdict.passed),  # with as many steps as it takes until something is sent
+        (["algo=noloco", "steps=12"], Verdict.not_tested),
+        (["algo=streaming_diloco"], Verdict.not_asked),  # it averages all workers at once
+    ],
+)
+def test_bytes_are_checked_in_a_run_that_sends_something(overrides: list[str], verdict: Verdict) -> None:
+    assert Checks(overrides).carry_out("bytes counted = bytes sent").verdict is verdict
+
+
+def test_an_algorithm_that_never_is_plain_sgd_is_not_compared_with_it() -> None:
+    checks = Checks(["algo=extra"])
+    verdicts = [checks.carry_out(name).verdict for name in checks.all if "plain SGD" in name]
+    assert verdicts == [Verdict.not_asked] * 2
 
 
 # -- Every choice in conf/ composes, and a run's identity holds what the computation depends on and nothing else -------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def _carry_out(arguments: list[str]) -> int:
 def check(overrides: Sequence[str], config_dir: str | None) -> int:
     """Check and say what was found; returns the exit status."""
     algo = next(word for word in overrides if word.startswith("algo="))
-    from decentral.conformance.check import BREAKS_OFF, Checks
+    from decentral.conformance.check import BREAKS_OFF, Checks, Verdict
 
     checks, found = Checks(overrides, config_dir), []
     base = checks.base
@@ -54,23 +55,24 @@ def check(overrides: Sequence[str], config_dir: str | None) -> int:
         say(f"[{number} of {len(checks.all)}] {name} ...")
         found.append(checks.carry_out(name))
     say(f"\n{table(found)}")
-    failed = [one for one in found if one.passed is False]
+    failed = [one for one in found if one.verdict is Verdict.failed]
     for words in dict.fromkeys(one.words for one in failed):
         names = [f"'{one.name}'" for one in failed if one.words == words]
         if words.startswith(BREAKS_OFF):  # one exception ends every run
             names = [", ".join(names)]
         for name in names:
             say("\n" + textwrap.fill(f"{algo} fails {name}: {words}", _WIDTH))
-    passed = sum(one.passed is True for one in found)
-    say(f"\n{algo}: {passed} passed, {len(failed)} failed, {len(found) - passed - len(failed)} not applicable")
+    counts = Counter(one.verdict for one in found)
+    untested = f", {counts[Verdict.not_tested]} not tested" if counts[Verdict.not_tested] else ""
+    passed, not_asked = counts[Verdict.passed], counts[Verdict.not_asked]
+    say(f"\n{algo}: {passed} passed, {len(failed)} failed, {not_asked} not applicable{untested}")
     return FAILED if failed else 0
 
 
 def table(found: Sequence[Found]) -> str:
-    """Property, passed or failed, and a remark."""
-    verdicts = {True: "passed", False: "FAILED", None: "-"}
+    """Return the properties, their verdicts and remarks as a table."""
     rows = [["property", "", ""]]
-    rows += [[one.name, verdicts[one.passed], "" if one.passed is False else one.words] for one in found]
+    rows += [[one.name, one.verdict, "" if one.verdict == "FAILED" else one.words] for one in found]
     return aligned(rows, left=3)
 
 

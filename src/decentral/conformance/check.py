@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +30,8 @@ _NETS = (
 _IRREGULAR = (("star", 5), ("grid", 6), ("dbt", 6), ("chain", 5))
 _SMALL = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.1")
 _SAMPLES = ("task=mean_estimation", "task.dimension=6")
-_QUIETLY = ("steps=12", "device=cpu", "progress=false")
+_QUIETLY = ("device=cpu", "progress=false")
+_STEPS = (12, 48, 192, 768)  # the first number of steps in which something is sent
 _PLAIN_SGD = (*_SMALL, "optim=sgd", "schedule=constant", "steps=30", "seed=0")
 _LONG = 700
 _MEAN, _MEAN_ELSEWHERE = "the mean is kept", "the mean is kept on an irregular graph"
@@ -39,17 +41,29 @@ _OF_TRAINING = (_MEAN, _MEAN_ELSEWHERE, _SGD, _ALONE, _OPTIMUM)
 BREAKS_OFF = "it raises an exception"
 
 
+class Verdict(StrEnum):
+    """The outcome of a check, in the words of the table."""
+
+    passed = "passed"
+    failed = "FAILED"
+    not_asked = "-"
+    not_tested = "not tested"
+
+
 class Found(NamedTuple):
-    """What came of a property."""
+    """The outcome for a property."""
 
     name: str
-    passed: bool | None
-    """None: it is not asked of this algorithm."""
+    verdict: Verdict
     words: str = ""
 
 
 class NotAsked(Exception):
     """The property is not asked of this algorithm; the message says why."""
+
+
+class NotTested(Exception):
+    """The property could not be tested with these settings; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +91,17 @@ class Checks:
     def carry_out(self, name: str) -> Found:
         """Whether the algorithm has a property; an exception is a failure, in the words of its sentence."""
         if name in _OF_TRAINING and Feature.training not in self.base.algo.supports:
-            return Found(name, None, "it estimates a mean and does not train")
+            return Found(name, Verdict.not_asked, "it estimates a mean and does not train")
         try:
-            return Found(name, True, self.all[name]() or "")
+            return Found(name, Verdict.passed, self.all[name]() or "")
         except NotAsked as reason:
-            return Found(name, None, str(reason))
+            return Found(name, Verdict.not_asked, str(reason))
+        except NotTested as reason:
+            return Found(name, Verdict.not_tested, str(reason))
         except Violation as seen:
-            return Found(name, False, str(seen))
+            return Found(name, Verdict.failed, str(seen))
         except Exception as error:
-            return Found(name, False, f"{BREAKS_OFF}: {describe(error)}")
+            return Found(name, Verdict.failed, f"{BREAKS_OFF}: {describe(error)}")
 
     @property
     def all(self) -> dict[str, Callable[[], str | None]]:
@@ -156,9 +172,26 @@ class Checks:
         return any(override.startswith(f"{key}=") for override in self.overrides)
 
     @cached_property
+    def config(self) -> Config:
+        """The base configuration with as many steps as it takes until something is sent."""
+        return replace(self.base, steps=len(self.straight.iterates) - 1)
+
+    @cached_property
     def straight(self) -> Walk:
         """The usual run, in one process."""
-        return walk(self.base, 1)
+        for steps in _STEPS if self.base.steps is None else [self.base.steps]:
+            found = walk(replace(self.base, steps=steps), 1)
+            if found.messages_sent:
+                break
+        return found
+
+    def _needs_messages(self) -> None:
+        if not self.straight.messages_sent:
+            raise NotTested(f"nothing is sent in {self.config.steps} steps")
+
+    def _needs(self, feature: Feature) -> None:
+        if feature not in self.base.algo.supports:
+            raise NotAsked(f"supports is without Feature.{feature.name}")
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -169,7 +202,7 @@ class Checks:
             raise Violation("before the first step, the models are not the initial model: init should not change it.")
 
     def _deterministic(self) -> None:
-        one, again = self.straight.iterates, walk(self.base, 1).iterates
+        one, again = self.straight.iterates, walk(self.config, 1).iterates
         if not np.array_equal(one, again):
             raise Violation(
                 f"two runs with the same seed differ by {np.abs(one - again).max():.2g}: randomness does not derive "
@@ -183,7 +216,8 @@ class Checks:
         assert self.base.num_workers is not None
         if processes > self.base.num_workers:
             raise NotAsked(f"there are {self.base.num_workers} workers")
-        return walk(self.base, processes)
+        self._needs_messages()
+        return walk(self.config, processes)
 
     def _bytes(self) -> str:
         assert self.base.num_workers is not None
@@ -192,19 +226,19 @@ class Checks:
             raise NotAsked("it averages all workers at once, which counts as a ring all-reduce")
         if found.wire_bytes != found.bytes_sent:
             raise Violation(f"{found.bytes_sent} bytes were counted, and the processes sent {found.wire_bytes}.")
-        return f"{found.bytes_sent / len(found.iterates[1:]) / self.base.num_workers:g} bytes by a worker and step"
+        return f"{found.bytes_sent / len(found.iterates[1:]) / self.base.num_workers:g} bytes per worker and step"
 
     def _lossy(self) -> None:
-        if Feature.message_loss not in self.base.algo.supports:
-            raise NotAsked("supports is without Feature.message_loss")
-        lossy = replace(self.base, network=replace(self.base.network, drop_probability=0.3))
+        self._needs(Feature.message_loss)
+        self._needs_messages()
+        lossy = replace(self.config, network=replace(self.config.network, drop_probability=0.3))
         one, two = walk(lossy, 1), walk(lossy, 2)
         _finite(one)
         properties.same(one, two, 2)
 
     def _resumed(self) -> None:
         with TemporaryDirectory(prefix="decentral-check-") as folder:
-            straight, loaded = saved_and_loaded(self.base, 6, Path(folder))
+            straight, loaded = saved_and_loaded(self.config, (self.config.steps or 2) // 2, Path(folder))
         if not np.array_equal(straight, loaded):
             raise Violation(
                 f"a resumed run ends {np.abs(straight - loaded).max():.2g} away from an uninterrupted one: some state "
@@ -225,8 +259,7 @@ class Checks:
         raise NotAsked("none of the topologies tried satisfies the algorithm's requirements")
 
     def _sgd(self) -> str:
-        if Feature.plain_sgd not in self.base.algo.supports:
-            raise NotAsked("supports is without Feature.plain_sgd")
+        self._needs(Feature.plain_sgd)
         settings = as_sgd(type(self.base.algo))
         for topology, n in (("complete", 5), ("chain", 2)):  # on a tree, all are neighbors only if they are two
             try:
@@ -238,6 +271,7 @@ class Checks:
         raise NotAsked("no such topology satisfies the algorithm's requirements")
 
     def _alone(self) -> str:
+        self._needs(Feature.plain_sgd)
         settings = as_sgd(type(self.base.algo))
         alone = ("topology=chain", "num_workers=1", "task.zeta2=0")
         self._compare(self._as_rows(*settings, *_PLAIN_SGD, *alone), "with one worker")

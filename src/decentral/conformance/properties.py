@@ -3,7 +3,6 @@ the sentence that says what was seen instead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -81,20 +80,21 @@ def _iterates(r: Run, number: int) -> np.ndarray:
         if t:
             r.stepper.step()
             r.stepper.flush()
-        found.append(np.array(r.net.gather(r.stepper.models.clone())))
+        found.append(r.net.gather(r.stepper.models).clone().numpy())
     return np.stack(found)
 
 
 def _watch_mean(r: Run) -> list[bool]:
-    """Something in it as soon as the network's exact mean was asked for."""
+    """Return a list that is no longer empty once a mean over all workers was begun."""
     asked: list[bool] = []
-    mean: Callable[[Tensor], Tensor] = r.net.mean
+    begin = r.net.traffic.begin_collective
 
-    def watched(x: Tensor) -> Tensor:
-        asked.append(True)
-        return mean(x)
+    def watched(name: str, *arguments: Any, **keywords: Any) -> Any:
+        if name == "all_reduce":
+            asked.append(True)
+        return begin(name, *arguments, **keywords)
 
-    r.net.mean = watched  # type: ignore[method-assign]
+    r.net.traffic.begin_collective = watched  # type: ignore[method-assign]
     return asked
 
 
