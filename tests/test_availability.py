@@ -133,6 +133,14 @@ def test_a_markov_chain_is_stationary_from_the_start_and_stays_away_for_as_long_
     assert there.mean() == pytest.approx(20, rel=0.03) and away.mean() == pytest.approx(8, rel=0.03)
 
 
+def test_a_share_stands_for_the_probability_with_which_workers_are_absent_that_long():
+    for mode in ("independent", "persistent"):
+        found = np.array([many(mode, share=0.1).at_step(t) for t in range(0, 1000, 10)])
+        assert found.mean() == pytest.approx(0.9, abs=0.005)
+    with pytest.raises(ConfigError, match=r"share=0\.97 is out of reach with such short absences"):
+        components("availability")["persistent"](share=0.97).check(16)
+
+
 def test_absence_is_not_drawn_as_slowness_is():
     slow = Delays(Stragglers(mode=StragglersMode.persistent, probability=0.05, residence_steps=8), MANY)
     away = ~many("persistent", probability=0.05, residence_steps=8).at_step(20)
@@ -262,6 +270,7 @@ def test_a_file_that_says_no_such_thing_is_refused_with_the_line(tmp_path, lines
             {"residence_steps": 0.5},
             "availability.residence_steps=0.5 is out of range; use a finite number >= 1",
         ),
+        ("persistent", {"share": 0.1, "probability": 0.3}, "share=0.1 and .*probability=0.3 exclude each other"),
         ("diurnal", {"lowest": 0.9}, "availability.lowest=0.9 exceeds availability.highest=0.8"),
         ("fixed", {"absences": []}, "needs either availability.absences, .* or availability.share"),
         ("fixed", {"absences": [[3, 5]]}, r"availability.absences\[0\]=\[3, 5\] has the wrong form: use"),

@@ -348,6 +348,18 @@ def test_a_share_of_the_images_is_held_out_for_testing(root, where, tmp_path):
         assert torch.equal(parts[0], parts[1]) and not torch.equal(parts[0], parts[2])
 
 
+def test_test_images_may_be_in_another_folder(root, tmp_path):
+    shutil.copytree(root / "val", tmp_path / "held_out")
+    shutil.copytree(root / "train", tmp_path / "only" / "train")
+    for path in (tmp_path / "only", tmp_path / "only" / "train"):
+        apart, together = ImageFolder(path=str(path), test=str(tmp_path / "held_out")), ImageFolder(path=str(root))
+        assert (apart.files_digest(), apart.inspect()) == (together.files_digest(), together.inspect())
+    for settings, says in (({"test": "nowhere"}, "data.test=nowhere is not a folder"),
+                           ({"test": str(root / "val"), "test_share": 0.2}, "exclude each other")):  # fmt: skip
+        with pytest.raises(ConfigError, match=says):
+            imagenet(root, **settings).inspect()
+
+
 @pytest.mark.parametrize("num_loaders", [0, 1])
 def test_a_broken_image_is_named_when_it_is_met(tmp_path, num_loaders):
     (tmp_path / "n01").mkdir()

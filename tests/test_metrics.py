@@ -122,17 +122,17 @@ def outputs_of(run: Run, worker: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("settings", [(), ("evaluation.batch_size=37",)])
 def test_metrics_are_those_of_scikit_learn(settings: tuple[str, ...]) -> None:
-    own = f"metrics=[f1,accuracy,per_class_accuracy,{__name__}:kappa,+{__name__}:auc]"
+    own = f"metrics=[f1,macro_f1,accuracy,per_class_accuracy,{__name__}:kappa,+{__name__}:auc]"
     run = trained(own, *settings)
     found, names = evaluated(run), [metric.name for metric in scores_of(run.problem)]
     each = [f"accuracy_of_class_{c}" for c in range(10)]
-    assert names == ["f1", "accuracy", *each, "kappa", "auc", "loss"]
+    assert names == ["f1", "macro_f1", "accuracy", *each, "kappa", "auc", "loss"]
     for worker in range(3):
         outputs, targets = outputs_of(run, worker)
         guesses = outputs.argmax(1)
         recalls = recall_score(targets, guesses, average=None, zero_division=0)
         expected = dict(zip(each, recalls, strict=True)) | {
-            "f1": f1_score(targets, guesses, average="macro"),
+            **dict.fromkeys(("f1", "macro_f1"), f1_score(targets, guesses, average="macro")),
             "accuracy": accuracy_score(targets, guesses),
             "kappa": kappa(outputs, targets),
             "auc": auc(outputs, targets).item(),
@@ -262,7 +262,7 @@ def test_torchmetrics_itself() -> None:
 
 
 REFUSED = {
-    "metrics=[acc]": "metrics=acc does not exist: use accuracy, f1, per_class_accuracy, or module:function",
+    "metrics=[acc]": "metrics=acc does not exist: use accuracy, f1, macro_f1, per_class_accuracy, or module:function",
     "metrics=[f2]": r"metrics=f2 does not exist: .* Did you mean 'f1'\?",
     "metrics=[F1]": r"metrics=F1 does not exist: .* Did you mean 'f1'\?",
     f"metrics=[+{__name__}:nan]": "looks like a number: rename the function",

@@ -49,6 +49,7 @@ class DeMo(Algorithm):
         Feature.message_loss,
         Feature.absence,
         Feature.topology,
+        Feature.equal_updates,
         Feature.plain_sgd,
     }
     takes = AcceptedCompression.senders

@@ -81,6 +81,10 @@ class Feature(Enum):
     )
     """The bytes sent without a compressor depend on the row length only (`simulate=timeline`)."""
 
+    equal_updates = "which weights the gradients of the workers by their size", "use another method"
+    """Updates are linear in the gradients, and each worker's counts 1 / n: `decentral-check` tests the mean and the
+    optimum."""
+
     plain_sgd = "which never is plain SGD", "use another method"
     """On a complete graph it is plain SGD on the mean gradient, if fields with metadata `as_sgd` have those values: the
     reference of `decentral-check`."""

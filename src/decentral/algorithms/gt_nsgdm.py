@@ -35,7 +35,7 @@ class GTNSGDm(Algorithm):
 
     name: str = "gt_nsgdm"
     beta: float = setting(0.9, at_least=0, below=1)
-    supports = (Algorithm.supports | {Feature.own_starts}) - {Feature.plain_sgd}
+    supports = (Algorithm.supports | {Feature.own_starts}) - {Feature.equal_updates, Feature.plain_sgd}
     usual: ClassVar = {"topology": "ring"}
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 

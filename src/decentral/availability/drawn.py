@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -41,6 +41,44 @@ class _AsStragglers(Absences):
         return self.schedule(rows, num_workers, seed)
 
 
+@dataclass(kw_only=True)
+class _ByProbability(_AsStragglers):
+    """Absences with a probability, or with the share of the time that a worker is absent.
+
+    share  share of the time that a worker is absent, instead of `probability`
+    """
+
+    probability: float = 0.0
+    share: float | None = setting(None, above=0, below=1, older=None)
+
+    def needed(self, share: float) -> float:
+        """Return the probability with which a worker is absent for this share of the time."""
+        return share
+
+    def check(self, num_workers: int) -> None:
+        """See `Availability.check`."""
+        super().check(num_workers)
+        if self.share is None:
+            return
+        if self.probability != type(self)().probability:
+            raise ConfigError(
+                f"availability.share={self.share:g} and availability.probability={self.probability:g} exclude each "
+                "other: use one."
+            )
+        if self.needed(self.share) >= 1:
+            raise ConfigError(
+                f"availability.share={self.share:g} is out of reach with such short absences: use a larger "
+                "availability.residence_steps."
+            )
+
+    def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
+        """See `Availability.open`."""
+        if self.share is None:
+            return super().open(num_workers, seed, total_steps)
+        chosen = replace(self, probability=self.needed(self.share), share=None)
+        return chosen.open(num_workers, seed, total_steps)
+
+
 @dataclass
 class Exactly(_AsStragglers):
     """A fixed number of random workers is absent in each step, drawn anew: client sampling.
@@ -62,7 +100,7 @@ class Exactly(_AsStragglers):
 
 
 @dataclass
-class Independent(_AsStragglers):
+class Independent(_ByProbability):
     """Each worker is independently absent in each step with a fixed probability.
 
     probability  probability that a worker is absent in a step
@@ -73,7 +111,7 @@ class Independent(_AsStragglers):
 
 
 @dataclass
-class Persistent(_AsStragglers):
+class Persistent(_ByProbability):
     """Workers leave and return: a two-state Markov chain per worker, stationary from the start.
 
     A worker is absent probability / (probability + 1 / residence_steps) of the time: a quarter with the defaults.
@@ -85,6 +123,10 @@ class Persistent(_AsStragglers):
     name: str = "persistent"
     probability: float = setting(0.02, above=0, below=1)
     residence_steps: float = setting(17.0, at_least=1)
+
+    def needed(self, share: float) -> float:
+        """Return the solution of share = p / (p + 1 / residence_steps)."""
+        return share / (1 - share) / self.residence_steps
 
 
 @dataclass

@@ -169,9 +169,9 @@ class Config(Settings):
     steps: int | None = setting(None, help="number of steps, instead of epochs", at_least=1)
     metrics: list[str] = setting(
         [],
-        help="metrics to record before the task's own: accuracy, f1 (mean over classes), per_class_accuracy, or "
-        "module:function, prefixed with + or - if larger or smaller is better; the first one ranks workers, and "
-        "decides save=best and early_stop",
+        help="metrics to record before the task's own: accuracy, f1 or macro_f1 (mean over classes), "
+        "per_class_accuracy, or module:function, prefixed with + or - if larger or smaller is better; the first one "
+        "ranks workers, and decides save=best and early_stop",
         older=[],
         group="data",
         code="metrics",

@@ -35,9 +35,15 @@ _STEPS = (12, 48, 192, 768)  # the first number of steps in which something is s
 _PLAIN_SGD = (*_SMALL, "optim=sgd", "schedule=constant", "steps=30", "seed=0")
 _LONG = 700
 _MEAN, _MEAN_ELSEWHERE = "the mean is kept", "the mean is kept on an irregular graph"
+_LOSSY = "the same messages are lost with 1 and 2 processes"
 _SGD, _ALONE = "where every worker hears all others, it is plain SGD", "one worker alone does plain SGD"
 _OPTIMUM = "it finds the optimum where all workers share it"
-_OF_TRAINING = (_MEAN, _MEAN_ELSEWHERE, _SGD, _ALONE, _OPTIMUM)
+_ASKED_OF = {
+    **dict.fromkeys((_MEAN, _MEAN_ELSEWHERE, _OPTIMUM), Feature.equal_updates),
+    **dict.fromkeys((_SGD, _ALONE), Feature.plain_sgd),
+    _LOSSY: Feature.message_loss,
+}
+"""Property -> the feature of the algorithms of which it is asked."""
 BREAKS_OFF = "it raises an exception"
 
 
@@ -90,8 +96,11 @@ class Checks:
 
     def carry_out(self, name: str) -> Found:
         """Whether the algorithm has a property; an exception is a failure, in the words of its sentence."""
-        if name in _OF_TRAINING and Feature.training not in self.base.algo.supports:
+        supports, needed = self.base.algo.supports, _ASKED_OF.get(name)
+        if needed not in (None, Feature.message_loss) and Feature.training not in supports:
             return Found(name, Verdict.not_asked, "it estimates a mean and does not train")
+        if needed is not None and needed not in supports:
+            return Found(name, Verdict.not_asked, f"supports is without Feature.{needed.name}")
         try:
             return Found(name, Verdict.passed, self.all[name]() or "")
         except NotAsked as reason:
@@ -113,7 +122,7 @@ class Checks:
             "1 = 2 processes": lambda: self._same(2),
             f"1 = {n} processes": lambda: self._same(n or 1),
             "bytes counted = bytes sent": self._bytes,
-            "the same messages are lost with 1 and 2 processes": self._lossy,
+            _LOSSY: self._lossy,
             "a resumed run continues bit for bit": self._resumed,
             _MEAN: lambda: self._mean(self.base),
             _MEAN_ELSEWHERE: self._mean_elsewhere,
@@ -185,13 +194,14 @@ class Checks:
                 break
         return found
 
+    @property
+    def _slower(self) -> int:
+        """How many times fewer messages there are than with one in each of the first steps."""
+        return max(1, (self.config.steps or 0) // _STEPS[0])
+
     def _needs_messages(self) -> None:
         if not self.straight.messages_sent:
             raise NotTested(f"nothing is sent in {self.config.steps} steps")
-
-    def _needs(self, feature: Feature) -> None:
-        if feature not in self.base.algo.supports:
-            raise NotAsked(f"supports is without Feature.{feature.name}")
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
@@ -229,7 +239,6 @@ class Checks:
         return f"{found.bytes_sent / len(found.iterates[1:]) / self.base.num_workers:g} bytes per worker and step"
 
     def _lossy(self) -> None:
-        self._needs(Feature.message_loss)
         self._needs_messages()
         lossy = replace(self.config, network=replace(self.config.network, drop_probability=0.3))
         one, two = walk(lossy, 1), walk(lossy, 2)
@@ -246,7 +255,7 @@ class Checks:
             )
 
     def _mean(self, config: Config) -> str:
-        properties.mean_kept(config)
+        properties.mean_kept(config, self._slower)
         return f"topology={config.topology.name}"
 
     def _mean_elsewhere(self) -> str:
@@ -259,7 +268,6 @@ class Checks:
         raise NotAsked("none of the topologies tried satisfies the algorithm's requirements")
 
     def _sgd(self) -> str:
-        self._needs(Feature.plain_sgd)
         settings = as_sgd(type(self.base.algo))
         for topology, n in (("complete", 5), ("chain", 2)):  # on a tree, all are neighbors only if they are two
             try:
@@ -271,7 +279,6 @@ class Checks:
         raise NotAsked("no such topology satisfies the algorithm's requirements")
 
     def _alone(self) -> str:
-        self._needs(Feature.plain_sgd)
         settings = as_sgd(type(self.base.algo))
         alone = ("topology=chain", "num_workers=1", "task.zeta2=0")
         self._compare(self._as_rows(*settings, *_PLAIN_SGD, *alone), "with one worker")
@@ -285,12 +292,13 @@ class Checks:
         properties.as_sgd(walk(config, 1), reference, where)
 
     def _optimum(self) -> str:
-        base = replace(self.base, steps=_LONG)
+        long = _LONG * self._slower
+        base = replace(self.base, steps=long)
         same, different = (walk(replace(base, task=replace(base.task, zeta2=z, noise=0.0)), 1) for z in (0.0, 1.0))
         _finite(same)
         n, d = same.iterates.shape[1:]
         sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
-        ends = [properties.plain_sgd(n, z, 4 * _LONG, sgd, d)[-1] for z in (0.0, 1.0)]
+        ends = [properties.plain_sgd(n, z, 4 * long, sgd, d)[-1] for z in (0.0, 1.0)]
         apart = [
             float(np.linalg.norm(w.iterates[-1] - e, axis=1).max())
             for w, e in zip((same, different), ends, strict=True)
@@ -298,7 +306,7 @@ class Checks:
         if not apart[0] <= 1e-3:
             raise Violation(
                 f"where all workers have the same optimum, the worst is still {apart[0]:.2g} away from it after "
-                f"{_LONG} steps (at first 1)."
+                f"{long} steps (at first 1)."
             )
         where = "at the optimum: exact" if apart[1] < 1e-6 else f"{apart[1]:.2g} away from it: biased"
         return f"where they differ, the worst worker ends {where}"

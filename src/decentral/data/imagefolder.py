@@ -117,11 +117,11 @@ def _state(folder: str, seen_ns: int) -> tuple[int, tuple[str, ...]]:
         return 0, ()
 
 
-def find_tree(path: str | None, test_share: float | None = None) -> Tree:
+def find_tree(path: str | None, test_share: float | None = None, test_path: str | None = None) -> Tree:
     """Return the tree at `path`: train/ and test/ (or val/) with the same class folders in each.
 
-    With `test_share` there is train/ alone, or the class folders are directly in `path`. Raises ConfigError if there is
-    no such tree.
+    With `test_share` or `test_path`, a folder with the classes of the test images, there is train/ alone, or the class
+    folders are directly in `path`. Raises ConfigError if there is no such tree.
     """
     if path is None:
         raise ConfigError("data.path is not set: give the folder that holds train/<class>/ and test/<class>/.")
@@ -132,13 +132,23 @@ def find_tree(path: str | None, test_share: float | None = None) -> Tree:
         )
     train = root / "train"
     test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
-    if test_share is not None:
+    if test_path is not None:
+        if test_share is not None:
+            raise ConfigError(f"data.test_share={test_share:g} and data.test={test_path} exclude each other: use one.")
+        test = at_home(test_path)
+        if not test.is_dir():
+            raise ConfigError(
+                f"data.test={test_path} is not a folder: give the one that holds <class>/ of test images."
+            )
+        train = train if train.is_dir() else root
+    elif test_share is not None:
         if test is not None:
             raise ConfigError(f"data.path={path} has {test.name}/: leave out data.test_share={test_share:g}.")
         train = test = train if train.is_dir() else root
     elif not train.is_dir() or test is None:
         missing = [name for name, there in (("train/", train.is_dir()), ("test/ (or val/)", test)) if not there]
-        hint = f"; or {NO_TEST}" if test is None and (len(missing) == 1 or _folders(root)) else ""
+        alone = test is None and (len(missing) == 1 or _folders(root))
+        hint = f"; or give another folder of test images with data.test=; or {NO_TEST}" if alone else ""
         raise ConfigError(
             f"data.path={path} has no folder {' and no '.join(missing)}: give one with train/<class>/ and "
             f"test/<class>/ (or val/){hint}."
@@ -247,13 +257,15 @@ class ImageFolder(DivisibleData, AugmentedImages):
 
     They are found as torchvision's `ImageFolder` finds them, in folders below that of the class, too, and behind links;
     hidden ones are left out. Classes are in natural order, 2 before 10, where torchvision sorts names as text;
-    names.json lists them. Without test/, `test_share` holds out training images; class folders may then be in `path`.
+    names.json lists them. Without test/, `test` is another folder with test images, by class, or `test_share` holds out
+    training images; class folders may then be in `path`.
     They are decoded once, into the cache: the shorter side resized to `image_size`, then center-cropped to a square.
     Training images are padded by `image_size` / 8, cropped and flipped at random (`augment`).
     """
 
     name: str = "imagefolder"
     path: str | None = field(default=None, metadata={"content": True})
+    test: str | None = setting(None, volatile=True)  # its images count with those of `path`
     image_size: int = setting(32, at_least=1)
     augment: Any = field(default=True, metadata={"code": "data.augment"})
     normalisation: Normalisation = Normalisation.cifar10
@@ -261,7 +273,7 @@ class ImageFolder(DivisibleData, AugmentedImages):
 
     def inspect(self) -> ImageData:
         """Counts the files."""
-        tree = find_tree(self.path, self.test_share)
+        tree = find_tree(self.path, self.test_share, self.test)
         return ImageData(
             **counts(self.test_share, tree.counts(tree.train), tree.count(tree.test)),
             num_classes=len(tree.classes),
@@ -271,15 +283,15 @@ class ImageFolder(DivisibleData, AugmentedImages):
 
     def files_digest(self) -> str:
         """Of the images: other files beside them make no difference."""
-        return find_tree(self.path, self.test_share).digest()
+        return find_tree(self.path, self.test_share, self.test).digest()
 
     def notes(self) -> tuple[str, ...]:
         """Which images are left out."""
-        return find_tree(self.path, self.test_share).notes()
+        return find_tree(self.path, self.test_share, self.test).notes()
 
     def prepare(self) -> Path:
         """Decodes all images, unless none was added, removed or changed since the last time."""
-        return decoded_tree(find_tree(self.path, self.test_share), self.image_size, self.num_processes)
+        return decoded_tree(find_tree(self.path, self.test_share, self.test), self.image_size, self.num_processes)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
         """See `DataSet`."""
@@ -310,6 +322,7 @@ class ImageNet(DivisibleData, AugmentedImages):
 
     name: str = "imagenet"
     path: str | None = field(default=None, metadata={"content": True})
+    test: str | None = setting(None, volatile=True)  # another folder of test images, which count with those of `path`
     image_size: int = setting(224, at_least=1)
     single_folder: bool = False  # of earlier runs: class folders directly in path, as test_share takes them, too
     augment: Any = field(default=True, metadata={"code": "data.augment", "older": True})
@@ -322,17 +335,17 @@ class ImageNet(DivisibleData, AugmentedImages):
         """Counts the files."""
         if self.single_folder and self.test_share is None:
             raise ConfigError(f"data.single_folder=true has no test images: {NO_TEST}.")
-        tree, shape = find_tree(self.path, self.test_share), (3, self.image_size, self.image_size)
+        tree, shape = find_tree(self.path, self.test_share, self.test), (3, self.image_size, self.image_size)
         numbers = counts(self.test_share, tree.counts(tree.train), tree.count(tree.test))
         return ImageData(shape=shape, num_classes=len(tree.classes), names=tree.classes, **numbers)
 
     def files_digest(self) -> str:
         """Of the images: other files beside them make no difference."""
-        return find_tree(self.path, self.test_share).digest() if self.path is not None else ""
+        return find_tree(self.path, self.test_share, self.test).digest() if self.path is not None else ""
 
     def notes(self) -> tuple[str, ...]:
         """Which images are left out."""
-        return find_tree(self.path, self.test_share).notes() if self.path is not None else ()
+        return find_tree(self.path, self.test_share, self.test).notes() if self.path is not None else ()
 
     def nominal(self) -> ImageData | None:
         """Return the description of ILSVRC 2012, unless a path is given."""
@@ -343,13 +356,13 @@ class ImageNet(DivisibleData, AugmentedImages):
 
     def prepare(self) -> None:
         """Nothing to prepare but the check of the folders: a broken image is named when it is met."""
-        find_tree(self.path, self.test_share)
+        find_tree(self.path, self.test_share, self.test)
 
     def load(self, device: torch.device | str, seed: int) -> Streamed:
         """See `DataSet`."""
         from decentral.data.loading.streamed import Streamed
 
-        tree = find_tree(self.path, self.test_share)
+        tree = find_tree(self.path, self.test_share, self.test)
         train = (tree.train, *tree.files(tree.train))
         test = (tree.test, *tree.files(tree.test))
         return Streamed(

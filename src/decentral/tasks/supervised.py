@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from decentral.tasks.task import Problem
 
-COUNTED = ("accuracy", "f1", "per_class_accuracy")
+COUNTED = ("accuracy", "f1", "macro_f1", "per_class_accuracy")
 """Metrics that every task with classes, or tokens, has."""
 RECORDED = ("accuracy", "loss", "consensus_distance", "gain", "gain_of_norms", "compression_error", "density")
 """Names of what runs of tasks with classes record anyway."""

@@ -67,11 +67,11 @@ class OwnMetric:
 class Scores:
     """Statistics of test examples that are added up, and the metrics that follow from them.
 
-        f1 = mean over classes of 2 tp / (n + p)
+        f1 = macro_f1 = mean over classes of 2 tp / (n + p)
 
     for n examples of a class, p predictions of it, tp true positives; over classes with an example or a prediction.
-    For `accuracy`, `f1` and `per_class_accuracy`: tp, n, p [3, C]. For user functions: the outputs of all N test
-    examples, one per row [N, C + 2], with target and number of evaluations.
+    For `accuracy`, `f1`, `macro_f1` and `per_class_accuracy`: tp, n, p [3, C]. For user functions: the outputs of all N
+    test examples, one per row [N, C + 2], with target and number of evaluations.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Scores:
         each = range(num_classes if "per_class_accuracy" in names else 0)
         known = {
             "accuracy": [Metric("test", "accuracy", **percent, chance=chance)],
-            "f1": [Metric("test", "f1", **percent)],
+            **{name: [Metric("test", name, **percent)] for name in ("f1", "macro_f1")},
             "per_class_accuracy": [Metric("test", f"accuracy_of_class_{c}", **percent, may_lack=True) for c in each],
             **{name: [one.metric] for name, one in self.own.items()},
         }
@@ -120,7 +120,7 @@ class Scores:
         if self.num_counts:
             right, labels, taken_for = rows[:, : self.num_counts].view(len(rows), 3, -1).unbind(1)
             found["accuracy"] = (right.sum(1) / labels.sum(1))[:, None]
-            found["f1"] = (2 * right / (labels + taken_for)).nanmean(1, keepdim=True)
+            found["f1"] = found["macro_f1"] = (2 * right / (labels + taken_for)).nanmean(1, keepdim=True)
             found["per_class_accuracy"] = right / labels
         for name, metric in self.own.items():
             found[name] = rows.new_tensor([[metric(*_examples(table, dtype))] for table in tables])
