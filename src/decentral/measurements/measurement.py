@@ -151,7 +151,7 @@ class Computation(Job):
 
         torch.set_num_threads(1)
         earlier = RunStore.peek(self.directory) or {}
-        before, share = float(earlier.get("spent_s", 0.0)), self._stored(earlier)
+        before, share = float(earlier.get("spent_s", 0.0)), float(earlier.get("fraction", 0.0))
         began = time.perf_counter()
         shown = told = began
 

@@ -82,18 +82,6 @@ class Job(ABC):
         """done or diverged, if that is how this very job has ended before. Reads a small file."""
         return RunStore.finished(self.directory, self.id)
 
-    def held(self) -> float:
-        """Return the stored share of an unfinished job, from 0 to 1, from which the next attempt resumes. Never
-        raises."""
-        facts = RunStore.peek(self.directory) or {}
-        unfinished = facts.get("run_id") == self.id and facts.get("status") not in (Status.done, Status.diverged)
-        return self._stored(facts) if unfinished else 0.0
-
-    def _stored(self, facts: dict[str, Any]) -> float:
-        """Return that share from the job's status: its `fraction`."""
-        fraction = facts.get("fraction")
-        return min(1.0, max(0.0, fraction)) if isinstance(fraction, int | float) else 0.0
-
 
 _TAIL_BYTES = 1 << 13
 
@@ -111,27 +99,18 @@ class Ended(NamedTuple):
     """One sentence for the user."""
 
 
-class NoRoom(Exception):
-    """`Pool.start` could not take the job now, though `has_room` said so: it is tried again when another one ends."""
-
-
 class Seen(NamedTuple):
     """How far a running job is."""
 
     job: Job
     place: str
-    """For example 'cpu', '2 cores', 'cuda:0', 'slurm 4711', or 'waiting for slurm 4711'."""
+    """For example 'cpu', '2 cores', 'cuda:0', 'slurm job 4711', or 'waiting for slurm job 4711'."""
 
     fraction: float | None = None
     """Of its steps that are done, from 0 to 1."""
 
     text: str = ""
     """For example 'epoch 12.0  worst 81.2 %'."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it does not run yet, but waits in a queue."""
-        return self.place.startswith("waiting")
 
 
 class Pool(ABC):
@@ -156,7 +135,7 @@ class Pool(ABC):
 
     @abstractmethod
     def start(self, job: Job) -> None:
-        """Start the job in its own process group. May raise NoRoom while other jobs run."""
+        """Start the job in its own process group."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> list[Ended]:

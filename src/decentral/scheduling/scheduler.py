@@ -6,17 +6,19 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
 from decentral.host.torchrun import check_launcher
 from decentral.scheduling.attempt import is_taken
 from decentral.scheduling.board import Board
-from decentral.scheduling.job import Ended, Job, NoRoom, Pool
-from decentral.scheduling.launchers.launcher import Launcher
+from decentral.scheduling.job import Ended, Job, Pool
 from decentral.store import Status
 from decentral.store.failures import OUTSIDE, Failure, classify, describe
+
+if TYPE_CHECKING:
+    from decentral.scheduling.launchers.launcher import Launcher
 
 _ALIKE = 3  # stop after this many refusals for one reason without any success
 _POLL_S = 0.5
@@ -162,14 +164,8 @@ class _Work:
         else:
             self.wanted = [one for one in self.wanted if one.id != job.id]
             self.running[job.id] = job
-            try:
-                pool.start(job)
-                self.board.started(job)
-            except NoRoom as error:
-                del self.running[job.id]
-                self.wanted.append(job)
-                full.add(device)
-                self.board.say(str(error))
+            pool.start(job)
+            self.board.started(job)
 
     def _end(self, ended: Ended, pool: Pool) -> None:
         job = ended.job
@@ -204,5 +200,5 @@ class _Work:
 
     def _stop(self, pool: Pool, why: str) -> None:
         self.stopping = True
-        self.board.stops(why)
+        self.board.say(why)
         pool.interrupt(_GRACE_S)
