@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from decentral import __version__
 from decentral.cli.command import Options, guarded
 from decentral.cli.help import print_help
+from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.terminal.console import say
@@ -47,7 +48,6 @@ def _carry_out_command(arguments: list[str]) -> int:
 
     from decentral.cli.single import carry_out
     from decentral.config.composition import as_yaml, compose
-    from decentral.config.schema import Config
 
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")

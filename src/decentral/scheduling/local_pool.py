@@ -41,7 +41,7 @@ class Seat(NamedTuple):
     gpus: tuple[str, ...] = ()
     """One for each process, as CUDA_VISIBLE_DEVICES names them; none for a job on the CPU."""
     alone: bool = False
-    """Whether nothing else may start meanwhile."""
+    """True if nothing else may start meanwhile."""
 
     def __str__(self) -> str:
         if self.gpus:
@@ -56,11 +56,11 @@ class Taken:
     seat: Seat
     since: float
     seen: bool = False
-    """Whether the run has done a step, so that the driver's numbers include all that it takes."""
+    """True once the run has done a step, so that the driver's numbers include all its memory."""
 
 
 class Slots:
-    """Who may start. A process takes one CPU slot, and on GPUs a place on one of them as well.
+    """Slots of cores and GPUs. A process takes one CPU slot, and on GPUs a place on one of them as well.
 
     `runs_per_gpu` None lets as many runs share a GPU as its memory has room for, by `free_bytes()`: the next one starts
     when what the others take has been seen, and there is room for another as large as the largest so far.
@@ -109,7 +109,7 @@ class Slots:
         return Seat(processes, tuple(fitting[:processes]), demand.alone) if len(fitting) >= processes else None
 
     def take(self, seat: Seat) -> Taken:
-        """Occupy it; give what this returns back to `free`."""
+        """Occupy the seat; give the returned object back to `free`."""
         self._read(anew=True)
         for gpu in seat.gpus:
             if not self._runs(gpu):
@@ -118,13 +118,13 @@ class Slots:
         return self._taken[-1]
 
     def free(self, taken: Taken) -> None:
-        """The job that was there has ended."""
+        """Release the seat of a job that has ended."""
         self._measure(taken.seat.gpus)
         self._taken.remove(taken)
         self._read_at = float("-inf")
 
     def _allowed(self, demand: Demand) -> list[str]:
-        """The GPUs that a job may use. Raises ConfigError if it has more processes than these."""
+        """Return the GPUs that a job may use. Raises ConfigError if it has more processes than these."""
         certain = demand.device.partition(":")[2]
         allowed = self.gpus[int(certain) : int(certain) + 1] if certain else self.gpus
         needed = demand.processes or 1
@@ -196,7 +196,7 @@ class LocalPool(Pool):
         self._waiting = jobs
 
     def has_room(self, job: Job) -> bool:
-        """By the free slots, and by the memory of the GPUs."""
+        """Return whether there are free slots, and memory on the GPUs."""
         return self._place(job) is not None
 
     def start(self, job: Job) -> None:
@@ -240,12 +240,12 @@ class LocalPool(Pool):
         return ended
 
     def look(self) -> list[Seen]:
-        """By what the jobs say."""
+        """Return the progress that the jobs have sent."""
         self._hear_progress()
         return [Seen(one.job, str(one.taken.seat), one.fraction, one.text) for one in self._running.values()]
 
     def interrupt(self, grace_s: float) -> None:
-        """SIGTERM to the leaders; after the grace SIGKILL to their groups."""
+        """Send SIGTERM to the leaders; after the grace, SIGKILL to their groups."""
         for one in self._running.values():
             one.interrupted = True
             one.kill_at = time.monotonic() + grace_s
@@ -253,7 +253,7 @@ class LocalPool(Pool):
                 one.process.terminate()
 
     def close(self) -> None:
-        """SIGKILL to all groups."""
+        """Send SIGKILL to all groups."""
         for number, one in list(self._running.items()):
             _kill_group(one.process)
             self._bury(number)
@@ -308,7 +308,7 @@ class LocalPool(Pool):
 
 
 def _kill_group(process: ForkServerProcess) -> None:
-    """A process and the group that it leads, unless it has ended."""
+    """Kill a process and the group that it leads, unless it has ended."""
     if process.exitcode is None:
         assert process.pid is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -49,7 +49,7 @@ class Tally(NamedTuple):
 
     ended: list[Ended]
     interrupted: bool
-    """Whether the user stopped it."""
+    """True if the user stopped it."""
 
     @property
     def failed(self) -> list[Ended]:

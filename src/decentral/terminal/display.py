@@ -24,7 +24,7 @@ class Row(NamedTuple):
 
     title: str
     fraction: float | None = None
-    """From 0 to 1; None if it is not known."""
+    """The share, from 0 to 1; None if unknown."""
     text: str = ""
 
 
@@ -35,7 +35,7 @@ class Display:
         self._stream = (stream or sys.stdout) if enabled else None  # stdout may have been closed before the start
         terminal = self._stream is not None and self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self.live = terminal
-        """Whether bars are drawn."""
+        """True if bars are drawn."""
         if terminal:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -56,7 +56,7 @@ class Display:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing is shown."""
+        """True if nothing is shown."""
         return self._stream is None
 
     def line(self, text: str) -> None:
