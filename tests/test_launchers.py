@@ -134,25 +134,28 @@ def test_jobs_outlive_a_launcher_that_is_killed_and_the_next_one_finds_them(tmp_
     assert job.written == list(range(50)) and len(list(slurm.glob("*.script"))) == 1, "it was submitted again"
 
 
-@pytest.mark.parametrize("fate", ["preempted", "slow to stop"])
-def test_slurm_requeues_what_it_preempts(tmp_path, slurm, fate):
-    """With SIGTERM first and then SIGUSR2, which must not break off a run that is writing its checkpoint."""
-    job, killed = Counting(str(tmp_path), steps=50, fate=fate), Counting(str(tmp_path), fate="killed")
+def test_slurm_requeues_preempted_jobs(tmp_path, slurm):
+    """It sends SIGTERM first and then SIGUSR2, which must not break off a run that is writing its checkpoint."""
+    fates = ("preempted", "slow to stop")
+    jobs = [Counting(str(tmp_path), steps=50, fate=fate) for fate in fates]
+    killed = Counting(str(tmp_path), fate="killed")
     with Slurm(partition="gpu", cpus=3, gpus=2, memory_gb=1.5, sbatch=["account=abc", "--exclusive"]).open(
         tmp_path
     ) as pool:
         with holding(slurm):
-            pool.start(job)
-            pool.start(killed)
+            for job in (*jobs, killed):
+                pool.start(job)
             until(lambda: pool.look()[0].place == "waiting for slurm job 101")
-        until(lambda: started(job) and (slurm / "101.task").exists())
+        until(lambda: all(map(started, jobs)) and len(list(slurm.glob("*.task"))) >= 2)
         until(lambda: pool.look()[0].place == "slurm job 101")
-        SlurmJob(tmp_path / "submitted", "101")._interrupt()
-        job.let_go()
-        ended = all_ended(pool, 2)
-    assert ended[job.title].status == "done" and job.written == list(range(50))
-    assert (slurm / "101.requeued").exists()
-    assert ended[killed.title].failure == "killed" and "slurm job 102 ended" in ended[killed.title].reason
+        for number, job in enumerate(jobs, start=101):
+            SlurmJob(tmp_path / "submitted", str(number))._interrupt()
+            job.let_go()
+        ended = all_ended(pool, 3)
+    for number, job in enumerate(jobs, start=101):
+        assert ended[job.title].status == "done" and job.written == list(range(50))
+        assert (slurm / f"{number}.requeued").exists()
+    assert ended[killed.title].failure == "killed" and "slurm job 103 ended" in ended[killed.title].reason
     script = (slurm / "101.script").read_text()
     for option in ("partition=gpu", "cpus-per-task=3", "gpus-per-node=2", "mem=1536MB", "account=abc", "time=240",
                    "signal=USR2@120", "requeue", "exclusive"):  # fmt: skip

@@ -141,10 +141,8 @@ def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> l
 
 def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
     """The exit status of each run, carried out by the launcher."""
-    runs = []
-    for (words, config), title in zip(combinations, _varying(combinations), strict=True):
-        command, stale = run_command(words, config_dir), written(run_directory(config))
-        runs.append(TrainingRun(config, name=title, afterwards=draw, command=command, stale=stale))
+    titled = zip(combinations, _varying(combinations), strict=True)
+    runs = [_job(words, config, title, config_dir) for (words, config), title in titled]
     unfinished = [run for run in runs if run.finished() is None]
     before = len(runs) - len(unfinished)
     config = combinations[0].config
@@ -160,6 +158,11 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     if table:
         say(f"\n{table}")
     return [0] * before + _statuses(runs, ended, interrupted)
+
+
+def _job(words: Sequence[str], config: Config, title: str, config_dir: str | None) -> TrainingRun:
+    command, stale = run_command(words, config_dir), written(run_directory(config))
+    return TrainingRun(config, name=title, afterwards=draw, command=command, stale=stale)
 
 
 def _search(overrides: Sequence[str], config_dir: str | None) -> int:
@@ -179,9 +182,7 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     fixed = set(chain.from_iterable(chain.from_iterable(axis.values() for axis in single)))
 
     def make(words: list[str], config: Config) -> TrainingRun:
-        title = " ".join(word for word in words if word not in fixed)
-        command, stale = run_command(words, config_dir), written(run_directory(config))
-        return TrainingRun(config, name=title, afterwards=draw, command=command, stale=stale)
+        return _job(words, config, " ".join(word for word in words if word not in fixed), config_dir)
 
     trials = Trials(axes, make, config_dir)
     before = len(trials.runs)

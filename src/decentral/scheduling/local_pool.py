@@ -8,13 +8,13 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
@@ -187,9 +187,7 @@ class LocalPool(Pool):
         self._waiting = 1
         self._running: dict[int, _Running] = {}
         self._number = 0
-        self._folder = tempfile.mkdtemp(prefix="decentral-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
-        self._progress = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._progress.bind(os.path.join(self._folder, "progress"))
+        self._folder = Path(tempfile.mkdtemp(prefix="decentral-"))  # has a file for the progress of each job
 
     def expect(self, jobs: int) -> None:
         """Divide the cores between this number of jobs."""
@@ -205,7 +203,7 @@ class LocalPool(Pool):
         assert place is not None, "ask has_room first"
         placed, seat = place
         self._number += 1
-        environment = dict(os.environ) | {ADDRESS: f"{self._progress.getsockname()}:{self._number}"}
+        environment = dict(os.environ) | {ADDRESS: str(self._folder / str(self._number))}
         if seat.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(seat.gpus)
         cores = max(seat.processes, seat.processes * machine.num_cores() // self._slots.count)
@@ -257,7 +255,6 @@ class LocalPool(Pool):
         for number, one in list(self._running.items()):
             _kill_group(one.process)
             self._bury(number)
-        self._progress.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _place(self, job: Job) -> tuple[Job, Seat] | None:
@@ -296,13 +293,9 @@ class LocalPool(Pool):
         one.pipe.close()
 
     def _hear_progress(self) -> None:
-        while True:
-            try:
-                number, fraction, text = self._progress.recv(4096).decode().split(" ", 2)
-            except OSError:
-                return
-            one = self._running.get(int(number))
-            if one is not None:
+        for number, one in self._running.items():
+            with contextlib.suppress(OSError, ValueError):  # it has not said anything yet, or is about to
+                fraction, text = (self._folder / str(number)).read_text(encoding="utf-8").split(" ", 1)
                 one.fraction, one.text = float(fraction), text
                 one.taken.seen = one.taken.seen or one.fraction > 0
 

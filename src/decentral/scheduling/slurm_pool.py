@@ -45,8 +45,9 @@ def private_folder(folder: Path) -> Path:
     Raises ConfigError if it belongs to another user or cannot be made private.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(OSError):
-        folder.chmod(0o700)
+    if folder.stat().st_uid == os.geteuid():
+        with contextlib.suppress(OSError):
+            folder.chmod(0o700)  # it may be older than this rule
     facts = folder.stat()
     if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(

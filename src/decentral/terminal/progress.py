@@ -1,19 +1,19 @@
-"""The progress of a run: a bar on a terminal, lines elsewhere, or messages to the launcher of many runs."""
+"""The progress of a run: a bar on a terminal, lines elsewhere, or a file for the launcher of many runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
 from decentral.terminal.display import Display, Row, clock
 
 ADDRESS = "DECENTRAL_PROGRESS"
-"""Environment variable with 'socket:number', to which a launcher wants the progress of its job of that number."""
+"""Environment variable with the file in which a launcher wants to read the progress of its job."""
 
 _LIVE_PERIOD_S = 0.2
 _REPORT_PERIOD_S = 0.5
@@ -22,29 +22,11 @@ LINE_PERIOD_S = 5.0
 _MILESTONES = 20  # evaluations that get a line of their own where there is no terminal
 
 
-class Messenger:
-    """Sends the progress of a job to the launcher named by `ADDRESS`, in datagrams 'number fraction words'.
-
-    Without a launcher, nothing is sent.
-    """
-
-    def __init__(self) -> None:
-        self._address, _, self._number = os.environ.get(ADDRESS, "").rpartition(":")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
-
-    def tell(self, fraction: float, text: str) -> None:
-        """Send the share of the job that is done, and a few words. Raises OSError if the launcher is gone."""
-        if self._socket is None:
-            return
-        message = f"{self._number} {min(1.0, fraction):.6f} {text}".encode()
-        with contextlib.suppress(BlockingIOError):  # the launcher is busy: it hears the next one
-            self._socket.sendto(message, socket.MSG_DONTWAIT, self._address)
-
-    def close(self) -> None:
-        """Send nothing more."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+def tell(fraction: float, text: str) -> None:
+    """Write the share of the job that is done, and a few words, for a launcher that wants to read it."""
+    if file := os.environ.get(ADDRESS):
+        with contextlib.suppress(OSError):  # the launcher is gone
+            Path(file).write_text(f"{min(1.0, fraction):.6f} {text}", encoding="utf-8")
 
 
 class Progress:
@@ -53,17 +35,17 @@ class Progress:
     Failures of the terminal or the launcher do not stop the run.
     """
 
-    def __init__(self, total_steps: int, title: str, shown: Display, messenger: Messenger | None = None) -> None:
+    def __init__(self, total_steps: int, title: str, shown: Display, tells: bool = False) -> None:
         self._total_steps = total_steps
         self._title = title
         self._display = shown
-        self._messenger = messenger
+        self._tells = tells
         self._step, self._epoch, self._known = 0, 0.0, dict.fromkeys(("simulated", "loss", "worst", "averaged"), "")
         self._first: tuple[int, float] | None = None  # step and time of the first update, for the speed
         self._next_milestone = 0.0
         self._period_s = float("inf") if shown.silent else _LIVE_PERIOD_S if shown.live else LINE_PERIOD_S
         self._due = time.monotonic() + self._period_s
-        if messenger is not None:
+        if tells:
             self._period_s, self._due = _REPORT_PERIOD_S, 0.0
         if shown.live:
             shown.line(title)  # above the bar, for which there may be few columns
@@ -104,7 +86,7 @@ class Progress:
         if step == 0:
             known |= {"worst": "", "averaged": ""}
         self._take(step, epoch, known)
-        if self._messenger is not None:  # at the next chance
+        if self._tells:  # at the next chance
             self._due = min(self._due, time.monotonic() + _LIVE_PERIOD_S)
         elif not self._display.live and (step >= self._next_milestone or step >= self._total_steps):
             self._next_milestone = step + self._total_steps / _MILESTONES
@@ -114,10 +96,8 @@ class Progress:
 
     def close(self) -> None:
         """Show the last state and leave the terminal as it was."""
-        if self._messenger is not None or self._display.live:
+        if self._tells or self._display.live:
             self._show()
-        if self._messenger is not None:
-            self._messenger.close()
         self._display.close()
 
     def _take(self, step: int, epoch: float | None, known: dict[str, str]) -> None:
@@ -132,9 +112,8 @@ class Progress:
         fraction, count = min(1.0, self._step / max(1, self._total_steps)), f"{self._step}/{self._total_steps}"
         known = [f"{name} {text}" for name, text in self._known.items() if text]
         words = "  ".join([f"epoch {self._epoch:.1f}", *known, doing]).rstrip()
-        if self._messenger is not None:
-            with contextlib.suppress(OSError):  # the launcher is gone
-                self._messenger.tell(fraction, words)
+        if self._tells:
+            tell(fraction, words)
         elif self._display.live:
             self._display.draw([Row("", fraction, f"{count}  {words}")])
         else:
@@ -158,8 +137,8 @@ def progress(
     `enabled=False` shows nothing. A launcher named by `ADDRESS` is told in any case, and then nothing is shown. Of the
     processes of a run, only the leader shows or tells anything.
     """
-    told = Messenger() if leader and os.environ.get(ADDRESS) else None
-    shown = Progress(total_steps, title, Display(leader and enabled and told is None, stream), told)
+    tells = leader and ADDRESS in os.environ
+    shown = Progress(total_steps, title, Display(leader and enabled and not tells, stream), tells)
     try:
         yield shown
     finally:
