@@ -37,7 +37,7 @@ from decentral.host.interrupt import ask_to_stop
 from decentral.measurements.training_run import TrainingRun, run_command
 from decentral.report.run_figures import draw
 from decentral.scheduling.board import board, failure_line
-from decentral.scheduling.job import Job
+from decentral.scheduling.job import Job, seen_in_directory
 from decentral.scheduling.scheduler import Fixed, Source, schedule
 from decentral.store.checkpoints import newest_step
 from decentral.store.files import at_home
@@ -123,11 +123,12 @@ def selected(cells: Sequence[Cell], only: dict[str, Any]) -> list[Cell]:
 
 
 def plan(jobs: Sequence[Job]) -> str:
-    """A line for each job that is left: what is stored of it, and how large its checkpoints are."""
-    rows = [["left to do", "stored", "checkpoints"]]
+    """Return a line for each job that is left: the share that is done, and the size of its checkpoints."""
+    rows = [["left to do", "done", "checkpoints"]]
     for job in jobs:
         size = checkpoint_bytes(job)
-        rows.append([job.title, f"{job.held():.0%}", f"{size / 1e6:,.1f} MB" if size else ""])
+        done = seen_in_directory(job, "").fraction or 0.0
+        rows.append([job.title, f"{done:.0%}", f"{size / 1e6:,.1f} MB" if size else ""])
     return aligned(rows, left=1)
 
 

@@ -1,7 +1,7 @@
-"""A SLURM of one machine: `install(folder)` writes sbatch, srun, squeue, scancel, scontrol and sacct into it.
+"""A SLURM of one machine: `install(folder)` writes sbatch, srun, scancel, scontrol and sacct into it.
 
 Each job is a script that runs in the background, and starts again if it was requeued. Commands keep their state in
-`folder/jobs`: <id> (its state), <id>.task (the process that srun started), <id>.requeue, <id>.hold (stays pending).
+`folder/jobs`: <id> (its state), <id>.task (the process that srun started), <id>.requeue, hold (all stay pending).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-COMMANDS = ("sbatch", "srun", "squeue", "scancel", "scontrol", "sacct")
+COMMANDS = ("sbatch", "srun", "scancel", "scontrol", "sacct")
 
 
 def install(folder: Path) -> Path:
-    """The commands in `folder`; returns the folder with the state of the jobs."""
+    """Write the commands to `folder`; return the folder with the state of the jobs."""
     jobs = folder / "jobs"
     jobs.mkdir(parents=True)
     for command in COMMANDS:
@@ -31,35 +31,30 @@ def sbatch(jobs: Path, script: str) -> None:
     number = str(101 + len(list(jobs.glob("*.script"))))
     (jobs / f"{number}.script").write_text(Path(script).read_text())
     _write(jobs / number, "PENDING")
-    environment = os.environ | {"SLURM_JOB_ID": number}
-    subprocess.Popen(
-        [sys.executable, "-I", __file__, str(jobs), "_daemon", number],
-        env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    words = [sys.executable, "-I", __file__, str(jobs), "_daemon", number]
+    subprocess.Popen(words, env=os.environ | {"SLURM_JOB_ID": number}, start_new_session=True,
+                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
     print(f"Submitted batch job {number}")
 
 
 def _daemon(jobs: Path, number: str) -> None:
     again = True
     while again:
-        while (jobs / "hold").exists() and (jobs / number).exists():
+        while (jobs / "hold").exists():
             time.sleep(0.02)
-        if not (jobs / number).exists():  # cancelled
+        if (jobs / number).read_text() != "PENDING":  # cancelled
             return
         _write(jobs / number, "RUNNING")
-        subprocess.run(["bash", str(jobs / f"{number}.script")], check=False)
+        code = subprocess.run(["bash", str(jobs / f"{number}.script")], check=False).returncode
+        (jobs / f"{number}.task").unlink(missing_ok=True)
         again = (jobs / f"{number}.requeue").exists()
         (jobs / f"{number}.requeue").unlink(missing_ok=True)
-        (jobs / f"{number}.task").unlink(missing_ok=True)
-        if again and (jobs / number).exists():
-            _write(jobs / number, "PENDING")
-    (jobs / number).unlink(missing_ok=True)
+        if (jobs / number).read_text() == "RUNNING":
+            _write(jobs / number, "PENDING" if again else "FAILED" if code else "COMPLETED")
 
 
 def srun(jobs: Path, *arguments: str) -> None:
-    words = list(arguments)
-    files = {}
+    words, files = list(arguments), {}
     while words[0].startswith("--"):
         option = words.pop(0)
         if option != "--unbuffered":
@@ -70,29 +65,12 @@ def srun(jobs: Path, *arguments: str) -> None:
     sys.exit(task.wait() % 256)
 
 
-def squeue(jobs: Path, *_: str) -> None:
-    for path in sorted(jobs.glob("[0-9]*")):
-        if path.name.isdigit():
-            print(path.name, path.read_text())
-
-
-def scancel(jobs: Path, *arguments: str) -> None:
-    words = list(arguments)
-    numbers = [word for word in words if word.isdigit()]
-    name = next((word.removeprefix("--signal=") for word in words if word.startswith("--signal=")), None)
-    if "--signal" in words:
-        name = words[words.index("--signal") + 1]
-    for number in numbers:
-        pending = (jobs / number).exists() and (jobs / number).read_text() == "PENDING"
-        if "--state=PENDING" in words or name is None:
-            if pending or (name is None and "--state=PENDING" not in words):
-                _write(jobs / f"{number}.cancelled", "")
-                (jobs / number).unlink(missing_ok=True)
-            if "--state=PENDING" in words:
-                continue
-        task = jobs / f"{number}.task"
-        if task.exists():
-            os.kill(int(task.read_text()), signal.Signals[f"SIG{(name or 'TERM').removeprefix('SIG')}"])
+def scancel(jobs: Path, number: str, *signals: str) -> None:
+    if not signals:
+        _write(jobs / number, "CANCELLED by 0")
+    if (jobs / f"{number}.task").exists():
+        name = signals[1].removeprefix("SIG") if signals else "TERM"
+        os.kill(int((jobs / f"{number}.task").read_text()), signal.Signals[f"SIG{name}"])
 
 
 def scontrol(jobs: Path, command: str, number: str) -> None:
@@ -102,8 +80,9 @@ def scontrol(jobs: Path, command: str, number: str) -> None:
 
 
 def sacct(jobs: Path, *arguments: str) -> None:
-    cancelled = (jobs / f"{arguments[-1]}.cancelled").exists()
-    print("CANCELLED by 0" if cancelled else "FAILED")
+    print("JobID|State|NodeList")
+    for number in filter(str.isdigit, arguments):
+        print(number, (jobs / number).read_text(), "here", sep="|")
 
 
 def _write(path: Path, text: str) -> None:

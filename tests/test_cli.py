@@ -79,16 +79,16 @@ def test_a_run_without_arguments_ends_with_three_commands_that_exist_and_others_
 # experiments
 
 
-@pytest.mark.parametrize("prefix", ["", "+"])
-def test_experiments_and_choices_of_the_users_own_are_found_in_config_dir(tmp_path: Path, prefix: str) -> None:
+def test_experiments_and_choices_of_the_users_own_are_found_in_config_dir(tmp_path: Path) -> None:
     for name, text in {
         "experiment/mine.yaml": "# @package _global_\ndefaults:\n  - override /algo: eager\nalpha: 0.5\n",
         "algo/eager.yaml": "# Mine.\ndefaults:\n  - schema/relaysgd@_here_\n  - _self_\nfill: own\n",
     }.items():
         (tmp_path / "my conf" / name).parent.mkdir(parents=True)
         (tmp_path / "my conf" / name).write_text(text)
-    config = compose([f"{prefix}experiment=mine", "lr=0.3"], "my conf")
-    assert (config.algo.fill.name, config.partition.alpha, config.lr) == ("own", 0.5, 0.3)
+    for prefix in ("", "+"):
+        config = compose([f"{prefix}experiment=mine", "lr=0.3"], "my conf")
+        assert (config.algo.fill.name, config.partition.alpha, config.lr) == ("own", 0.5, 0.3)
 
 
 # options
@@ -143,9 +143,9 @@ HELPED = [
 ]
 
 
-@pytest.mark.parametrize(("topic", "expected"), HELPED)
-def test_help_says_what_a_topic_is(topic: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert expected in " ".join(command(capsys, "--help", topic)[1].split())
+def test_help_says_what_a_topic_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for topic, expected in HELPED:
+        assert expected in " ".join(command(capsys, "--help", topic)[1].split()), topic
 
 
 def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -157,9 +157,8 @@ def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFix
     assert everything(tmp_path) == set()
 
 
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
+def test_completion_offers_what_is_accepted() -> None:
+    for line, offered in (
         ("decentral-run algo=relaysgd algo.", "algo.correct_lr= algo.fill= algo.initial_count= algo.overlap="),
         ("decentral-run optim=nesterov optim.nesterov=", "optim.nesterov=false optim.nesterov=true"),
         ("decentral-run -m algo=d2,relaysgd_", "algo=d2,relaysgd_grad"),
@@ -169,10 +168,8 @@ def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFix
         ("decentral-study relaysum_fig2 scale=s", "scale=small scale=smoke"),
         ("decentral-study thesis_fig5_", "thesis_fig5_1 thesis_fig5_2 thesis_fig5_3"),
         ("decentral-study relaysum_fig2 topology=d", "topology=dbt"),
-    ],
-)
-def test_completion_offers_what_is_accepted(line: str, offered: str) -> None:
-    assert candidates(line, line.split()[0]) == offered.split()
+    ):
+        assert candidates(line, line.split()[0]) == offered.split()
 
 
 def test_every_setting_that_completion_offers_exists() -> None:
@@ -267,39 +264,40 @@ def raising(error: BaseException) -> int:
     raise error
 
 
-@pytest.mark.parametrize(("error", "status", "sentence"), [
-    (ConfigError("alpha=-1 has to be above 0."), 2, "decentral-x: alpha=-1 has to be above 0."),
-    (KeyboardInterrupt(), 130, "decentral-x: interrupted."),
-    (OSError(errno.ENOSPC, "No space left on device", "table.md"), 1, "decentral-x: "),
-    (PermissionError(errno.EACCES, "Permission denied", "them/data"), 2, "decentral-x: them/data is not accessible"),
-])  # fmt: skip
-def test_what_goes_wrong_is_a_sentence_and_a_status(
-    error: BaseException, status: int, sentence: str, capsys: pytest.CaptureFixture
-) -> None:
-    with pytest.raises(SystemExit) as exit:
-        guarded("decentral-x", lambda _: raising(error), [])
-    told = capsys.readouterr()
-    assert exit.value.code == status and told.out == ""
-    assert told.err.startswith(sentence) and told.err.count("\n") == 1 and told.err.endswith(".\n")
+def test_an_error_is_a_sentence_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    for error, status, sentence in (
+        (ConfigError("alpha=-1 has to be above 0."), 2, "decentral-x: alpha=-1 has to be above 0."),
+        (KeyboardInterrupt(), 130, "decentral-x: interrupted."),
+        (OSError(errno.ENOSPC, "No space left on device", "table.md"), 1, "decentral-x: "),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "them/data"),
+            2,
+            "decentral-x: them/data is not accessible",
+        ),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            guarded("decentral-x", lambda _, error=error: raising(error), [])
+        told = capsys.readouterr()
+        assert exit.value.code == status and told.out == ""
+        assert told.err.startswith(sentence) and told.err.count("\n") == 1 and told.err.endswith(".\n")
 
 
-@pytest.mark.parametrize("name_of", SCRIPTS)
-def test_every_console_command_is_guarded(name_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, _, name = SCRIPTS[name_of].partition(":")
+def test_every_console_command_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[str] = []
-    monkeypatch.setattr(f"{module}.guarded", lambda name_of, *more: called.append(name_of))
-    getattr(import_module(module), name)(["--help"])
-    assert called == [name_of]
+    for place in SCRIPTS.values():
+        module, _, name = place.partition(":")
+        monkeypatch.setattr(f"{module}.guarded", lambda command, *more: called.append(command))
+        getattr(import_module(module), name)(["--help"])
+    assert called == list(SCRIPTS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline"])
-def test_the_backend_of_a_notebook_does_not_cost_a_command_its_figures(tmp_path: Path, backend: str) -> None:
+def test_the_backend_of_a_notebook_does_not_cost_a_command_its_figures(tmp_path: Path) -> None:
     words = ["data=digits", "model=mlp", "num_workers=2", "topology=ring", "steps=1", f"results_dir={tmp_path}"]
-    name_of, environment = [sys.executable, "-m", "decentral.cli.run", *words], {**os.environ, "MPLBACKEND": backend}
-    found = subprocess.run(name_of, env=environment, capture_output=True, text=True, check=True)
-    assert "warning" not in found.stderr
-    assert len(list(tmp_path.rglob("learning_curves.png"))) == 1
+    environment = {**os.environ, "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    started = [sys.executable, "-m", "decentral.cli.run", *words]
+    found = subprocess.run(started, env=environment, capture_output=True, text=True, check=True)
+    assert "warning" not in found.stderr and len(list(tmp_path.rglob("learning_curves.png"))) == 1
 
 
 # command line, and what the sentence has to contain: the key, the value, what would work
@@ -449,42 +447,24 @@ def files(stumbling: Path) -> set[str]:
     return {str(path.relative_to(stumbling)) for path in stumbling.rglob("*") if path.name != "run.lock"}
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"), [(case[0], case[1:]) for case in REFUSED], ids=[c[0] for c in REFUSED]
-)
-def test_a_bad_command_line_is_refused_in_one_helpful_sentence(
-    command: str, expected: tuple[str, ...], stumbling: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_command_line_is_refused_in_one_helpful_sentence(stumbling: Path, capsys) -> None:
     before = files(stumbling)
-    with pytest.raises(SystemExit) as exit:
-        main(shlex.split(command))
-    captured = capsys.readouterr()
-    assert exit.value.code == 2
-    assert captured.err.startswith("decentral-run: ")
-    assert captured.err.count("\n") == 1
-    assert captured.err.endswith((".\n", "?\n", "[1,2].\n"))
-    assert captured.out == ""
-    for words in expected:
-        assert words in captured.err
-    assert files(stumbling) == before
+    for words, *expected in REFUSED:
+        code, out, err = command(capsys, *shlex.split(words))
+        assert (code, out, err.count("\n")) == (2, "", 1), words
+        assert err.startswith("decentral-run: ") and err.endswith((".\n", "?\n", "[1,2].\n"))
+        assert all(one in err for one in expected), (words, err)
+        assert files(stumbling) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [("# @package _global_\nalpha: [\n", ""), ("# @package _global_\nalpha: much\n", "alpha"),
-     ("# @package _global_\nalhpa: 0.5\n", "'alpha'")],
-    ids=["no YAML", "wrong type", "misspelled"],
-)  # fmt: skip
-def test_an_experiment_that_cannot_be_read_is_refused_in_one_sentence(
-    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_experiment_that_cannot_be_read_is_refused_in_one_sentence(tmp_path: Path, capsys) -> None:
     (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text(text)
-    with pytest.raises(SystemExit) as exit:
-        main(["--config-dir", str(tmp_path), "experiment=mine"])
-    said = capsys.readouterr().err
-    assert exit.value.code == 2
-    assert said.count("\n") == 1 and says in said
+    for name, text, says in (
+        ("syntax", "alpha: [\n", ""), ("type", "alpha: much\n", "alpha"), ("spelling", "alhpa: 0.5\n", "'alpha'"),
+    ):  # fmt: skip
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(f"# @package _global_\n{text}")
+        code, _, err = command(capsys, "--config-dir", str(tmp_path), f"experiment={name}")
+        assert code == 2 and err.count("\n") == 1 and says in err
 
 
 def bomb(levels: int) -> str:
@@ -494,29 +474,23 @@ def bomb(levels: int) -> str:
     return "\n".join([*lines, ""])
 
 
-@pytest.mark.parametrize("group", ["experiment", "study"])
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("# @package _global_\nalpha: 0.5 # \u00e9t\u00e9\n".encode("latin-1"), "is not UTF-8 (line 2)"),
-        (bomb(9).encode(), "values after alias expansion"),
-        (b"# @package _global_\na: &a [*a]\n", "endlessly many values after alias expansion"),
-        (None, "is not a regular file"),
-    ],
-    ids=["latin-1", "alias bomb", "endless", "pipe"],
-)
-def test_a_file_of_the_users_that_cannot_be_loaded_is_refused_by_every_command(
-    group: str, content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / group / "mine.yaml"
-    file.parent.mkdir()
-    os.mkfifo(file) if content is None else file.write_bytes(content)
-    entry, choice = (study, ["mine"]) if group == "study" else (main, [f"{group}=mine"])
-    with pytest.raises(SystemExit) as exit:
-        entry(["--config-dir", str(tmp_path), *choice])
-    message = capsys.readouterr().err
-    assert exit.value.code == 2 and message.count("\n") == 1
-    assert str(file) in message and words in message
+def test_a_file_of_the_users_that_cannot_be_loaded_is_refused_by_every_command(tmp_path: Path, capsys) -> None:
+    faults = {
+        "latin": ("# @package _global_\nalpha: 0.5 # \u00e9t\u00e9\n".encode("latin-1"), "is not UTF-8 (line 2)"),
+        "bomb": (bomb(9).encode(), "values after alias expansion"),
+        "endless": (b"# @package _global_\na: &a [*a]\n", "endlessly many values after alias expansion"),
+        "pipe": (None, "is not a regular file"),
+    }
+    for group, entry in (("experiment", main), ("study", study)):
+        (tmp_path / group).mkdir()
+        for name, (content, words) in faults.items():
+            file = tmp_path / group / f"{name}.yaml"
+            os.mkfifo(file) if content is None else file.write_bytes(content)
+            with pytest.raises(SystemExit) as exit:
+                entry(["--config-dir", str(tmp_path), name if group == "study" else f"{group}={name}"])
+            message = capsys.readouterr().err
+            assert exit.value.code == 2 and message.count("\n") == 1 and str(file) in message and words in message
+            file.unlink()
 
 
 # -- ranges of settings ------------------------------------------------------------------------------------------------
@@ -531,19 +505,16 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize(("cls", "name"), LIMITED, ids=lambda one: getattr(one, "__name__", one))
-def test_a_value_outside_its_range_is_refused_wherever_an_instance_is_made(cls: type, name: str) -> None:
+def test_a_value_outside_its_range_is_refused_wherever_an_instance_is_made() -> None:
     """Those of a class above count, too, where a default is another one."""
-    metadata = limited(cls)[name]
-    limits = metadata["limits"]
-    values = [value for name, limit in limits.items() for value in OUTSIDE[name](limit)]
-    for value in [*values, math.nan, *([math.inf] if metadata["finite"] else []), "many"]:
-        for given in (value, [value]):
-            with pytest.raises(
-                ConfigError,
-                match=rf"{name}=\S+ is (negative|out of range|not finite|not a number); use a (finite )?number ",
-            ):
-                cls(**{name: given})
+    refusal = r"=\S+ is (negative|out of range|not finite|not a number); use a (finite )?number "
+    for cls, name in LIMITED:
+        metadata = limited(cls)[name]
+        values = [value for kind, limit in metadata["limits"].items() for value in OUTSIDE[kind](limit)]
+        for value in [*values, math.nan, *([math.inf] if metadata["finite"] else []), "many"]:
+            for given in (value, [value]):
+                with pytest.raises(ConfigError, match=name + refusal):
+                    cls(**{name: given})
 
 
 SLOW = ("torch", "torchvision", "pandas", "matplotlib", "wandb", "sklearn", "networkx", "scipy", "PIL")

@@ -18,7 +18,7 @@ from decentral.cluster.cluster import Machines
 from decentral.cluster.compute import ComputeTimes
 from decentral.cluster.links import CollectiveName, LinkCosts, Links, Ports
 from decentral.cluster.network_changes import ChangingCosts, Mode, NetworkChanges
-from decentral.cluster.ports import borders_of
+from decentral.cluster.ports import Exchange, borders_of
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.training.faults import VARIABLE, Injected
@@ -42,7 +42,7 @@ def costs(links: Links = PLAIN, n: int = 4, **changed: Any) -> LinkCosts:
 def ready(known: LinkCosts, src: np.ndarray, dst: np.ndarray, now: np.ndarray, num_bytes: Any) -> np.ndarray:
     """When everybody is ready, if all ports are free."""
     free = np.zeros(len(now))
-    return known.plan(src, dst).move(now, num_bytes, free, free, borders_of(known, len(now))).ready
+    return Exchange(known, src, dst).move(now, num_bytes, free, free, borders_of(known, len(now))).ready
 
 
 def exchange(now: list[float], edges: list[tuple[int, int]], num_bytes: Any, **changed: Any) -> list[float]:

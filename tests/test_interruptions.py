@@ -72,17 +72,13 @@ def numbers(results: Path) -> list[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [
-    signal.SIGINT,
-    pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-    pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
-])  # fmt: skip
-def test_a_signal_while_processes_start_ends_the_run(tmp_path, number):
-    process = run(*TINY, "steps=1000000", "processes=2", f"run_dir={tmp_path / 'run'}")
-    until(lambda: len(below(process.pid)) >= 2)  # the server and multiprocessing's tracker
-    family = below(process.pid)
-    os.killpg(process.pid, number)
-    ends(process, family)
+def test_a_signal_while_processes_start_ends_the_run(tmp_path):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process = run(*TINY, "steps=1000000", "processes=2", f"run_dir={tmp_path / number.name}")
+        until(lambda: len(below(process.pid)) >= 2)  # noqa: B023 - the server and multiprocessing's tracker
+        family = below(process.pid)
+        os.killpg(process.pid, number)
+        ends(process, family)
 
 
 def script(folder: Path, code: str) -> subprocess.Popen[str]:
@@ -98,12 +94,12 @@ def carry_out(_):
     return 0
 if __name__ == "__main__": guarded("decentral-run", carry_out, None)
 """
-    (folder / "command.py").write_text(before + code.replace("\n", "\n    ") + after)
-    return run(words=("-m", "command"), cwd=folder)
+    name = f"command_{len(list(folder.iterdir()))}"
+    (folder / f"{name}.py").write_text(before + code.replace("\n", "\n    ") + after)
+    return run(words=("-m", name), cwd=folder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("code", [
+LOST = (
     "ctrl_c()",
     "for _ in range(3): ctrl_c()",
     "try: ctrl_c()\nfinally: ctrl_c()",
@@ -113,18 +109,19 @@ if __name__ == "__main__": guarded("decentral-run", carry_out, None)
     "try: ctrl_c()\nexcept BaseException: time.sleep(1.1); ctrl_c()",
     "exec('ctrl_c()')",
     "with Interrupt() as asked: [ctrl_c() for _ in range(3)]; return 130 * asked.requested",
-])  # fmt: skip
-def test_ctrl_c_is_not_lost(tmp_path, code):
-    ends(script(tmp_path, code), [])
-
-
-@pytest.mark.parametrize("code", [
+)
+DONE = (
     "signal.signal(signal.SIGINT, signal.SIG_DFL); atexit.register(ctrl_c)",
     "signal.signal(signal.SIGINT, signal.SIG_IGN); ctrl_c()",
-])  # fmt: skip
-def test_what_is_done_stays_done(tmp_path, code):
-    process = script(tmp_path, code)
-    assert (process.communicate(timeout=240), process.returncode) == (("", ""), 0)
+)
+
+
+def test_ctrl_c_is_not_lost_and_what_is_done_stays_done(tmp_path):
+    lost, done = ([script(tmp_path, code) for code in codes] for codes in (LOST, DONE))
+    for process in lost:
+        ends(process, [])
+    for process in done:
+        assert (process.communicate(timeout=240), process.returncode) == (("", ""), 0)
 
 
 def test_ctrl_c_among_the_first_imports_is_a_sentence():
@@ -149,28 +146,24 @@ def test_what_ignores_ctrl_c_goes_on_with_all_its_processes(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("arguments", "alone", "moments"),
-    [
+def test_a_run_that_is_interrupted_at_any_moment_resumes_to_the_same_numbers(tmp_path):
+    """Ctrl-C reaches the whole group, `kill -INT` the command alone."""
+    for arguments, alone, moments in (
         (["processes=1"], True, MOMENTS[1:2]),
         (["processes=2"], False, MOMENTS),
         (["-m", "seed=1,2"], False, MOMENTS[1:2]),
-    ],
-    ids=["one process", "two", "sweep"],
-)
-def test_at_any_moment(tmp_path, arguments, alone, moments):
-    """Ctrl-C reaches the whole group, `kill -INT` the command alone; the same command goes on to the same numbers."""
-    run(*TINY, *arguments, f"results_dir={tmp_path / 'straight'}").communicate()
-    for number, moment in enumerate(moments):
-        results = tmp_path / str(number)
-        here = f"results_dir={results}"
-        process = run(*TINY, *arguments, here)
-        until(lambda: process.poll() is not None or moment(results))  # noqa: B023
-        family = below(process.pid)
-        (os.kill if alone else os.killpg)(process.pid, signal.SIGINT)
-        ends(process, family, (0, ""))
-        run(*TINY, *arguments, here).communicate()
-        assert numbers(results) == numbers(tmp_path / "straight") != []
+    ):
+        straight = tmp_path / f"straight_{alone}_{len(arguments)}"
+        run(*TINY, *arguments, f"results_dir={straight}").communicate()
+        for number, moment in enumerate(moments):
+            results = tmp_path / f"{number}_{alone}_{len(arguments)}"
+            process = run(*TINY, *arguments, f"results_dir={results}")
+            until(lambda: process.poll() is not None or moment(results))  # noqa: B023
+            family = below(process.pid)
+            (os.kill if alone else os.killpg)(process.pid, signal.SIGINT)
+            ends(process, family, (0, ""))
+            run(*TINY, *arguments, f"results_dir={results}").communicate()
+            assert numbers(results) == numbers(straight) != []
 
 
 RUN = [

@@ -27,7 +27,7 @@ from waiting import PATIENCE_S, alive, until
 
 @pytest.fixture
 def pool() -> Iterator[LocalPool]:
-    with LocalPool(Slots(2)) as opened:
+    with LocalPool(Slots(8)) as opened:
         yield opened
 
 
@@ -69,19 +69,15 @@ def test_a_job_ends_as_it_says_and_leaves_no_empty_log(pool, toy):
     assert pool.look() == []
 
 
-@pytest.mark.parametrize(
-    ("word", "failure", "reason"),
-    [("raise", "error", "a bug"), ("refuse", "refused", "data are missing"), ("full", "disk_full", "No space"),
-     ("exit", "error", "status 3"), ("kill", "killed", "SIGKILL")],
-)  # fmt: skip
-def test_a_failure_has_its_kind_and_reason_and_hurts_nobody_else(pool, toy, word, failure, reason):
-    bad, good = toy("bad", word), toy("good")
-    pool.start(bad)
-    pool.start(good)
+def test_a_failure_has_its_kind_and_reason_and_hurts_no_other_job(pool, toy):
+    kinds = {"raise": ("error", "a bug"), "refuse": ("refused", "data are missing"), "full": ("disk_full", "No space"),
+             "exit": ("error", "status 3"), "kill": ("killed", "SIGKILL")}  # fmt: skip
+    for word in (*kinds, "done"):
+        pool.start(toy(word, word))
     found = end_all(pool)
-    assert found["good"].status is Status.done
-    assert found["bad"][1:3] == (Status.failed, failure)
-    assert reason in found["bad"].reason
+    assert found["done"].status is Status.done
+    for word, (failure, reason) in kinds.items():
+        assert found[word][1:3] == (Status.failed, failure) and reason in found[word].reason
 
 
 def test_what_a_job_prints_and_where_it_failed_is_in_its_log(pool, toy, capfd):
@@ -188,27 +184,13 @@ def test_a_launcher_that_is_killed_leaves_no_process_behind(toy, tmp_path):
     until(lambda: not any(map(alive, (*pids, int(log(a))))))
 
 
-def rows(*steps: int) -> list[dict]:
-    common = {"split": "test", "metric": "accuracy", "wall_s": 0.0, "bytes_sent": 0}
-    workers = {0: 0.5, "worst": 0.25, "mean": 0.4}
-    return [
-        {"step": step, "epoch": step / 10, "worker": worker, "value": value + step / 1000, **common}
-        for step in steps
-        for worker, value in workers.items()
-    ]
-
-
-@pytest.mark.parametrize(("limit", "fraction"), [("steps=400", 0.25), ("epochs=20", 0.5)])
-def test_progress_is_read_from_the_newest_evaluation(tmp_path, limit, fraction):
-    config = replace(configure("task=quadratics", limit), run_dir=str(tmp_path / "run"))
-    job = TrainingRun(config)
-    assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", 0.0, "")
-    with RunStore.open(job.directory, job.id, "") as store:
-        store.append(rows(0, 100))
-    assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", fraction, "epoch 10.0")
-    with RunStore.open(job.directory, job.id, "") as store:
-        store.set_status(Status.running, step=200, epoch=20.0)
-    assert seen_in_directory(job, "slurm 1").fraction == 2 * fraction, "a checkpoint is news, too"
+def test_progress_is_read_from_the_status(tmp_path):
+    for limit, fraction in (("steps=400", 0.5), ("epochs=20", 0.75)):
+        job = TrainingRun(replace(configure("task=quadratics", limit), run_dir=str(tmp_path / limit)))
+        assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", 0.0, "")
+        with RunStore.open(job.directory, job.id, "") as store:
+            store.set_status(Status.running, step=200, epoch=15.0)
+        assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", fraction, "epoch 15.0")
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

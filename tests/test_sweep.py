@@ -7,10 +7,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -70,13 +73,18 @@ def fault(step: int, kind: str) -> str:
     return json.dumps([{"rank": 0, "step": step, "kind": kind}])
 
 
-def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    """The command in a process of its own, as a user starts it."""
+@contextmanager
+def start(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own, as a user starts it; killed at the end if it still runs."""
     words = [sys.executable, "-m", "decentral", "-m", *arguments]
-    return subprocess.Popen(
+    with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
+    ) as launcher:  # fmt: skip
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
 
 
 def written_twice(directory: Path) -> list[str]:
@@ -117,37 +125,28 @@ def test_finished_cells_of_a_grid_are_skipped_and_a_finished_grid_is_left_alone_
     assert "9 of 9 runs were already finished; nothing was computed" in again.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments", [["lr=0.1,0.2"], ["lr=choice(0.1,0.2)"], ["seed=range(2)"], ["algo=glob(*grad)", "seed=0,1"]]
-)
-def test_a_sweep_takes_lists_ranges(capsys, planned, arguments):
-    assert command(capsys, *arguments, "task=quadratics")[0] == 0
-    assert len(planned) == 2
-
-
 PAIRS = "algo,topology=(dpsgd,ring),(relaysgd,dbt)"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "found"),
-    [
-        ([PAIRS], [("dpsgd", "ring"), ("relaysgd", "dbt")]),
-        (["seed=1,2", PAIRS, "lr=0.1,0.2"], [("dpsgd", "ring"), ("relaysgd", "dbt")]),
-        (["algo,topology,lr= (dpsgd,ring,0.1) , (dpsgd,chain,0.2)"], [("dpsgd", "ring"), ("dpsgd", "chain")]),
-        (["algo,topology,results_dir=(dpsgd,ring,'a,b'),(dpsgd,dbt,'(c)')"], [("dpsgd", "ring"), ("dpsgd", "dbt")]),
-    ],
-)  # fmt: skip
-def test_settings_that_vary_together(capsys, planned, arguments, found):
-    assert command(capsys, *arguments, *QUICK)[0] == 0
-    assert list(dict.fromkeys((run.config.algo.name, run.config.topology.name) for run in planned)) == found
-    assert len(planned) == (8 if "seed=1,2" in arguments else 2)
-    if len(arguments) == 1 and "lr" in arguments[0]:
-        assert [run.config.lr for run in planned] == [0.1, 0.2]
+def test_lists_ranges_and_settings_that_vary_together(capsys, planned):
+    for arguments in (["lr=0.1,0.2"], ["lr=choice(0.1,0.2)"], ["seed=range(2)"], ["algo=glob(*grad)", "seed=0,1"]):
+        planned.clear()
+        assert command(capsys, *arguments, "task=quadratics")[0] == 0 and len(planned) == 2
+    both, chain = [("dpsgd", "ring"), ("relaysgd", "dbt")], [("dpsgd", "ring"), ("dpsgd", "chain")]
+    for arguments, number, found in (
+        ([PAIRS], 2, both),
+        (["seed=1,2", PAIRS, "lr=0.1,0.2"], 8, both),
+        (["algo,topology,results_dir=(dpsgd,ring,'a,b'),(dpsgd,dbt,'(c)')"], 2, [("dpsgd", "ring"), ("dpsgd", "dbt")]),
+        (["algo,topology,lr= (dpsgd,ring,0.1) , (dpsgd,chain,0.2)"], 2, chain),
+    ):
+        planned.clear()
+        assert command(capsys, *arguments, *QUICK)[0] == 0 and len(planned) == number
+        assert list(dict.fromkeys((run.config.algo.name, run.config.topology.name) for run in planned)) == found
+    assert [run.config.lr for run in planned] == [0.1, 0.2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
+def test_settings_that_cannot_vary_together_are_refused(capsys, planned):
+    for arguments, says in (
         (["algo,topology=(dpsgd,ring),(relaysgd)"], "'algo,topology=(a1,a2),(b1,b2)'"),
         (["algo,topology=dpsgd,ring"], "must give 2 values in each pair of parentheses"),
         (["algo,topology=(dpsgd,ring,3),(dpsgd,ring)"], "must give 2 values"),
@@ -155,11 +154,11 @@ def test_settings_that_vary_together(capsys, planned, arguments, found):
         (["algo,topolgy=(dpsgd,ring),(relaysgd,dbt)"], "Did you mean 'topology'?"),
         ([PAIRS, "topology=ring"], "topology= is given more than once"),
         ([PAIRS, "max_combinations=1"], "has 2 combinations"),
-    ],
-)
-def test_settings_that_cannot_vary_together_are_refused(capsys, planned, arguments, says):
-    code, _, err = command(capsys, *arguments, *QUICK)
-    assert code == 2 and says in err and not planned
+        (["lr=0.1,0.2", "lr=0.3"], "lr= is given more than once"),
+        (["evaluation.every_epochs=1,2", "evaluation.every_epochs=3"], "every_epochs= is given more than once"),
+    ):
+        code, _, err = command(capsys, *arguments, *QUICK)
+        assert code == 2 and says in err and not planned
     with pytest.raises(SystemExit):
         main([PAIRS])
     assert "has several values: to run each of them, add -m" in capsys.readouterr().err
@@ -173,29 +172,21 @@ def test_what_goes_without_saying_by_the_rest_is_in_the_rows():
     assert (found.rows, found.columns, found.best) == (["algo", "topology"], "alpha", "lr")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (
-            ["algo,topology=(allreduce,ring),(allreduce,chain)"],
-            "These 2 combinations are 1 run: the values of topology=",
-        ),
+def test_combinations_that_are_one_run_have_one_row_and_one_sentence(capsys, planned):
+    same = "algo,topology=(allreduce,ring),(allreduce,chain)"
+    for arguments, says in (
+        ([same], "These 2 combinations are 1 run: the values of topology="),
         (["seed=1", "execution=batched,loop"], "These 2 combinations are 1 run: the values of execution="),
         (["lr=0.1,0.10", "seed=0,1"], "These 4 combinations are 2 runs: values are repeated."),
         (["seed=1,1"], "These 2 combinations are 1 run: values are repeated."),
         (["results_dir=a,b"], "These 2 combinations are 1 run: the values of results_dir="),
-        (["simulate=timeline", "cluster=even", "algo,topology=(allreduce,ring),(allreduce,chain)"], "are 1 run: "),
-    ],
-)
-def test_combinations_that_are_one_run_have_one_row_and_one_sentence(capsys, arguments, says):
-    code, out, _ = command(capsys, *arguments, *QUICK)
-    assert code == 0 and out.count(says) == out.count("combinations") == 1
-    if "simulate=timeline" in arguments:
-        assert out.count("steps, messages of") == 1
-        return
-    runs = find_runs(Path("a" if "a,b" in arguments[0] else "results"))
-    assert [out.count(f"/runs/{run.path.name}\n") for run in runs] == [1] * (1 + ("seed=0,1" in arguments))
-    assert "(±" not in out and "4 of 4" not in out
+    ):
+        planned.clear()
+        code, out, _ = command(capsys, *arguments, *QUICK)
+        assert code == 0 and out.count(says) == out.count("combinations") == 1
+        assert [out.count(f"/runs/{run.id}\n") for run in planned] == [1] * (1 + ("seed=0,1" in arguments))
+    code, out, _ = command(capsys, "simulate=timeline", "cluster=even", same, *QUICK)
+    assert code == 0 and "are 1 run: " in out and out.count("steps, messages of") == 1
 
 
 def test_a_combination_that_is_refused_is_said_once(capsys, planned):
@@ -245,15 +236,13 @@ def test_an_algorithm_has_its_usual_topology_where_the_user_names_none(capsys, p
     assert topologies[:3] == ["dbt", "ring", "one_peer_exponential"] and set(topologies[3:]) == {"dbt"}
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [("launcher.slots=x", ">= 1"), ("launcher.retries=-1", ">= 0"),
-     ("launcher.slot=2", "no setting 'slot'"), ("launcher=lokal", "Did you mean 'local'"),
-     ("launcher.slots=1,2", "shared by all runs")],
-)  # fmt: skip
-def test_settings_of_the_launcher_that_make_no_sense_are_refused(capsys, setting, words):
-    code, _, err = command(capsys, "seed=0,1", "task=quadratics", setting)
-    assert code == 2 and re.search(words, err)
+def test_invalid_settings_of_the_launcher_are_refused(capsys):
+    for setting, words in (
+        ("launcher.slots=x", ">= 1"), ("launcher.retries=-1", ">= 0"), ("launcher.slot=2", "no setting 'slot'"),
+        ("launcher=lokal", "Did you mean 'local'"), ("launcher.slots=1,2", "shared by all runs"),
+    ):  # fmt: skip
+        code, _, err = command(capsys, "seed=0,1", "task=quadratics", setting)
+        assert code == 2 and words in err
 
 
 def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path, planned):
@@ -279,7 +268,9 @@ def test_one_run_that_cannot_work_stops_no_other_and_is_named_at_the_end(capsys)
 
 def pids() -> list[int]:
     """The processes of all runs that have begun."""
-    return [int((RunStore.peek(run.path) or {})["pid"]) for run in find_runs(Path("results"))]
+    return [
+        int(facts["pid"]) for run in find_runs(Path("results")) if "pid" in (facts := RunStore.peek(run.path) or {})
+    ]
 
 
 @pytest.mark.slow
@@ -498,26 +489,15 @@ def test_files_follow_the_umask():
     } == {}
 
 
-@pytest.mark.parametrize("words", [(), ("-m", "seed=1")])
-def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch, words):
+def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    code, out, err = command(capsys, *words, *QUICK, "launcher=slurm")
-    assert (
-        (code, out) == (2, "")
-        and "launcher=slurm needs sbatch, which is missing here" in err
-        and not Path("results").exists()
-    )
+    for words in ((), ("-m", "seed=1")):
+        code, out, err = command(capsys, *words, *QUICK, "launcher=slurm")
+        assert (code, out) == (2, "") and "launcher=slurm needs sbatch, which is missing here" in err
+        assert not Path("results").exists()
     monkeypatch.setattr("decentral.cli.sweep.under_torchrun", lambda: True)
     code, _, err = command(capsys, *QUICK, "launcher=slurm")
     assert code == 2 and "launcher=slurm starts the processes of a run itself: leave out torchrun" in err
-
-
-@pytest.mark.parametrize(
-    "twice", [("lr=0.1,0.2", "lr=0.3"), ("evaluation.every_epochs=1,2", "evaluation.every_epochs=3")], ids=str
-)
-def test_a_setting_that_is_given_twice_in_a_sweep_is_refused(capsys, twice):
-    code, _, err = command(capsys, *QUICK, *twice)
-    assert code == 2 and f"{twice[0].partition('=')[0]}= is given more than once" in err
 
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
@@ -599,9 +579,10 @@ def test_the_saved_study_gives_the_same_numbers(swept, capsys, monkeypatch):
     assert sorted(theirs["mean"]) == pytest.approx(sorted(ours["mean"]))
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
+@pytest.mark.slow
+def test_a_table_that_cannot_be_made_is_refused(swept, capsys, monkeypatch):
+    monkeypatch.chdir(swept[0])
+    for options, says in (
         ("--rows algo", "differ in task.zeta2"),
         ("--rows algo --columns zeta2", "differ in lr"),
         ("--rows algo --best lr", "differ in task.zeta2"),
@@ -614,16 +595,11 @@ def test_the_saved_study_gives_the_same_numbers(swept, capsys, monkeypatch):
         ("--rows algo --columns zeta2 --best lr --worker 9", "4 workers"),
         ("--rows algo --columns zeta2 --best lr --name ../x", "not a plain file name"),
         ("results_dir=nowhere --rows algo", "nowhere has no finished runs"),
-    ],
-)
-@pytest.mark.slow
-def test_what_has_no_table_is_refused(swept, capsys, monkeypatch, options, says):
-    monkeypatch.chdir(swept[0])
-    with pytest.raises(SystemExit) as ended:
-        report(["runs", *shlex.split(options)])
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    assert says in err
+    ):
+        with pytest.raises(SystemExit) as ended:
+            report(["runs", *shlex.split(options)])
+        out, err = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "") and says in err
 
 
 def stored(metrics: dict[str, tuple[float, float]], *overrides: str) -> Path:
@@ -640,44 +616,43 @@ def stored(metrics: dict[str, tuple[float, float]], *overrides: str) -> Path:
     return run_directory(config)
 
 
-@pytest.mark.parametrize(
-    ("worker", "whose"),
-    [
-        ("worst", "Test accuracy (%) of the worst worker"),
-        ("mean", "Test accuracy (%), mean over workers"),
-        ("averaged", "Test accuracy (%) of the averaged model"),
-        ("0", "Test accuracy (%) of worker 0"),
-    ],
-)
-def test_a_table_of_runs_says_whose_metric_it_shows(capsys, worker, whose):
+def test_a_table_of_runs_says_whose_metric_it_shows(capsys):
     for algo, seed in product(("dpsgd", "d2"), (0, 1)):
         both = {"test accuracy": (0.5 + seed / 10, 0.6), "local accuracy": (0.3, 0.4)}
         stored(both, f"algo={algo}", f"seed={seed}", "optim.clip_norm=null", "topology=ring")
-    options = ("--rows", "algo,optim.clip_norm", "--worker", worker, "--html", "figures.format=[svg]")
-    printed = said(capsys, report, "runs", *options)
-    files = {path.name: path.read_text() for path in Path("results/tables/algo_optim.clip_norm").iterdir()}
-    head = f"{whose}, by algo, optim.clip_norm"
-    assert "\n\nThroughput (examples/s): " in printed and printed.count("examples/s") == 1
-    assert head in printed and f"**{whose}**" in files["table.md"] and head in files["report.html"]
-    assert whose[1:] in json.loads(files["study.json"])["report"]["figures"][0]["ylabel"]
-    local = whose.replace("Test", "Local")
-    captions = [line for line in files["table.tex"].splitlines() if line.startswith("\\caption")]
-    for caption, words in zip(captions, (whose, local, "Throughput (examples/s)"), strict=True):
-        by = f"{words}, by algo, optim.clip_norm. ".replace("%", "\\%").replace("_", "\\_")
-        assert caption.startswith(f"\\caption{{{by}")
-    assert "| algo | optim.clip_norm |" in files["table.md"] and "| dpsgd | null |" in files["table.md"]
+    folder = Path("results/tables/algo_optim.clip_norm")
+    for worker, whose in (
+        ("mean", "Test accuracy (%), mean over workers"),
+        ("averaged", "Test accuracy (%) of the averaged model"),
+        ("0", "Test accuracy (%) of worker 0"),
+        ("worst", "Test accuracy (%) of the worst worker"),
+    ):
+        printed = said(capsys, report, "runs", "--rows", "algo,optim.clip_norm", "--worker", worker,
+                       *["--html", "figures.format=[svg]"] * (worker == "worst"))  # fmt: skip
+        assert "\n\nThroughput (examples/s): " in printed and printed.count("examples/s") == 1
+        table, latex = ((folder / f"table.{kind}").read_text() for kind in ("md", "tex"))
+        head = f"{whose}, by algo, optim.clip_norm"
+        assert head in printed and f"**{whose}**" in table
+        ylabel = json.loads((folder / "study.json").read_text())["report"]["figures"][0]["ylabel"]
+        assert whose[1:] in ylabel
+        captions = [line for line in latex.splitlines() if line.startswith("\\caption")]
+        words = (whose, whose.replace("Test", "Local"), "Throughput (examples/s)")
+        for caption, word in zip(captions, words, strict=True):
+            by = f"{word}, by algo, optim.clip_norm. ".replace("%", "\\%").replace("_", "\\_")
+            assert caption.startswith(f"\\caption{{{by}")
+    assert head in (folder / "report.html").read_text()
+    assert "| algo | optim.clip_norm |" in table and "| dpsgd | null |" in table
 
 
-@pytest.mark.parametrize(
-    ("others", "bold"), [((0.30, 0.20, 0.70), False), ((0.10, 0.40, 0.50), False), ((0.30, 0.29, 0.31), True)]
-)
-def test_bold_in_a_table_of_runs_takes_a_lead_that_seeds_tell_apart(capsys, others, bold):
-    for seed, (one, other) in enumerate(zip((0.60, 0.61, 0.62), others, strict=True)):
-        stored({"test accuracy": (one, one)}, "algo=dpsgd", "topology=ring", f"seed={seed}")
-        stored({"test accuracy": (other, other)}, "algo=d2", "topology=ring", f"seed={seed}")
-    said(capsys, report, "runs", "--rows", "algo")
-    text = Path("results/tables/algo/table.md").read_text()
-    assert ("**6" in text) == ("Student's t for 95 %" in text) == bold
+def test_bold_in_a_table_of_runs_takes_a_lead_that_seeds_tell_apart(capsys):
+    for others, bold in (((0.30, 0.20, 0.70), False), ((0.10, 0.40, 0.50), False), ((0.30, 0.29, 0.31), True)):
+        shutil.rmtree("results", ignore_errors=True)
+        for seed, (one, other) in enumerate(zip((0.60, 0.61, 0.62), others, strict=True)):
+            stored({"test accuracy": (one, one)}, "algo=dpsgd", "topology=ring", f"seed={seed}")
+            stored({"test accuracy": (other, other)}, "algo=d2", "topology=ring", f"seed={seed}")
+        said(capsys, report, "runs", "--rows", "algo")
+        text = Path("results/tables/algo/table.md").read_text()
+        assert ("**6" in text) == ("Student's t for 95 %" in text) == bold
 
 
 def test_runs_with_different_metrics_are_chosen_by_the_names_that_are_listed(capsys):

@@ -229,7 +229,7 @@ def test_a_mixing_matrix_by_its_entries_is_the_dense_one(number, n):
     assert np.array_equal(W.lazy.dense(), (dense + np.eye(n)) / 2)
     assert W.num_messages == np.count_nonzero(dense - np.diag(np.diag(dense)))
     assert [W.row(i) for i in range(n)] == [[(j, row[j]) for j in np.flatnonzero(row)] for row in dense]
-    assert [W.column(j) for j in range(n)] == [[(i, of[i]) for i in np.flatnonzero(of)] for of in dense.T]
+    assert [W.transposed.row(j) for j in range(n)] == [[(i, of[i]) for i in np.flatnonzero(of)] for of in dense.T]
     assert W.is_symmetric(1e-9) == np.allclose(dense, dense.T, rtol=0, atol=1e-9)
     assert MixingMatrix.of(dense + dense.T).is_symmetric(0.0)
 

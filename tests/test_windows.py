@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from decentral.network.locks import ByteLocks
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import Segments
-from decentral.network.windows.locks import ByteLocks
 from decentral.network.windows.open import MessageWindow, OneProcessWindow, SharedMemoryWindow, open_window
 from decentral.network.windows.window import Edges, LostMass, SmallWeight, Window
 from decentral.network.world import World

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
-from decentral.scheduling import slurm_clusters
 from decentral.scheduling.job import Demand, Job
 from decentral.store import RunStore, Status
 from decentral.terminal.progress import progress
-from waiting import PATIENCE_S, until
+from waiting import until
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,6 @@ class Counting(Job):
         with RunStore.open(self.directory, self.id, "") as store, Interrupt() as interrupt:
             first = int((RunStore.peek(self.directory) or {})["step"])
             store.set_status(Status.running, step=first)
-            if self.fate == "preempted":
-                slurm_clusters._LINGER_S = PATIENCE_S  # in this process
             for step in range(first, self.steps):
                 time.sleep(0.02)
                 with open(self.directory / "numbers", "a") as file:

@@ -20,7 +20,7 @@ import torch
 from decentral.config.identity import run_directory
 from decentral.config.schema import Config
 from decentral.host.interrupt import HEARD
-from decentral.network.windows.locks import gloo_group
+from decentral.network.locks import gloo_group
 from decentral.network.world import World
 from decentral.store import provenance
 from decentral.training.between_processes import ThreadedStepper

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 from decentral.algorithms.features import USUAL, Feature
+from decentral.compression.dense import NoCompression
 from decentral.compression.rows import AcceptedCompression
 from decentral.errors import ConfigError
 from decentral.settings import Settings
@@ -137,8 +138,6 @@ class Algorithm(Settings, ABC, where="algo"):
 
         compressor  bound to the rows of the models (`Compressor.bound`); None sends rows uncompressed
         """
-        from decentral.compression.dense import NoCompression
-
         bound = copy.copy(self)
         bound.local, bound.compressor = local, cast("Encoder", compressor or NoCompression())
         return bound

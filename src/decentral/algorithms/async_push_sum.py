@@ -127,6 +127,6 @@ class AsyncPushSum(AsynchronousAlgorithm):
 
 def _push(slots: Slots, rounds: Rounds, i: int, round: int) -> Push:
     """Return the shares that worker i sends in a round: column i of W."""
-    given = dict(rounds.mixing(round)[0].column(i))
+    given = dict(rounds.mixing(round)[0].transposed.row(i))
     own = given.pop(i, 0.0)
     return Push(slots, tuple(given.items()), own)

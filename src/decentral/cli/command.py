@@ -1,4 +1,4 @@
-"""What all console commands share: their options, the folders that they write to, and how what goes wrong ends."""
+"""The common part of all console commands: options, checks of folders, and exit statuses of errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from decentral.store.failures import Failure, classify, describe
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
 
 SETTINGS = frozenset(field.name for field in dataclasses.fields(Config))
-"""What is set without dashes, `key=value`."""
+"""Settings, which are written without dashes, `key=value`."""
 
 
 class Options(argparse.ArgumentParser):
-    """Those that every command has, and some `flags` without values; one sentence for what is wrong."""
+    """The options that every command has, and `flags` without values; errors are one sentence."""
 
     def __init__(self, command: str, *flags: str, settings: Collection[str] = SETTINGS) -> None:
         super().__init__(command, add_help=False, allow_abbrev=False)
@@ -54,7 +54,7 @@ class Options(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
-        """One sentence instead of a usage message. Raises ConfigError."""
+        """Raise ConfigError with one sentence instead of a usage message."""
         if not message.startswith("unrecognized"):
             raise ConfigError(f"{message}: see {self.prog} --help.")
         wrong = message.removeprefix("unrecognized arguments: ").split()[0]

@@ -1,4 +1,4 @@
-"""What can be chosen and set, from the components and the files of conf/: for `--help`, for tab completion, and for the
+"""The choices and settings, from the components and the files of conf/: for `--help`, for tab completion, and for the
 pages of the documentation."""
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Setting:
 
     name: str
     value: str
-    """What it is unless something else is said."""
+    """The default."""
     values: str
-    """Those that it can have, in words; it may be nothing."""
+    """The possible values, in words; may be empty."""
     about: str
-    """What the docstring says of it, in one line; it may be nothing."""
+    """The docstring's line on it; may be empty."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Choice:
     """The component; None for a file that builds on another choice, or on several."""
     summary: str
     values: Mapping[str, Any] = field(default_factory=dict)
-    """What its file sets."""
+    """The settings in its file."""
 
     @property
     def doc(self) -> str:
@@ -72,7 +72,7 @@ class Choice:
         return {name: settings_of(node, self.values.get(name)) for name, node in nested.items()}
 
     def rounds(self, num_workers: int) -> Rounds | None:
-        """Of a topology with default settings; None if it does not exist for this number of workers, or needs more."""
+        """Return the rounds of a topology with default settings; None without them for this number of workers."""
         try:
             return self.schedule(num_workers)
         except (ConfigError, TypeError):
@@ -87,7 +87,7 @@ class Choice:
 
 
 def choice(group: str, option: str, folders: Sequence[Path]) -> Choice:
-    """What is known of `group=option`, which exists."""
+    """Return the facts of `group=option`, which exists."""
     file = _file(group, option, folders)
     schema = re.search(r"^\s*- schema/(\S+)@_here_$", file.read_text(), re.M) if file else None
     about = summary(group, option, folders)
@@ -147,7 +147,7 @@ def _file(group: str, option: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _values(file: Path) -> dict[str, Any]:
-    """What a choice's file sets."""
+    """Return the settings in a choice's file."""
     import yaml
 
     return {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
@@ -299,7 +299,7 @@ def _overview(group: str, folders: Sequence[Path]) -> str:
 
 
 def _describe(group: str, option: str, folders: Sequence[Path], sizes: Sequence[int]) -> str:
-    """One choice: what it is, its settings with the values that this choice gives them, and a topology's facts."""
+    """Describe one choice: its text, its settings with its values, and a topology's facts."""
     found = choice(group, option, folders)
     if found.cls is None:
         assert found.file is not None

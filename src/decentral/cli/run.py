@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from decentral import __version__
 from decentral.cli.command import Options, guarded
 from decentral.cli.help import print_help
+from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.machine import without_garbage_collection
 from decentral.host.torchrun import under_torchrun
@@ -49,7 +50,6 @@ def _carry_out_command(arguments: list[str]) -> int:
     with without_garbage_collection():
         from decentral.cli.single import carry_out
         from decentral.config.composition import as_yaml, compose
-        from decentral.config.schema import Config
 
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")

@@ -46,7 +46,7 @@ class Trials:
         if under_torchrun() or self.config.simulate is not Simulate.training:
             raise ConfigError("sweeper=optuna needs a launcher and training: leave out torchrun and simulate=timeline.")
         self.runs: dict[int, TrainingRun] = {}
-        """By the numbers of their trials."""
+        """The runs by the numbers of their trials."""
         self.refused: list[str] = []
         searched = {name: axis for name, axis in axes.items() if isinstance(axis, re.Match) or len(axis) > 1}
         self._distributions = {name: self._distribution(axis) for name, axis in searched.items()}
@@ -58,7 +58,7 @@ class Trials:
         ]
 
     def pending(self) -> list[TrainingRun]:
-        """Those that are not finished."""
+        """Return the unfinished runs."""
         for number in list(self._open):
             if (status := self.runs[number].finished()) is not None:
                 self._open.remove(number)
@@ -72,7 +72,7 @@ class Trials:
         return self._open_runs()
 
     def left(self) -> int:
-        """How many trials were not asked for."""
+        """Return the number of trials that were not asked for."""
         return max(0, self.config.trials - len(self._study.trials))
 
     def best(self) -> str:
@@ -142,8 +142,8 @@ def _may_run(run: TrainingRun) -> bool:
 
 
 def _cost(run: TrainingRun, status: Status) -> float:
-    """What the search makes small: the worst worker's final value of the first metric, negative where larger is
-    better."""
+    """Return the value that the search minimizes: the worst worker's final value of the first metric, negated where
+    larger is better."""
     curves = read_curves(run.directory)
     metric = next(iter(curves.series))
     value = curves.last(metric, "worst") * (-1 if curves.metrics[metric].larger_is_better else 1)

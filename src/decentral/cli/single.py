@@ -1,4 +1,4 @@
-"""One run: launched, drawn, and summed up; or what its steps take in a virtual cluster."""
+"""One run, launched, drawn and summed up, or its timeline in a virtual cluster."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from decentral.config.identity import run_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.interrupt import was_raised
-from decentral.report.run_figures import FIGURE, draw
+from decentral.report.run_figures import FIGURE, draw, draw_time
 from decentral.report.series import read_config, read_curves
-from decentral.report.summary import summary
+from decentral.report.summary import staleness, summary, timeline_facts, timeline_table, timeline_text
 from decentral.runtime.devices import slow_precision
 from decentral.runtime.launch import launch
 from decentral.store import RunStore, Status
@@ -78,8 +78,6 @@ def _by_other_code(directory: Path) -> str:
 def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
     """Work out all of (title, configuration), draw and print what was found; returns the exit status."""
     from decentral.measurements.timeline import SimulatedTimeline
-    from decentral.report.run_figures import draw_time
-    from decentral.report.summary import staleness, timeline_facts, timeline_table, timeline_text
 
     if not is_leader():
         return 0

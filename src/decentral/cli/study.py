@@ -45,12 +45,12 @@ _HERE_ONLY = [
 ]
 """Keys that say where and how something is computed, not what."""
 _CHANGES = ("seeds=[1,2]", "num_workers=[8,16]", "columns={...}")
-"""Of studies that have such a key: what a refusal suggests."""
+"""Suggestions of a refusal, for studies that have such a key."""
 
 OWN_RESULTS = "results/own"
-"""Where studies and their reports go if nothing else is said: git ignores it."""
+"""Default folder of studies and their reports, which git ignores."""
 PUBLISHED_RESULTS = "results"
-"""Where the results that are committed are, and those of versions that had no other folder."""
+"""Folder of the committed results, and of those of versions without another folder."""
 
 _FOLDERS = (OWN_RESULTS, PUBLISHED_RESULTS)
 _MAY_BE_EMPTY = ("base", "tune_base", "departures", "report", "also", "curves", "keys", "published_at", "calibrated_by")
@@ -70,14 +70,14 @@ class ChosenStudy(NamedTuple):
     scale: str
     study: Study
     overrides: list[str]
-    """For every run."""
+    """The overrides of every run."""
     changed: list[str]
-    """Those, and changes of the study itself, that make it another study than the one in conf/."""
+    """The overrides and changes of the study that make it another study than the one in conf/."""
     results_dir: Path
     directory: Path
-    """Where its values, tables and figures are kept."""
+    """Folder of its values, tables and figures."""
     command: str
-    """What starts it again."""
+    """The command that starts it again."""
     config_dir: str | None = None
 
     @property
@@ -167,8 +167,8 @@ def _refuse_decided(name: str, study: Study, overrides: Iterable[str]) -> None:
 
 
 def _matters(override: str, timed: Collection[str]) -> bool:
-    """Whether the override changes what is computed: paths of data, devices, loggers and the like do not, unless they
-    are among the keys whose times a study takes."""
+    """Return whether the override changes what is computed: paths of data, devices, loggers and the like do not, unless
+    they are among the keys whose times a study takes."""
     key = override.lstrip("+").partition("=")[0]
     if key in timed:
         return True
@@ -289,7 +289,7 @@ def checked_cells(chosen: ChosenStudy) -> list[Cell]:
 
 
 def _report_again(chosen: ChosenStudy) -> int:
-    """From the runs, if all of them are here, else from what was collected before."""
+    """Report from the runs, if all of them are here, else from what was collected before."""
     try:
         cells = checked_cells(chosen)
         source = Unfinished(cells)
@@ -421,7 +421,7 @@ def _has_results(paper: str, name: str, scale: str) -> bool:
 
 
 def for_this_machine(chosen: ChosenStudy) -> Config:
-    """How jobs are started and where results go. Raises ConfigError for what cannot be."""
+    """Return how jobs are started and where results go. Raises ConfigError for what cannot work."""
     from decentral.config.composition import compose
 
     kept = ("launcher", "progress", "results_dir")

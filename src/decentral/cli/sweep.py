@@ -40,7 +40,7 @@ _LISTED = 12  # runs, up to which each has a line beside the table of means
 
 
 INTERVAL = re.compile(r"([\w.]+)=(log|int|interval)\(([^,()]+),([^,()]+)\)")
-"""For sweeper=optuna: `lr=log(1e-3,1)`, `batch_size=int(8,64)`, `alpha=interval(0.1,1)`."""
+"""Intervals of sweeper=optuna: `lr=log(1e-3,1)`, `batch_size=int(8,64)`, `alpha=interval(0.1,1)`."""
 
 
 class Combination(NamedTuple):
@@ -141,10 +141,8 @@ def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> l
 
 def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
     """The exit status of each run, carried out by the launcher."""
-    runs = []
-    for (words, config), title in zip(combinations, _varying(combinations), strict=True):
-        command, stale = run_command(words, config_dir), written(run_directory(config))
-        runs.append(TrainingRun(config, name=title, afterwards=draw, command=command, stale=stale))
+    titled = zip(combinations, _varying(combinations), strict=True)
+    runs = [_job(words, config, title, config_dir) for (words, config), title in titled]
     unfinished = [run for run in runs if run.finished() is None]
     before = len(runs) - len(unfinished)
     config = combinations[0].config
@@ -160,6 +158,11 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     if table:
         say(f"\n{table}")
     return [0] * before + _statuses(runs, ended, interrupted)
+
+
+def _job(words: Sequence[str], config: Config, title: str, config_dir: str | None) -> TrainingRun:
+    command, stale = run_command(words, config_dir), written(run_directory(config))
+    return TrainingRun(config, name=title, afterwards=draw, command=command, stale=stale)
 
 
 def _search(overrides: Sequence[str], config_dir: str | None) -> int:
@@ -179,9 +182,7 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     fixed = set(chain.from_iterable(chain.from_iterable(axis.values() for axis in single)))
 
     def make(words: list[str], config: Config) -> TrainingRun:
-        title = " ".join(word for word in words if word not in fixed)
-        command, stale = run_command(words, config_dir), written(run_directory(config))
-        return TrainingRun(config, name=title, afterwards=draw, command=command, stale=stale)
+        return _job(words, config, " ".join(word for word in words if word not in fixed), config_dir)
 
     trials = Trials(axes, make, config_dir)
     before = len(trials.runs)
@@ -224,7 +225,7 @@ def _statuses(
 
 
 def _stopped(runs: Sequence[TrainingRun], ended: Mapping[str, Ended], further: int) -> str:
-    """How far a sweep is that was stopped, each run counted once."""
+    """Count the runs of a stopped sweep by their state, each run once."""
     counts = {"done": 0, "failed": 0, "interrupted": 0, "not started": further}
     for run in {run.id: run for run in runs}.values():
         failed = run.id in ended and ended[run.id].failure is not None
@@ -302,7 +303,7 @@ def closing_table(runs: Sequence[tuple[str, Path, Ended | None]]) -> str:
 
 
 def _varying(combinations: Sequence[Combination]) -> list[str]:
-    """What tells each run from the others."""
+    """Return the settings that tell each run from the others."""
     places = [number for number, words in enumerate(zip(*(one.words for one in combinations), strict=True))
               if len(set(words)) > 1]  # fmt: skip
     return [" ".join(one.words[place] for place in places) for one in combinations]
@@ -361,7 +362,7 @@ def _words(override: Override) -> list[list[str]]:
 
 
 def _number_of_values(override: Override) -> int:
-    """How many values it has; those of a range, shuffled or not, are not made for that: they may be endlessly many."""
+    """Return the number of values, without making those of a range: they may be endlessly many."""
     values = override.value()
     if not isinstance(values, RangeSweep):
         return len(_words(override))

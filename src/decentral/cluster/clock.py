@@ -151,7 +151,7 @@ class Clock(Prices):
         num_bytes[j] for sender j), plus `extra` bytes."""
         if over.memo.get("costs") is not self.costs:
             over.memo["costs"], over.memo["messages"] = self.costs, _messages(over)
-            over.memo["plan"] = self.costs.plan(*over.memo["messages"][:2])
+            over.memo["plan"] = PortExchange(self.costs, *over.memo["messages"][:2])
         src, dst, size = over.memo["messages"]
         if not len(src):
             return Underway(self.now, *np.zeros((4, self.n)))
@@ -220,8 +220,8 @@ class Clock(Prices):
         """Send messages of `num_bytes` from src to dst (int64 [E], disjoint pairs) and back, once all are ready; return
         half the time of the slowest."""
         begun = self.latest_s
-        there = self._moved(self.costs.plan(src, dst), np.full(self.n, begun), num_bytes)
-        back = self._moved(self.costs.plan(dst, src), there.ready, num_bytes)
+        there = self._moved(PortExchange(self.costs, src, dst), np.full(self.n, begun), num_bytes)
+        back = self._moved(PortExchange(self.costs, dst, src), there.ready, num_bytes)
         self.wait(Underway(back.ready, back.ready - begun, *np.zeros((3, self.n))))
         return (float(back.ready.max()) - begun) / 2
 

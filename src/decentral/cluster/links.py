@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decentral.cluster.ports import Exchange, read_devices
+from decentral.cluster.ports import read_devices
 from decentral.cluster.settings import bandwidth, latency, optional, read_lines
 from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
@@ -313,10 +313,6 @@ class LinkCosts:
         """Return its total number of messages and rows; log2 is as in its time."""
         log2 = whole if self.links.whole_phases else math.log2
         return collective.sends(num_workers, log2(num_workers)) if num_workers > 1 else (0, 0)
-
-    def plan(self, src: np.ndarray, dst: np.ndarray) -> Exchange:
-        """Return exchanges along the edges src -> dst (integers [E])."""
-        return Exchange(self, src, dst)
 
     def port_s(self, way: str, begins: np.ndarray, num_bytes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
         """Return the time of each worker's port, "out" or "into", from `begins` for `num_bytes`, all float64 [n]:

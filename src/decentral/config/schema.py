@@ -23,6 +23,7 @@ from decentral.registry import components
 from decentral.settings import Settings, setting
 from decentral.tasks.task import EvaluationSettings
 from decentral.topology.communication import Communication, LocalSteps
+from decentral.topology.trees import Chain
 
 if TYPE_CHECKING:
     from decentral.topology.rounds import Rounds
@@ -283,7 +284,5 @@ class Config(Settings):
         """
         assert self.num_workers is not None
         if self.num_workers == 1 and Feature.topology not in self.algo.supports:
-            from decentral.topology.trees import Chain
-
             return self.communication.schedule(Chain(), 1)
         return self.communication.schedule(self.topology, self.num_workers)

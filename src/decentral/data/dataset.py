@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from decentral.errors import ConfigError
 from decentral.randomness import numpy_generator
 from decentral.settings import Settings, setting
 from decentral.store.digests import cache_folder
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import Tensor
 
@@ -213,7 +214,6 @@ def held_out(number: int, share: float) -> int:
 
 def divided(labels: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the numbers of the training and the test examples, each sorted, drawn from the seed class by class."""
-    import numpy as np
 
     test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):

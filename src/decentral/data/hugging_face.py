@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from decentral.data.dataset import NO_TEST, DataDescription
+from decentral.data.decode import resize_and_crop
 from decentral.data.own import PlainData
 from decentral.data.texts import Part, TextFiles
 from decentral.data.tokens import TextTokens
@@ -20,7 +23,6 @@ from decentral.store.files import natural_order
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     import torch
     from torch import Tensor
 
@@ -188,8 +190,6 @@ class Rows:
     def _array(self, value: Any) -> np.ndarray:
         """Convert to float32: an image to [C, H, W] from 0 to 1, other numbers unchanged."""
         import numpy as np
-
-        from decentral.data.decode import resize_and_crop
 
         if not hasattr(value, "convert"):
             return np.asarray(value, dtype=np.float32)

@@ -20,7 +20,7 @@ from decentral.host.processes import carried_out
 from decentral.settings import setting
 from decentral.store.digests import folder_digest, walked
 from decentral.store.files import at_home, natural_order
-from decentral.terminal.display import counted
+from decentral.terminal.display import unless_quick
 
 if TYPE_CHECKING:
     import torch
@@ -190,9 +190,9 @@ def decode(
     if num_processes is None:
         num_processes = num_cores()
     title = f"Decoding {len(files)} images of {root}"
-    with counted(title, len(tasks), show=len(files) >= MANY) as advance:
+    with unless_quick(title, len(tasks)) as advance:
         for _ in carried_out(_decode_chunk, tasks, num_processes):
-            advance()
+            advance(1)
 
 
 def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, image_size: int, exactly: bool) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from decentral.data.dataset import DataDescription
 from decentral.errors import ConfigError
+from decentral.randomness import uniform
 from decentral.settings import Settings
 from decentral.store.metrics import Metric
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,6 @@ class Environment(Settings, ABC, where="env"):
     def test_chances(self, scenes: np.ndarray) -> np.ndarray:
         """Return the `chances` of `Running.begin` for test episodes of these scenes, for any run seed: [N, 3]."""
         import numpy as np
-
-        from decentral.randomness import uniform
 
         chances = uniform(0, "test episodes", scenes[:, None], np.arange(Running.num_chances))
         chances[:, 0] = (np.arange(len(scenes)) + 0.5) / max(1, len(scenes))

@@ -21,20 +21,20 @@ AGAIN_S = 1.0
 """Signals closer than this are one: fingers are quick, and torchrun hands on what its processes have heard, too."""
 
 _stopping: list[object] = []
-"""Who has been asked to stop, and has not ended yet."""
+"""The handlers that have been asked to stop, and have not ended yet."""
 
 _raised_at: float | None = None
-"""When Ctrl-C raised KeyboardInterrupt in a console command."""
+"""Time at which Ctrl-C raised KeyboardInterrupt in a console command."""
 
 
 def end_at_once(words: str, status: int) -> None:
-    """From now on, Ctrl-C ends this process at once, with these words on stderr."""
+    """Let Ctrl-C end this process at once from now on, with these words on stderr."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, lambda *_: _end(words, status))
 
 
 def raise_once(words: str, status: int) -> None:
-    """From now on, the first Ctrl-C raises KeyboardInterrupt, and a later one ends this process at once.
+    """Let the first Ctrl-C raise KeyboardInterrupt from now on, and a later one end this process at once.
 
     So does the first if its exception is lost, as in `__del__`, where Python only reports it.
     """
@@ -59,7 +59,7 @@ def raise_once(words: str, status: int) -> None:
 
 
 def was_raised() -> bool:
-    """Whether Ctrl-C has interrupted this console command: whatever is raised or begins after that, follows from it."""
+    """Return whether Ctrl-C has interrupted this command: errors and work after it are its consequences."""
     return _raised_at is not None
 
 
@@ -70,7 +70,7 @@ def _end(words: str, status: int) -> None:
 
 
 def ask_to_stop() -> None:
-    """What a first SIGTERM does; nothing while a stop that was asked for is under way, so that it is not broken off."""
+    """Do what a first SIGTERM does; do nothing while a stop is under way, so that it is not broken off."""
     if not _stopping:
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""What this machine has: cores, GPUs, memory and optional packages, found out without importing torch."""
+"""The cores, GPUs, memory and optional packages of this machine, without importing torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Lazy(ModuleType):
 
 
 def num_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores if _share_of_cores is None else min(cores, _share_of_cores)
 
@@ -43,8 +43,8 @@ def share_cores(count: int) -> None:
 
 
 def computes_bf16() -> bool | None:
-    """Whether the processor has instructions for bfloat16, without which it takes many times as long as float32; None
-    where the system does not tell."""
+    """Return whether the processor has instructions for bfloat16, without which it is many times slower than float32;
+    None where the system does not tell."""
     try:
         lines = _PROCESSOR.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -54,7 +54,7 @@ def computes_bf16() -> bool | None:
 
 
 def num_gpus() -> int:
-    """GPUs that this process may use, by the device nodes and CUDA_VISIBLE_DEVICES."""
+    """Return the number of GPUs that this process may use, by the device nodes and CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     present = len(glob("/dev/nvidia[0-9]*"))
     if visible is None:
@@ -63,14 +63,14 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
+    """Return the GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     named = [str(i) for i in range(num_gpus())] if visible is None else [v.strip() for v in visible.split(",")]
     return named[: num_gpus()]
 
 
 def free_gpu_memory() -> dict[str, int]:
-    """GPU, as CUDA_VISIBLE_DEVICES names it (number and uuid) -> free bytes. {} if the driver does not tell."""
+    """Return GPU, as CUDA_VISIBLE_DEVICES names it (number and uuid) -> free bytes; {} if the driver does not tell."""
     query = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
@@ -82,8 +82,8 @@ def free_gpu_memory() -> dict[str, int]:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Inside, nobody looks for garbage, where many objects are made that stay: that takes a fifth of the time of
-    importing torch, and of drawing a figure."""
+    """Disable garbage collection where many objects are made that stay: it takes a fifth of the time of importing
+    torch, and of drawing a figure."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -11,10 +11,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from itertools import islice
 from multiprocessing import connection, current_process, forkserver, get_context, resource_tracker
 from types import ModuleType
 from typing import Any, TypeVar
@@ -23,7 +22,7 @@ from decentral.errors import ConfigError
 from decentral.host.interrupt import HEARD
 
 NO_STATUS = 255
-"""Of a process whose fork server is gone: nobody knows how it ended."""
+"""Exit status of a process whose fork server is gone, so that its own status is unknown."""
 
 
 def signal_of(code: int | None) -> str | None:
@@ -60,7 +59,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def follow_parent() -> None:
-    """On Linux, let the system kill this process when the thread that forked it ends, even while it is stopped."""
+    """Let the system kill this process, on Linux, when the thread that forked it ends, even while it is stopped."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -134,26 +133,19 @@ def carried_out(
 def _side_by_side(
     work: Callable[..., T], tasks: Sequence[tuple[Any, ...]], num_processes: int, begin: Callable[[], object] | None
 ) -> Iterator[tuple[int, T]]:
-    context, waiting = get_context("forkserver"), iter(enumerate(tasks))
-    running: dict[Future[T], int] = {}
     start_server()
-    with ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=(begin,)) as pool:
+    with ProcessPoolExecutor(num_processes, get_context("forkserver"), initializer=_begin, initargs=(begin,)) as pool:
         try:
-            while True:
-                for i, task in islice(waiting, num_processes + 1 - len(running)):
-                    with _no_script():
-                        running[pool.submit(_outcome, work, task)] = i
-                if not running:
-                    return
-                for one in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(one), one.result()
+            with _no_script():
+                running = {pool.submit(_outcome, work, task): i for i, task in enumerate(tasks)}
+            for one in as_completed(running):
+                yield running[one], one.result()
         except KeyboardInterrupt:
             for process in list(pool._processes.values()):
                 process.kill()
             raise
         finally:
-            for one in running:
-                one.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager
@@ -175,7 +167,7 @@ def _begin(begin: Callable[[], object] | None) -> None:
 
 
 def _outcome(work: Callable[..., T], task: tuple[Any, ...]) -> T:
-    """What the work gives or raises. An exception that may not survive the way between processes becomes a text."""
+    """Return what the work returns. An exception that may not be picklable becomes a text."""
     try:
         return work(*task)
     except (ConfigError, OSError):

@@ -1,4 +1,4 @@
-"""Whether this process is one of several that a launcher started, and which of torchrun's."""
+"""The place of this process among those that torchrun or another launcher started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAUNCHERS = [
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun (or another launcher with its conventions) started this process."""
+    """Return whether torchrun, or a launcher with its conventions, started this process."""
     return all(key in os.environ for key in _TORCHRUN)
 
 
@@ -67,7 +67,7 @@ def check_launcher(joins: bool = True) -> None:
 
 
 class Among(NamedTuple):
-    """Which of how many processes this is."""
+    """The rank of this process, and the number of processes."""
 
     rank: int
     size: int
@@ -77,7 +77,7 @@ class Among(NamedTuple):
 
 
 def place() -> Among:
-    """What torchrun's variables say. Raises ConfigError where they make no sense."""
+    """Read torchrun's variables. Raises ConfigError if they are invalid."""
     size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
     if rank >= size:
         raise ConfigError(f"RANK={rank} is out of range with WORLD_SIZE={size}: ranks are 0 to {size - 1}.")

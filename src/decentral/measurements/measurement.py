@@ -30,7 +30,7 @@ from decentral.store.failures import record
 from decentral.store.files import at_home
 from decentral.store.metrics import LineFile, lines_written, read_lines
 from decentral.store.run_store import DirectoryLost
-from decentral.terminal.progress import Messenger
+from decentral.terminal.progress import tell
 
 if TYPE_CHECKING:
     from decentral.network.world import World
@@ -151,7 +151,7 @@ class Computation(Job):
 
         torch.set_num_threads(1)
         earlier = RunStore.peek(self.directory) or {}
-        before, share = float(earlier.get("spent_s", 0.0)), self._stored(earlier)
+        before, share = float(earlier.get("spent_s", 0.0)), float(earlier.get("fraction", 0.0))
         began = time.perf_counter()
         shown = told = began
 
@@ -163,8 +163,7 @@ class Computation(Job):
             now, share = time.perf_counter(), round(fraction, 3)
             if now - told >= _TELL_EVERY_S:
                 told = now
-                with suppress(OSError):  # the launcher is gone
-                    messenger.tell(fraction, text)
+                tell(fraction, text)
             if now - shown >= _STATUS_EVERY_S:
                 shown = now
                 store.set_status(Status.running, fraction=share, text=text, spent_s=spent())
@@ -176,7 +175,6 @@ class Computation(Job):
                 torch.no_grad(),
                 Interrupt() as interrupt,
                 closing(LineFile(self.directory / self.lines)) as lines,
-                closing(Messenger()) as messenger,
             ):
                 done = self.work(lines, lambda: interrupt.requested, show)
                 lines.sync()

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from decentral.algorithms.features import Feature
 from decentral.config.checks import in_one_process
@@ -16,7 +15,6 @@ from decentral.config.identity import run_directory, run_id
 from decentral.config.schema import Config
 from decentral.scheduling.job import Demand, Job
 from decentral.store import Status
-from decentral.store.checkpoints import newest_step
 
 
 def run_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
@@ -92,16 +90,6 @@ class TrainingRun(Job):
         """done or diverged, if the run has ended so; with `rerun=true`, since the sweep began."""
         ended = super().finished()
         return None if ended is not None and self.config.rerun and written(self.directory) == self.stale else ended
-
-    def _stored(self, facts: dict[str, Any]) -> float:
-        """Return the share up to its newest checkpoint; the status has the steps per epoch."""
-        with suppress(OSError, TypeError, ValueError, ZeroDivisionError):
-            step = newest_step(self.directory / "checkpoints")
-            if step and self.config.steps:
-                return min(1.0, step / self.config.steps)
-            if step:
-                return min(1.0, step * float(facts["epoch"]) / float(facts["step"]) / self.config.epochs)
-        return 0.0
 
     def carry_out(self) -> Status:
         """Launch it here."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.optim.optimizer import Buffers, check_decay
 from decentral.optim.rows import add, clip
@@ -20,8 +21,6 @@ from decentral.settings import Settings, setting
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
-
-    from decentral.compression.rows import RowLayout
 
 
 _TRIED = 12
@@ -87,8 +86,6 @@ class PlainOptimizer(Plain, Settings, where="optim"):
     def _try(self) -> None:
         """Check that two workers with states in rows take the same steps as two with separate optimizers."""
         import torch
-
-        from decentral.compression.rows import RowLayout
 
         x = torch.tensor([[0.1, -0.2, 0.3, 0.5], [-0.4, 0.2, -0.6, 0.1]])
         g = torch.tensor([[0.3, 0.1, -0.2, 0.4], [0.2, -0.5, 0.1, -0.3]])

@@ -19,7 +19,7 @@ _TYPED = ("<stdin>", "<ipython")
 
 
 def is_own(file: str) -> bool:
-    """Whether a source file is the user's: not ours, not Python's, and of no package without components."""
+    """Return whether a source file is the user's: not ours, not Python's, not of a package without components."""
     if file.startswith("<"):
         return file.startswith(_TYPED)
     path = Path(file).resolve()

@@ -12,7 +12,7 @@ import dataclasses
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -151,11 +151,19 @@ _NAME = re.compile(r'^    name: str = "(\w+)"$', re.M)
 
 def _modules(package: str) -> dict[str, Path]:
     """Return module -> file for all that may hold built-in components: in the core and in our plug-ins."""
-    root, *path, group = _ROOT, *package.split(".")
-    place = root.joinpath(*path, group)
+    place = _ROOT.joinpath(*package.split("."))
     files = [place.with_suffix(".py")] if not place.is_dir() else [*place.glob("*.py"), *place.glob("*/__init__.py")]
-    files += [file for folder in plugins.shipped() for file in (folder / group).glob("[!_]*.py")]
-    parts = {file: file.relative_to(root.parent).with_suffix("").parts for file in sorted(files)}
+    return _by_module(sorted(files)) | _shipped(place.name)
+
+
+def _shipped(group: str) -> dict[str, Path]:
+    """Return module -> file for the files of a group in our plug-ins."""
+    return _by_module([file for folder in plugins.shipped() for file in sorted((folder / group).glob("[!_]*.py"))])
+
+
+def _by_module(files: Iterable[Path]) -> dict[str, Path]:
+    """Return module -> file for files of ours."""
+    parts = {file: file.relative_to(_ROOT.parent).with_suffix("").parts for file in files}
     return {".".join(found[:-1] if found[-1] == "__init__" else found): file for file, found in parts.items()}
 
 
@@ -166,13 +174,9 @@ def functions(group: str) -> dict[str, Callable[..., Any]]:
     """Return name -> function for the public functions of `<group>/*.py` in plug-ins and in the user's folder."""
     folder = plugins.folder()
     theirs = (load(name, shown(file)) for file, name in _files(group, folder)) if folder else ()
-    places = [
-        (place.name, file.stem) for place in plugins.shipped() for file in sorted((place / group).glob("[!_]*.py"))
-    ]
-    shipped = (importlib.import_module(f"decentral.plugins.{name}.{group}.{stem}") for name, stem in places)
     return {
         name: function
-        for module in (*shipped, *theirs)
+        for module in (*map(importlib.import_module, _shipped(group)), *theirs)
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
     }

@@ -37,7 +37,7 @@ def entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
 
 
 def is_installed(module: str) -> bool:
-    """Whether the module is of a package that has entry points here."""
+    """Return whether the module is of a package that has entry points here."""
     return module.split(".")[0] in _tops()
 
 

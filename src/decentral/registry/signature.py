@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from decentral.errors import ConfigError, suggest
 from decentral.registry import plugins, sources
-from decentral.registry.find import NAMED, PLAIN, load
+from decentral.registry.find import NAMED, PLAIN, component, load
 
 _PLAIN = (bool, int, float, str)
 EXTRAS = {"torchmetrics": "metrics", "timm": "timm", "datasets": "datasets"}
@@ -36,7 +36,7 @@ class Plain:
     @classmethod
     def target(cls) -> Callable[..., Any]:
         """The class or function."""
-        return _target(cls.plain_package, cls.plain_name)
+        return function(PLAIN[cls.plain_package], cls.plain_name)
 
     def settings(self) -> dict[str, Any]:
         """Return the values by parameter name, including further keyword arguments; lists become tuples if the default
@@ -58,7 +58,7 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
     Its fields are the parameters, less those that are `given` when it is called, and those whose defaults are no plain
     values; and of **kwargs one, a dictionary. Raises ConfigError if there is no such module, class or function.
     """
-    target = _target(package, name)
+    target = function(PLAIN[package], name)
     where = f"{PLAIN[package]}={name}"
     fields: list[Any] = [("name", str, dataclasses.field(default=name))]
     hints = _hints(target)
@@ -112,10 +112,6 @@ def call(target: Callable[..., Any], given: Mapping[str, Any], *arguments: Any, 
             return made
         target, settings = made, {}
     return target(*arguments, **settings, **taken(target, given))
-
-
-def _target(package: str, name: str) -> Callable[..., Any]:
-    return function(PLAIN[package], name)
 
 
 @cache
@@ -186,8 +182,6 @@ def _first(folder: str) -> Iterator[None]:
 
 def _unpickled(passport: str, package: str, name: str, values: dict[str, Any]) -> Any:
     plugins.enter(passport)
-    from decentral.registry.find import component
-
     cls = component(package, name)
     assert cls is not None
     return cls(**values)

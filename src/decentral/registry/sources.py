@@ -22,7 +22,7 @@ _DIGEST = "_decentral_source"  # attribute of a user module: its source at impor
 
 
 def is_own(module: str) -> bool:
-    """Whether the module comes from the user's folder or from an installed package with components."""
+    """Return whether the module comes from the user's folder or from an installed package with components."""
     return module.startswith(f"{plugins.__name__}.") or (module.split(".")[0] != _OURS and is_installed(module))
 
 
@@ -66,7 +66,7 @@ def _released(module: str, file: Path) -> str | None:
 
 
 def installed(top: str) -> bool:
-    """Whether a top-level module, imported or not, is Python's or of an installed package."""
+    """Return whether a top-level module, imported or not, is Python's or of an installed package."""
     if top in sys.modules:
         if top == "__main__" or is_own(top):
             return False

@@ -20,9 +20,9 @@ from decentral.report.pages import CAPTIONS, Item, Run, report_pages, skip
 from decentral.report.results import find, read
 from decentral.report.verdicts import Verdict
 from decentral.store.files import refuse_links, write_json, write_text
-from decentral.terminal.display import counted, unless_quick
+from decentral.terminal.display import unless_quick
 
-_MANY = 8  # reports, from which on several processes make them, and say how far they are
+_MANY = 8  # reports, from which on several processes make them
 _Told = tuple[list[Verdict], list[Path], list[str]]
 """Verdicts, files and remarks of a report."""
 
@@ -123,11 +123,11 @@ def report_all(
         raise ConfigError(f"results_dir={results_dir} has no results{what}: run decentral-study first.")
     several = num_cores() if len(found) >= _MANY else 1
     done: dict[int, _Told | ConfigError] = {}
-    with counted(f"Making {len(found)} reports", len(found), show=len(found) >= _MANY) as advance:
+    with unless_quick(f"Making {len(found)} reports", len(found)) as advance:
         begin = partial(plugins.enter, plugins.passport())
         for i, one in carried_out(_made, [(path, output) for path in found], several, begin):
             done[i] = one
-            advance()
+            advance(1)
     made, skipped = [], []
     for i, path in enumerate(found):
         one = done[i]

@@ -1,4 +1,4 @@
-"""On which kind of device a run computes, and how many processes and threads it deserves, without importing torch."""
+"""The kind of device of a run and its numbers of processes and threads, without importing torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def slow_precision(config: Config) -> str:
 
 
 def _precisions(config: Config) -> dict[str, Precision]:
-    """Of training and of tests, by their keys."""
+    """Return the precisions of training and of tests, by their keys."""
     return {"precision": config.precision, "evaluation.precision": config.evaluation.precision}
 
 
@@ -59,8 +59,8 @@ def kind_of(device: str, gpus: int) -> str:
 
 
 def num_processes(config: Config) -> int:
-    """How many processes host the workers: what `processes` says, or one per core (or GPU), but no more than the
-    run is long enough for.
+    """Return the number of processes: `processes`, or one per core (or GPU), but no more than the run is long enough
+    for.
 
     Raises ConfigError for more processes than GPUs, and for several on a certain one.
     """
@@ -83,7 +83,7 @@ def num_processes(config: Config) -> int:
 
 
 def set_threads(processes: int, worth_threads: bool) -> int:
-    """Share the cores out: how many threads a process gets, also through the environment, for child processes.
+    """Share the cores out: return the number of threads of a process; child processes get it by the environment.
 
     With threads left at their default, n processes start n times as many as there are cores, and a step takes ten times
     as long. Someone who has set OMP_NUM_THREADS knows better.

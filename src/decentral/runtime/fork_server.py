@@ -1,4 +1,4 @@
-"""Imported by a fork server when it starts, and by nobody else: it ends with the process that started it.
+"""The first module that a fork server imports: it makes the server end with the process that started it.
 
 Otherwise it would live as long as one of its forks does, and these, where they are stopped or stuck, as long as it
 does.

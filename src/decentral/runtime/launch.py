@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """How a run ended, where it is, and whether it had been done before."""
+    """The status and directory of a run, and whether it had been done before."""
 
     status: Status
     directory: Path
@@ -57,15 +57,14 @@ def launch(config: Config) -> Outcome:
 
 
 def _begun_again(config: Config, directory: Path) -> Config:
-    """With `rerun=true` set aside what a finished run has stored; the configuration of the run that is to be carried
-    out."""
+    """Set aside what a finished run has stored if `rerun=true`; return the configuration to carry out."""
     if config.rerun and is_leader() and RunStore.finished(directory, run_id(config)) is not None:
         RunStore.forget(directory, run_id(config))
     return replace(config, rerun=False)
 
 
 def in_processes(config: Config, directory: Path, part: Part | None = None) -> Status:
-    """The run, or another `part` that uses its configuration, in this process or in as many new ones as it deserves."""
+    """Carry out the run, or another `part` of its configuration, in this process or in `num_processes` new ones."""
     processes = num_processes(config)
     threads = set_threads(processes, config.task.useful_processes(config) > 1)
     if processes == 1:
@@ -104,7 +103,7 @@ def _here(config: Config, directory: Path, threads: int, part: Part | None) -> S
 
 
 def _join(config: Config, directory: Path) -> Outcome:
-    """One process of a world that torchrun started; as many of them as there are, whatever `processes` says."""
+    """Carry out the run as one of the processes that torchrun started, whatever `processes` says."""
     rank, size, local_rank, here, attempt = place()
     assert config.num_workers is not None
     if size > config.num_workers:

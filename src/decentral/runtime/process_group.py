@@ -33,7 +33,7 @@ def stay_on_this_machine() -> None:
 
 
 def serve_store(size: int, timeout_s: float, address: str = "127.0.0.1", port: int = 0) -> dist.TCPStore:
-    """A key-value store for the processes of this machine, and of no other, on a port that was free.
+    """Serve a key-value store to the processes of this machine only, on a free port.
 
     With an `address`, which may be a name, for those that reach this machine there, on this port. By itself a TCPStore
     would listen at all addresses of the machine. Raises OSError if the address is not ours, or the port is taken.
@@ -55,7 +55,7 @@ def serve_store(size: int, timeout_s: float, address: str = "127.0.0.1", port: i
 
 
 def store_of_group(rank: int, size: int, timeout_s: float) -> dist.Store:
-    """The store of the next group of all processes of torchrun, once all are here; rank 0 serves it unless torchrun
+    """Return the store of the next group of torchrun's processes, once all are here; rank 0 serves it unless torchrun
     does.
 
     Says on stderr whom it waits for. Raises ConfigError if the store cannot be served at MASTER_ADDR and MASTER_PORT,
@@ -81,7 +81,7 @@ _stores: dict[tuple[str, str, int], dist.TCPStore] = {}
 
 
 def store_of_torchrun(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
-    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 serves unless torchrun does.
+    """Return the store at MASTER_ADDR and MASTER_PORT, which rank 0 serves unless torchrun does.
 
     Raises ConfigError if it cannot be served there.
     """
@@ -141,7 +141,7 @@ def joined(
     run: str,
     store: dist.Store | None = None,
 ) -> Iterator[World]:
-    """This process as number `rank` of a group of `size`: gloo on CPUs, nccl on GPUs.
+    """Join a group of `size` processes as number `rank`: gloo on CPUs, nccl on GPUs.
 
     `attempt` counts from 0 and separates the attempts in the key-value store: without that, a group that is started
     again finds the addresses of the dead one. `run` is the run's id: processes that have different configurations

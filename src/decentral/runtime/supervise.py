@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from decentral.network.world import World
 
     Part = Callable[[Config, World, Path], Status]
-    """What every process of a group does, together with the others: the run itself, unless a job has another. It can
+    """The work of every process of a group, together with the others: the run, unless a job has another part. It can
     be pickled."""
 
 
@@ -273,7 +273,7 @@ def _ask_to_stop(workers: list[Worker]) -> None:
 
 
 def _kill(workers: list[Worker]) -> None:
-    """SIGKILL for all, which takes those that are stopped, too; returns when they are gone."""
+    """Send SIGKILL to all, which ends stopped ones, too; return when they are gone."""
     for worker in workers:
         worker.process.kill()
     deadline = time.monotonic() + _GRACE_S
@@ -302,7 +302,7 @@ def _record(config: Config, directory: Path, error: BaseException) -> None:
 
 
 def _reason(workers: Sequence[Worker], first: Worker, said: tuple[Any, ...] | None) -> Exception:
-    """Why the run broke off, as an exception to raise: RunFailed or ConfigError.
+    """Return the cause of the failure as an exception to raise: RunFailed or ConfigError.
 
     `workers` are those that had not finished, and `first` is the one that `said` first that something is wrong (None:
     it died); the others get a moment to say more.
@@ -329,7 +329,7 @@ def _reason(workers: Sequence[Worker], first: Worker, said: tuple[Any, ...] | No
 
 
 def _weight(cause: Exception) -> int:
-    """The smaller, the more likely it is what happened first; 0 is certain."""
+    """Rank a cause: the smaller, the more likely it is what happened first; 0 is certain."""
     if isinstance(cause, ConfigError):
         return 0
     assert isinstance(cause, RunFailed)

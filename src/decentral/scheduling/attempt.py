@@ -95,7 +95,7 @@ def carry_out(job: Job) -> Ended:
 
 
 def is_taken(directory: Path) -> bool:
-    """Whether a living process, of any launcher, carries out the job or writes the run of this directory."""
+    """Return whether a living process, of any launcher, carries out the job or writes the run of this directory."""
     return is_locked(directory / LOG) or is_locked(directory / LOCK)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from abc import ABC, abstractmethod
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +29,7 @@ class Demand(NamedTuple):
     """'cpu', 'cuda', a certain GPU ('cuda:1'), or 'auto': a GPU where there are some."""
 
     alone: bool = False
-    """Whether nothing else may run on the machine meanwhile, for timing."""
+    """True if nothing else may run on the machine meanwhile, for timing."""
 
 
 class Job(ABC):
@@ -82,21 +80,6 @@ class Job(ABC):
         """done or diverged, if that is how this very job has ended before. Reads a small file."""
         return RunStore.finished(self.directory, self.id)
 
-    def held(self) -> float:
-        """Return the stored share of an unfinished job, from 0 to 1, from which the next attempt resumes. Never
-        raises."""
-        facts = RunStore.peek(self.directory) or {}
-        unfinished = facts.get("run_id") == self.id and facts.get("status") not in (Status.done, Status.diverged)
-        return self._stored(facts) if unfinished else 0.0
-
-    def _stored(self, facts: dict[str, Any]) -> float:
-        """Return that share from the job's status: its `fraction`."""
-        fraction = facts.get("fraction")
-        return min(1.0, max(0.0, fraction)) if isinstance(fraction, int | float) else 0.0
-
-
-_TAIL_BYTES = 1 << 13
-
 
 class Ended(NamedTuple):
     """A job that is not running any more."""
@@ -111,52 +94,43 @@ class Ended(NamedTuple):
     """One sentence for the user."""
 
 
-class NoRoom(Exception):
-    """`Pool.start` could not take the job now, though `has_room` said so: it is tried again when another one ends."""
-
-
 class Seen(NamedTuple):
-    """How far a running job is."""
+    """The progress of a running job."""
 
     job: Job
     place: str
-    """For example 'cpu', '2 cores', 'cuda:0', 'slurm 4711', or 'waiting for slurm 4711'."""
+    """For example 'cpu', '2 cores', 'cuda:0', 'slurm job 4711', or 'waiting for slurm job 4711'."""
 
     fraction: float | None = None
-    """Of its steps that are done, from 0 to 1."""
+    """Share of the steps that are done, from 0 to 1; None if unknown."""
 
     text: str = ""
     """For example 'epoch 12.0  worst 81.2 %'."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it does not run yet, but waits in a queue."""
-        return self.place.startswith("waiting")
 
 
 class Pool(ABC):
     """Used by one thread: the scheduler's. A context manager: leaving it stops whatever still runs, at once."""
 
     shares_devices: bool = False
-    """Whether jobs share the memory of a device, so that one that ran out of it may have enough of it alone."""
+    """True if jobs share the memory of a device, so that one that ran out of it may have enough alone."""
 
     def expect(self, jobs: int) -> None:
         """Set the number of jobs waiting to start, including the next one: a pool may divide its cores between them."""
 
     @abstractmethod
     def has_room(self, job: Job) -> bool:
-        """Whether `start` can take this job now; one that needs more cores than there are fits an empty pool.
+        """Return whether `start` can take this job now; one that needs more cores than there are fits an empty pool.
 
         Raises ConfigError for a job that would never fit.
         """
 
     def started_before(self, job: Job) -> bool:
-        """Whether the job runs already, left by an earlier launcher, and `start` would only watch it from now on."""
+        """Return whether an earlier launcher has left the job running, so that `start` would only watch it."""
         return False
 
     @abstractmethod
     def start(self, job: Job) -> None:
-        """Start the job in its own process group. May raise NoRoom while other jobs run."""
+        """Start the job in its own process group."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> list[Ended]:
@@ -164,7 +138,7 @@ class Pool(ABC):
 
     @abstractmethod
     def look(self) -> list[Seen]:
-        """The jobs that run (or wait in a cluster's queue)."""
+        """Return the jobs that run, or wait in a cluster's queue."""
 
     @abstractmethod
     def interrupt(self, grace_s: float) -> None:
@@ -192,29 +166,15 @@ def ended_without_report(job: Job, reason: str, stopped: bool = False) -> Ended:
 
 
 def seen_in_directory(job: Job, place: str) -> Seen:
-    """Return the progress of a job from its run directory, wherever that can be read.
+    """Return the progress of a job from its status, in any directory that can be read.
 
-    A job may report it in its status (`fraction`, `text`); else it follows from the steps and epochs in a run's status
-    or last evaluation.
+    A job may report it there (`fraction`, `text`); else it follows from a run's steps and epochs at its last
+    checkpoint.
     """
     facts = RunStore.peek(job.directory) or {}
     if "fraction" in facts:
         return Seen(job, place, min(1.0, facts["fraction"]), str(facts.get("text", "")))
-    row = _last_row(job.directory / "metrics.jsonl")
-    step, epoch = (max(facts.get(key) or 0, row.get(key) or 0) for key in ("step", "epoch"))
+    step, epoch = (facts.get(key) or 0 for key in ("step", "epoch"))
     config: Any = getattr(job, "config", None)
-    fraction = None
-    if config is not None:
-        fraction = min(1.0, step / config.steps if config.steps else epoch / config.epochs)
-    return Seen(job, place, fraction, f"epoch {epoch:.1f}" if row else "")
-
-
-def _last_row(path: Path) -> dict[str, Any]:
-    """Return the last complete line of a metrics.jsonl, reading only its end; {} if there is none."""
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            row = json.loads(file.read().split(b"\n")[-2])
-        return row if isinstance(row, dict) else {}
-    except (OSError, ValueError, IndexError):
-        return {}
+    fraction = config and min(1.0, step / config.steps if config.steps else epoch / config.epochs)
+    return Seen(job, place, fraction, f"epoch {epoch:.1f}" if epoch else "")

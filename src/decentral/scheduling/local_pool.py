@@ -8,13 +8,13 @@ import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
@@ -41,7 +41,7 @@ class Seat(NamedTuple):
     gpus: tuple[str, ...] = ()
     """One for each process, as CUDA_VISIBLE_DEVICES names them; none for a job on the CPU."""
     alone: bool = False
-    """Whether nothing else may start meanwhile."""
+    """True if nothing else may start meanwhile."""
 
     def __str__(self) -> str:
         if self.gpus:
@@ -56,11 +56,11 @@ class Taken:
     seat: Seat
     since: float
     seen: bool = False
-    """Whether the run has done a step, so that the driver's numbers include all that it takes."""
+    """True once the run has done a step, so that the driver's numbers include all its memory."""
 
 
 class Slots:
-    """Who may start. A process takes one CPU slot, and on GPUs a place on one of them as well.
+    """Slots of cores and GPUs. A process takes one CPU slot, and on GPUs a place on one of them as well.
 
     `runs_per_gpu` None lets as many runs share a GPU as its memory has room for, by `free_bytes()`: the next one starts
     when what the others take has been seen, and there is room for another as large as the largest so far.
@@ -109,7 +109,7 @@ class Slots:
         return Seat(processes, tuple(fitting[:processes]), demand.alone) if len(fitting) >= processes else None
 
     def take(self, seat: Seat) -> Taken:
-        """Occupy it; give what this returns back to `free`."""
+        """Occupy the seat; give the returned object back to `free`."""
         self._read(anew=True)
         for gpu in seat.gpus:
             if not self._runs(gpu):
@@ -118,13 +118,13 @@ class Slots:
         return self._taken[-1]
 
     def free(self, taken: Taken) -> None:
-        """The job that was there has ended."""
+        """Release the seat of a job that has ended."""
         self._measure(taken.seat.gpus)
         self._taken.remove(taken)
         self._read_at = float("-inf")
 
     def _allowed(self, demand: Demand) -> list[str]:
-        """The GPUs that a job may use. Raises ConfigError if it has more processes than these."""
+        """Return the GPUs that a job may use. Raises ConfigError if it has more processes than these."""
         certain = demand.device.partition(":")[2]
         allowed = self.gpus[int(certain) : int(certain) + 1] if certain else self.gpus
         needed = demand.processes or 1
@@ -187,16 +187,14 @@ class LocalPool(Pool):
         self._waiting = 1
         self._running: dict[int, _Running] = {}
         self._number = 0
-        self._folder = tempfile.mkdtemp(prefix="decentral-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
-        self._progress = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._progress.bind(os.path.join(self._folder, "progress"))
+        self._folder = Path(tempfile.mkdtemp(prefix="decentral-"))  # has a file for the progress of each job
 
     def expect(self, jobs: int) -> None:
         """Divide the cores between this number of jobs."""
         self._waiting = jobs
 
     def has_room(self, job: Job) -> bool:
-        """By the free slots, and by the memory of the GPUs."""
+        """Return whether there are free slots, and memory on the GPUs."""
         return self._place(job) is not None
 
     def start(self, job: Job) -> None:
@@ -205,7 +203,7 @@ class LocalPool(Pool):
         assert place is not None, "ask has_room first"
         placed, seat = place
         self._number += 1
-        environment = dict(os.environ) | {ADDRESS: f"{self._progress.getsockname()}:{self._number}"}
+        environment = dict(os.environ) | {ADDRESS: str(self._folder / str(self._number))}
         if seat.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(seat.gpus)
         cores = max(seat.processes, seat.processes * machine.num_cores() // self._slots.count)
@@ -240,12 +238,12 @@ class LocalPool(Pool):
         return ended
 
     def look(self) -> list[Seen]:
-        """By what the jobs say."""
+        """Return the progress that the jobs have sent."""
         self._hear_progress()
         return [Seen(one.job, str(one.taken.seat), one.fraction, one.text) for one in self._running.values()]
 
     def interrupt(self, grace_s: float) -> None:
-        """SIGTERM to the leaders; after the grace SIGKILL to their groups."""
+        """Send SIGTERM to the leaders; after the grace, SIGKILL to their groups."""
         for one in self._running.values():
             one.interrupted = True
             one.kill_at = time.monotonic() + grace_s
@@ -253,11 +251,10 @@ class LocalPool(Pool):
                 one.process.terminate()
 
     def close(self) -> None:
-        """SIGKILL to all groups."""
+        """Send SIGKILL to all groups."""
         for number, one in list(self._running.items()):
             _kill_group(one.process)
             self._bury(number)
-        self._progress.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _place(self, job: Job) -> tuple[Job, Seat] | None:
@@ -296,19 +293,15 @@ class LocalPool(Pool):
         one.pipe.close()
 
     def _hear_progress(self) -> None:
-        while True:
-            try:
-                number, fraction, text = self._progress.recv(4096).decode().split(" ", 2)
-            except OSError:
-                return
-            one = self._running.get(int(number))
-            if one is not None:
+        for number, one in self._running.items():
+            with contextlib.suppress(OSError, ValueError):  # it has not said anything yet, or is about to
+                fraction, text = (self._folder / str(number)).read_text(encoding="utf-8").split(" ", 1)
                 one.fraction, one.text = float(fraction), text
                 one.taken.seen = one.taken.seen or one.fraction > 0
 
 
 def _kill_group(process: ForkServerProcess) -> None:
-    """A process and the group that it leads, unless it has ended."""
+    """Kill a process and the group that it leads, unless it has ended."""
     if process.exitcode is None:
         assert process.pid is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -6,17 +6,19 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
 from decentral.host.torchrun import check_launcher
 from decentral.scheduling.attempt import is_taken
 from decentral.scheduling.board import Board
-from decentral.scheduling.job import Ended, Job, NoRoom, Pool
-from decentral.scheduling.launchers.launcher import Launcher
+from decentral.scheduling.job import Ended, Job, Pool
 from decentral.store import Status
 from decentral.store.failures import OUTSIDE, Failure, classify, describe
+
+if TYPE_CHECKING:
+    from decentral.scheduling.launchers.launcher import Launcher
 
 _ALIKE = 3  # stop after this many refusals for one reason without any success
 _POLL_S = 0.5
@@ -47,7 +49,7 @@ class Tally(NamedTuple):
 
     ended: list[Ended]
     interrupted: bool
-    """Whether the user stopped it."""
+    """True if the user stopped it."""
 
     @property
     def failed(self) -> list[Ended]:
@@ -92,7 +94,7 @@ class _Work:
         self._stale = True  # whether the source may have new jobs
         self._failures: Counter[str] = Counter()
         self._alone: set[str] = set()  # jobs that ran out of memory next to others
-        self._theirs: dict[str, float] = {}  # jobs of other launchers, and when to check them again
+        self._theirs: set[str] = set()  # jobs of other launchers
 
     def ask(self) -> list[Job]:
         """Return needed jobs that are neither running nor over, exclusive ones last. May raise: see `schedule`."""
@@ -132,8 +134,7 @@ class _Work:
     def _fill(self, pool: Pool) -> None:
         """Start jobs while there is room; a job that has none lets those after it on other devices pass."""
         full: set[str] = set()
-        now = time.monotonic()
-        candidates = [job for job in self.wanted if self._theirs.get(job.id, 0.0) <= now]
+        candidates = list(self.wanted)
         for place, job in enumerate(candidates):
             if self._alone & self.running.keys() or (job.id in self._alone and self.running) or self.stopping:
                 return
@@ -154,29 +155,22 @@ class _Work:
                 raise ConfigError("it does not fit, although no other run is active.")
             full.add(device)
             return
-        self._theirs.pop(job.id, None)
+        self._theirs.discard(job.id)
         if job.finished() is not None:
             self._stale = True
         elif is_taken(job.directory) and not pool.started_before(job):
-            self._theirs[job.id] = time.monotonic() + _POLL_S
+            self._theirs.add(job.id)
         else:
             self.wanted = [one for one in self.wanted if one.id != job.id]
             self.running[job.id] = job
-            try:
-                pool.start(job)
-                self.board.started(job)
-            except NoRoom as error:
-                del self.running[job.id]
-                self.wanted.append(job)
-                full.add(device)
-                self.board.say(str(error))
+            pool.start(job)
+            self.board.started(job)
 
     def _end(self, ended: Ended, pool: Pool) -> None:
         job = ended.job
         del self.running[job.id]
         self._stale = True
-        if ended.status is Status.running:
-            self._theirs[job.id] = time.monotonic() + _POLL_S
+        if ended.status is Status.running:  # another launcher was faster
             return
         if ended.status is Status.interrupted and not self.stopping:  # by an external signal
             ended = Ended(job, Status.failed, Failure.killed, "its process received a stop signal")
@@ -204,5 +198,5 @@ class _Work:
 
     def _stop(self, pool: Pool, why: str) -> None:
         self.stopping = True
-        self.board.stops(why)
+        self.board.say(why)
         pool.interrupt(_GRACE_S)

@@ -25,8 +25,8 @@ from decentral.errors import ConfigError
 from decentral.host.torch_state import on_the_same_gpu
 from decentral.host.torchrun import place, under_torchrun
 from decentral.network import presence
+from decentral.network.locks import in_words
 from decentral.network.transports.posting import Silent, Work
-from decentral.network.windows.locks import in_words
 from decentral.registry import blame
 from decentral.runtime.process_group import answers
 

@@ -1,1 +1,1 @@
-"""What a person sees on a terminal: sentences, tables, progress."""
+"""Output for people on a terminal: sentences, tables, progress."""

@@ -1,4 +1,4 @@
-"""What the console commands say: exit statuses, sentences, tables, times and sizes as a person reads them."""
+"""Output of the console commands: exit statuses, sentences, tables, and times and sizes for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decentral.host.torchrun import place, under_torchrun
 
 
 def aligned(rows: list[list[str]], left: int = 1) -> str:
-    """A table as plain text: a header, a rule, and rows; the first `left` columns to the left, the others to the
+    """Format a table as plain text: a header, a rule, and rows; the first `left` columns to the left, the others to the
     right."""
     rows = [[re.sub(r"[\n\r\t]", " ", printable(cell)) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -26,12 +26,12 @@ def aligned(rows: list[list[str]], left: int = 1) -> str:
 
 
 def printable(text: str) -> str:
-    """Text without characters that move the cursor, color or hide what a terminal shows."""
+    """Return text without characters that move the cursor, color or hide what a terminal shows."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def duration(seconds: float) -> str:
-    """A time as a person reads it: '9.7 s', '3 min 20 s', '1 h 5 min'."""
+    """Format a time for people: '9.7 s', '3 min 20 s', '1 h 5 min'."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -40,7 +40,7 @@ def duration(seconds: float) -> str:
 
 
 def in_bytes(count: float) -> str:
-    """A number of bytes as a person reads it: '18.3 MB'."""
+    """Format a number of bytes for people: '18.3 MB'."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.4g} {unit}"
@@ -52,7 +52,7 @@ REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Text on stdout. Where nobody reads it any more (`| head`), or it cannot be shown, the run does not suffer."""
+    """Print text on stdout. A closed pipe (`| head`), or text that cannot be shown, does not stop the run."""
     if sys.stdout is None:  # closed before the start
         return
     text = printable(text)
@@ -65,19 +65,19 @@ def say(text: str, end: str = "\n") -> None:
 
 
 def warn(message: str) -> None:
-    """A sentence on stderr about what goes on all the same; even that must not fail the run."""
+    """Print a warning on stderr; a failure to do so does not stop the run."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def report_error(message: str, program: str = "decentral-run") -> None:
-    """One line on stderr, from one process."""
+    """Print one line on stderr, from one process."""
     if is_leader():
         print(f"{program}: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def is_leader() -> bool:
-    """Whether this process is the one that talks."""
+    """Return whether this process is the one that prints."""
     if not under_torchrun():
         return True
     try:

@@ -1,89 +1,68 @@
-"""How far a run is: a bar on a terminal, lines anywhere else, or a word to the launcher of many runs."""
+"""The progress of a run: a bar on a terminal, lines elsewhere, or a file for the launcher of many runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
-from decentral.terminal.display import Display, Row, clock, display
+from decentral.terminal.display import Display, Row, clock
 
 ADDRESS = "DECENTRAL_PROGRESS"
-"""Environment variable with 'socket:number': where a launcher wants to hear how far its job of that number is."""
+"""Environment variable with the file in which a launcher wants to read the progress of its job."""
 
 _LIVE_PERIOD_S = 0.2
 _REPORT_PERIOD_S = 0.5
 LINE_PERIOD_S = 5.0
-"""How often there is a line where there is no terminal; besides, there are those of the evaluations."""
+"""Interval of lines where there is no terminal, besides those of the evaluations."""
 _MILESTONES = 20  # evaluations that get a line of their own where there is no terminal
 
 
-class Messenger:
-    """Tells the launcher that wants to hear it, by `ADDRESS`, how far its job is, in datagrams 'number fraction words'.
-
-    Where no launcher wants to hear it, nothing is told.
-    """
-
-    def __init__(self) -> None:
-        self._address, _, self._number = os.environ.get(ADDRESS, "").rpartition(":")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
-
-    def tell(self, fraction: float, text: str) -> None:
-        """The share of the job that is done, and a few words. Raises OSError if the launcher is gone."""
-        if self._socket is None:
-            return
-        message = f"{self._number} {min(1.0, fraction):.6f} {text}".encode()
-        with contextlib.suppress(BlockingIOError):  # the launcher is busy: it hears the next one
-            self._socket.sendto(message, socket.MSG_DONTWAIT, self._address)
-
-    def close(self) -> None:
-        """Nothing more is told."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+def tell(fraction: float, text: str) -> None:
+    """Write the share of the job that is done, and a few words, for a launcher that wants to read it."""
+    if file := os.environ.get(ADDRESS):
+        with contextlib.suppress(OSError):  # the launcher is gone
+            Path(file).write_text(f"{min(1.0, fraction):.6f} {text}", encoding="utf-8")
 
 
 class Progress:
-    """`update` at every step, `line` for what should stay, `milestone` at every evaluation.
+    """Shows a run: `update` at every step, `line` for what should stay, `milestone` at every evaluation.
 
-    Nothing that goes wrong with the terminal or the launcher stops the run.
+    Failures of the terminal or the launcher do not stop the run.
     """
 
-    def __init__(self, total_steps: int, title: str, shown: Display, messenger: Messenger | None = None) -> None:
+    def __init__(self, total_steps: int, title: str, shown: Display, tells: bool = False) -> None:
         self._total_steps = total_steps
         self._title = title
         self._display = shown
-        self._messenger = messenger
+        self._tells = tells
         self._step, self._epoch, self._known = 0, 0.0, dict.fromkeys(("simulated", "loss", "worst", "averaged"), "")
         self._first: tuple[int, float] | None = None  # step and time of the first update, for the speed
         self._next_milestone = 0.0
         self._period_s = float("inf") if shown.silent else _LIVE_PERIOD_S if shown.live else LINE_PERIOD_S
         self._due = time.monotonic() + self._period_s
-        if messenger is not None:
+        if tells:
             self._period_s, self._due = _REPORT_PERIOD_S, 0.0
         if shown.live:
             shown.line(title)  # above the bar, for which there may be few columns
 
     def update(self, step: int, epoch: float | None = None, **known: str) -> None:
-        """`step` steps are done. What is known of loss, worst, averaged and simulated time, formatted by the caller,
-        stays as it was where it is empty.
+        """Take note that `step` steps are done. `known` has loss, worst, averaged and simulated time, formatted by the
+        caller; empty ones keep their last text.
 
         Costs about a microsecond when nothing is due to be shown.
         """
         self._take(step, epoch, known)
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + self._period_s
-            self._show()
+        self.doing("")
 
     def doing(self, text: str) -> None:
-        """Say what is going on besides steps, such as an evaluation, where it is time to show something.
+        """Show the state, and what is going on besides steps, such as an evaluation, if that is due.
 
-        Where there is no bar, and at the beginning of a run, that is every five seconds.
+        Where there is no bar, and at the beginning of a run, it is due every five seconds.
         """
         now = time.monotonic()
         if now >= self._due:
@@ -91,7 +70,7 @@ class Progress:
             self._show(text)
 
     def due(self) -> bool:
-        """Whether the next `update` will be shown: time to find out what costs something to know, such as the loss."""
+        """Return whether the next `update` will be shown: time to compute what costs something, such as the loss."""
         return time.monotonic() >= self._due
 
     def line(self, text: str) -> None:
@@ -99,34 +78,29 @@ class Progress:
         self._display.line(text if self._display.live else f"[{self._title}] {text}")
 
     def milestone(self, text: str, step: int, epoch: float, **known: str) -> None:
-        """What an evaluation found after `step` steps: an `update`, or where there is no bar a line, `text`, at most
-        about 20 times in a run. Never both: they say the same.
+        """Show an evaluation after `step` steps: an `update`, or where there is no bar a line, `text`, at most about 20
+        times in a run. Never both: they say the same.
 
-        What was found before the first step is said in that line alone: beside later steps it would pass for theirs.
+        The evaluation before the first step is shown by that line alone: beside later steps it would pass for theirs.
         """
         if step == 0:
             known |= {"worst": "", "averaged": ""}
-        now = time.monotonic()
-        if self._messenger is not None:  # at the next chance
-            self._due = min(self._due, now + _LIVE_PERIOD_S)
+        self._take(step, epoch, known)
+        if self._tells:  # at the next chance
+            self._due = min(self._due, time.monotonic() + _LIVE_PERIOD_S)
         elif not self._display.live and (step >= self._next_milestone or step >= self._total_steps):
-            self._take(step, epoch, known)
             self._next_milestone = step + self._total_steps / _MILESTONES
-            self._due = now + self._period_s
+            self._due = time.monotonic() + self._period_s
             self.line(text)
-            return
-        self.update(step, epoch, **known)
+        self.doing("")
 
     def close(self) -> None:
         """Show the last state and leave the terminal as it was."""
-        if self._messenger is not None or self._display.live:
+        if self._tells or self._display.live:
             self._show()
-        if self._messenger is not None:
-            self._messenger.close()
         self._display.close()
 
     def _take(self, step: int, epoch: float | None, known: dict[str, str]) -> None:
-        """Remember what is known; what is empty stays as it was."""
         self._step = step
         if epoch is not None:
             self._epoch = epoch
@@ -138,17 +112,16 @@ class Progress:
         fraction, count = min(1.0, self._step / max(1, self._total_steps)), f"{self._step}/{self._total_steps}"
         known = [f"{name} {text}" for name, text in self._known.items() if text]
         words = "  ".join([f"epoch {self._epoch:.1f}", *known, doing]).rstrip()
-        left = "" if doing else self._time_left()  # how long an evaluation goes on does not follow from the steps
-        if self._messenger is not None:
-            with contextlib.suppress(OSError):  # the launcher is gone
-                self._messenger.tell(fraction, words)
+        if self._tells:
+            tell(fraction, words)
         elif self._display.live:
-            self._display.draw([Row("", count, fraction, words, left)])
+            self._display.draw([Row("", fraction, f"{count}  {words}")])
         else:
+            left = "" if doing else self._time_left()  # the time of an evaluation does not follow from the steps
             self.line(f"step {count}  {words}  {left}".rstrip())
 
     def _time_left(self) -> str:
-        """For example '1:02:03 left', from the steps of this process alone; '' before there is a speed."""
+        """Return for example '1:02:03 left', from the steps of this process alone; '' before there is a speed."""
         if self._first is None or self._step <= self._first[0]:
             return ""
         per_step_s = (time.monotonic() - self._first[1]) / (self._step - self._first[0])
@@ -161,11 +134,11 @@ def progress(
 ) -> Iterator[Progress]:
     """Show the progress of a run on `stream` (stdout): a bar on a terminal, lines elsewhere.
 
-    `enabled=False` shows nothing at all. A launcher that wants to hear it, by `ADDRESS`, is told in any case, and then
-    nothing is shown. Of the processes of a run, only the leader shows or tells anything.
+    `enabled=False` shows nothing. A launcher named by `ADDRESS` is told in any case, and then nothing is shown. Of the
+    processes of a run, only the leader shows or tells anything.
     """
-    told = Messenger() if leader and os.environ.get(ADDRESS) else None
-    shown = Progress(total_steps, title, display(leader and enabled and told is None, stream), told)
+    tells = leader and ADDRESS in os.environ
+    shown = Progress(total_steps, title, Display(leader and enabled and not tells, stream), tells)
     try:
         yield shown
     finally:

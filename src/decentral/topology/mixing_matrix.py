@@ -130,12 +130,9 @@ class MixingMatrix:
         entries = slice(self.starts[worker], self.starts[worker + 1])
         return list(zip(self.src[entries].tolist(), self.weight[entries].tolist(), strict=True))
 
-    def column(self, worker: int) -> list[tuple[int, float]]:
-        """Return (i, W_ij) of the entries of column j, i ascending."""
-        return self._transposed.row(worker)
-
     @cached_property
-    def _transposed(self) -> MixingMatrix:
+    def transposed(self) -> MixingMatrix:
+        """Return W^T."""
         by_column = np.lexsort((self.dst, self.src))
         return MixingMatrix(self.num_workers, self.dst[by_column], self.src[by_column], self.weight[by_column])
 

@@ -56,7 +56,7 @@ class OnePeer(GraphTopology):
 
     def graphs(self, num_workers: int) -> Repeating:
         """Return round t: i -> its (t mod outdeg_i)-th out-neighbor. Raise ConfigError if `graph` is time-varying."""
-        given = self.given(num_workers)
+        given = graphs_of(self.graph, self._settings, num_workers)
         if len(given) > 1:
             raise ConfigError(
                 f"topology=one_peer takes the edges of a static graph in turn, but topology.graph={self.graph} changes "
@@ -70,10 +70,6 @@ class OnePeer(GraphTopology):
             return tuple(join(piece.num_workers, piece.source, piece.of_round(t)) for piece in pieces)
 
         return self.repeating(num_workers, period, graphs)
-
-    def given(self, num_workers: int) -> list[tuple[Graph, ...]] | Repeating:
-        """Return the graphs of the other topology."""
-        return graphs_of(self.graph, self._settings, num_workers)
 
 
 class ClockwiseTargets:

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.asynchronous.messages import NOT_SHARED, Buffer, Buffers, Draft, Message, Threads, gone, opened
+from decentral.network.locks import gloo_group
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import shares_memory
-from decentral.network.windows.locks import gloo_group
 
 _SWITCH_S = 5e-4  # thread switch interval, so that a thread with messages soon runs
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)

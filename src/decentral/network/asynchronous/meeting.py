@@ -15,8 +15,8 @@ from decentral.errors import ConfigError
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.messages import Message, unnoted
 from decentral.network.kernels import headroom
+from decentral.network.locks import Meeting
 from decentral.network.transports.shared_memory import SharedMemory
-from decentral.network.windows.locks import Meeting
 
 
 class AllWorkers:

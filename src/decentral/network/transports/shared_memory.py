@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.kernels import headroom, weighted_sum
+from decentral.network.locks import in_time
 from decentral.network.transports.posting import Limits
 from decentral.network.transports.signals import NEW, READY, Signals, note_of
 from decentral.network.transports.transport import (
@@ -29,7 +30,6 @@ from decentral.network.transports.transport import (
     aligned,
     grown,
 )
-from decentral.network.windows.locks import in_time
 
 _RELAY_ROWS_KEPT = 8
 _RELAYED = note_of("messages along edges")

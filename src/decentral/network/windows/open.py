@@ -19,10 +19,10 @@ from torch import Tensor
 
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.messages import Message
+from decentral.network.locks import ByteLocks, Meeting, Turns
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import shares_memory
 from decentral.network.transports.shared_memory import Segments
-from decentral.network.windows.locks import ByteLocks, Meeting, Turns
 from decentral.network.windows.window import Edges, Memory, Window
 from decentral.topology.delivery import Exchange
 from decentral.topology.graph import union

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decentral.errors import ConfigError
+from decentral.host import machine
 from decentral.scheduling.job import Pool
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.settings import setting
@@ -36,8 +37,7 @@ class Local(Launcher):
                 raise ConfigError(f"launcher.{key}={value} is not valid: use a whole number >= 1, or auto.")
 
     def open(self, results_dir: Path) -> Pool:
-        """Nothing is started before the first job; see `LocalPool`."""
-        from decentral.host import machine
+        """Return the pool; no process starts before the first job."""
         from decentral.scheduling.local_pool import LocalPool, Slots
 
         slots = machine.num_cores() if self.slots == "auto" else int(self.slots)

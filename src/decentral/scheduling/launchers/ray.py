@@ -17,14 +17,14 @@ from decentral.errors import ConfigError
 from decentral.host import machine
 from decentral.host.machine import require
 from decentral.scheduling.attempt import attempt
-from decentral.scheduling.job import Ended, Job, Pool, Seen, ended_without_report, seen_in_directory
+from decentral.scheduling.job import Ended, Job, Pool, ended_without_report
 from decentral.scheduling.launchers.launcher import Launcher
+from decentral.scheduling.queued_pool import QueuedPool
 from decentral.settings import setting
-from decentral.store import RunStore, Status
+from decentral.store import Status
 from decentral.store.failures import Failure
 
 _SHUTDOWN_S = 5.0
-_LOOK_S = 1.0  # how often to read the run directories
 
 
 @dataclass
@@ -65,13 +65,14 @@ class Ray(Launcher):
         return RayPool(self)
 
 
-class RayPool(Pool):
+class RayPool(QueuedPool):
     """A task of a Ray cluster for each job, at most `max_jobs` at a time; Ray itself retries nothing.
 
     An existing Ray in this process is reused and left running.
     """
 
     def __init__(self, settings: Ray) -> None:
+        super().__init__(settings.max_jobs)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if settings.address == "local" and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
             # else Ray would make up a password, and write it to ~/.ray
@@ -81,19 +82,11 @@ class RayPool(Pool):
         self._ray: Any = ray
         self._settings = settings
         self.shares_devices = 0 < (settings.gpus or 0) < 1
-        self._active: dict[Any, tuple[Job, dict[str, Any] | None]] = {}
-        """By Ray's reference to the report: the job, and its status.json when Ray got it."""
         self._kill_at: float | None = None
-        self._looked = float("-inf")
-        self._seen: list[Seen] = []
         self._ours = not ray.is_initialized()
         if self._ours:
             _connect(ray, settings.address)
         self._task = ray.remote(max_retries=0, max_calls=1)(_work)
-
-    def has_room(self, job: Job) -> bool:
-        """Whether Ray has fewer of our jobs than it may have; it queues what has to wait."""
-        return len(self._active) < self._settings.max_jobs
 
     def start(self, job: Job) -> None:
         """Submit the job to Ray. Raises ConfigError for a job that needs an exclusive machine: Ray has none."""
@@ -111,9 +104,7 @@ class RayPool(Pool):
         if self._settings.address == "local":  # it never grows: use less instead of waiting forever
             cpus, gpus = min(cpus, int(there.get("CPU", 1))), min(gpus, there.get("GPU", 0))
         task = self._task.options(num_cpus=cpus, num_gpus=gpus, name=job.title)
-        reference = task.remote(job, cpus, os.getcwd(), os.environ.get("OMP_NUM_THREADS"))
-        self._active[reference] = job, RunStore.peek(job.directory)
-        self._looked = float("-inf")
+        self.add(task.remote(job, cpus, os.getcwd(), os.environ.get("OMP_NUM_THREADS")), job, "ray")
 
     def wait(self, timeout_s: float) -> list[Ended]:
         """Return the jobs that Ray reports as finished."""
@@ -124,17 +115,6 @@ class RayPool(Pool):
         self._ray.wait(list(self._active), num_returns=1, timeout=timeout_s)
         ready, _ = self._ray.wait(list(self._active), num_returns=len(self._active), timeout=0)
         return [self._ended(reference) for reference in ready]
-
-    def look(self) -> list[Seen]:
-        """From the run directories, which have to be on a shared file system."""
-        now = time.monotonic()
-        if now - self._looked >= _LOOK_S or len(self._seen) != len(self._active):
-            self._looked, self._seen = now, []
-            for job, before in self._active.values():
-                facts = RunStore.peek(job.directory)
-                place = "waiting for ray" if facts is None or facts == before else f"ray on {facts.get('host')}"
-                self._seen.append(seen_in_directory(job, place))
-        return self._seen
 
     def interrupt(self, grace_s: float) -> None:
         """Give running jobs `grace_s` to write a checkpoint, and cancel waiting ones."""
@@ -157,7 +137,7 @@ class RayPool(Pool):
             self._ray.cancel(reference, force=force)
 
     def _ended(self, reference: Any) -> Ended:
-        job, _ = self._active.pop(reference)
+        job, *_ = self._active.pop(reference)
         exceptions = self._ray.exceptions
         try:
             return Ended(job, *self._ray.get(reference))

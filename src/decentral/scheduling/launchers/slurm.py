@@ -68,7 +68,7 @@ class Slurm(Launcher):
     def check(self) -> None:
         """Raise ConfigError if submitit is not installed, or if this machine cannot submit SLURM jobs."""
         require("submitit", "launcher=slurm", "pip install 'decentral[slurm]'")
-        missing = [command for command in ("sbatch", "srun", "squeue", "scancel") if shutil.which(command) is None]
+        missing = [command for command in ("sbatch", "srun", "sacct", "scancel") if shutil.which(command) is None]
         if self.cluster is Where.slurm and missing:
             raise ConfigError(
                 f"launcher=slurm needs {missing[0]}, which is missing here: start it on a login node of the cluster, "
@@ -76,11 +76,7 @@ class Slurm(Launcher):
             )
 
     def open(self, results_dir: Path) -> Pool:
-        """Nothing is started yet; see `SlurmPool`."""
-        from decentral.scheduling.slurm_clusters import LocalCluster, SlurmCluster
+        """Return the pool; nothing is started yet."""
         from decentral.scheduling.slurm_pool import SlurmPool, private_folder
 
-        folder = at_home(results_dir).absolute() / "submitted"
-        private_folder(folder)
-        kind = SlurmCluster if self.cluster is Where.slurm else LocalCluster
-        return SlurmPool(kind(self, folder), folder, self.max_jobs)
+        return SlurmPool(self, private_folder(at_home(results_dir).absolute() / "submitted"))
