@@ -22,6 +22,7 @@ from configure import configure
 from decentral.cli import run as command
 from decentral.cli.single import carry_out, work_out
 from decentral.config.identity import run_directory
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.world import World
@@ -185,7 +186,7 @@ def test_of_the_processes_of_a_run_only_the_leader_tells_the_launcher(
         launcher.bind(str(tmp_path / "launcher"))
         launcher.setblocking(False)
         monkeypatch.setenv(progress_module.ADDRESS, f"{tmp_path / 'launcher'}:7")
-        recorder = Recorder(config, World(rank, 2, torch.device("cpu")), RunStore.view(tmp_path), 0.0)
+        recorder = Recorder(prepare(config), World(rank, 2, torch.device("cpu")), RunStore.view(tmp_path), 0.0)
         with recorder.progress(cast("Run", run)) as shown:
             shown.update(5, 1.0)
         if rank == 0:
