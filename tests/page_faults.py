@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from decentral.store import Status
 
 if TYPE_CHECKING:
-    from decentral.config.schema import Config
+    from decentral.config.prepared import Prepared
     from decentral.network.world import World
 
 WARM_UP, TIMES = 20, 10
 
 
-def count(config: Config, world: World, directory: Path) -> Status:
+def count(run: Prepared, world: World) -> Status:
     """Writes how many faults a block costs to directory/RANK."""
     import torch
 
@@ -26,15 +26,16 @@ def count(config: Config, world: World, directory: Path) -> Status:
 
     before = [faults() for _ in range(WARM_UP)][-1]
     after = [faults() for _ in range(TIMES)][-1]
-    (directory / str(world.rank)).write_text(str((after - before) / TIMES))
+    (run.directory / str(world.rank)).write_text(str((after - before) / TIMES))
     return Status.done
 
 
 if __name__ == "__main__":
     import page_faults
     from decentral.config.composition import compose
+    from decentral.config.prepared import prepare
     from decentral.runtime.launch import in_processes
 
     folder, processes = sys.argv[1:]
     config = compose(["task=quadratics", "num_workers=2", "topology=ring", "device=cpu", f"processes={processes}"])
-    in_processes(config, Path(folder), page_faults.count)
+    in_processes(prepare(config, Path(folder)), page_faults.count)

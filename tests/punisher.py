@@ -17,12 +17,11 @@ import numpy as np
 import pytest
 
 from decentral.cli.run import main
-from decentral.config.identity import run_id
 from decentral.config.parsing import dump
 from decentral.store import RunStore, Status, read_metrics
 
 if TYPE_CHECKING:
-    from decentral.config.schema import Config
+    from decentral.config.prepared import Prepared
     from decentral.network.world import World
 
 
@@ -46,10 +45,10 @@ def same(one: Path, other: Path) -> None:
         assert np.array_equal(ours["iterates"], theirs["iterates"])
 
 
-def be_killed_when_done(config: Config, world: World, directory: Path) -> Status:
+def be_killed_when_done(run: Prepared, world: World) -> Status:
     """What the processes of a run do, as far as the run is concerned, that die after everything has been written."""
     if world.leader:
-        with RunStore.open(directory, run_id(config), dump(config)) as store:
+        with RunStore.open(run.directory, run.id, dump(run.config)) as store:
             store.set_status(Status.done)
     world.barrier()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -13,7 +13,7 @@ from decentral.algorithms.asynchronous import Team
 from decentral.cluster.groups import Groups
 from decentral.cluster.operations import Average, Gradient, Local, Operation
 from decentral.config.schema import Config
-from decentral.training.assemble import learning_rate, local_network, with_rate
+from decentral.training.method import learning_rate, local_network, with_rate
 from decentral.training.oracle import GradientOracle
 
 Recorded = list[dict[str, Any]]

@@ -15,7 +15,8 @@ from decentral.algorithms.asynchronous import Team
 from decentral.cluster.timeline import Timeline
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.training.assemble import schedule_of, without_training
+from decentral.training.clock import without_training
+from decentral.training.method import schedule_of
 from decentral.training.timing import at_each_step, timed
 from table import FREE
 

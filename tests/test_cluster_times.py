@@ -21,7 +21,7 @@ from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.randomness import address, addresses, normal
-from decentral.training.assemble import without_training
+from decentral.training.clock import without_training
 
 LINKS = Links(latency_s=0.0, bandwidth_gbps=float("inf"), copy_gbps=float("inf"))
 SECOND = ComputeTimes(mean_s=1.0)

@@ -33,8 +33,8 @@ from decentral.network.world import World
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.topology.delivery import Losses
-from decentral.training.assemble import fastest_collective
 from decentral.training.faults import VARIABLE, Injected
+from decentral.training.method import fastest_collective
 from table import FREE
 
 # -- All-reduces made of messages, and which of them is cheapest -------------------------------------------------------

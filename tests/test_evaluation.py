@@ -37,7 +37,8 @@ from decentral.topology.static import Ring
 from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
-from decentral.training.oracle import Sleep, TrainLosses
+from decentral.training.gradient_times import Sleep
+from decentral.training.oracle import TrainLosses
 
 # -- What is reported of the models of all workers, by hand-made numbers; and runs that diverge ------------------------
 

@@ -30,8 +30,8 @@ from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_dr
 from decentral.gradients.precision import Precision
 from decentral.network.world import World
 from decentral.registry import components
+from decentral.training.accumulate import Accumulated
 from decentral.training.assemble import Run, assemble
-from decentral.training.oracle import Accumulated
 from table import ALGORITHMS
 
 # -- Every way to compute the gradients gives the same ones; `auto` chooses by a rule; precisions ----------------------

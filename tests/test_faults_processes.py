@@ -43,6 +43,7 @@ import numpy as np
 import pytest
 
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.runtime import supervise as supervision
 from decentral.runtime.supervise import supervise
@@ -171,7 +172,7 @@ def test_1_after_the_last_attempt_the_run_has_failed_and_the_same_command_goes_o
 @pytest.mark.slow
 def test_1_a_run_that_is_done_stays_done_when_its_processes_die_on_their_way_out(tmp_path):
     config = compose([*QUADRATICS, *BOTH])
-    assert supervise(config, tmp_path / "run", 2, be_killed_when_done) == "done"
+    assert supervise(prepare(config, tmp_path / "run"), 2, be_killed_when_done) == "done"
     assert status(tmp_path / "run")["restarts"] == 0
 
 

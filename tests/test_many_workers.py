@@ -194,11 +194,12 @@ config, small = compose(sys.argv[1:]), compose([*sys.argv[1:], "num_workers=2", 
 config.task.prepare(config)
 import torch
 from pathlib import Path
-from decentral.training.run import run
+from decentral.config.prepared import prepare
+from decentral.training.run import carry_out
 from decentral.network.world import World
 import decentral.training.run, decentral.training.checkpoint
 torch.set_num_threads(1)
-run(small, World(0, 1, torch.device("cpu")), Path(config.run_dir + "-small"))  # imports what the other one needs, too
+carry_out(prepare(small, Path(config.run_dir + "-small")), World(0, 1, torch.device("cpu")))  # also imports
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 assemble, rows = decentral.training.run.assemble, []
 def measured(config, world):
@@ -209,7 +210,7 @@ def measured(config, world):
     return r
 decentral.training.run.assemble = measured
 before = peak()
-run(config, World(0, 1, torch.device("cpu")), Path(config.run_dir))
+carry_out(prepare(config), World(0, 1, torch.device("cpu")))
 print(json.dumps([peak() - before, sum(rows)]))
 """
 

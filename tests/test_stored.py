@@ -24,6 +24,7 @@ from decentral.cli.study import main as study_main
 from decentral.config.composition import compose_all, compose_each
 from decentral.config.identity import run_id
 from decentral.config.parsing import load
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.settings import NetworkSettings
@@ -273,7 +274,7 @@ def test_the_stored_configuration_has_the_id_that_it_had(name: str) -> None:
 def test_a_finished_run_is_done_and_stays_as_it_is(copy: Callable[[str], tuple[Path, Config]], name: str) -> None:
     directory, config = copy(name)
     before = contents(directory)
-    outcome = launch(config)
+    outcome = launch(prepare(config))
     assert outcome.done_before and outcome.status == facts(directory)["status"]
     assert contents(directory) == before
 

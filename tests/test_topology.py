@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.report.summary import summary
@@ -272,7 +273,7 @@ def test_a_disconnected_file_has_no_spanning_tree(csv):
 def test_a_run_says_which_way_it_read_the_lines(csv, tmp_path, topology, way):
     path = csv("0,1\n1,2\n2,0")
     quick = ["task=quadratics", "num_workers=3", "steps=2", "progress=false", "device=cpu", "algo=sgp", "processes=1"]
-    outcome = launch(compose([*quick, *topology, f"topology.path={path}", f"run_dir={tmp_path}/run"]))
+    outcome = launch(prepare(compose([*quick, *topology, f"topology.path={path}", f"run_dir={tmp_path}/run"])))
     assert f"Note:     a line a,b of topology.path={path} is an edge {way}\n" in summary(outcome.directory)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -314,3 +315,33 @@ def test_a_warm_up_that_is_longer_than_the_run_is_said(start):
     words = ["model=mlp", "num_workers=2", "batch_size=8", "steps=3", "schedule.warmup_epochs=50", "processes=1"]
     (note,) = [one for one in start(*words).facts["notes"] if "warm-up" in one]
     assert note == "the warm-up of 50 epochs (schedule.warmup_epochs) is longer than the run"
+
+
+# -- what a plain run computes and imports -----------------------------------------------------------------------------
+
+UNUSED = (
+    *("decentral.network.processes", "decentral.network.asynchronous", "decentral.network.transports"),
+    *("decentral.network.windows", "decentral.training.asynchronous"),
+    *("decentral.training.attendance", "decentral.training.clock", "decentral.training.probe"),
+)
+PLAIN_RUN = """
+import sys
+from unittest import mock
+import decentral.config.identity as source
+import decentral.config.prepared as prepared
+from decentral.cli.run import main
+with mock.patch.object(source, "identity", wraps=source.identity) as one:
+    with mock.patch.object(prepared, "identity", one):
+        try:
+            main(sys.argv[1:])
+        except SystemExit as end:
+            print(end.code, one.call_count, *(name for name in sys.modules if name.startswith("decentral.")))
+"""
+
+
+def test_a_plain_run_computes_its_identity_once_and_imports_only_what_it_uses(tmp_path):
+    words = ["task=quadratics", "algo=relaysgd", "topology=dbt", "steps=2", "processes=1", f"run_dir={tmp_path}/run"]
+    done = subprocess.run([sys.executable, "-c", PLAIN_RUN, *words], capture_output=True, text=True, check=False)
+    code, calls, *modules = done.stdout.splitlines()[-1].split()
+    assert (code, calls) == ("0", "1"), done.stderr
+    assert [name for name in modules if name.startswith(UNUSED)] == []

@@ -9,7 +9,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,16 +17,14 @@ from unittest import mock
 
 import torch
 
-from decentral.config.identity import run_directory
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.host.interrupt import HEARD
 from decentral.network.locks import gloo_group
 from decentral.network.world import World
 from decentral.store import provenance
-from decentral.training.between_processes import ThreadedStepper
-from decentral.training.run import run
+from decentral.training import run
 from decentral.training.stepper import Stepper
-from decentral.training.virtual import AsynchronousStepper
 
 _PATIENCE_S = 120.0
 
@@ -146,7 +144,7 @@ def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) ->
     """
     with no_waiting(), _faults(crash_at, interrupt_at):
         try:
-            return str(run(config, world, run_directory(config)).value)
+            return str(run.carry_out(prepare(config), world).value)
         except (Crash, ConnectionError):  # or that of another process, which was there first
             if crash_at < 0:
                 raise
@@ -165,7 +163,5 @@ def _faults(crash_at: int, interrupt_at: int) -> Iterator[None]:
 
         return taken
 
-    with ExitStack() as patches:
-        for kind in (Stepper, ThreadedStepper, AsynchronousStepper):
-            patches.enter_context(mock.patch.object(kind, "step", sabotaged(kind.step)))
+    with mock.patch.object(Stepper, "step", sabotaged(Stepper.step)):
         yield

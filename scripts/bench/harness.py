@@ -24,7 +24,8 @@ from decentral.measurements.timing import Turns, Verb, turned
 from decentral.network.world import World
 from decentral.store.files import write_json
 from decentral.store.provenance import collect
-from decentral.training.assemble import Run, assemble, with_rate
+from decentral.training.assemble import Run, assemble
+from decentral.training.method import with_rate
 from decentral.training.stepper import Stepper
 
 SCRIPTS = Path(__file__).resolve().parents[1]

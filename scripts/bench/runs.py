@@ -20,6 +20,7 @@ import decentral
 from bench.baselines import CifarLike
 from bench.harness import Effort, Findings, Table, Target, alone, benchmark, in_turn, passes
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.host.machine import num_cores
 from decentral.report.run_figures import save_learning_curves
@@ -214,7 +215,7 @@ def defaults_row(case: Case, effort: Effort) -> dict[str, Any]:
 
 def choice(settings: Sequence[str]) -> int:
     """How many processes a configuration gets where there are two cores."""
-    return min(2, num_processes(compose([*_SHARED, *settings])))
+    return min(2, num_processes(prepare(compose([*_SHARED, *settings]))))
 
 
 def command_s(case: Case, processes: int) -> float:
@@ -293,7 +294,7 @@ def run_times(settings: Sequence[str], epochs: int, every: float, effort: Effort
         calls = effort.repeats(10)
         before_s = passes_s(config, calls)
         began = time.perf_counter()
-        launch(config)
+        launch(prepare(config))
         took = time.perf_counter() - began
         facts = RunStore.peek(Path(folder) / "run")
         step_s = (before_s + passes_s(config, calls)) / 2

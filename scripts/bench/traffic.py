@@ -20,7 +20,7 @@ from decentral.network.transports.posting import Message, Work
 from decentral.network.transports.torch_distributed import TorchDistributed
 from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds
-from decentral.training.assemble import with_rate
+from decentral.training.method import with_rate
 from decentral.training.stepper import Stepper
 
 _ONLY_WRITE = ("copy_", "zero_", "fill_", "normal_", "uniform_")

@@ -20,7 +20,7 @@ from decentral.plugins.papers.measurements.search import Search, Simulation, che
 from decentral.plugins.papers.quadratics.ensemble import Ensemble, draw
 from decentral.plugins.papers.quadratics.rules import Fastest, Member, Outcome, Plateau, Rated, Rule, Trial
 from decentral.store import RunStore, Status
-from decentral.training.assemble import local_network
+from decentral.training.method import local_network
 
 # -- An ensemble of quadratics is many ordinary runs at once; and the search for their learning rates ------------------
 

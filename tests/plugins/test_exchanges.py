@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from decentral.config.composition import compose_all
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.measurements.timeline import cluster_of
 from decentral.measurements.training_run import TrainingRun
@@ -157,7 +158,7 @@ def links_study(rows: list[dict[str, Any]], **settings: Any) -> Any:
 def links_run(found: Any, folder: Path) -> list[tuple[LinkCell, list[Value]]]:
     cells = found.cells([f"results_dir={folder}", "progress=false"])
     for job in {job.id: job for cell in cells for job in cell.jobs()}.values():
-        assert (launch(job.config).status if isinstance(job, TrainingRun) else job.carry_out()) is Status.done
+        assert (launch(job.prepared).status if isinstance(job, TrainingRun) else job.carry_out()) is Status.done
     return [(cell, cell.values()) for cell in cells]
 
 
@@ -176,7 +177,7 @@ def test_the_time_on_other_links_is_that_of_a_run_on_them(compress: str, tmp_pat
     (config,) = compose_all(
         [[*LINK_BASE, f"compress={compress}", f"results_dir={tmp_path}", "progress=false", *links]], None
     )
-    there = launch(replace(config, lr=0.3, seed=1)).directory
+    there = launch(prepare(replace(config, lr=0.3, seed=1))).directory
     expected = Measure(worker="mean", to_reach=12, axis="simulated_s").of(there)
     (found,) = [value for value in times if place.items() <= value.labels.items()]
     assert found.metric == expected.label and found.value == pytest.approx(

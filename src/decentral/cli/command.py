@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from decentral.cli.completion import complete
 from decentral.config.parsing import conf_directory, dump, folders_of
+from decentral.config.prepared import Prepared
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.interrupt import end_at_once, raise_once, was_raised
@@ -68,17 +69,15 @@ class Options(argparse.ArgumentParser):
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what lies below a run's folder
 
 
-def check_directory(config: Config) -> None:
+def check_directory(run: Prepared) -> None:
     """Refuse a run directory that cannot be used, before torch is imported; creates none."""
-    from decentral.config.identity import run_directory, run_id
-
-    directory = run_directory(config)
+    config, directory = run.config, run.directory
     key = "run_dir" if config.run_dir else "results_dir"
     _check_length(key, getattr(config, key), directory)
-    if not is_leader() or RunStore.finished(directory, run_id(config)) is not None:
+    if not is_leader() or RunStore.finished(directory, run.id) is not None:
         return
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
-        RunStore.open(directory, run_id(config), dump(config)).close()
+        RunStore.open(directory, run.id, dump(config)).close()
         return
     check_writable(key, getattr(config, key), directory)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decentral.cli.command import check_directory, check_writable
-from decentral.config.identity import run_directory
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.interrupt import was_raised
@@ -35,18 +35,19 @@ def carry_out(config: Config) -> int:
     if config.simulate is Simulate.timeline:
         return work_out([("", config)])
 
+    run = prepare(config)
     try:
-        check_directory(config)
+        check_directory(run)
         if is_leader() and (word := slow_precision(config)):
             warn(word)
-        outcome = launch(config)
+        outcome = launch(run)
     except (ConfigError, KeyboardInterrupt, PermissionError):
         raise
     except BaseException as error:
         if os.environ.get("DECENTRAL_TRACEBACK") or was_raised():
             raise
-        what, directory = describe(error).rstrip("."), run_directory(config)
-        report_error(f"the run failed: {what}. {ADVICE[classify(error)]}. Partial results are in {directory}.")
+        what = describe(error).rstrip(".")
+        report_error(f"the run failed: {what}. {ADVICE[classify(error)]}. Partial results are in {run.directory}.")
         return FAILED
     if is_leader():
         if outcome.done_before:
@@ -56,7 +57,7 @@ def carry_out(config: Config) -> int:
                 say(f"It stored the models of save={then}: use rerun=true to repeat it with save={config.save.name}.")
             if config.record_operations and not (outcome.directory / OPERATIONS).exists():
                 say("It recorded no operations: use rerun=true to repeat it with record_operations=true.")
-            if told := log_stored(config, outcome.directory):
+            if told := log_stored(run):
                 say(told)
         curves = read_curves(outcome.directory)
         undrawn = not outcome.done_before or not (outcome.directory / FIGURE).exists()  # killed before it was drawn

@@ -20,6 +20,7 @@ from decentral.config.composition import compose, compose_each
 from decentral.config.identity import run_directory, run_id
 from decentral.config.overrides import checked, options, together
 from decentral.config.parsing import folders_of
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
@@ -85,7 +86,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
             if isinstance(found, ConfigError):
                 raise found
             if found.simulate is Simulate.training and not run_directory(found).exists():
-                check_directory(found)
+                check_directory(prepare(found))
             accepted.append(Combination(words, found))
         except ConfigError as error:
             refusals.setdefault(str(error), []).append(words)
@@ -127,7 +128,7 @@ def _different(combinations: Sequence[Combination]) -> list[Combination]:
 
 def submit(words: Sequence[str], config: Config, config_dir: str | None) -> int:
     """A single run by its launcher; returns the exit status."""
-    check_directory(config)
+    check_directory(prepare(config))
     return exit_status(_carry_out([Combination(list(words), config)], config_dir))
 
 
@@ -148,7 +149,7 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     config = combinations[0].config
     if before:
         say(f"{before} of {len(runs)} runs were already finished{'; nothing was computed' if not unfinished else ''}.")
-    logged = [log_stored(run.config, run.directory) for run in runs if run.finished() is not None]
+    logged = [log_stored(run.prepared) for run in runs if run.finished() is not None]
     for told in dict.fromkeys(filter(None, logged)):
         say(f"{told} ({logged.count(told)} of {len(runs)} runs)")
     ended, interrupted = _launch(Fixed(unfinished), config) if unfinished else ({}, False)

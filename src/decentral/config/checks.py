@@ -459,11 +459,6 @@ def goes_by_itself(config: Config) -> bool:
     return isinstance(algo, AsynchronousAlgorithm) and (is_virtual(config) or not in_rounds(type(algo)))
 
 
-def in_one_process(config: Config) -> bool:
-    """Whether `processes=auto` is one: between several, workers of a described cluster really sleep."""
-    return is_virtual(config) or goes_by_itself(config)
-
-
 def check_compression(config: Config) -> None:
     """Raise ConfigError if the algorithm cannot send what this compressor makes of rows, over these rounds."""
     algo: Algorithm = config.algo

@@ -106,7 +106,12 @@ def identity(config: Config) -> dict[str, Any]:
 
 def run_id(config: Config) -> str:
     """Return the ID of the run: of its name if it has one, otherwise of its identity."""
-    return hashed_id(identity(config)) if config.name is None else named_id(config.name)
+    return id_of(config, identity(config))
+
+
+def id_of(config: Config, known: dict[str, Any]) -> str:
+    """Return the ID of the run with this identity: see `run_id`."""
+    return hashed_id(known) if config.name is None else named_id(config.name)
 
 
 def named_id(name: str) -> str:
@@ -120,10 +125,9 @@ def hashed_id(known: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
-def run_directory(config: Config) -> Path:
-    """Return the directory of this run: `run_dir`, or `results_dir`/runs/<id>."""
-    chosen = Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
-    return at_home(chosen)
+def run_directory(config: Config, run: str | None = None) -> Path:
+    """Return the directory of this run: `run_dir`, or `results_dir`/runs/<id>; `run` is its ID, if known."""
+    return at_home(config.run_dir or Path(config.results_dir) / "runs" / (run or run_id(config)))
 
 
 def init_directory(config: Config) -> Path:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from decentral.compression.rows import RowLayout
+from decentral.config.prepared import Prepared, prepare
 from decentral.config.schema import Config
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
@@ -20,8 +21,9 @@ from decentral.runtime.launch import in_processes
 from decentral.store import Status
 from decentral.tasks.problems.convex import random_problem
 from decentral.topology.delivery import Losses
-from decentral.training.assemble import Run, assemble, with_rate
+from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import from_parts, to_part
+from decentral.training.method import with_rate
 from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:
@@ -50,16 +52,16 @@ def walk(config: Config, processes: int) -> Walk:
     """The steps of the configuration with so many processes."""
     with TemporaryDirectory(prefix="decentral-check-") as folder:
         config = replace(config, processes=str(processes), restarts=0, run_dir=folder, device="cpu", progress=False)
-        in_processes(config, Path(folder), steps)
+        in_processes(prepare(config, Path(folder)), steps)
         with np.load(Path(folder) / _FILE) as file:
             sent, messages, wire, reduced = (int(number) for number in file["counts"])
             return Walk(file["iterates"], sent, messages, wire, bool(reduced))
 
 
-def steps(config: Config, world: World, directory: Path) -> Status:
+def steps(run: Prepared, world: World) -> Status:
     """What each process does: all steps, with everything brought home after each."""
     with torch.no_grad():
-        r = assemble(config, world)
+        r = assemble(run, world)
         try:
             reduced = _watch_mean(r)
             iterates = _iterates(r, r.total_steps)
@@ -67,7 +69,7 @@ def steps(config: Config, world: World, directory: Path) -> Status:
             total = r.net.gather(torch.full((len(r.net.workers), 1), wire, dtype=torch.float64)).sum()
             if world.leader:
                 counts = [r.net.traffic.bytes_sent, r.net.traffic.messages_sent, round(float(total)), bool(reduced)]
-                np.savez(directory / _FILE, iterates=iterates, counts=np.array(counts, dtype=np.int64))
+                np.savez(run.directory / _FILE, iterates=iterates, counts=np.array(counts, dtype=np.int64))
         finally:
             r.close()
     return Status.done

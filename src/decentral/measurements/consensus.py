@@ -61,7 +61,7 @@ class Consensus(Measurement):
 
     def line(self, seed: int) -> dict[str, Any]:
         """The errors after 0, 1, ..., `rounds` rounds."""
-        from decentral.training.assemble import local_network, with_rate
+        from decentral.training.method import local_network, with_rate
         from decentral.training.stepper import Stepper
 
         net = local_network(self.config)

@@ -88,7 +88,7 @@ def measured_correction(config: Config) -> float:
     """
     import torch
 
-    from decentral.training.assemble import local_network, with_rate
+    from decentral.training.method import local_network, with_rate
     from decentral.training.stepper import Stepper
 
     def once(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:

@@ -18,6 +18,7 @@ import yaml
 
 from decentral.config.identity import identity
 from decentral.config.parsing import dump
+from decentral.config.prepared import Prepared, prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
@@ -204,10 +205,10 @@ class InProcesses(Computation):
         """In new processes, whose leader adds the lines."""
         parts = self.parts()
         show(len(lines.known) / len(parts), f"{len(parts)} parts")
-        return in_processes(self.config, self.directory, partial(_take_part, job=self)) is Status.done
+        return in_processes(prepare(self.config, self.directory), partial(_take_part, job=self)) is Status.done
 
 
-def _take_part(config: Config, world: World, directory: Path, *, job: InProcesses) -> Status:
+def _take_part(run: Prepared, world: World, *, job: InProcesses) -> Status:
     """One process's part; the leader adds the lines. SIGTERM stops all of them after a line."""
     import torch
 
@@ -216,10 +217,10 @@ def _take_part(config: Config, world: World, directory: Path, *, job: InProcesse
     with (
         torch.no_grad(),
         Interrupt() as interrupt,
-        closing(LineFile(directory / job.lines)) if world.leader else nullcontext() as lines,
+        closing(LineFile(run.directory / job.lines)) if world.leader else nullcontext() as lines,
     ):
         known = lines.known if lines is not None else []
-        with job.opened(config, world, known) as opened:
+        with job.opened(run.config, world, known) as opened:
             for key in job.parts():
                 if world.agree(int(any(key.items() <= line.items() for line in known))):
                     continue

@@ -222,7 +222,7 @@ class SimulatedTimeline(Computation):
 
     def line(self) -> dict[str, Any]:
         """At once: a timeline takes seconds."""
-        from decentral.training.recorder import time_facts
+        from decentral.training.facts import time_facts
         from decentral.training.timing import spans_of, timed
 
         config, steps = self.config, self.config.steps
@@ -328,7 +328,7 @@ def _measured(config: Config, passes: int) -> np.ndarray:
     """Return the seconds of `passes` gradients of the configured task on one core, at the initial models."""
     import torch
 
-    from decentral.training.oracle import measure
+    from decentral.training.gradient_times import measure
 
     assert config.num_workers is not None
     config.task.prepare(config)

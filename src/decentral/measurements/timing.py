@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose
+from decentral.config.prepared import Prepared, prepare
 from decentral.runtime.launch import in_processes
 from decentral.store import Status
 from decentral.store.files import read_json, write_json
@@ -87,7 +88,7 @@ def in_group(size: int, turns: Sequence[Turns]) -> list[dict[str, dict[str, Any]
     """
     config = compose([*host("allreduce", "complete"), f"num_workers={size}", f"processes={size}"])
     with tempfile.TemporaryDirectory() as folder:
-        in_processes(config, Path(folder), partial(take_turns, turns=list(turns)))
+        in_processes(prepare(config, Path(folder)), partial(take_turns, turns=list(turns)))
         found = read_json(Path(folder) / _TIMES)
     assert found is not None
     groups: list[dict[str, dict[str, Any]]] = found["turns"]
@@ -100,7 +101,7 @@ def host(algo: str, topology: str) -> list[str]:
     return [*known, f"algo={algo}", f"topology={topology}"]
 
 
-def take_turns(config: Config, world: World, directory: Path, turns: Sequence[Turns]) -> Status:
+def take_turns(run: Prepared, world: World, turns: Sequence[Turns]) -> Status:
     """The part of one process; the leader leaves the times in the directory."""
     import torch
 
@@ -115,7 +116,7 @@ def take_turns(config: Config, world: World, directory: Path, turns: Sequence[Tu
         del works
         gc.collect()
     if world.leader:
-        write_json(directory / _TIMES, {"turns": found})
+        write_json(run.directory / _TIMES, {"turns": found})
     return Status.done
 
 
@@ -172,7 +173,7 @@ class Verb(Work):
     def __init__(self, config: Config, num_coordinates: int, verb: str, world: World) -> None:
         import torch
 
-        from decentral.training.assemble import open_network
+        from decentral.training.method import open_network
 
         self.net = open_network(config, world, loses=False)
         self.verb, self.t, self.x = verb, 0, torch.ones(1, num_coordinates)
@@ -259,7 +260,7 @@ def let_sleep(run: Run, all: bool | None) -> None:
     """From now on workers sleep before their gradients, for `all` of the time that they take, or for a straggler's
     delay alone; None: nobody does."""
     from decentral.training.between_processes import ThreadedStepper
-    from decentral.training.oracle import Sleep, uneven
+    from decentral.training.gradient_times import Sleep, uneven
 
     cluster = run.config.cluster
     assert isinstance(cluster, VirtualCluster)

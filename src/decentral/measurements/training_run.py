@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from decentral.algorithms.features import Feature
-from decentral.config.checks import in_one_process
-from decentral.config.identity import run_directory, run_id
+from decentral.config.prepared import Prepared, prepare
 from decentral.config.schema import Config
 from decentral.scheduling.job import Demand, Job
 from decentral.store import Status
@@ -43,14 +42,19 @@ class TrainingRun(Job):
     """With `rerun=true`, when the sweep began: `written` of the directory. A run that has ended since is finished."""
 
     @cached_property
+    def prepared(self) -> Prepared:
+        """The run with its ID, directory and kind."""
+        return prepare(self.config)
+
+    @property
     def id(self) -> str:  # type: ignore[override]
         """The run's id."""
-        return run_id(self.config)
+        return self.prepared.id
 
-    @cached_property
+    @property
     def directory(self) -> Path:  # type: ignore[override]
         """The run's directory."""
-        return run_directory(self.config)
+        return self.prepared.directory
 
     @property
     def title(self) -> str:
@@ -63,7 +67,7 @@ class TrainingRun(Job):
         short for more."""
         config = self.config
         processes = None if config.processes == "auto" else int(config.processes)
-        if processes is None and (in_one_process(config) or config.task.useful_processes(config) <= 1):
+        if processes is None and (self.prepared.kind.in_one_process or config.task.useful_processes(config) <= 1):
             processes = 1
         return Demand(processes, config.device)
 
@@ -95,7 +99,7 @@ class TrainingRun(Job):
         """Launch it here."""
         from decentral.runtime.launch import launch
 
-        outcome = launch(self.config)
+        outcome = launch(self.prepared)
         if self.afterwards is not None and outcome.status is not Status.interrupted and not outcome.done_before:
             self.afterwards(outcome.directory)
         return outcome.status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from decentral.config.checks import in_one_process
+from decentral.config.prepared import Prepared
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
@@ -58,15 +58,15 @@ def kind_of(device: str, gpus: int) -> str:
     return kind
 
 
-def num_processes(config: Config) -> int:
+def num_processes(run: Prepared) -> int:
     """Return the number of processes: `processes`, or one per core (or GPU), but no more than the run is long enough
     for.
 
     Raises ConfigError for more processes than GPUs, and for several on a certain one.
     """
+    config, kind = run.config, device_kind(run.config)
     assert config.num_workers is not None
-    kind = device_kind(config)
-    if config.processes == "auto" and (in_one_process(config) or ":" in config.device):
+    if config.processes == "auto" and (run.kind.in_one_process or ":" in config.device):
         return 1
     if config.processes != "auto":
         count = int(config.processes)

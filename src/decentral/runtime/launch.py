@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump
-from decentral.config.schema import Config
+from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
 from decentral.host.machine import num_gpus, without_garbage_collection
 from decentral.host.processes import no_silent_end
@@ -35,8 +34,8 @@ class Outcome(NamedTuple):
     done_before: bool = False
 
 
-def launch(config: Config) -> Outcome:
-    """Carry out a (resolved) run, unless its directory says that it is done and `rerun` is false.
+def launch(run: Prepared) -> Outcome:
+    """Carry out a run, unless its directory says that it is done and `rerun` is false.
 
     With `rerun=true` what a finished run has stored is set aside, into its folder `before`, until the new one is
     finished, and put back if that is refused. A run that is not finished goes on: the same command, given again after
@@ -44,67 +43,67 @@ def launch(config: Config) -> Outcome:
     run died.
     """
     check_launcher()
-    directory = run_directory(config)
     if under_torchrun():
-        return _join(config, directory)
-    finished = RunStore.finished(directory, run_id(config))
-    if finished is not None and not config.rerun:
-        if id_in_config(directory) is None:  # somebody has emptied the file
+        return _join(run)
+    finished = RunStore.finished(run.directory, run.id)
+    if finished is not None and not run.config.rerun:
+        if id_in_config(run.directory) is None:  # somebody has emptied the file
             with contextlib.suppress(ConfigError, OSError):  # a copy that cannot be written is left as it is
-                RunStore.open(directory, run_id(config), dump(config)).close()
-        return Outcome(finished, directory, done_before=True)
-    return Outcome(in_processes(config, directory), directory)
+                RunStore.open(run.directory, run.id, dump(run.config)).close()
+        return Outcome(finished, run.directory, done_before=True)
+    return Outcome(in_processes(run), run.directory)
 
 
-def _begun_again(config: Config, directory: Path) -> Config:
-    """Set aside what a finished run has stored if `rerun=true`; return the configuration to carry out."""
-    if config.rerun and is_leader() and RunStore.finished(directory, run_id(config)) is not None:
-        RunStore.forget(directory, run_id(config))
-    return replace(config, rerun=False)
+def _begun_again(run: Prepared) -> Prepared:
+    """Set aside what a finished run has stored, with `rerun=true`; return the run to carry out."""
+    if run.config.rerun and is_leader() and RunStore.finished(run.directory, run.id) is not None:
+        RunStore.forget(run.directory, run.id)
+    return replace(run, config=replace(run.config, rerun=False))
 
 
-def in_processes(config: Config, directory: Path, part: Part | None = None) -> Status:
-    """Carry out the run, or another `part` of its configuration, in this process or in `num_processes` new ones."""
-    processes = num_processes(config)
+def in_processes(run: Prepared, part: Part | None = None) -> Status:
+    """Carry out the run, or another `part` that uses its configuration, in this process or in several new ones."""
+    config = run.config
+    processes = num_processes(run)
     threads = set_threads(processes, config.task.useful_processes(config) > 1)
     if processes == 1:
         config.task.prepare(config)
-        return _here(config, directory, threads, part)
+        return _here(run, threads, part)
     from decentral.runtime.supervise import prepare_server, supervise
 
     prepare_server()  # first: whatever prepares the data may start it
     config.task.prepare(config)
-    return supervise(_begun_again(config, directory), directory, processes, part)
+    return supervise(_begun_again(run), processes, part)
 
 
-def _here(config: Config, directory: Path, threads: int, part: Part | None) -> Status:
+def _here(run: Prepared, threads: int, part: Part | None) -> Status:
     first = "torch" not in sys.modules
     with without_garbage_collection():
         import torch
 
         from decentral.network.world import World
-        from decentral.training.run import run
+        from decentral.training.run import carry_out
 
         if first:
             gc.freeze()  # nor later among these
     torch.set_num_threads(threads)
     keep_freed_memory()
-    kind = device_kind(config)
+    config, kind = run.config, device_kind(run.config)
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={config.device} finds a GPU, but this PyTorch cannot use it: use device=cpu.")
     if kind == "cuda":
         index = int(config.device.partition(":")[2] or 0)
         torch.cuda.set_device(index)
     device = torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
-    config = _begun_again(config, directory)
+    run = _begun_again(run)
     ended = RunFailed("its code, such as your own model, called os._exit(0)", Failure.error)
     with no_silent_end(ended):
-        return (part or run)(config, World(0, 1, device), directory)
+        return (part or carry_out)(run, World(0, 1, device))
 
 
-def _join(config: Config, directory: Path) -> Outcome:
-    """Carry out the run as one of the processes that torchrun started, whatever `processes` says."""
-    rank, size, local_rank, here, attempt = place()
+def _join(run: Prepared) -> Outcome:
+    """Carry out the run as one process of a world that torchrun started; `processes` has no effect."""
+    config, (rank, size, local_rank, here, attempt) = run.config, place()
     assert config.num_workers is not None
     if size > config.num_workers:
         raise ConfigError(
@@ -118,15 +117,15 @@ def _join(config: Config, directory: Path) -> Outcome:
     config.task.prepare(config)
     set_threads(here, config.task.useful_processes(config) > 1)
     from decentral.runtime.process_group import joined, stay_on_this_machine
-    from decentral.training.run import run
+    from decentral.training.run import carry_out
 
     if here == size:
         stay_on_this_machine()
-    with joined(config, rank, size, local_rank, attempt, run_id(config)) as world:
-        config = _begun_again(config, directory)
-        finished = RunStore.finished(directory, run_id(config)) if world.leader else None
+    with joined(config, rank, size, local_rank, attempt, run.id) as world:
+        run = _begun_again(run)
+        finished = RunStore.finished(run.directory, run.id) if world.leader else None
         codes = [None, Status.done, Status.diverged]
         finished = codes[world.agree(codes.index(finished))]
         if finished is not None:
-            return Outcome(finished, directory, done_before=True)
-        return Outcome(run(config, world, directory), directory)
+            return Outcome(finished, run.directory, done_before=True)
+        return Outcome(carry_out(run, world), run.directory)

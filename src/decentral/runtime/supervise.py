@@ -21,12 +21,10 @@ from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decentral.config.identity import run_id
 from decentral.config.parsing import dump
-from decentral.config.schema import Config
+from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
 from decentral.host.interrupt import as_keyboard_interrupt
 from decentral.host.processes import NO_STATUS, signal_of, start_server
@@ -38,7 +36,7 @@ from decentral.store.failures import RESTARTED, Failure, RunFailed, record
 if TYPE_CHECKING:
     from decentral.network.world import World
 
-    Part = Callable[[Config, World, Path], Status]
+    Part = Callable[[Prepared, World], Status]
     """The work of every process of a group, together with the others: the run, unless a job has another part. It can
     be pickled."""
 
@@ -52,12 +50,16 @@ class Place(NamedTuple):
 
 
 def worker_main(
-    config: str, directory: str, place: Place, pipe: Connection, environment: dict[str, str], part: Part | None = None
+    run: tuple[str, dict[str, Any]],
+    place: Place,
+    pipe: Connection,
+    environment: dict[str, str],
+    part: Part | None = None,
 ) -> None:
     """Begin as a fork of the fork server: take over this environment and no other, then join the group and do the part.
 
-    `config` is the configuration's YAML, `directory` the run's. What happens is reported through the pipe; see
-    `worker.work`, which does the rest and whose imports are heavy.
+    `run` is `Prepared.packed`. What happens is reported through the pipe; see `worker.work`, which does the rest and
+    whose imports are heavy.
     """
     for name in set(os.environ) - set(environment):  # what the fork server, which may be older, was started with
         del os.environ[name]
@@ -65,7 +67,7 @@ def worker_main(
     plugins.mount()
     from decentral.runtime.worker import work
 
-    work(config, directory, place, pipe, part)
+    work(run, place, pipe, part)
 
 
 _SAID = (Status.done, Status.diverged, Status.interrupted)
@@ -110,7 +112,7 @@ def prepare_server(*modules: str) -> None:
             tempfile.tempdir = before
 
 
-def supervise(config: Config, directory: Path, processes: int, part: Part | None = None) -> Status:
+def supervise(run: Prepared, processes: int, part: Part | None = None) -> Status:
     """Run (or do `part`) in `processes` new processes; returns how the run ended.
 
     When one of them is killed, hangs, or loses its connection, all are started again from the newest checkpoint, at
@@ -121,27 +123,28 @@ def supervise(config: Config, directory: Path, processes: int, part: Part | None
     the second one.
     """
     workers: list[Worker] = []
+    restarts = run.config.restarts
     with as_keyboard_interrupt():
         try:
-            for attempt in range(config.restarts + 1):
+            for attempt in range(restarts + 1):
                 try:
-                    _start_all(workers, config, directory, part, Place(0, processes, attempt))
+                    _start_all(workers, run, part, Place(0, processes, attempt))
                     return _watch(workers)
                 except RunFailed as error:
                     _kill(workers)
-                    ended = (RunStore.peek(directory) or {}).get("status")
+                    ended = (RunStore.peek(run.directory) or {}).get("status")
                     if ended in (Status.done, Status.diverged):  # it was on its way out
                         return Status(ended)
-                    if error.failure not in RESTARTED or attempt == config.restarts:
+                    if error.failure not in RESTARTED or attempt == restarts:
                         raise
-                    _announce(config, directory, error, attempt)
+                    _announce(run, error, attempt)
             raise AssertionError("the last attempt either returns or raises")
         except KeyboardInterrupt as error:
-            return _interrupt(workers, config, directory, error)
+            return _interrupt(workers, run, error)
         except BaseException as error:
             _kill(workers)
-            if not isinstance(error, ConfigError) or RunStore.peek(directory) is not None:
-                _record(config, directory, error)
+            if not isinstance(error, ConfigError) or RunStore.peek(run.directory) is not None:
+                _record(run, error)
             raise
         finally:
             _kill(workers)
@@ -179,14 +182,14 @@ def _answering(patience_s: float) -> Iterator[None]:
         timer.cancel()
 
 
-def _start_all(workers: list[Worker], config: Config, directory: Path, part: Part | None, first: Place) -> None:
+def _start_all(workers: list[Worker], run: Prepared, part: Part | None, first: Place) -> None:
     """Start the processes of an attempt; each is in `workers` from the moment it exists."""
     context = multiprocessing.get_context("forkserver")
     for rank in range(first.size):
         ours, theirs = context.Pipe()
         process = context.Process(
             target=worker_main,
-            args=(dump(config), str(directory), first._replace(rank=rank), theirs, dict(os.environ), part),
+            args=(run.packed(), first._replace(rank=rank), theirs, dict(os.environ), part),
             name=f"process {rank} of {first.size}",
             daemon=False,  # it may have loader processes of its own; it dies with this one all the same
         )
@@ -223,12 +226,12 @@ def _watch(workers: list[Worker]) -> Status:
     return statuses[0]
 
 
-def _announce(config: Config, directory: Path, error: RunFailed, attempt: int) -> None:
+def _announce(run: Prepared, error: RunFailed, attempt: int) -> None:
     """Say what happened and what follows, to the user and in the status."""
     step = 0
     with (
         contextlib.suppress(ConfigError, OSError),  # the next attempt will say it
-        RunStore.open(directory, run_id(config), dump(config)) as store,
+        RunStore.open(run.directory, run.id, dump(run.config)) as store,
     ):
         step = newest_step(store.checkpoints)
         store.set_status(Status.running, restarts=store.restarts + 1, reason=str(error))
@@ -236,13 +239,13 @@ def _announce(config: Config, directory: Path, error: RunFailed, attempt: int) -
         if sys.stdout.isatty():
             print("\033[?25h", flush=True)  # the cursor, which a killed progress bar has hidden
         print(
-            f"decentral-run: {error}; restarting from step {step}, attempt {attempt + 2} of {config.restarts + 1}.",
+            f"decentral-run: {error}; restarting from step {step}, attempt {attempt + 2} of {run.config.restarts + 1}.",
             file=sys.stderr,
             flush=True,
         )
 
 
-def _interrupt(workers: list[Worker], config: Config, directory: Path, error: KeyboardInterrupt) -> Status:
+def _interrupt(workers: list[Worker], run: Prepared, error: KeyboardInterrupt) -> Status:
     """Let the processes write a checkpoint and end. Raises KeyboardInterrupt when interrupted again: then all are
     killed; RunFailed if one of them failed meanwhile, as on a full disk."""
     ours = {worker.process.pid for worker in workers}
@@ -250,12 +253,12 @@ def _interrupt(workers: list[Worker], config: Config, directory: Path, error: Ke
         _ask_to_stop(workers)
     finally:
         _kill(workers)
-        facts = RunStore.peek(directory)
+        facts = RunStore.peek(run.directory)
         failed = facts is not None and facts.get("status") == Status.failed and facts.get("pid") in ours
         if facts is not None and facts.get("failure") in RESTARTED:  # it follows from the end of the others
             failed = False
         if facts is not None and not failed and facts.get("status") not in _SAID:
-            _record(config, directory, error)  # the leader could not say it
+            _record(run, error)  # the leader could not say it
     if facts is not None and failed:
         raise RunFailed(str(facts.get("reason")), Failure(facts["failure"])) from None
     if facts is None:
@@ -286,14 +289,14 @@ def _kill(workers: list[Worker]) -> None:
     workers.clear()
 
 
-def _record(config: Config, directory: Path, error: BaseException) -> None:
+def _record(run: Prepared, error: BaseException) -> None:
     """Set the status of a run whose leader cannot do it any more."""
     with (
         contextlib.suppress(ConfigError, OSError),  # the directory is not ours, or gone: there is nothing to record
-        RunStore.open(directory, run_id(config), dump(config)) as store,
+        RunStore.open(run.directory, run.id, dump(run.config)) as store,
     ):
         refused = isinstance(error, ConfigError)
-        if refused and (store.take_back() or RunStore.finished(directory, run_id(config)) is not None):
+        if refused and (store.take_back() or RunStore.finished(run.directory, run.id) is not None):
             return  # it is finished, as it was before rerun=true
         record(store, error)
 

@@ -9,19 +9,17 @@ import traceback
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import TCPStore
 
-from decentral.config.identity import run_id
-from decentral.config.parsing import load
+from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
 from decentral.host.processes import die_with_parent
 from decentral.host.torch_state import keep_freed_memory
 from decentral.runtime.process_group import joined, serve_store, stay_on_this_machine
 from decentral.store.failures import classify, describe
-from decentral.training.run import run
+from decentral.training.run import carry_out
 
 if TYPE_CHECKING:
     from decentral.runtime.supervise import Part, Place
@@ -29,14 +27,15 @@ if TYPE_CHECKING:
 _START_S = 10.0  # more than a message takes: for process 0 to begin, on a busy machine
 
 
-def work(config_text: str, directory: str, place: Place, pipe: Connection, part: Part | None = None) -> None:
+def work(packed: tuple[str, dict[str, Any]], place: Place, pipe: Connection, part: Part | None = None) -> None:
     """Join the group, run (or do `part`), and report through the pipe: ("port", p), then one of ("status", text),
     ("refused", error), ("failed", kind, text)."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     keep_freed_memory()
     stay_on_this_machine()
-    config = load(config_text)
+    run = Prepared.unpacked(*packed)
+    config = run.config
     try:
         if place.rank == 0:
             store = serve_store(place.size, config.network.timeout_s)
@@ -46,8 +45,8 @@ def work(config_text: str, directory: str, place: Place, pipe: Connection, part:
                 raise TimeoutError("process 0 did not say where it waits for the others")
             timeout = timedelta(seconds=config.network.timeout_s)
             store = TCPStore("127.0.0.1", pipe.recv(), place.size, is_master=False, timeout=timeout)
-        with joined(config, place.rank, place.size, place.rank, place.attempt, run_id(config), store) as world:
-            status = (part or run)(config, world, Path(directory))
+        with joined(config, place.rank, place.size, place.rank, place.attempt, run.id, store) as world:
+            status = (part or carry_out)(run, world)
         pipe.send(("status", status.value))
     except ConfigError as error:
         pipe.send(("refused", error))

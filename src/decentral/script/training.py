@@ -16,9 +16,9 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 from decentral.config.composition import compose
-from decentral.config.identity import identity, run_directory, run_id
 from decentral.config.overrides import literal
 from decentral.config.parsing import as_settings, dump, folders_of, plain
+from decentral.config.prepared import Prepared, prepare
 from decentral.config.schema import Config
 from decentral.data.dataset import NO_TEST
 from decentral.errors import ConfigError
@@ -114,9 +114,10 @@ def train(
     """
     folder = None if config_dir is None else str(config_dir)
     config = _composed(model, train_data, test_data, [*_words(settings), *overrides], str(results_dir), folder, name)
+    run = prepare(config)
     if name is not None:
-        _claim(config)
-    outcome = launch(config)
+        _claim(run)
+    outcome = launch(run)
     given = "given" in (config.model.name, config.data.name)
     if outcome.status is Status.interrupted:
         unnamed = "the same call begins a new run: give it name=..., then it can be resumed"
@@ -130,7 +131,7 @@ def train(
             stacklevel=5,  # above the decorators
         )
     if outcome.done_before and is_leader():
-        which = run_id(config) if name is None else repr(name)
+        which = run.id if name is None else repr(name)
         say(f"Run {which} is already finished: reused from {outcome.directory}; use rerun=True to repeat it.")
     made_again = partial(config.model.build, config.task.describe(config))
     found = found_in(outcome.directory, lambda settings: made_again)
@@ -202,15 +203,15 @@ def _composed(
     return config
 
 
-def _claim(config: Config) -> None:
+def _claim(run: Prepared) -> None:
     """Check that the name has no run with another identity, or with `rerun` set what that run has stored aside.
 
     Raises ConfigError, with the first setting that differs.
     """
-    directory = run_directory(config)
+    config, directory = run.config, run.directory
     if id_in_config(directory) is None:
         return
-    now = as_settings(json.loads(json.dumps(identity(config))))
+    now = as_settings(json.loads(json.dumps(run.identity)))
     then = as_settings((read_json(directory / "provenance.json") or {}).get("identity") or {})
     differing = [key for key in now | then if now.get(key) != then.get(key)]
     if not differing:
@@ -223,7 +224,7 @@ def _claim(config: Config) -> None:
             "another name, or rerun=True to replace that run."
         )
     if is_leader():
-        RunStore.forget(directory, run_id(config), dump(config))
+        RunStore.forget(directory, run.id, dump(config))
 
 
 def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,26 +12,36 @@ from decentral.algorithms.features import Feature
 from decentral.availability.availability import OnLeave, OnReturn
 from decentral.cluster.clock import Underway
 from decentral.cluster.settings import LONGEST_S
+from decentral.errors import ConfigError
 from decentral.optim.optimizer import LocalRule
+from decentral.store.files import write_text
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.present import Absent, PresentRule, components
-from decentral.training.checkpoint import state_fields
+from decentral.topology.requirements import check
+from decentral.topology.rounds import Need
+from decentral.training.checkpoint import state_fields, tensors_of
+from decentral.training.stepper import Extension
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
-    from decentral.algorithms.algorithm import Algorithm, Oracle
-    from decentral.availability.availability import Absences, Schedule
+    from decentral.algorithms.algorithm import Algorithm
+    from decentral.availability.availability import Schedule
     from decentral.cluster.clock import Clock
+    from decentral.config.schema import Config
     from decentral.network.network import Network
     from decentral.optim.optimizer import Taken
-    from decentral.training.oracle import GradientOracle
+    from decentral.training.stepper import Stepper
+    from decentral.training.virtual import AsynchronousStepper
 
 _LATELY = 50
 """Number of steps in which a worker counts as recently returned."""
+_FEW_WORKERS = 128
+"""Number of workers up to which the topology of every number of present workers is checked."""
 _ROUNDS = 256
 """Number of rounds checked if they vary."""
 _ARRAYS, _COUNTS = (
@@ -39,7 +50,38 @@ _ARRAYS, _COUNTS = (
 )
 
 
-class Attendance:
+class Present(Extension):
+    """The present workers of a run in which workers leave and return."""
+
+    schedule: Schedule
+
+    def groups(self) -> dict[str, np.ndarray]:
+        """Return the groups to evaluate separately, bool [n]: at least the present workers."""
+        raise NotImplementedError
+
+    def store(self, directory: Path, stepper: Stepper) -> None:
+        """Write when each worker was present."""
+        until = (self.schedule.in_seconds and stepper.simulated_s) or stepper.t
+        write_text(directory / "availability.csv", self.schedule.record(until) + "\n")
+
+
+class Absence(Present):
+    """The presence of asynchronous workers, whose absence the timeline simulates."""
+
+    def __init__(self, schedule: Schedule, stepper: AsynchronousStepper) -> None:
+        self.schedule, self.stepper = schedule, stepper
+
+    def groups(self) -> dict[str, np.ndarray]:
+        """Return the present workers, bool [n]."""
+        return {"present": self.schedule.at(self.stepper.timeline.now)}
+
+    def rows(self) -> dict[str, Any]:
+        """Return the share of time in which each worker was available."""
+        away = self.stepper.accounts()["away"] / max(self.stepper.timeline.now, 1e-9)
+        return {"availability": {"attendance": [round(1 - each, 6) for each in away.tolist()]}}
+
+
+class Attendance(Present):
     """The steps of an algorithm for the present workers S_t; the rows of all others are frozen.
 
     At the beginning of step t, if S_t differs from S_{t-1}:
@@ -60,21 +102,20 @@ class Attendance:
     """
 
     def __init__(
-        self,
-        availability: Absences,
-        schedule: Schedule,
-        rule: PresentRule,
-        algorithm: Algorithm,
-        net: Network,
-        oracle: GradientOracle,
+        self, config: Config, schedule: Schedule, algorithm: Algorithm, net: Network, oracle: Any, total_steps: int
     ) -> None:
-        self.availability, self.schedule = availability, schedule
+        """`total_steps`: those for which `check` looks at the topology among the present workers."""
+        self.config, self.availability, self.schedule = config, config.availability, schedule
+        self.total_steps = total_steps
+        absent = Absent.induced if Need.tree in algorithm.needs else self.availability.absent
+        among = partial(config.communication.schedule, config.topology)
+        self.rule = PresentRule(absent, self.availability.weights, among)
         local = (
             algorithm.local._replace(taken=self.taken) if isinstance(algorithm.local, LocalRule) else algorithm.local
         )
         self.algorithm = algorithm.bind(local, algorithm.compressor)
         self.net, self.oracle = net, oracle
-        net.delivery.rule, net.reliable = rule, False
+        net.delivery.rule, net.reliable = self.rule, False
         oracle.present = np.ones(len(net.workers), dtype=bool)
         self.present = np.ones(net.n, dtype=bool)
         """[n]: the present workers of the current or last step."""
@@ -94,10 +135,37 @@ class Attendance:
         """The attendance of the stepper that keeps the time of a model of another size."""
         self._pieces: dict[object, bool] = {}
         self._memory: dict[int, Tensor] = {}
+        self._away = torch.empty(0, dtype=torch.int64)
+        self._resting: list[Tensor] = []
 
-    def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
-        """Return the state after step t; s is donated. Without present workers it is unchanged."""
-        before, clock = self.present, net.traffic.clock
+    def check(self, stepper: Stepper) -> None:
+        """Raise ConfigError if, in some step, the topology does not exist for the number of present workers, or does
+        not satisfy the method's needs."""
+        availability, algorithm, topology = self.availability, self.algorithm, self.config.topology
+        if self.rule.absent is Absent.induced or Feature.topology not in algorithm.supports:
+            return
+        sizes: dict[int, str] = {}
+        if availability.in_seconds and self.net.n <= _FEW_WORKERS:
+            sizes = dict.fromkeys(range(availability.least, self.net.n), "at some time")
+        for t in () if availability.in_seconds else range(0, self.total_steps, algorithm.attends_steps):
+            sizes.setdefault(int(self.attends(t).sum()), f"in step {t}")
+        for m, when in sizes.items():
+            if m in (0, 1, self.net.n):
+                continue
+            try:
+                check(self.rule.schedule(m), algorithm.needs, algorithm.name, topology.name, topology.weights_given())
+            except ConfigError as error:
+                or_else = "availability.absent=induced, which keeps the edges among them"
+                if self.config.communication.workers_per_machine > 1:
+                    or_else = "availability=exactly, with whole machines of present workers"
+                raise ConfigError(
+                    f"availability={availability.name} has {m} workers present {when}, and "
+                    f"availability.absent=rerouted needs a topology of that size: {error} (Or use {or_else}.)"
+                ) from None
+
+    def before_step(self, stepper: Stepper) -> None:
+        """Determine S_t, bring the returning workers up to date, and keep the rows of the others."""
+        t, net, before, clock = stepper.t, self.net, self.present, self.net.traffic.clock
         if clock is not None and before.any():
             self.begun_s = float(clock.now[before].max())
         elif clock is not None and self.schedule.in_seconds:
@@ -107,8 +175,9 @@ class Attendance:
         self.present = self.attends(t)
         here = self.present[net.workers.start : net.workers.stop]
         self.oracle.present = here
-        if not self.present.any():
-            return s
+        stepper.idle = not self.present.any()
+        if stepper.idle:
+            return
         changed = t > 0 and (self.present != before).any()
         left = before & ~self.present
         heirs = self._heirs(np.flatnonzero(left), t) if changed else {}
@@ -118,17 +187,20 @@ class Attendance:
             clock.let_pass(~(before & self.present), self.begun_s)
             clock.delay(waiting, self.availability.detection_s or 0.0)
         if changed:
-            s = self._change(s, before, heirs, t)
+            stepper.state = self._change(stepper.state, before, heirs, t)
         self.in_pieces += self._is_in_pieces()
         self.attended[self.present] = t
         self.steps += self.present
-        away = torch.from_numpy(np.flatnonzero(~here))
-        resting = [self._kept(number, rows, away) for number, rows in enumerate(_rows(s))]
-        s = self.algorithm.step(s, oracle, net, t)
-        for rows, own in zip(_rows(s), resting, strict=True):
-            rows.index_copy_(0, away.to(rows.device), own)
+        self._away = torch.from_numpy(np.flatnonzero(~here))
+        self._resting = [self._kept(number, rows, self._away) for number, rows in enumerate(_rows(stepper.state))]
+
+    def after_step(self, stepper: Stepper) -> None:
+        """Restore the rows of the absent workers."""
+        if stepper.idle:
+            return
+        for rows, resting in zip(_rows(stepper.state), self._resting, strict=True):
+            rows.index_copy_(0, self._away.to(rows.device), resting)
         self.updates += self.present
-        return s
 
     def _kept(self, number: int, rows: Tensor, away: Tensor) -> Tensor:
         """Copy these rows to memory that later steps reuse for the field of this number: new memory costs more than the
@@ -187,7 +259,7 @@ class Attendance:
         if parts.replicas:
             newest = int(np.where(self.present, self.attended, -2).argmax())
             late = np.flatnonzero(self.present & (self.attended < self.attended[newest]))
-            taken = [rows for name, value in _row_fields(s) for rows in _each(value) if name in parts.replicas]
+            taken = [rows for name, value in _row_fields(s) for rows in tensors_of(value) if name in parts.replicas]
             self._move(taken, np.full_like(late, newest), late)
             if "opt" in parts.replicas:
                 self.updates[late] = self.updates[newest]
@@ -285,19 +357,19 @@ class Attendance:
         return {"present": self.present, "returned": self.present & lately}
 
     def state(self) -> dict[str, Any]:
-        """Return its state for a checkpoint."""
+        """Return the attendance so far."""
         arrays = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
-        return arrays | {name: getattr(self, name) for name in _COUNTS}
+        return {"attendance": arrays | {name: getattr(self, name) for name in _COUNTS}}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state."""
-        for name, value in state.items():
+    def load_state(self, part: dict[str, Any], step: int) -> None:
+        """See `Extension`."""
+        for name, value in part["attendance"].items():
             setattr(self, name, value.numpy() if name in _ARRAYS else value)
         if self.present.any():
             self.net.attend(self.present)
 
-    def facts(self) -> dict[str, Any]:
-        """For the records.
+    def rows(self) -> dict[str, Any]:
+        """Return the facts on attendance.
 
         attendance         share of steps that each worker attended
         returns            number of returns
@@ -305,14 +377,15 @@ class Attendance:
         join_bytes         bytes copied by returning workers, in total: part of the bytes sent
         """
         if self.timekeeper is not None:
-            return self.timekeeper.facts()
+            return self.timekeeper.rows()
         taken = max(1, int(self.attended.max()) + 1)
-        return {
+        facts = {
             "attendance": [round(each, 6) for each in (self.steps / taken).tolist()],
             "returns": self.returns,
             "in_pieces": round(self.in_pieces / taken, 6),
             "join_bytes": self.join_bytes,
         }
+        return {"availability": facts}
 
 
 def _row_fields(s: Any) -> list[tuple[str, Any]]:
@@ -321,8 +394,4 @@ def _row_fields(s: Any) -> list[tuple[str, Any]]:
 
 
 def _rows(s: Any) -> list[Tensor]:
-    return [rows for _, value in _row_fields(s) for rows in _each(value)]
-
-
-def _each(value: Any) -> tuple[Tensor, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    return [rows for _, value in _row_fields(s) for rows in tensors_of(value)]

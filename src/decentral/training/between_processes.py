@@ -99,10 +99,9 @@ class ThreadedStepper(Stepper):
             self._bound = step
             self._gate.notify_all()
 
-    def step(self) -> None:
+    def _advance(self) -> None:
         """Wait until the local workers have done their share of another n gradients."""
-        self.t += 1
-        all_are_there = lambda: min(self._position) >= self.t  # noqa: E731
+        all_are_there = lambda: min(self._position) > self.t  # noqa: E731
         with self._unwrapped(), self._gate:
             self.mailbox.wait(self._gate, all_are_there, lambda: "the workers of this process", None, math.inf)
 
@@ -132,11 +131,12 @@ class ThreadedStepper(Stepper):
 
     def on_the_way(self) -> dict[str, Any]:
         """Return the ages so far; at a pause nothing is in flight."""
-        return {"ages": [[age, count] for age, count in self._ages.items()]}
+        return super().on_the_way() | {"ages": [[age, count] for age, count in self._ages.items()]}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """Resume after `step` steps: the state's rows are already restored."""
-        self.t = self._bound = step
+        super().go_on_from(step, part)
+        self._bound = step
         self.drawn = self.oracle.draws.tolist()
         self._latest = step * self.net.n
         self._tickets.following = self._latest

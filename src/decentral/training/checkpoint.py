@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ForwardRef
 import torch
 from torch import Tensor
 
-from decentral.config.identity import run_id
 from decentral.config.schema import Save
 from decentral.network.kernels import blocks
 from decentral.network.network import Network
@@ -52,10 +51,6 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
             part[kind.lower()][name] = value
     part["rows"] |= oracle.rows()
     part["problem"] = problem.state()
-    if net.traffic.clock is not None:
-        part["clock"] = torch.from_numpy(net.traffic.clock.state())
-        part["borders"] = net.traffic.clock.borders_state()
-        part["collectives"] = net.traffic.clock.used
     part["carried"] = net.traffic.carried
     return part
 
@@ -81,10 +76,6 @@ def from_parts(
             _copy_cut(parts, "edges", "links", name, net.local_edges, value)
         else:
             value.copy_(parts[0]["shared"][name])
-    if net.traffic.clock is not None:
-        net.traffic.clock.load_state(parts[0]["clock"].numpy())
-        net.traffic.clock.load_borders(parts[0]["borders"])
-        net.traffic.clock.used = parts[0].get("collectives", {})  # those that are older have none
     own = next((part for part in parts if part["workers"] == [net.workers.start, net.workers.stop]), parts[0])
     net.traffic.carried = own.get("carried", {})  # those that are older have none
     entries = {
@@ -145,6 +136,11 @@ def state_fields(state: Any) -> list[tuple[str, str, Any]]:
     return found
 
 
+def tensors_of(value: Any) -> tuple[Tensor, ...]:
+    """Return the tensors of a field."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def _copy_cut(parts: Sequence[dict[str, Any]], kind: str, span: str, name: str, wanted: range, value: Tensor) -> None:
     """Copy rows `wanted` (global numbers) of a tensor distributed over the parts into `value`."""
     for part in parts:
@@ -160,7 +156,7 @@ class Keeper:
     def __init__(self, r: Run, store: RunStore) -> None:
         self._run, self._store = r, store
         best, facts = -math.inf, stored_facts(store.path)
-        if r.config.save is Save.best and facts.get("run_id") == run_id(r.config):
+        if r.config.save is Save.best and facts.get("run_id") == r.prepared.id:
             with suppress(TypeError, ValueError, KeyError):  # the existing file is not ours
                 best = float(facts["score"])
         (self._best,) = struct.unpack("d", r.world.collect(struct.pack("d", best))[0])
@@ -183,7 +179,7 @@ class Keeper:
         all_of_them = r.net.n * x[0].numel() * x.element_size() <= LIMIT_BYTES
         models = _models(r, range(r.net.n) if all_of_them else [worst])
         if r.world.leader:
-            facts = {"run_id": run_id(r.config), "step": step, "num_workers": r.net.n, "worst": worst, "score": score}
+            facts = {"run_id": r.prepared.id, "step": step, "num_workers": r.net.n, "worst": worst, "score": score}
             with self._store.in_place():
                 save_models(self._store.path, models, facts)
         if all_of_them:

@@ -10,9 +10,10 @@ from decentral.config.schema import EarlyStop
 from decentral.errors import ConfigError
 from decentral.store.metrics import Metric
 from decentral.training.evaluation import Evaluation
+from decentral.training.stepper import Extension
 
 
-class Patience:
+class Patience(Extension):
     """The number of evaluations since the best one; the same on all processes."""
 
     def __init__(self, settings: EarlyStop, metrics: Sequence[Metric]) -> None:
@@ -51,10 +52,10 @@ class Patience:
             f"{self._metric.words} ({whose}) was best after {self._step}, {best}"
         )
 
-    def state(self) -> list[Any]:
-        """For checkpoints."""
-        return [self._best, self._step, self._waited]
+    def state(self) -> dict[str, Any]:
+        """Return the best evaluation and the number of those since."""
+        return {"early_stop": [self._best, self._step, self._waited]}
 
-    def go_on_from(self, state: Sequence[Any]) -> None:
-        """Restore the result of `state`."""
-        self._best, self._step, self._waited = state
+    def load_state(self, part: dict[str, Any], step: int) -> None:
+        """See `Extension`."""
+        self._best, self._step, self._waited = part["early_stop"]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
     from decentral.network.network import Network
-    from decentral.training.oracle import GradientOracle
+    from decentral.training.ahead import AheadOracle
 
 
 class GivenStepper(AsynchronousStepper):
@@ -26,7 +26,7 @@ class GivenStepper(AsynchronousStepper):
         self,
         algorithm: AsynchronousAlgorithm,
         net: Network,
-        oracle: GradientOracle,
+        oracle: AheadOracle,
         x: Tensor,
         team: Team,
         events: Sequence[Event],
@@ -44,8 +44,8 @@ class GivenStepper(AsynchronousStepper):
     def lateness(self) -> None:
         """Return None: lateness is not recorded."""
 
-    def _advance(self) -> None:
-        self.timeline.run(self.t)
+    def _run_to(self, t: int) -> None:
+        self.timeline.run(t)
 
     def _begin(self, rows: Any) -> Any:
         programs = [self.algorithm.program(i, self.team) for i in range(self.net.n)]

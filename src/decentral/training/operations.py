@@ -7,9 +7,14 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decentral.errors import ConfigError
+
+if TYPE_CHECKING:
+    from decentral.config.prepared import Kind
+    from decentral.network.network import Network
+    from decentral.training.oracle import GradientOracle
 
 FILE = "operations.jsonl"
 _NS = 1e-9
@@ -72,6 +77,23 @@ class Operations:
 
     def _seconds(self, ns: int) -> float:
         return round((ns - self._zero_ns) * _NS, 7)
+
+
+def record(oracle: GradientOracle, net: Network, kind: Kind) -> None:
+    """Record gradients, and between processes the shares that synchronous workers push and take, from now on."""
+    from decentral.network.local import LocalNetwork
+    from decentral.network.processes import ProcessNetwork
+
+    recorded = Operations()
+    oracle.record(recorded, each=isinstance(net, LocalNetwork))
+    if kind.asynchronous or not isinstance(net, ProcessNetwork):
+        return
+
+    def note(piece: int, worker: int, what: str, others: list[int]) -> None:
+        pushes = net.rounds.num_pieces * (int(oracle.draws[worker - net.workers.start]) - 1) + piece
+        recorded.note(worker, what, pushes + (what == "take"), others=others)
+
+    net.note_pushes = note
 
 
 def packed(operations: Iterable[dict[str, Any]]) -> bytes:

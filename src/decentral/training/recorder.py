@@ -5,41 +5,38 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from decentral.algorithms.features import Feature
-from decentral.cluster.timeline import write_spans
-from decentral.config.checks import has_clock
-from decentral.config.identity import identity, run_id
 from decentral.config.parsing import dump, plain
-from decentral.config.schema import OWN, Config
+from decentral.config.prepared import Prepared
+from decentral.config.schema import OWN
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import Constant
 from decentral.network.world import World
 from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
 from decentral.store.failures import record
-from decentral.store.files import csv_text, replacing, write_json, write_text
+from decentral.store.files import csv_text, write_json, write_text
 from decentral.store.provenance import collect
 from decentral.store.run_store import DirectoryLost
 from decentral.terminal.console import say
 from decentral.terminal.progress import Progress, progress
 from decentral.training import operations
 from decentral.training.evaluation import Evaluation, recorded
+from decentral.training.facts import chosen_rows, late_facts, notes_of, time_facts
 from decentral.training.loggers.logger import Guarded
 from decentral.training.loggers.stored import remember
 from decentral.training.loggers.stored import shown as shown_to_logger
-from decentral.training.timing import spans_of
 
 if TYPE_CHECKING:
-    from decentral.cluster.timeline import Lateness
+    from decentral.config.schema import Config
     from decentral.training.run import Run
 
 
@@ -47,7 +44,7 @@ if TYPE_CHECKING:
 class Recorder:
     """The store, progress and logger of one run."""
 
-    config: Config
+    run: Prepared
     world: World
     store: RunStore
     last_checkpoint: float
@@ -56,17 +53,22 @@ class Recorder:
     without_number: bool = False
     operations_bytes: int = 0
 
+    @property
+    def config(self) -> Config:
+        """The configuration."""
+        return self.run.config
+
     @classmethod
     @contextmanager
-    def open(cls, config: Config, world: World, directory: Path) -> Iterator[Recorder]:
+    def open(cls, run: Prepared, world: World) -> Iterator[Recorder]:
         """Open the run's directory: the leader first, with a lock, then the others."""
         if world.leader:
-            store = RunStore.open(directory, run_id(config), dump(config))
+            store = RunStore.open(run.directory, run.id, dump(run.config))
             world.barrier()
         else:
             world.barrier()
-            store = RunStore.view(directory)
-        recorder = cls(config, world, store, time.monotonic())
+            store = RunStore.view(run.directory)
+        recorder = cls(run, world, store, time.monotonic())
         try:
             yield recorder
         except BaseException as error:
@@ -80,13 +82,13 @@ class Recorder:
         if not self.world.leader:
             return
         told = "execution=loop", f"data={self.config.data.name}: ", f"model={self.config.model.name} has "
-        for message in [*r.rejected, *(note for note in r.notes if any(words in note for words in told))]:
+        for message in [*r.rejected, *(note for note in notes_of(r) if any(words in note for words in told))]:
             say(message)
         self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         facts = collect([str(self.world.device)], self.world.size)
         if self.config.name is not None:
-            facts["identity"] = identity(self.config)
+            facts["identity"] = self.run.identity
         by_pace = Feature.synchrony not in r.algorithm.supports or (
             self.config.network.measure and r.net.traffic.clock is None
         )
@@ -103,7 +105,7 @@ class Recorder:
         if own:
             rows = ([worker, *row] for worker, row in enumerate(zip(*own.values(), strict=True)))
             write_text(self.store.path / "workers.csv", csv_text(["worker", *own], rows))
-        self.sink = Guarded(self.config.logger, run_id(self.config), plain(self.config), self.store.path)
+        self.sink = Guarded(self.config.logger, self.run.id, plain(self.config), self.store.path)
 
     @contextmanager
     def progress(self, r: Run) -> Iterator[Progress]:
@@ -137,7 +139,7 @@ class Recorder:
         if r.stepper.simulated_s is not None:
             place["simulated_s"] = round(r.stepper.simulated_s, 9)
         rows = found.rows(**place)
-        self.store.append([*rows, *chosen_rows(r.stepper.choices(), place)])
+        self.store.append([*rows, *chosen_rows(r.stepper.facts(), place)])
         if self.sink is not None:
             self.sink.log(t, shown_to_logger(self.config, rows, r.problem.steps_per_epoch))
         metric = found.metrics[0]
@@ -178,10 +180,9 @@ class Recorder:
         draws = r.net.gather(torch.from_numpy(r.oracle.draws)[:, None])[:, 0].numpy() if own else np.empty(0)
         if not self.world.leader:
             return
-        if r.trace is not None:
-            with self.store.in_place(), replacing(self.store.path / "trace.npz") as file:
-                beside: dict[str, Any] = {name: torch.stack(values).numpy() for name, values in r.traced.items()}
-                np.savez_compressed(file, iterates=r.trace[: step + 1].numpy(), **beside)
+        with self.store.in_place():
+            for extension in r.stepper.extensions:
+                extension.store(self.store.path, r.stepper)
         facts: dict[str, Any] = {
             "wall_s": r.times["steps"],
             "bytes_sent": r.stepper.traffic.bytes_sent,
@@ -193,18 +194,13 @@ class Recorder:
         if self.config.schedule != Constant() and Feature.training in r.algorithm.supports:
             rate = self.config.schedule.rates(r.problem.steps_per_epoch, r.total_steps)
             facts["lr_factor"] = rate(max(0, step - 1))
-        if (attendance := r.stepper.attendance) is not None:
-            facts["availability"] = attendance.facts()
-            until = (attendance.schedule.in_seconds and r.stepper.simulated_s) or step
-            with self.store.in_place():
-                write_text(self.store.path / "availability.csv", attendance.schedule.record(until) + "\n")
-        choices, stop_s = r.stepper.choices(), self.config.stop_after_simulated_s
+        stop_s = self.config.stop_after_simulated_s
         if r.stepper.simulated_s is not None:
             facts |= {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
             self._keep_timeline(r, status)
         else:
             facts |= late_facts(r.stepper.lateness())
-        notes = list(r.notes)
+        notes = notes_of(r)
         if self.without_number:
             notes.append(f"metrics={self.config.metrics[0]} judges the run but is not finite")
         if status is Status.done and stop_s is not None and step < r.total_steps and not r.ended_early:
@@ -212,7 +208,7 @@ class Recorder:
         if r.ended_early and r.patience is not None:
             notes.insert(0, r.patience.note(step, r.total_steps))
         notes += self.config.topology.notes() if Feature.topology in r.algorithm.supports else ()
-        facts |= choices | ({"notes": notes} if notes else {})
+        facts |= r.stepper.facts() | ({"notes": notes} if notes else {})
         if status is Status.diverged and (suspects := r.problem.suspects()):
             facts["suspects"] = list(suspects)
         self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
@@ -228,7 +224,10 @@ class Recorder:
     def _keep_timeline(self, r: Run, status: Status) -> None:
         """Write the beginning of the timeline to a file, if it follows from the configuration."""
         decides = self.config.compress.adapts or self.config.network.measure
-        if has_clock(self.config) and not decides and status in (Status.done, Status.diverged):
+        if self.run.kind.has_clock and not decides and status in (Status.done, Status.diverged):
+            from decentral.cluster.timeline import write_spans
+            from decentral.training.timing import spans_of
+
             with self.store.in_place():
                 size, per_epoch = r.stepper.models.shape[1], r.problem.steps_per_epoch
                 write_spans(self.store.path, spans_of(self.config, r.total_steps, size, per_epoch))
@@ -249,7 +248,7 @@ class Recorder:
 
     def fail(self, error: BaseException) -> None:
         """Record in the status why the run failed; a run refused before its start has no directory."""
-        over = isinstance(error, KeyboardInterrupt) and RunStore.finished(self.store.path, run_id(self.config))
+        over = isinstance(error, KeyboardInterrupt) and RunStore.finished(self.store.path, self.run.id)
         if not self.world.leader or over:
             return
         with contextlib.suppress(OSError, DirectoryLost):  # on a full disk the user must see the original error
@@ -260,50 +259,3 @@ class Recorder:
                 record(self.store, error)
         if self.sink is not None:
             self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)
-
-
-def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) -> dict[str, Any]:
-    """Return the status entries on simulated time, from the seconds of each worker [n].
-
-    simulated_shares   for computing, waiting and exchange: the mean, minimum and maximum over workers, seconds
-    waits_least        the worker that waited least, if they differ
-    """
-    shares = {part: [round(float(each), 6) for each in (s.mean(), s.min(), s.max())] for part, s in accounts.items()}
-    facts: dict[str, Any] = {"simulated_shares": shares}
-    _, least, most = shares["wait"]
-    if least < most:
-        facts["waits_least"] = int(accounts["wait"].argmin())
-    return facts | late_facts(lateness)
-
-
-def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the decisions so far (`Stepper.choices`) as metrics of an evaluation: the count of each collective, their
-    total seconds (between processes: predicted), the fraction of gathered top-k among gathered and summed, and the
-    share of coordinates sent from now on."""
-    carried = choices.get("collectives", {})
-    found = {("collective", name): float(times) for name, (times, *_) in carried.items()}
-    if carried:
-        gathered, told = (carried.get(name, [0])[0] for name in ("allgather", "broadcast"))
-        found["collective", "seconds"] = sum(seconds for _, seconds, *_ in carried.values())
-        found["collective", "gathered"] = gathered / max(1, gathered + told)
-    if choices.get("ratios"):
-        found["message", "keep"] = choices["ratios"][-1][1]
-    return [
-        place | {"worker": "mean", "split": split, "metric": name, "value": float(value)}
-        for (split, name), value in found.items()
-    ]
-
-
-def late_facts(lateness: Lateness | None) -> dict[str, Any]:
-    """Return the status entries on late contributions.
-
-    staleness    age in versions -> number of contributions of this age; if there are any
-    critical     [the worker most often waited for, how often, of how many times]; if there are any
-    """
-    facts: dict[str, Any] = {}
-    if lateness is not None and lateness.ages:
-        facts["staleness"] = {str(age): times for age, times in lateness.ages.items()}
-    if lateness is not None and any(lateness.critical):
-        most_often = max(lateness.critical)
-        facts["critical"] = [lateness.critical.index(most_often), most_often, sum(lateness.critical)]
-    return facts

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
-from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from decentral.config.checks import goes_by_itself
-from decentral.config.schema import Config
+from decentral.config.prepared import Prepared
 from decentral.host.interrupt import Interrupt
 from decentral.host.torch_state import left_as_found
 from decentral.network.world import World
@@ -22,21 +17,18 @@ from decentral.tasks.task import Scope
 from decentral.terminal.progress import Progress
 from decentral.training import faults
 from decentral.training.assemble import Run, assemble
-from decentral.training.checkpoint import Keeper, from_parts, to_part, whole_state
+from decentral.training.checkpoint import Keeper, from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
 from decentral.training.operations import go_on_after
 from decentral.training.oracle import TrainLosses
 from decentral.training.recorder import Recorder
-
-_PERIOD_S = 1.0
-_PATIENT_PERIOD_S = 5.0
-_PERIOD_STEPS = 20
+from decentral.training.votes import Stopwatch, Votes
 
 
-def run(config: Config, world: World, directory: Path) -> Status:
+def carry_out(run: Prepared, world: World) -> Status:
     """Execute a run, or the rest of it, together with the other processes of the world; the leader records it."""
-    with left_as_found(), torch.no_grad(), Recorder.open(config, world, directory) as recorder:
-        assembled = assemble(config, world)
+    with left_as_found(), torch.no_grad(), Recorder.open(run, world) as recorder:
+        assembled = assemble(run, world)
         try:
             restore(assembled, recorder.store, world)
             assembled.problem.prove(assembled.stepper.models, assembled.oracle.draws)
@@ -81,10 +73,8 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
     """Run steps start ... total_steps - 1 with evaluations in between; return the final status and step."""
     oracle, stepper, injector = r.oracle, r.stepper, faults.injector(r.world.rank, recorder.store.path)
     stopwatch = Stopwatch(r.times, lambda: r.stepper.waited_s + r.oracle.slept_s)
-    votes, keeper = Votes(r.world, r.start, patient=goes_by_itself(r.config)), Keeper(r, recorder.store)
+    votes, keeper = Votes(r.world, r.start, patient=r.prepared.kind.asynchronous), Keeper(r, recorder.store)
     voted = -1
-    if r.config.trace and r.start == 0:
-        trace(r, 0)
     for t in range(r.start, r.total_steps + 1):
         evaluated = evaluates_at(t, r) and (t > r.start or t == 0)
         if evaluated:
@@ -119,9 +109,6 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
         if t == r.start or evaluated or t == voted:
             stepper.may_go_on_to(min(votes.next, next_evaluation(t, r)))
         stepper.step()
-        if r.config.trace:
-            stepper.flush()
-            trace(r, t + 1)
         loss, simulated = (f"{oracle.recent_loss():.3g}", r.simulated) if progress.due() else ("", "")
         progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch, loss=loss, simulated=simulated)
     raise AssertionError("a run ends within its steps")
@@ -132,18 +119,6 @@ def ends_early(r: Run, t: int, found: Evaluation) -> bool:
     if r.patience is not None and not r.ends_at(t) and not found.diverged:
         r.ended_early = bool(r.world.agree(r.patience.ends(t, found)))
     return r.ended_early
-
-
-def trace(r: Run, step: int) -> None:
-    """Store the models of all workers after `step` steps in the trace, with other requested values."""
-    models = r.net.gather(r.stepper.models)
-    found = whole_state(r.stepper.state, r.world) if r.config.trace == "state" else {}
-    if r.trace is not None:
-        r.trace[step] = models
-        if goes_by_itself(r.config) and r.stepper.simulated_s is not None:
-            found["simulated_s"] = torch.tensor(r.stepper.simulated_s, dtype=torch.float64)
-        for name, value in found.items():
-            r.traced.setdefault(name, []).append(value)
 
 
 def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progress: Progress) -> Evaluation:
@@ -163,11 +138,6 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
 def save(r: Run, t: int, recorder: Recorder) -> None:
     """Checkpoint the state after t steps: every process writes its part, then the leader the manifest."""
     part = to_part(r.stepper.state, r.problem, r.oracle, r.net) | r.stepper.on_the_way()
-    if r.trace is not None:
-        part["trace"] = r.trace[: t + 1]
-        part["traced"] = {name: torch.stack(values) for name, values in r.traced.items()}
-    if r.patience is not None:
-        part["early_stop"] = r.patience.state()
     recorder.keep_operations(r)
     written = recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
     recorder.commit(r, t, [Written.unpack(packed) for packed in r.world.collect(written.pack())])
@@ -189,66 +159,13 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     r.stepper.go_on_from(checkpoint.step, parts[0])
     r.start, r.evaluated_s = checkpoint.step, float(checkpoint.meta.get("evaluated_s", 0.0))
     r.times.update({**checkpoint.meta.get("times_s", {}), "steps": float(checkpoint.meta["wall_s"])})
-    if r.patience is not None:
-        r.patience.go_on_from(parts[0]["early_stop"])
     r.net.traffic.bytes_begun, r.net.traffic.messages_begun = (
         int(checkpoint.meta["bytes_sent"]),
         int(checkpoint.meta["messages_sent"]),
     )
-    if r.trace is not None:
-        kept = next(part for part in parts if "trace" in part)
-        r.trace[: step + 1] = kept["trace"]
-        r.traced = {name: list(values) for name, values in kept.get("traced", {}).items()}
 
 
 def synchronize(world: World) -> None:
     """Wait for the device, so that timings are correct."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
-
-
-class Stopwatch:
-    """A stopwatch that assigns elapsed time to the current part of a run.
-
-    `waited_s` returns the time that this process has waited for messages so far.
-    """
-
-    def __init__(self, times: Counter[str], waited_s: Callable[[], float]) -> None:
-        self._times, self._waited_s = times, waited_s
-        self._part, self._began, self._waited_before = "steps", time.perf_counter(), waited_s()
-
-    def turn_to(self, part: str) -> None:
-        """Switch to `part`: steps, evaluation or checkpoints."""
-        now, waited = time.perf_counter(), self._waited_s()
-        self._times[self._part] += now - self._began  # type: ignore[assignment]
-        if self._part == "steps":
-            self._times["waiting"] += waited - self._waited_before  # type: ignore[assignment]
-        self._part, self._began, self._waited_before = part, now, waited
-
-
-class Votes:
-    """Votes of all processes, by an all-reduce: every 20 steps, or every second if steps are long.
-
-    A single process decides at every step.
-    """
-
-    def __init__(self, world: World, step: int, patient: bool = False) -> None:
-        """`patient`: vote every 5 seconds, because a vote stops asynchronous workers."""
-        self._world, self._period_s = world, _PATIENT_PERIOD_S if patient else _PERIOD_S
-        self.next = step + 1
-        """The step of the next vote."""
-        self._asked = step, time.monotonic()
-
-    def due(self, step: int) -> bool:
-        """Return whether a vote is due; the same on all processes."""
-        return step >= self.next
-
-    def ask(self, step: int, checkpoint: bool, stop: bool) -> tuple[bool, bool]:
-        """Return whether any process wants a checkpoint, and whether any wants to stop."""
-        before, then = self._asked
-        now = time.monotonic()
-        step_s = (now - then) / max(1, step - before)
-        steps = int(min(_PERIOD_STEPS, max(1.0, self._period_s / max(step_s, 1e-9)))) if self._world.distributed else 1
-        checkpoint_wanted, stop_wanted, steps = self._world.largest(checkpoint, stop, steps)
-        self._asked, self.next = (step, now), step + steps
-        return bool(checkpoint_wanted), bool(stop_wanted)

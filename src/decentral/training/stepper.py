@@ -1,10 +1,13 @@
-"""The stepper: runs an algorithm on a network, with an oracle."""
+"""The stepper runs an algorithm on a network, with an oracle; extensions act before and after its steps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
     import numpy as np
     from torch import Tensor
 
@@ -12,8 +15,47 @@ if TYPE_CHECKING:
     from decentral.cluster.timeline import Lateness
     from decentral.network.network import Network
     from decentral.network.traffic import Traffic
-    from decentral.training.adaptive import Probe
     from decentral.training.attendance import Attendance
+
+
+class Extension:
+    """A part of a run besides its algorithm. A method that is not overridden does nothing.
+
+    `Stepper.extensions` lists those of a run, in the order in which they are called.
+    """
+
+    traffic: Traffic | None = None
+    """The traffic that counts instead of the network's."""
+
+    def check(self, stepper: Stepper) -> None:
+        """Raise ConfigError before the first step if the run is impossible."""
+
+    def before_step(self, stepper: Stepper) -> None:
+        """Act before step `stepper.t`."""
+
+    def after_step(self, stepper: Stepper) -> None:
+        """Act after step `stepper.t - 1`."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the entries of a checkpoint."""
+        return {}
+
+    def load_state(self, part: dict[str, Any], step: int) -> None:
+        """Restore the result of `state` after `step` steps; `part` has the entries of all extensions."""
+
+    def rows(self) -> dict[str, Any]:
+        """Return entries of status.json."""
+        return {}
+
+    def store(self, directory: Path, stepper: Stepper) -> None:
+        """Write files at the end of the run, on its leader."""
+
+
+def collective_rows(used: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Return the entry of status.json on collectives: name -> [count, simulated seconds]; in real time, with a measured
+    network: [count, predicted seconds, seconds taken in this process]."""
+    rounded = {name: [int(times), *(round(each, 9) for each in spent)] for name, (times, *spent) in used.items()}
+    return {"collectives": rounded} if rounded else {}
 
 
 class Stepper:
@@ -23,35 +65,55 @@ class Stepper:
     `torch.no_grad()`. Several processes step together.
     """
 
-    def __init__(self, algorithm: Algorithm, net: Network, oracle: Oracle, x: Tensor) -> None:
-        """Create the stepper; `algorithm` is already bound (`Algorithm.bind`), and x is donated."""
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        net: Network,
+        oracle: Oracle,
+        x: Tensor,
+        extensions: Iterable[Extension] = (),
+        attendance: Attendance | None = None,
+    ) -> None:
+        """Create the stepper; `algorithm` is already bound (`Algorithm.bind`), and x is donated.
+
+        `attendance`, of workers that may be absent, comes after the other extensions. Raises ConfigError if an
+        extension cannot be used.
+        """
+        if attendance is not None:
+            algorithm = attendance.algorithm
         self.algorithm, self.net, self.oracle = algorithm, net, oracle
         self.state: Any = algorithm.init(x, net)
         self.t = 0
         """Number of steps taken."""
-        self.attendance: Attendance | None = None
+        self.idle = False
+        """Whether no worker takes the current step."""
+        self.traffic = net.traffic
+        """The traffic sent, with simulated time: that of a model of another size if the cluster describes one."""
+        self.attendance: Any = attendance
         """The attendance of workers; None: all workers attend all steps."""
-        self.probe: Probe | None = None
-        """The probe of the network; None: no measurements."""
-        self.timekeeper: Stepper | None = None
-        """A stepper that takes the same steps without training, for time and bytes of a model of another size; None:
-        those of the trained model count."""
+        self.extensions: list[Extension] = []
+        for extension in (*extensions, *([] if attendance is None else [attendance])):
+            self.extend(extension)
+
+    def extend(self, extension: Extension) -> None:
+        """Append an extension. Raises ConfigError if it cannot be used."""
+        extension.check(self)
+        self.extensions.append(extension)
+        self.traffic = extension.traffic or self.traffic
 
     def step(self) -> None:
         """Take a step."""
-        self.before_step()
-        if self.timekeeper is not None:
-            self.timekeeper.step()
-        rule = self.algorithm if self.attendance is None else self.attendance
-        self.state = rule.step(self.state, self.oracle, self.net, self.t)
+        for extension in self.extensions:
+            extension.before_step(self)
+        if not self.idle:
+            self._advance()
         self.t += 1
+        for extension in self.extensions:
+            extension.after_step(self)
 
-    def before_step(self) -> None:
-        """Update the current links, and probe them if due."""
-        if self.net.traffic.clock is not None:
-            self.net.traffic.clock.begin_step(self.t)
-        if self.probe is not None:
-            self.probe.look(self.t)
+    def _advance(self) -> None:
+        """Carry out step t."""
+        self.state = self.algorithm.step(self.state, self.oracle, self.net, self.t)
 
     def may_go_on_to(self, step: int) -> None:
         """Do nothing: synchronous workers advance in `step` only."""
@@ -65,23 +127,17 @@ class Stepper:
 
     def on_the_way(self) -> dict[str, Any]:
         """Return the checkpoint content besides the state."""
-        parts = {"probe": self.probe, "attendance": self.attendance}
-        return {name: part.state() for name, part in parts.items() if part is not None}
+        return {key: value for extension in self.extensions for key, value in extension.state().items()}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """Resume after `step` steps: the state is already restored."""
-        while self.timekeeper is not None and self.timekeeper.t < step:
-            self.timekeeper.step()
         self.t = step
-        if self.probe is not None:
-            self.probe.load_state(part["probe"])
-        if self.attendance is not None:
-            self.attendance.load_state(part["attendance"])
+        for extension in self.extensions:
+            extension.load_state(part, step)
 
-    @property
-    def traffic(self) -> Traffic:
-        """The traffic sent, with simulated time."""
-        return (self.timekeeper or self).net.traffic
+    def facts(self) -> dict[str, Any]:
+        """Return the entries of all extensions for status.json."""
+        return {key: value for extension in self.extensions for key, value in extension.rows().items()}
 
     @property
     def simulated_s(self) -> float | None:
@@ -95,21 +151,6 @@ class Stepper:
     def lateness(self) -> Lateness | None:
         """Return None: synchronous workers are never late."""
         return None
-
-    def choices(self) -> dict[str, Any]:
-        """Return the decisions during the run, for the records: {} if there are none.
-
-        collectives  name -> [count, simulated seconds]; in real time, with a measured network: [count, predicted
-                     seconds, seconds taken in this process]
-        measured, probes    see `Probe.facts`
-        """
-        found = {} if self.probe is None else self.probe.facts()
-        clock = self.traffic.clock
-        used = self.traffic.carried if clock is None else clock.used if clock.chooses else {}
-        if not used:
-            return found
-        rounded = {name: [int(times), *(round(each, 9) for each in spent)] for name, (times, *spent) in used.items()}
-        return found | {"collectives": rounded}
 
     @property
     def waited_s(self) -> float:

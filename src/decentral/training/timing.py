@@ -14,10 +14,11 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
 from decentral.cluster.clock import Use
 from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.timeline import Lateness, Span, Spans, Timeline
-from decentral.config.checks import goes_by_itself
+from decentral.config.prepared import Kind
 from decentral.config.schema import Config
-from decentral.training.assemble import mean_seconds, schedule_of, without_training
-from decentral.training.oracle import kept, uneven
+from decentral.training.clock import without_training
+from decentral.training.gradient_times import known_times, mean_seconds
+from decentral.training.method import schedule_of
 
 WORKERS_KEPT, STEPS_KEPT = 128, 40
 """Number of workers and steps kept of a timeline."""
@@ -80,11 +81,11 @@ def timed(
     """
     cluster, n = config.cluster, config.num_workers
     assert isinstance(cluster, VirtualCluster) and n is not None
-    times = uneven(kept(cluster.gradient_times(n, config.seed), config), config).after(after)
+    times = known_times(config).after(after)
     precision = config.precision if cluster.num_parameters else config.task.precision or config.precision
     dtype, num_parameters = precision.dtype, cluster.num_parameters or num_parameters
     first = min(first or num_steps, num_steps)
-    if isinstance(config.algo, AsynchronousAlgorithm) and goes_by_itself(config):
+    if isinstance(config.algo, AsynchronousAlgorithm) and Kind.of(config).asynchronous:
         team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times))
         schedule = schedule_of(config, num_steps)
         with _undisturbed():
@@ -110,9 +111,8 @@ def timed(
 def at_each_step(config: Config) -> tuple[list[float], list[float]]:
     """Return simulated seconds and total bytes after 0, 1, ..., config.steps steps of a synchronous method, with a
     message size from the cluster."""
-    cluster, n = config.cluster, config.num_workers
-    assert isinstance(cluster, VirtualCluster) and cluster.num_parameters and config.steps and n is not None
-    times = uneven(kept(cluster.gradient_times(n, config.seed), config), config)
+    cluster, times = config.cluster, known_times(config)
+    assert isinstance(cluster, VirtualCluster) and cluster.num_parameters and config.steps
     seconds, sent = [0.0], [0.0]
     with torch.no_grad(), _undisturbed():
         stepper = without_training(config, cluster, times, cluster.num_parameters, config.precision.dtype, config.steps)

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.links import LinkCosts
     from decentral.cluster.operations import OnRow
-    from decentral.cluster.timeline import Lateness, Spans
+    from decentral.cluster.timeline import Lateness
     from decentral.network.network import Network
-    from decentral.training.oracle import GradientOracle
+    from decentral.training.ahead import AheadOracle
 
 
 class RowViews:
@@ -80,7 +80,7 @@ class VirtualRows:
     """
 
     def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: Any, *, together: bool) -> None:
-        """`oracle` has `prefetch` and `complete`, as `GradientOracle`; `together`: several at once are cheaper."""
+        """`oracle` has `prefetch` and `complete`, as `AheadOracle`; `together`: several at once are cheaper."""
         self.algorithm, self.state, self.oracle, self.together = algorithm, state, oracle, together
         self.by_worker = with_row_views(state)
         """The state with cached views of single rows."""
@@ -179,56 +179,41 @@ class VirtualRows:
         self.there.update(workers)
 
 
-class Absence:
-    """Facts on absent asynchronous workers, as `Attendance` has for synchronous ones."""
-
-    def __init__(self, schedule: Schedule, stepper: AsynchronousStepper) -> None:
-        self.schedule, self.stepper = schedule, stepper
-
-    def groups(self) -> dict[str, np.ndarray]:
-        """Return the groups to evaluate separately, bool [n]: the present workers."""
-        return {"present": self.schedule.at(self.stepper.timeline.now)}
-
-    def facts(self) -> dict[str, Any]:
-        """Return, for the records, the share of time in which each worker was available."""
-        away = self.stepper.accounts()["away"] / max(self.stepper.timeline.now, 1e-9)
-        return {"attendance": [round(1 - each, 6) for each in away.tolist()]}
-
-
 class AsynchronousStepper(Stepper):
     """n asynchronous workers in a virtual cluster. A step is n gradients, by any workers."""
 
-    oracle: GradientOracle
+    oracle: AheadOracle
     algorithm: AsynchronousAlgorithm
-    attendance: Any
 
     def __init__(
         self,
         algorithm: AsynchronousAlgorithm,
         net: Network,
-        oracle: GradientOracle,
+        oracle: AheadOracle,
         x: Tensor,
         team: Team,
         machines: tuple[GradientTimes, LinkCosts],
         bytes_per_row: int,
-        spans: Spans | None = None,
         schedule: Schedule | None = None,
     ) -> None:
         """Create the stepper; `algorithm` is bound, x [n, P] is donated, and a row is sent as `bytes_per_row`."""
         super().__init__(algorithm, net, oracle, x)
-        self.team, self.machines, self.bytes_per_row, self.spans = team, machines, bytes_per_row, spans
+        self.team, self.machines, self.bytes_per_row = team, machines, bytes_per_row
         together = oracle.problem.facts.get("execution") == "batched" and not any(oracle.problem.model_states())
         self.rows = VirtualRows(algorithm, self.state, oracle, together=together)
         self.schedule = schedule
-        self.attendance = None if schedule is None else Absence(schedule, self)
+        if schedule is not None:
+            from decentral.training.attendance import Absence
+
+            self.attendance = Absence(schedule, self)
+            self.extend(self.attendance)
         self.tells_time = True
         """Whether seconds are meaningful: only with a configured cluster."""
         self.timeline = self._begin(self.rows)
 
-    def step(self) -> None:
+    def _advance(self) -> None:
         """Run until n more gradients have been taken."""
-        self.t += 1
-        self._advance()
+        self._run_to(self.t + 1)
         self.net.traffic.bytes_begun, self.net.traffic.messages_begun = self.timeline.sent_by_now()
 
     def flush(self) -> None:
@@ -251,7 +236,7 @@ class AsynchronousStepper(Stepper):
         """Return, for a checkpoint, gradients and messages that neither the state nor the timeline determines."""
         rows, oracle = self.rows, self.oracle
         there, copied = sorted(rows.there), sorted(i for i, copied in rows.begun.items() if copied)
-        return {
+        return super().on_the_way() | {
             "underway": {
                 "there": there,
                 "g": rows.g.tensor[there] if there else None,
@@ -265,8 +250,9 @@ class AsynchronousStepper(Stepper):
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """Resume from a checkpoint after `step` steps: the state's rows are already restored."""
         kept, rows, models = part["underway"], self.rows, self.models
-        self.t, self.timeline = step, self._begin(_Nothing())
-        self._advance()
+        super().go_on_from(step, part)
+        self.timeline = self._begin(_Nothing())
+        self._run_to(step)
         rows.there, rows.begun = set(kept["there"]), dict(kept["begun"])
         if rows.there:
             rows.g = RowViews(torch.empty_like(models))
@@ -282,15 +268,14 @@ class AsynchronousStepper(Stepper):
         }
         self.timeline.rows = rows
 
-    def _advance(self) -> None:
-        over = self.t == self.team.num_steps
-        self.timeline.run(gradients=math.inf if over else self.t * self.net.n)
+    def _run_to(self, t: int) -> None:
+        self.timeline.run(gradients=math.inf if t == self.team.num_steps else t * self.net.n)
 
     def _begin(self, rows: Any) -> Timeline:
         times, costs = self.machines
         programs = [self.algorithm.program(i, self.team) for i in range(self.net.n)]
         most = self.net.n * self.team.num_steps
-        return Timeline(programs, times, costs, self.bytes_per_row, most, rows, self.spans, self.schedule)
+        return Timeline(programs, times, costs, self.bytes_per_row, most, rows, None, self.schedule)
 
 
 class _Nothing:

@@ -13,8 +13,7 @@ from decentral.measurements.timing import host
 from decentral.plugins.advise.machine import Machine, check_passes, layout_of, measure
 from decentral.plugins.advise.methods import METHODS, Case, Method, Prediction, coding_s
 from decentral.terminal.console import aligned, duration, in_bytes
-from decentral.training.assemble import mean_seconds
-from decentral.training.oracle import uneven
+from decentral.training.gradient_times import mean_seconds, uneven
 
 Tell = Callable[[str], None]
 

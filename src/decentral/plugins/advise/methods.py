@@ -20,7 +20,7 @@ from decentral.compression.rows import Address, RowLayout
 from decentral.config.schema import Config
 from decentral.network.payload import Payload, Sizes
 from decentral.randomness import torch_generator
-from decentral.training.oracle import uneven
+from decentral.training.gradient_times import uneven
 
 _BUCKET_BYTES = 25e6
 """Of float32 gradients that DistributedDataParallel sends together, by default."""

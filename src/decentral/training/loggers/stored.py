@@ -10,8 +10,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from decentral.config.identity import run_id
 from decentral.config.parsing import plain
+from decentral.config.prepared import Prepared
 from decentral.config.schema import Config
 from decentral.store import RunStore
 from decentral.store.files import read_json, write_json
@@ -38,15 +38,15 @@ def shown(config: Config, rows: Sequence[dict[str, Any]], steps_per_epoch: float
     return values
 
 
-def log_stored(config: Config, directory: Path) -> str:
+def log_stored(run: Prepared) -> str:
     """Send the stored metrics of a finished run to `logger`, unless it has them; return a sentence, '' without a
     logger."""
-    name = config.logger.name
+    config, directory, name = run.config, run.directory, run.config.logger.name
     if name == "none":
         return ""
     if _settings(config) in _logged(directory):
         return f"logger={name} already has its metrics."
-    sink = Guarded(config.logger, run_id(config), plain(config), directory)
+    sink = Guarded(config.logger, run.id, plain(config), directory)
     rows = sorted(read_metrics(directory), key=itemgetter("step"))
     last = rows[-1] if rows else {}
     steps_per_epoch = last["step"] / last["epoch"] if last.get("epoch") else 1.0

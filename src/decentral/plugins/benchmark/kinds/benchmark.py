@@ -187,7 +187,7 @@ def _period(config: Config) -> int:
 
 def _is_in_rounds(config: Config) -> bool:
     """Whether what it sends, and when, does not depend on the cluster or on gradients."""
-    from decentral.training.assemble import known_without_training
+    from decentral.training.clock import known_without_training
 
     return not isinstance(config.algo, AsynchronousAlgorithm) and known_without_training(config)
 

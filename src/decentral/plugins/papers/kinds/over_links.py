@@ -175,7 +175,7 @@ class LinkFactors(Computation):
         import torch
 
         from decentral.cluster.clock import Clock
-        from decentral.training.assemble import local_network, with_rate
+        from decentral.training.method import local_network, with_rate
         from decentral.training.stepper import Stepper
 
         config, n = self.config, self.n

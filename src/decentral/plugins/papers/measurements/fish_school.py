@@ -100,7 +100,7 @@ class FishSchool(Measurement):
         """The numbers of every round (`measure`), and places, headings and estimates of the rounds that are drawn."""
         import torch
 
-        from decentral.training.assemble import local_network
+        from decentral.training.method import local_network
 
         net, school = local_network(self.config), self.school
         x, v = school.places(self.n, seed), np.zeros((self.n, 2))

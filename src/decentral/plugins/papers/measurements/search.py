@@ -209,7 +209,7 @@ class Simulation(Computation):
     def _run(self, root: int | None, stop: Stop) -> list[Trajectory] | None:
         """The trajectories on one graph; None if it was stopped."""
         from decentral.plugins.papers.quadratics.ensemble import Ensemble, draw
-        from decentral.training.assemble import local_network
+        from decentral.training.method import local_network
 
         config = self.config
         if root is not None:

@@ -17,7 +17,7 @@ from decentral.plugins.papers.quadratics.rules import Member, Outcome, Proposal,
 from decentral.randomness import normal
 from decentral.tasks.convex import Quadratics
 from decentral.tasks.problems.convex import LeastSquares, random_problem
-from decentral.training.assemble import local_network, with_rate
+from decentral.training.method import local_network, with_rate
 from decentral.training.stepper import Stepper
 
 Stop = Callable[[], bool]

@@ -25,7 +25,7 @@ from decentral.network.windows.open import open_window
 from decentral.network.windows.window import Edges
 from decentral.network.world import World
 from decentral.topology.delivery import Losses
-from decentral.training.assemble import local_network, with_rate
+from decentral.training.method import local_network, with_rate
 from decentral.training.stepper import Stepper
 from decentral.training.virtual import VirtualRows
 

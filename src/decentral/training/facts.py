@@ -1,0 +1,84 @@
+"""Facts on a run, for its status and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from decentral.gradients.precision import Precision
+from decentral.topology.rounds import Need
+
+if TYPE_CHECKING:
+    from decentral.cluster.timeline import Lateness
+    from decentral.training.assemble import Run
+
+
+def notes_of(r: Run) -> list[str]:
+    """Return notes for readers of the metrics."""
+    notes, counts = [*r.problem.notes, *r.heard], r.config.task.num_examples(r.config)
+    if attackers := r.attackers:
+        numbers = ", ".join(map(str, attackers))
+        notes.append(f"attackers (attack={r.config.attack.name}): workers {numbers}")
+    if (precision := r.config.evaluation.precision) is not Precision.fp32:
+        notes.append(f"tests are in {precision.name} (evaluation.precision)")
+    if (part := r.config.evaluation.part) != "all" and counts is not None:
+        notes.append(f"tests are on the {part} half of the test examples, {counts[1]} of them (evaluation.part)")
+    warmup = getattr(r.config.schedule, "warmup_epochs", 0)
+    if warmup > r.total_steps / r.problem.steps_per_epoch:
+        notes.append(f"the warm-up of {warmup:g} epochs (schedule.warmup_epochs) is longer than the run")
+    notes += r.config.availability.notes(r.config.num_workers)
+    attendance = r.stepper.attendance
+    if attendance is not None and Need.tree in r.algorithm.needs:
+        notes.append("trees that messages are relayed over are not rerouted: edges with an absent end rest")
+    if r.examples_on_the_way is not None and counts is not None:
+        notes.append(f"evaluations before the last one are on {r.examples_on_the_way} of the {counts[1]} test examples")
+    return notes
+
+
+def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) -> dict[str, Any]:
+    """Return the status entries on simulated time, from the seconds of each worker [n].
+
+    simulated_shares   for computing, waiting and exchange: the mean, minimum and maximum over workers, seconds
+    waits_least        the worker that waited least, if they differ
+    """
+    shares = {part: [round(float(each), 6) for each in (s.mean(), s.min(), s.max())] for part, s in accounts.items()}
+    facts: dict[str, Any] = {"simulated_shares": shares}
+    _, least, most = shares["wait"]
+    if least < most:
+        facts["waits_least"] = int(accounts["wait"].argmin())
+    return facts | late_facts(lateness)
+
+
+def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the decisions so far (`Stepper.facts`) as metrics of an evaluation: the count of each collective, their
+    total seconds (between processes: predicted), the fraction of gathered top-k among gathered and summed, and the
+    share of coordinates sent from now on."""
+    carried = choices.get("collectives", {})
+    found = {("collective", name): float(times) for name, (times, *_) in carried.items()}
+    if carried:
+        gathered, told = (carried.get(name, [0])[0] for name in ("allgather", "broadcast"))
+        found["collective", "seconds"] = sum(seconds for _, seconds, *_ in carried.values())
+        found["collective", "gathered"] = gathered / max(1, gathered + told)
+    if choices.get("ratios"):
+        found["message", "keep"] = choices["ratios"][-1][1]
+    return [
+        place | {"worker": "mean", "split": split, "metric": name, "value": float(value)}
+        for (split, name), value in found.items()
+    ]
+
+
+def late_facts(lateness: Lateness | None) -> dict[str, Any]:
+    """Return the status entries on late contributions.
+
+    staleness    age in versions -> number of contributions of this age; if there are any
+    critical     [the worker most often waited for, how often, of how many times]; if there are any
+    """
+    facts: dict[str, Any] = {}
+    if lateness is not None and lateness.ages:
+        facts["staleness"] = {str(age): times for age, times in lateness.ages.items()}
+    if lateness is not None and any(lateness.critical):
+        most_often = max(lateness.critical)
+        facts["critical"] = [lateness.critical.index(most_often), most_often, sum(lateness.critical)]
+    return facts
