@@ -295,7 +295,7 @@ def test_the_place_of_a_value(run, measure, label, value):
     """Of the first value that is good enough."""
     found = Measure(**measure).of(run)
     assert found.value == pytest.approx(value, nan_ok=True)
-    assert found.label == label and found.status == (NOT_REACHED if math.isnan(value) else "done")
+    assert found.metric == label and found.status == (NOT_REACHED if math.isnan(value) else "done")
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,8 @@ def test_a_metric_that_is_not_taken_worker_by_worker_has_the_aggregates_that_are
             store.append([place | consensus | {"worker": "mean", "value": distance}])
         store.set_status(Status.done, step=30, wall_s=6.0)
     found = Measure(**values).of(run)
-    assert found[:4] == pytest.approx(expected, nan_ok=True) and found.status == "done"
+    views = (found.value, found.worst, found.mean, found.averaged)
+    assert views == pytest.approx(expected, nan_ok=True) and found.status == "done"
     missing = Measure(split="model", metric="consensus_distance", worker="worst").of(run)
     assert missing.status == "damaged" and "it has only the mean of this metric" in missing.remark
 

@@ -8,10 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.errors import ConfigError, suggest
-from decentral.report.entries import Entry, Search, plain
+from decentral.report.entries import Entry, plain
+
+if TYPE_CHECKING:
+    import pandas
 
 MET, NOT_MET, NOT_RUN = "met", "not met", "not run"
 WITHIN_NOISE = "within the noise"
@@ -34,11 +37,13 @@ class NotRun(Exception):
     """A cell has no values yet, or is incomplete; says which one and why."""
 
 
+@dataclass(frozen=True)
 class Cells:
     """The entries of a study, to be found by some of their labels."""
 
-    def __init__(self, entries: list[Entry], study: str, searches: Sequence[Search] = ()) -> None:
-        self.entries, self.study, self.searches = entries, study, searches
+    entries: list[Entry]
+    study: str
+    searches: pandas.DataFrame
 
     def find(self, says: str, *wanted: Mapping[str, Any]) -> list[Entry]:
         """Return for each of `wanted` the one entry with these labels, of the first metric unless `metric` is given.
@@ -51,9 +56,10 @@ class Cells:
         for entry, labels in zip(found, wanted, strict=True):
             words = ", ".join(f"{name}={plain(value)}" for name, value in labels.items())
             if entry is None:
-                own = {name: plain(value) for name, value in labels.items() if name != "metric"}.items()
-                rates = {rate for one in self.searches if own <= one.labels.items() for rate in one.rates}
-                tried = ", ".join(f"{rate:.6g}" for rate in sorted(rates))
+                runs = self.searches
+                for name in labels.keys() - {"metric"}:
+                    runs = runs[runs[name] == plain(labels[name])]
+                tried = ", ".join(f"{rate:.6g}" for rate in sorted(runs["rate"].unique()))
                 only = f", only its learning-rate search: {tried}" if tried else ""
                 raise NotRun(f"no {'final ' * bool(tried)}run of {words} has ended{only}")
             if entry.unfinished:

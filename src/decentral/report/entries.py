@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from decentral.measurements.values import NOT_REACHED
 from decentral.store import AXES, Status
@@ -75,14 +75,6 @@ class Entry:
         return None if self.std is None else self.std / math.sqrt(len(self.values))
 
 
-class Search(NamedTuple):
-    """A cell of which no run that counts has ended, but runs of the search for its learning rate."""
-
-    labels: dict[str, str]
-    rates: dict[float, list[float]]
-    """Learning rate -> what its runs gave, nan or infinite where they have no value."""
-
-
 def where(labels: Mapping[str, str]) -> str:
     """Format labels, for example 'RelaySGD, dbt, alpha=0.1': words as values only, numbers with their name."""
     return ", ".join(
@@ -126,19 +118,6 @@ def group(values: pandas.DataFrame, labels: list[str], of: str, wanted: Wanted) 
         fitting = [(len(cell), number) for cell, number in closed if cell.items() <= own.items()]
         entries.append(_entry(own, metric, rows, of, max(fitting, default=(0, 0))[1]))
     return entries
-
-
-def searches(values: pandas.DataFrame, labels: list[str]) -> list[Search]:
-    """Return the cells with an ongoing learning-rate search, by the first metric of each."""
-    chosen = set(values[values["chosen"]][labels].itertuples(index=False, name=None))
-    tried = values[~values["chosen"] & (values["rate"].abs() < math.inf)]
-    found: dict[tuple[str, ...], Search] = {}
-    for row in tried.drop_duplicates([*labels, "rate", "seed"]).to_dict("records"):
-        key = tuple(row[name] for name in labels)
-        if key not in chosen:
-            search = found.setdefault(key, Search({name: row[name] for name in labels}, {}))
-            search.rates.setdefault(row["rate"], []).append(row["value"])
-    return list(found.values())
 
 
 def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted: int) -> Entry:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import statistics
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ import pandas
 from decentral.config.parsing import read_yaml
 from decentral.errors import ConfigError
 from decentral.report import spec
-from decentral.report.entries import Entry, Search, Wanted, group, plain, searches, where
+from decentral.report.entries import Entry, Wanted, group, plain, where
 from decentral.store import AXES
 from decentral.store.files import check_name, from_csv_cell, load_json, read_table, stored_table
 
@@ -149,20 +148,25 @@ class Results:
         return self.known[of]
 
     @cached_property
-    def searches(self) -> list[Search]:
-        """The cells without runs that count, whose search for a learning rate has some."""
-        return searches(self.values, self.labels)
+    def searches(self) -> pandas.DataFrame:
+        """The runs of searches for a learning rate in cells of which no run that counts has ended."""
+        tried = self.values[~self.values["chosen"] & (self.values["rate"].abs() < math.inf)]
+        if tried.empty:
+            return tried
+        cells, ended = (pandas.MultiIndex.from_frame(table[self.labels]) for table in (tried, self.chosen))
+        return tried[~cells.isin(ended)].drop_duplicates([*self.labels, "rate", "seed"])
 
     def tried(self) -> list[str]:
-        """A sentence on each of them, with what its rates gave; of many, the others are only counted."""
+        """Return a sentence on each of these cells, with what its rates gave; of many, the others are only counted."""
         found = []
-        for one in self.searches:
-            words = []
-            for rate, values in sorted(one.rates.items()):
-                finite = [value for value in values if math.isfinite(value)]
-                words.append(f"{rate:.6g} ({f'{statistics.fmean(finite):.4g}' if finite else 'no value'})")
+        for labels, runs in self.searches.groupby(self.labels, sort=False) if len(self.searches) else ():
+            finite = runs["value"].where(runs["value"].abs() < math.inf)
+            means = finite.groupby(runs["rate"]).mean()
+            words = [
+                f"{rate:.6g} ({'no value' if math.isnan(mean) else f'{mean:.4g}'})" for rate, mean in means.items()
+            ]
             told = f"rates tried so far: {', '.join(words)}"
-            found.append(f"No final run of {where(one.labels)} has ended; {told}.")
+            found.append(f"No final run of {where(dict(zip(self.labels, labels, strict=True)))} has ended; {told}.")
         more = len(found) - _LISTED
         return found if more <= 0 else [*found[:_LISTED], f"The same holds for {more} more cells."]
 
