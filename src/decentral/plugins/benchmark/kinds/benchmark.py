@@ -17,11 +17,11 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.config.composition import compose_all
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.measurements.timeline import StepTimes
 from decentral.measurements.training_run import TrainingRun, run_command
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
 from decentral.measurements.values import Row as Line
 from decentral.plugins.benchmark.entries import Method, Scenario, Trial, methods, scenarios, trials
+from decentral.plugins.benchmark.step_times import StepTimes
 from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store import RunStore, Status
