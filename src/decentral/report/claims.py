@@ -113,7 +113,7 @@ class Claim(ABC):
 
     @abstractmethod
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
-        """Whether our numbers agree. Raises NotRun if some of them are still to come."""
+        """Return whether our numbers agree. Raises NotRun if some of them are missing."""
 
     def _need_one_of(self, first: str, second: str) -> None:
         if (getattr(self, first) is None) == (getattr(self, second) is None):
@@ -136,7 +136,7 @@ class Bound(Claim):
         self._need_one_of("at_most", "at_least")
 
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
-        """Look at the mean over seeds."""
+        """Compare the mean over seeds with the bound."""
         (entry,) = cells.find(self.says, self.cell)
         ours = entry.level(larger_is_better)
         if self.at_most is not None:
@@ -190,8 +190,8 @@ class Order(Claim):
 
 
 def _change(low: Entry, high: Entry, larger_is_better: bool) -> tuple[float, float]:
-    """From the level of `low` up to that of `high`, as a difference and a ratio: infinite where one is not known, and
-    never down."""
+    """Return the increase from the level of `low` to that of `high`, as a difference and a ratio; infinite if one of
+    them is unknown, and never negative."""
     least, most = low.level(larger_is_better), high.level(larger_is_better)
     finite = math.isfinite(least) and math.isfinite(most)
     ratio = max(1.0, most / least) if finite and least > 0 else math.inf
@@ -299,8 +299,8 @@ class Steadier(Claim):
 def _along(
     cells: Cells, cell: dict[str, Any], claim: Steady | Steadier, larger_is_better: bool
 ) -> tuple[Entry, Entry, str]:
-    """Between which entries a cell changes along `across`: the smallest mean and the largest, or the first and the
-    worst of the others; and all means in words."""
+    """Return the two entries between which a cell changes along `across` (the smallest and the largest mean, or the
+    first and the worst of the others), and all means in words."""
     ((label, values),) = claim.across.items()
     found = cells.find(claim.says, *[{**cell, label: value} for value in values])
     levels = [entry.level(larger_is_better) for entry in found]
@@ -368,5 +368,5 @@ def weighed(why: str, margin: float, error: float | None, entries: Sequence[Entr
 
 
 def at_most(value: float, limit: float) -> bool:
-    """Whether a value is not above a limit, but for rounding."""
+    """Return whether a value is at most a limit, up to rounding."""
     return value <= limit or math.isclose(value, limit, rel_tol=1e-9)

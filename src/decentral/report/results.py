@@ -38,7 +38,7 @@ class Results:
     values: pandas.DataFrame
     """values.csv with its labels as text (`plain`) and numbers as numbers."""
     known: dict[str, list[Entry]] = field(default_factory=dict, repr=False)
-    """The cells that were asked for, which are made once."""
+    """A cache of the cells, by `of`."""
 
     @property
     def study(self) -> str:
@@ -127,7 +127,7 @@ class Results:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """How many runs the cells have in the end, as far as study.json says. Raises ConfigError if it is damaged."""
+        """The final numbers of runs of cells, as far as study.json has them. Raises ConfigError if it is damaged."""
         try:
             known = [(json.loads(key), int(number)) for key, number in (self.facts.get("wanted") or {}).items()]
             return [({name: plain(value) for name, value in own.items()}, number) for own, number in known]
@@ -138,11 +138,11 @@ class Results:
 
     @cached_property
     def chosen(self) -> pandas.DataFrame:
-        """The values that count, without the runs that only led to a learning rate."""
+        """The values that count, without the runs of searches for a learning rate."""
         return self.values[self.values["chosen"]]
 
     def entries(self, of: str = "value") -> list[Entry]:
-        """The cells; `of`: value, worst, mean or averaged."""
+        """Return the cells; `of`: value, worst, mean or averaged."""
         if of not in self.known:
             self.known[of] = group(self.chosen, self.labels, of, self.wanted)
         return self.known[of]

@@ -112,12 +112,12 @@ class Layout:
 
 
 def headed(metric: str, worker: str) -> str:
-    """A metric with whose it is: 'test accuracy (%) of the worst worker'."""
+    """Return a metric with its worker: 'test accuracy (%) of the worst worker'."""
     return metric + _WHOSE.get(worker, f" of worker {worker}" * worker.isdigit())
 
 
 def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
-    """Where the table of these runs belongs: `tables/NAME`, or a folder beside where a sweep of other runs has that."""
+    """Return the folder for the table of these runs: `tables/NAME`, or one beside it if another sweep has that one."""
     known, runs = read_json(tables / layout.name / "study.json"), _sweep(source)
     if known is None or known.get("sweep", []) == runs:
         return tables / layout.name
@@ -125,14 +125,14 @@ def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Pa
 
 
 def runs_of(source: Path) -> Path | list[Path]:
-    """The runs of the sweep whose table is in this folder, if they are still there; else the folder."""
+    """Return the runs of the sweep whose table is in this folder, if they exist; else the folder."""
     names = (read_json(source / "study.json") or {}).get("sweep", [])
     found = [source.resolve().parents[1] / "runs" / Path(name).name for name in names]
     return found if any(path.is_dir() for path in found) else source
 
 
 def _sweep(source: Path | Sequence[Path]) -> list[str]:
-    """The names of the runs of a sweep; none for all that are in a folder."""
+    """Return the names of the runs of a sweep; none for a whole folder."""
     return [] if isinstance(source, Path) else sorted({path.name for path in source})
 
 
@@ -191,7 +191,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
 
 
 def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
-    """A row for each run that is done or has diverged, with all its settings; what its metric is; and notes."""
+    """Return a row for each number of the runs that are done or diverged, the meanings of the metrics, and notes."""
     if isinstance(source, Path):
         runs, left_out = stored_runs(source)
     else:
@@ -270,7 +270,7 @@ def _without_repeats(ended: list[Any]) -> tuple[list[Any], int]:
 
 
 def _cell(value: Any) -> Any:
-    """A setting as the value of a label: a list is text."""
+    """Return a setting as the value of a label; a list becomes text."""
     return "null" if value is None else value if isinstance(value, bool | int | float) else str(value)
 
 
@@ -361,7 +361,7 @@ def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:
-    """Whether a run has all of these settings, each given as key=value: as text, or as YAML that means the same."""
+    """Return whether a run has all of these settings, each given as key=value, in text or YAML."""
     for key, _, value in (one.partition("=") for one in where):
         try:
             meant = yaml.safe_load(value)
@@ -373,7 +373,7 @@ def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:
 
 
 def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
-    """The values that a study has collected, of its first metric or the one that is asked for; rates are chosen."""
+    """Return the collected values of a study, for its first metric or the requested one; rates are chosen."""
     found = read(folder)
     names = list(dict.fromkeys(found.values["metric"]))
     words = layout.metric.replace("_", " ")
