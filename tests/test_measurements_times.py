@@ -7,7 +7,6 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -171,45 +170,3 @@ def test_seeds_that_are_known_are_not_computed_again_and_more_can_be_added(tmp_p
 def test_a_timeline_that_cannot_be_is_refused(base: list[str], settings: dict, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
         timeline_study(base, **{"rows": [WAGMA], **settings}).cells([f"results_dir={tmp_path}"])
-
-
-# -- map ------------------------------------------------------------------------------------------------------------
-
-MAP_SLOW = [
-    "cluster=free",
-    "cluster.num_parameters=1000",
-    "cluster.stragglers.mode=fixed",
-    "cluster.stragglers.workers=[0]",
-    "cluster.stragglers.slowdown=2",
-]
-MAP_ALLREDUCE = {"method": "All-reduce", "base": ["algo=allreduce"]}
-ALONE = {"method": "Alone", "base": ["algo=local_sgd", "algo.period_steps=99"]}
-
-
-def map_study(base: list[str], **settings: Any) -> Study:
-    values = {
-        "kind": "timeline_map",
-        "base": ["task=quadratics", "num_workers=4", *base],
-        "rows": [MAP_ALLREDUCE, ALONE],
-        "slowdowns": [2, 5],
-        "gbps": [1.0e-6, 1],
-        "steps": 6,
-    }
-    return study_from("mine", {**values, **settings})
-
-
-def map_run(found: Study, folder: Path) -> list[Value]:
-    cells = found.cells([f"results_dir={folder}", "progress=false"])
-    for job in (job for cell in cells for job in cell.jobs()):
-        assert job.carry_out() is Status.done
-    return [one for cell in cells for one in cell.values()]
-
-
-def test_the_time_of_a_step_at_each_place_follows_by_hand(tmp_path: Path) -> None:
-    values = map_run(map_study(MAP_SLOW), tmp_path)
-    found = {(v.labels["method"], v.labels["slowdown"], v.labels["gbps"]): v.value for v in values}
-    assert len(values) == len(found) == 8 and {v.metric for v in values} == {STEP}
-    for slowdown in (2, 5):
-        for gbps in (1.0e-6, 1):  # a ring: 2 (n - 1) / n rows of 4,000 bytes
-            assert found["All-reduce", slowdown, gbps] == pytest.approx(slowdown + 1.5 * 4000 * 8e-9 / gbps)
-    assert found["Alone", 5, 1] > found["Alone", 2, 1]

@@ -24,7 +24,6 @@ from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
-from decentral.measurements.timeline import StepTimes
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Value
 from decentral.plugins.benchmark import command as benchmark_command
@@ -32,6 +31,7 @@ from decentral.plugins.benchmark import submission
 from decentral.plugins.benchmark.entries import Method, Scenario, methods, trials
 from decentral.plugins.benchmark.kinds.benchmark import END, METRICS, Benchmark, BenchmarkCell, Course
 from decentral.plugins.benchmark.listings.ranking import Costs, costs
+from decentral.plugins.benchmark.step_times import StepTimes
 from decentral.report.results import read
 from decentral.store import read_metrics
 from decentral.store.files import write_table

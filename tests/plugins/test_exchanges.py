@@ -167,7 +167,7 @@ ON_LINKS = ["topk", *(pytest.param(name, marks=pytest.mark.slow) for name in ("p
 
 @pytest.mark.parametrize("compress", ON_LINKS)
 def test_the_time_on_other_links_is_that_of_a_run_on_them(compress: str, tmp_path: Path) -> None:
-    ((cell, values),) = links_run(links_study([LINK_ROW | {"base": [f"compress={compress}"]}]), tmp_path)
+    ((_, values),) = links_run(links_study([LINK_ROW | {"base": [f"compress={compress}"]}]), tmp_path)
     steps, *times = values
     assert (
         math.isfinite(steps.value) and len(times) == 4 and (steps.labels[BANDWIDTH], steps.labels[LATENCY]) == ("", "")
@@ -180,10 +180,10 @@ def test_the_time_on_other_links_is_that_of_a_run_on_them(compress: str, tmp_pat
     there = launch(prepare(replace(config, lr=0.3, seed=1))).directory
     expected = Measure(worker="mean", to_reach=12, axis="simulated_s").of(there)
     (found,) = [value for value in times if place.items() <= value.labels.items()]
-    assert found.metric == expected.label and found.value == pytest.approx(
+    assert found.metric == expected.metric and found.value == pytest.approx(
         expected.value, rel=1e-6
     )  # stored times are rounded
-    assert not cell.meanings()[found.metric].larger_is_better
+    assert not found.meaning.larger_is_better
 
 
 def test_what_overlaps_hides_at_most_its_share_of_the_gradient(tmp_path: Path) -> None:

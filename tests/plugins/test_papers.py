@@ -13,6 +13,7 @@ import pytest
 from configure import configure
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
+from decentral.measurements.timeline import STEP
 from decentral.measurements.values import Labels, Value
 from decentral.plugins.papers.measurements.collectives import CROSSOVERS, crossover, seconds
 from decentral.plugins.papers.measurements.fish_school import (
@@ -322,3 +323,24 @@ def test_turns_follow_by_hand_and_sums_are_kept(tmp_path: Path) -> None:
         assert values[push, slowdown, "", MASS_ERROR] < 1e-13 and values[rounds, slowdown, "", MASS_ERROR] < 1e-13
     assert values[push, 8, "fast workers", END] < values[rounds, 8, "fast workers", END]
     assert all("simulated_s" in line and "step" not in line for cell in found for line in cell.curves())
+
+
+# -- the map of times over links and slowdowns -------------------------------------------------------------------------
+
+
+def test_the_time_of_a_step_at_each_place_follows_by_hand(tmp_path: Path) -> None:
+    slow = ["stragglers.mode=fixed", "stragglers.workers=[0]", "stragglers.slowdown=2", "num_parameters=1000"]
+    base = ["task=quadratics", "num_workers=4", "cluster=free", *(f"cluster.{word}" for word in slow)]
+    alone = {"method": "Alone", "base": ["algo=local_sgd", "algo.period_steps=99"]}
+    rows = [{"method": "All-reduce", "base": ["algo=allreduce"]}, alone]
+    settings = {"slowdowns": [2, 5], "gbps": [1.0e-6, 1], "steps": 6}
+    study = study_from("mine", {"kind": "timeline_map", "base": base, "rows": rows, **settings})
+    cells = study.cells([f"results_dir={tmp_path}", "progress=false"])
+    assert {job.carry_out() for cell in cells for job in cell.jobs()} == {Status.done}
+    values = [value for cell in cells for value in cell.values()]
+    found = {(v.labels["method"], v.labels["slowdown"], v.labels["gbps"]): v.value for v in values}
+    assert len(values) == len(found) == 8 and {(v.metric, v.meaning.unit) for v in values} == {(STEP, "s")}
+    for slowdown in (2, 5):
+        for gbps in (1.0e-6, 1):  # a ring: 2 (n - 1) / n rows of 4,000 bytes
+            assert found["All-reduce", slowdown, gbps] == pytest.approx(slowdown + 1.5 * 4000 * 8e-9 / gbps)
+    assert found["Alone", 5, 1] > found["Alone", 2, 1]

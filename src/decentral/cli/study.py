@@ -372,7 +372,7 @@ def collect_results(
         return
     facts |= {"digest": collect.digest(chosen.definition, source.finished), "setup": collect.setup(chosen.definition)}
     collect.collect(chosen.study, cells, chosen.directory, facts)
-    for remark in dict.fromkeys(remark for cell in cells for remark in cell.remarks()):
+    for remark in dict.fromkeys(value.remark for cell in cells for value in cell.values() if value.remark):
         say(f"Note:     {remark}")
 
 

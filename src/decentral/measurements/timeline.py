@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
 
-from decentral.cluster.cluster import Machines, VirtualCluster
+from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.timeline import write_spans
-from decentral.config.identity import component_identity, identity
+from decentral.config.identity import component_identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Computation, Measurement, check_losses
@@ -21,7 +21,6 @@ from decentral.store.files import csv_text, write_text
 
 THROUGHPUT, STEP, WAITING = "throughput (steps/s)", "time per step (s)", "waiting share (%)"
 STALE, AGE, SENT = "stale contributions (%)", "mean age of a contribution (versions)", "MB sent per worker and step"
-SLOWDOWN, BANDWIDTH = "slowdown", "gbps"
 
 
 @dataclass
@@ -143,74 +142,6 @@ def baseline_of(baseline: str, column: Sequence[M]) -> M:
 
 
 @dataclass
-class TimelineMap(Measurement):
-    """The time of a step over how many times as long slow workers take, and over the bandwidth of the links.
-
-    A line for each seed: {"seed", "step_s": for each slowdown, the seconds for each bandwidth}.
-
-    slowdowns  values of the label `slowdown`, from bottom to top
-    gbps       bandwidth of all links in Gbit/s, the label `gbps`, from left to right
-    seeds      seeds of the delays
-    steps      steps of every run; the time per step averages over all of them
-    """
-
-    name: str = "timeline_map"
-    slowdowns: list[float] = setting([], above=1)
-    gbps: list[float] = setting([], above=0)
-    seeds: list[int] = field(default_factory=lambda: [1])
-    steps: int = setting(100, at_least=1)
-
-    folder: ClassVar[str] = "times_over_links"
-    decides: ClassVar[frozenset[str]] = frozenset({"lr", "cluster.stragglers.slowdown", "cluster.links.bandwidth_gbps"})
-    meanings: ClassVar[dict[str, Meaning]] = {STEP: Meaning(False, "s")}
-
-    def __post_init__(self) -> None:
-        if not self.slowdowns or not self.gbps:
-            raise ConfigError(
-                f"slowdowns={self.slowdowns} and gbps={self.gbps} do not span a map: give numbers for both."
-            )
-
-    def check(self) -> None:
-        """There have to be machines."""
-        check_losses(self.config)
-        if not isinstance(cluster_of(self.config, sized=True), Machines):
-            raise ConfigError("this cluster has no bandwidth and no slow workers to vary: use cluster=machines.")
-
-    def parameters(self) -> dict[str, Any]:
-        """Seeds, steps and places, and the topology where the run's identity leaves it out."""
-        places = {"slowdowns": self.slowdowns, "gbps": self.gbps}
-        over = component_identity(self.config.topology)
-        return {"seeds": self.seeds, "steps": self.steps, **places, "over": over}
-
-    def line(self, seed: int) -> dict[str, Any]:
-        """As above."""
-        from decentral.training.timing import timed
-
-        cluster = self.config.cluster
-        assert isinstance(cluster, Machines) and cluster.num_parameters is not None
-        rows = []
-        for slowdown in self.slowdowns:
-            rows.append(row := list[float]())
-            for gbps in self.gbps:
-                stragglers = replace(cluster.stragglers, slowdown=slowdown)
-                changed = replace(cluster, stragglers=stragglers, links=replace(cluster.links, bandwidth_gbps=gbps))
-                config = replace(self.config, seed=seed, cluster=changed)
-                row.append(timed(config, self.steps, cluster.num_parameters).step_s)
-        return {"step_s": rows}
-
-    def cells(self) -> list[Labels]:
-        """One, whose values say where."""
-        return [self.labels | {SLOWDOWN: "", BANDWIDTH: ""}]
-
-    def values(self, labels: Labels) -> Iterator[Value]:
-        """The time of a step at each place."""
-        for line in self.found():
-            for slowdown, times in zip(self.slowdowns, line["step_s"], strict=True):
-                for gbps, seconds in zip(self.gbps, times, strict=True):
-                    yield Value(labels | {SLOWDOWN: slowdown, BANDWIDTH: gbps}, seconds, STEP, line["seed"])
-
-
-@dataclass
 class SimulatedTimeline(Computation):
     """simulate=timeline: what `config.steps` steps of the method take in its cluster, and how late contributions are.
 
@@ -243,37 +174,6 @@ class SimulatedTimeline(Computation):
             "num_parameters": num_parameters,
             **time_facts(found.accounts, found.lateness),
         }
-
-
-@dataclass
-class StepTimes(Computation):
-    """When methods in rounds have taken each of their steps in each of some clusters, and what they have sent by then.
-
-    A line for each run and cluster: {"of": the run's id, "clock": that of the cluster, "simulated_s": after 0, 1, ...
-    steps, "bytes_sent": by all workers}. `config` is the first run's.
-    """
-
-    runs: dict[str, Config] = field(default_factory=dict)
-    clusters: dict[str, VirtualCluster] = field(default_factory=dict)
-    """Which say how large the model is whose messages are timed."""
-
-    folder: ClassVar[str] = "step_times"
-
-    def parameters(self) -> dict[str, Any]:
-        """The runs and the clusters."""
-        clusters = {name: component_identity(cluster) for name, cluster in self.clusters.items()}
-        return {"runs": {name: identity(run) for name, run in self.runs.items()}, "clusters": clusters}
-
-    def parts(self) -> list[dict[str, Any]]:
-        """One for each run and cluster."""
-        return [{"of": run, "clock": name} for run in self.runs for name in self.clusters]
-
-    def line(self, of: str, clock: str) -> dict[str, Any]:
-        """As above."""
-        from decentral.training.timing import at_each_step
-
-        seconds, sent = at_each_step(replace(self.runs[of], cluster=self.clusters[clock]))
-        return {"simulated_s": [float(f"{each:.9g}") for each in seconds], "bytes_sent": sent}
 
 
 # -- times of gradients ------------------------------------------------------------------------------------------------

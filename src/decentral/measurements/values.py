@@ -1,4 +1,4 @@
-"""Results of a study: values, curves, and the meanings of their metrics."""
+"""The row of results that runs, sweeps, studies and plug-ins write, and the lines of their curves."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ NOT_REACHED = "not reached"
 def title_of(labels: Labels) -> str:
     """For example 'RelaySGD, dbt, alpha 0.1'."""
     return ", ".join(f"{v}" if k in ("method", "topology") else f"{k} {v}" for k, v in labels.items() if v != "")
+
+
+class Meaning(NamedTuple):
+    """The known meaning of a metric, for study.json, in the unit of the values."""
+
+    larger_is_better: bool | None = None
+    unit: str = ""
+    chance: float | None = None
+    """The chance level."""
 
 
 class Value(NamedTuple):
@@ -47,15 +56,15 @@ class Value(NamedTuple):
     wall_s: float = 0.0
     setting: str = ""
     """Settings tuned besides the learning rate, as arguments of decentral-run."""
+    meaning: Meaning = Meaning()
+    """The direction, unit and chance level of the metric."""
+    remark: str = ""
+    """The reason why a damaged run has no number."""
 
-
-class Meaning(NamedTuple):
-    """The known meaning of a study's metric, for study.json, in the unit of the values."""
-
-    larger_is_better: bool | None = None
-    unit: str = ""
-    chance: float | None = None
-    """The chance level."""
+    @property
+    def score(self) -> float:
+        """The value, or its negative where smaller is better."""
+        return self.value if self.meaning.larger_is_better else -self.value
 
 
 def curve(

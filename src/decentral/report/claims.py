@@ -8,10 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.errors import ConfigError, suggest
-from decentral.report.entries import Entry, Search, plain
+from decentral.report.entries import Entry, plain
+
+if TYPE_CHECKING:
+    import pandas
 
 MET, NOT_MET, NOT_RUN = "met", "not met", "not run"
 WITHIN_NOISE = "within the noise"
@@ -34,11 +37,13 @@ class NotRun(Exception):
     """A cell has no values yet, or is incomplete; says which one and why."""
 
 
+@dataclass(frozen=True)
 class Cells:
     """The entries of a study, to be found by some of their labels."""
 
-    def __init__(self, entries: list[Entry], study: str, searches: Sequence[Search] = ()) -> None:
-        self.entries, self.study, self.searches = entries, study, searches
+    entries: list[Entry]
+    study: str
+    searches: pandas.DataFrame
 
     def find(self, says: str, *wanted: Mapping[str, Any]) -> list[Entry]:
         """Return for each of `wanted` the one entry with these labels, of the first metric unless `metric` is given.
@@ -51,9 +56,10 @@ class Cells:
         for entry, labels in zip(found, wanted, strict=True):
             words = ", ".join(f"{name}={plain(value)}" for name, value in labels.items())
             if entry is None:
-                own = {name: plain(value) for name, value in labels.items() if name != "metric"}.items()
-                rates = {rate for one in self.searches if own <= one.labels.items() for rate in one.rates}
-                tried = ", ".join(f"{rate:.6g}" for rate in sorted(rates))
+                runs = self.searches
+                for name in labels.keys() - {"metric"}:
+                    runs = runs[runs[name] == plain(labels[name])]
+                tried = ", ".join(f"{rate:.6g}" for rate in sorted(runs["rate"].unique()))
                 only = f", only its learning-rate search: {tried}" if tried else ""
                 raise NotRun(f"no {'final ' * bool(tried)}run of {words} has ended{only}")
             if entry.unfinished:
@@ -107,7 +113,7 @@ class Claim(ABC):
 
     @abstractmethod
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
-        """Whether our numbers agree. Raises NotRun if some of them are still to come."""
+        """Return whether our numbers agree. Raises NotRun if some of them are missing."""
 
     def _need_one_of(self, first: str, second: str) -> None:
         if (getattr(self, first) is None) == (getattr(self, second) is None):
@@ -130,7 +136,7 @@ class Bound(Claim):
         self._need_one_of("at_most", "at_least")
 
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
-        """Look at the mean over seeds."""
+        """Compare the mean over seeds with the bound."""
         (entry,) = cells.find(self.says, self.cell)
         ours = entry.level(larger_is_better)
         if self.at_most is not None:
@@ -184,8 +190,8 @@ class Order(Claim):
 
 
 def _change(low: Entry, high: Entry, larger_is_better: bool) -> tuple[float, float]:
-    """From the level of `low` up to that of `high`, as a difference and a ratio: infinite where one is not known, and
-    never down."""
+    """Return the increase from the level of `low` to that of `high`, as a difference and a ratio; infinite if one of
+    them is unknown, and never negative."""
     least, most = low.level(larger_is_better), high.level(larger_is_better)
     finite = math.isfinite(least) and math.isfinite(most)
     ratio = max(1.0, most / least) if finite and least > 0 else math.inf
@@ -293,8 +299,8 @@ class Steadier(Claim):
 def _along(
     cells: Cells, cell: dict[str, Any], claim: Steady | Steadier, larger_is_better: bool
 ) -> tuple[Entry, Entry, str]:
-    """Between which entries a cell changes along `across`: the smallest mean and the largest, or the first and the
-    worst of the others; and all means in words."""
+    """Return the two entries between which a cell changes along `across` (the smallest and the largest mean, or the
+    first and the worst of the others), and all means in words."""
     ((label, values),) = claim.across.items()
     found = cells.find(claim.says, *[{**cell, label: value} for value in values])
     levels = [entry.level(larger_is_better) for entry in found]
@@ -362,5 +368,5 @@ def weighed(why: str, margin: float, error: float | None, entries: Sequence[Entr
 
 
 def at_most(value: float, limit: float) -> bool:
-    """Whether a value is not above a limit, but for rounding."""
+    """Return whether a value is at most a limit, up to rounding."""
     return value <= limit or math.isclose(value, limit, rel_tol=1e-9)

@@ -1,4 +1,4 @@
-"""The numbers of a study, a cell at a time: values.csv, grouped by its labels."""
+"""Cells of a study: the rows of values.csv, grouped by their labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from decentral.measurements.values import NOT_REACHED
 from decentral.store import AXES, Status
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell: what its chosen runs gave."""
+    """The numbers of one cell from the runs that count."""
 
     labels: dict[str, str]
     metric: str
     values: tuple[float, ...]
-    """Of the runs that have a finite value, by seed."""
+    """The finite values, in the order of the seeds."""
     runs: int
     """Number of ended runs, done or diverged; runs with damaged numbers are still pending."""
     diverged: int
@@ -48,7 +48,7 @@ class Entry:
 
     @cached_property
     def mean(self) -> float:
-        """Over the runs that have a value; nan if none has."""
+        """The mean over the runs that have a value; nan if none has."""
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
@@ -57,8 +57,8 @@ class Entry:
         return self.runs - len(self.values)
 
     def level(self, larger_is_better: bool) -> float:
-        """By what the cell is compared: the mean, or where runs are lost the median, in which they are the worst there
-        is."""
+        """Return the number by which the cell is compared: the mean, or with lost runs the median, where a lost run is
+        worse than any other."""
         if not self.lost:
             return self.mean
         worst = -math.inf if larger_is_better else math.inf
@@ -66,21 +66,13 @@ class Entry:
 
     @cached_property
     def std(self) -> float | None:
-        """Over the seeds, with n - 1; None for fewer than two."""
+        """The standard deviation over the seeds (n - 1); None for fewer than two."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean; None if it is not known."""
+        """The standard error of the mean; None if it is unknown."""
         return None if self.std is None else self.std / math.sqrt(len(self.values))
-
-
-class Search(NamedTuple):
-    """A cell of which no run that counts has ended, but runs of the search for its learning rate."""
-
-    labels: dict[str, str]
-    rates: dict[float, list[float]]
-    """Learning rate -> what its runs gave, nan or infinite where they have no value."""
 
 
 def where(labels: Mapping[str, str]) -> str:
@@ -99,7 +91,7 @@ def plain(value: Any) -> str:
 
 
 def number_of(value: Any) -> float | None:
-    """A label's value as a number, if it is one."""
+    """Return a label's value as a number; None if it is not one."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -107,14 +99,13 @@ def number_of(value: Any) -> float | None:
 
 
 Wanted = list[tuple[dict[str, str], int]]
-"""Labels of cells -> how many runs they have in the end."""
+"""Labels of cells, each with the final number of runs."""
 
 
 def group(values: pandas.DataFrame, labels: list[str], of: str, wanted: Wanted) -> list[Entry]:
-    """Runs as cells, in the order in which they first appear. `of`: value, worst, mean or averaged.
+    """Group runs into cells, in the order of their first appearance. `of`: value, worst, mean or averaged.
 
-    A cell's values may have further labels than the cell that is wanted, such as the step, or say what it leaves open,
-    such as a bandwidth.
+    A cell's values may have more labels than the cell in `wanted`, such as the step or a bandwidth.
     """
     found: dict[tuple[str, ...], list[Any]] = {}
     for row in values.to_dict("records"):
@@ -126,19 +117,6 @@ def group(values: pandas.DataFrame, labels: list[str], of: str, wanted: Wanted) 
         fitting = [(len(cell), number) for cell, number in closed if cell.items() <= own.items()]
         entries.append(_entry(own, metric, rows, of, max(fitting, default=(0, 0))[1]))
     return entries
-
-
-def searches(values: pandas.DataFrame, labels: list[str]) -> list[Search]:
-    """Return the cells with an ongoing learning-rate search, by the first metric of each."""
-    chosen = set(values[values["chosen"]][labels].itertuples(index=False, name=None))
-    tried = values[~values["chosen"] & (values["rate"].abs() < math.inf)]
-    found: dict[tuple[str, ...], Search] = {}
-    for row in tried.drop_duplicates([*labels, "rate", "seed"]).to_dict("records"):
-        key = tuple(row[name] for name in labels)
-        if key not in chosen:
-            search = found.setdefault(key, Search({name: row[name] for name in labels}, {}))
-            search.rates.setdefault(row["rate"], []).append(row["value"])
-    return list(found.values())
 
 
 def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted: int) -> Entry:

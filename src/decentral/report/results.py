@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import statistics
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ import pandas
 from decentral.config.parsing import read_yaml
 from decentral.errors import ConfigError
 from decentral.report import spec
-from decentral.report.entries import Entry, Search, Wanted, group, plain, searches, where
+from decentral.report.entries import Entry, Wanted, group, plain, where
 from decentral.store import AXES
 from decentral.store.files import check_name, from_csv_cell, load_json, read_table, stored_table
 
@@ -39,7 +38,7 @@ class Results:
     values: pandas.DataFrame
     """values.csv with its labels as text (`plain`) and numbers as numbers."""
     known: dict[str, list[Entry]] = field(default_factory=dict, repr=False)
-    """The cells that were asked for, which are made once."""
+    """A cache of the cells, by `of`."""
 
     @property
     def study(self) -> str:
@@ -128,7 +127,7 @@ class Results:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """How many runs the cells have in the end, as far as study.json says. Raises ConfigError if it is damaged."""
+        """The final numbers of runs of cells, as far as study.json has them. Raises ConfigError if it is damaged."""
         try:
             known = [(json.loads(key), int(number)) for key, number in (self.facts.get("wanted") or {}).items()]
             return [({name: plain(value) for name, value in own.items()}, number) for own, number in known]
@@ -139,30 +138,35 @@ class Results:
 
     @cached_property
     def chosen(self) -> pandas.DataFrame:
-        """The values that count, without the runs that only led to a learning rate."""
+        """The values that count, without the runs of searches for a learning rate."""
         return self.values[self.values["chosen"]]
 
     def entries(self, of: str = "value") -> list[Entry]:
-        """The cells; `of`: value, worst, mean or averaged."""
+        """Return the cells; `of`: value, worst, mean or averaged."""
         if of not in self.known:
             self.known[of] = group(self.chosen, self.labels, of, self.wanted)
         return self.known[of]
 
     @cached_property
-    def searches(self) -> list[Search]:
-        """The cells without runs that count, whose search for a learning rate has some."""
-        return searches(self.values, self.labels)
+    def searches(self) -> pandas.DataFrame:
+        """The runs of searches for a learning rate in cells of which no run that counts has ended."""
+        tried = self.values[~self.values["chosen"] & (self.values["rate"].abs() < math.inf)]
+        if tried.empty:
+            return tried
+        cells, ended = (pandas.MultiIndex.from_frame(table[self.labels]) for table in (tried, self.chosen))
+        return tried[~cells.isin(ended)].drop_duplicates([*self.labels, "rate", "seed"])
 
     def tried(self) -> list[str]:
-        """A sentence on each of them, with what its rates gave; of many, the others are only counted."""
+        """Return a sentence on each of these cells, with what its rates gave; of many, the others are only counted."""
         found = []
-        for one in self.searches:
-            words = []
-            for rate, values in sorted(one.rates.items()):
-                finite = [value for value in values if math.isfinite(value)]
-                words.append(f"{rate:.6g} ({f'{statistics.fmean(finite):.4g}' if finite else 'no value'})")
+        for labels, runs in self.searches.groupby(self.labels, sort=False) if len(self.searches) else ():
+            finite = runs["value"].where(runs["value"].abs() < math.inf)
+            means = finite.groupby(runs["rate"]).mean()
+            words = [
+                f"{rate:.6g} ({'no value' if math.isnan(mean) else f'{mean:.4g}'})" for rate, mean in means.items()
+            ]
             told = f"rates tried so far: {', '.join(words)}"
-            found.append(f"No final run of {where(one.labels)} has ended; {told}.")
+            found.append(f"No final run of {where(dict(zip(self.labels, labels, strict=True)))} has ended; {told}.")
         more = len(found) - _LISTED
         return found if more <= 0 else [*found[:_LISTED], f"The same holds for {more} more cells."]
 

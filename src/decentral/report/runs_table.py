@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -22,16 +22,19 @@ import pandas
 import yaml
 
 from decentral.errors import ConfigError, suggest
+from decentral.measurements.values import Meaning, Value
 from decentral.registry import component
 from decentral.registry.typed import typed
 from decentral.report.entries import plain
 from decentral.report.results import read
 from decentral.report.series import read_run, stored_runs
 from decentral.report.tables import as_csv
-from decentral.store import AXES, Metric, Status
-from decentral.store.files import at_home, csv_cell, read_json, stored_table, write_json, write_table
+from decentral.store import Metric, Status
+from decentral.store.files import at_home, read_json, stored_table, write_json
 from decentral.store.run_store import found_run
+from decentral.study.collect import write_curves, write_values
 from decentral.study.measure import DAMAGED, Measure
+from decentral.study.tuning.rule import Choice, best_of
 
 FREE = frozenset(
     (
@@ -62,25 +65,8 @@ FREE = frozenset(
 """Settings in which runs that are averaged may differ."""
 _LOG_FROM_RATIO = 10
 _MOST_COLUMNS = 8
-_VALUES = (
-    *("value", "seed", "rate", "chosen", "at_edge", "status"),
-    *("worst", "mean", "averaged", "published", "run", "wall_s"),
-)
-_OWN = (
-    *_VALUES,
-    "metric",
-    "label",
-    "meaning",
-    "remark",
-    "measure",
-    "directory",
-    "simulated_s",
-    "speed",
-    "speed_unit",
-    "local",
-    "local_label",
-)
-"""Columns that are no settings."""
+_OWN = {*Value._fields, "rate", "directory", "measure"} - {"lr"}
+"""Columns that are not settings."""
 _WHOSE = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
 
 
@@ -126,12 +112,12 @@ class Layout:
 
 
 def headed(metric: str, worker: str) -> str:
-    """A metric with whose it is: 'test accuracy (%) of the worst worker'."""
+    """Return a metric with its worker: 'test accuracy (%) of the worst worker'."""
     return metric + _WHOSE.get(worker, f" of worker {worker}" * worker.isdigit())
 
 
 def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
-    """Where the table of these runs belongs: `tables/NAME`, or a folder beside where a sweep of other runs has that."""
+    """Return the folder for the table of these runs: `tables/NAME`, or one beside it if another sweep has that one."""
     known, runs = read_json(tables / layout.name / "study.json"), _sweep(source)
     if known is None or known.get("sweep", []) == runs:
         return tables / layout.name
@@ -139,14 +125,14 @@ def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Pa
 
 
 def runs_of(source: Path) -> Path | list[Path]:
-    """The runs of the sweep whose table is in this folder, if they are still there; else the folder."""
+    """Return the runs of the sweep whose table is in this folder, if they exist; else the folder."""
     names = (read_json(source / "study.json") or {}).get("sweep", [])
     found = [source.resolve().parents[1] / "runs" / Path(name).name for name in names]
     return found if any(path.is_dir() for path in found) else source
 
 
 def _sweep(source: Path | Sequence[Path]) -> list[str]:
-    """The names of the runs of a sweep; none for all that are in a folder."""
+    """Return the names of the runs of a sweep; none for a whole folder."""
     return [] if isinstance(source, Path) else sorted({path.name for path in source})
 
 
@@ -166,24 +152,15 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         frame = frame.sort_values(layout.rows, key=_in_order, kind="stable")
     metric = next(iter(metrics))
     if layout.best:
-        frame = _with_best(frame, layout, bool(metrics[metric]["larger_is_better"]))
-    _refuse_mixed_cells(frame[frame["chosen"]], layout)
+        frame = _with_best(frame, layout, metric, bool(metrics[metric]["larger_is_better"]))
+    judged = frame[frame["metric"] == metric]
+    _refuse_mixed_cells(judged[judged["chosen"]], layout)
     if layout.over not in ("", "seed"):
         frame["seed"] = pandas.factorize(frame[layout.over])[0]
-    values = frame[[*layout.labels, *_VALUES]].assign(metric=metric)
-    if "local" in frame:  # on workers' own test sets, beside
-        (label,) = frame["local_label"].dropna().unique()
-        metrics[label] = metrics[metric] | {"heading": headed(label, layout.worker)}
-        beside = {"value": frame["local"], "worst": "", "mean": "", "averaged": ""}
-        values = pandas.concat([values, values.assign(metric=label, **beside)])
-    costs = {f"throughput ({frame['speed_unit'].iloc[0]})": "speed"} if "speed" in frame else {}
-    metrics |= {name: {"in_a_line": True} for name in costs}
-    if "simulated_s" in frame and frame["simulated_s"].notna().any():
-        costs["simulated time (s)"] = "simulated_s"
-    for name, column in costs.items():
-        beside = {"value": frame[column], "at_edge": False, "worst": "", "mean": "", "averaged": ""}
-        values = pandas.concat([values, values[values["metric"] == metric].assign(metric=name, **beside)])
-    size = frame["value"].abs().median()  # nan where no run has a value
+    names = list(dict.fromkeys(frame["metric"]))
+    frame = frame.sort_values("metric", key=lambda column: column.map(names.index), kind="stable")
+    judged = frame[frame["metric"] == metric]
+    size = judged["value"].abs().median()  # nan where no run has a value
     plain_form = "scientific" if size < 0.01 else "plain"
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
     heading = metrics[metric].get("heading", metric)
@@ -198,31 +175,30 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         "metrics": metrics,
         "report": {
             "table": {"rows": list(layout.rows), "columns": layout.columns, "format": form, "precise": True},
-            "figures": _figures(frame, layout, metric, heading),
+            "figures": _figures(judged, layout, metric, heading),
             "repeats": layout.over or "run",
         },
     }
     directory.mkdir(parents=True, exist_ok=True)
-    write_table(directory / "values.csv", values.map(csv_cell).to_csv(index=False))
+    write_values(directory, layout.labels, frame.to_dict("records"))
     if "directory" in frame:
         lines = []
-        for run in frame[frame["chosen"]].to_dict("records"):
+        for run in judged[judged["chosen"]].to_dict("records"):
             labels = {label: run[label] for label in layout.labels}
             lines += run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"])
-        columns = [*layout.labels, "metric", "worker", "seed", *AXES, "value"]
-        curves = pandas.DataFrame(lines, columns=columns).assign(metric=metric)
-        write_table(directory / "curves.csv", curves.map(csv_cell).to_csv(index=False))
+        write_curves(directory, layout.labels, [line | {"metric": metric} for line in lines])
     write_json(directory / "study.json", facts)
 
 
 def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
-    """A row for each run that is done or has diverged, with all its settings; what its metric is; and notes."""
+    """Return a row for each number of the runs that are done or diverged, the meanings of the metrics, and notes."""
     if isinstance(source, Path):
         runs, left_out = stored_runs(source)
     else:
         runs, left_out = [read_run(found_run(path)) for path in source if (path / "status.json").exists()], ""
     damaged = [run.reason for run, *_ in runs if run.reason]
-    ended, rows, metrics = [], [], {}
+    ended, rows, judged = [], [], []
+    metrics = dict[str, Any]()
     for run, settings, known, _ in runs:
         if run.status in (Status.done, Status.diverged) and _wanted(settings, layout.where):
             ended.append((run.path, settings, run.facts, known))
@@ -240,34 +216,45 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         if key is None or key not in known:
             continue
         measure = Measure(*key, worker=layout.worker)
-        found = measure.of(path)
-        metrics[found.label] = found.meaning._asdict() | {"heading": headed(found.label, layout.worker)}
-        own = Measure("local", measure.metric, worker=layout.worker)
-        named = {key: _cell(value) for key, value in settings.items()}
-        if measure.split == "test" and (own.split, own.metric) in known:
-            named |= {"local": own.of(path).value, "local_label": own.of(path).label}
-        numbers = found._asdict() | {"run": facts.get("run_id", ""), "seed": settings.get("seed", 0)}
-        unit, speed = list(throughput(settings, facts).items())[-1]
-        costs = {"speed": speed, "speed_unit": unit, "simulated_s": facts.get("simulated_s", math.nan)}
-        rows.append(named | numbers | costs | {"directory": path, "measure": measure})
+        about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
+        values = _values(path, settings, facts, known, measure)
+        judged.append(values[0])
+        rows += [about | value._asdict() | {"lr": about.get("lr"), "rate": math.nan} for value in values]
+        for value in values:
+            more: dict[str, Any] = {"in_a_line": True} if value.metric.startswith("throughput") else {}
+            more |= {"heading": headed(value.metric, layout.worker)} if value.worst is not None else {}
+            metrics[value.metric] = value.meaning._asdict() | more
     if not rows:
         raise ConfigError(f"{ended[0][0]} has recorded no metric: use a task that measures one.")
-    if all(row["status"] == DAMAGED for row in rows):
-        raise ConfigError(rows[0]["remark"].replace("measure.worker", "--worker"))
-    if len(metrics) > 1:
-        first = next(iter(metrics))
+    if all(value.status == DAMAGED for value in judged):
+        raise ConfigError(judged[0].remark.replace("measure.worker", "--worker"))
+    names = list(dict.fromkeys(value.metric for value in judged))
+    if len(names) > 1:
         raise ConfigError(
-            f"these runs are judged by {' and '.join(metrics)}: select one with --metric '{first}' or with --where."
+            f"these runs are judged by {' and '.join(names)}: select one with --metric '{names[0]}' or with --where."
         )
-    lacking = len(ended) - len(rows)
-    notes = [f"{lacking} run{'s' * (lacking > 1)} without {next(iter(metrics))} left out"] if lacking else []
+    lacking = len(ended) - len(judged)
+    notes = [f"{lacking} run{'s' * (lacking > 1)} without {names[0]} left out"] if lacking else []
     notes += [left_out] if left_out else []
     if repeated:
         notes.append(f"{repeated} repeated run{'s' * (repeated > 1)} left out: the newest of equal settings counts")
     if damaged:
         notes.append(f"{len(damaged)} unreadable run{'s' * (len(damaged) > 1)} left out: {damaged[0].rstrip('.')}")
-    frame = pandas.DataFrame(rows).assign(chosen=True, at_edge=False, rate=math.nan, published="")
-    return frame, metrics, notes
+    return pandas.DataFrame(rows), metrics, notes
+
+
+def _values(path: Path, settings: Mapping[str, Any], facts: Mapping[str, Any], known: Collection[tuple[str, str]],
+            measure: Measure) -> list[Value]:  # fmt: skip
+    """Return what a run reached, also on the workers' own test sets, and what it cost."""
+    own = replace(measure, split="local")
+    measures = [measure, own] if measure.split == "test" and (own.split, own.metric) in known else [measure]
+    found = [each.of(path, seed=settings.get("seed", 0))._replace(run=facts.get("run_id", "")) for each in measures]
+    cost = found[0]._replace(worst=None, mean=None, averaged=None, meaning=Meaning())
+    unit, speed = list(throughput(settings, facts).items())[-1]
+    costs = {f"throughput ({unit})": speed}
+    if facts.get("simulated_s") is not None:
+        costs["simulated time (s)"] = facts["simulated_s"]
+    return [*found, *(cost._replace(metric=metric, value=value) for metric, value in costs.items())]
 
 
 def _without_repeats(ended: list[Any]) -> tuple[list[Any], int]:
@@ -283,7 +270,7 @@ def _without_repeats(ended: list[Any]) -> tuple[list[Any], int]:
 
 
 def _cell(value: Any) -> Any:
-    """A setting as the value of a label: a list is text."""
+    """Return a setting as the value of a label; a list becomes text."""
     return "null" if value is None else value if isinstance(value, bool | int | float) else str(value)
 
 
@@ -374,7 +361,7 @@ def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:
-    """Whether a run has all of these settings, each given as key=value: as text, or as YAML that means the same."""
+    """Return whether a run has all of these settings, each given as key=value, in text or YAML."""
     for key, _, value in (one.partition("=") for one in where):
         try:
             meant = yaml.safe_load(value)
@@ -386,7 +373,7 @@ def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:
 
 
 def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
-    """The values that a study has collected, of its first metric or the one that is asked for; rates are chosen."""
+    """Return the collected values of a study, for its first metric or the requested one; rates are chosen."""
     found = read(folder)
     names = list(dict.fromkeys(found.values["metric"]))
     words = layout.metric.replace("_", " ")
@@ -425,19 +412,18 @@ def _resolved(layout: Layout, frame: pandas.DataFrame) -> Layout:
     return found
 
 
-def _with_best(frame: pandas.DataFrame, layout: Layout, larger_is_better: bool) -> pandas.DataFrame:
-    """The same with `chosen` for the runs with the best value of `best` in each cell, and whether it lies at the edge
-    of those that were tried."""
+def _with_best(frame: pandas.DataFrame, layout: Layout, metric: str, larger_is_better: bool) -> pandas.DataFrame:
+    """Mark as `chosen` the runs with the best value of `best` in each cell, and say whether it is at the edge of those
+    that were tried."""
     parts = []
     for _, cell in frame.groupby(layout.labels, sort=False, dropna=False):
-        lost = cell["value"].isna() | (cell["status"] == Status.diverged)
-        scores = cell["value"].mask(lost).groupby(cell[layout.best]).agg(lambda values: values.mean(skipna=False))
-        tried = sorted(scores.index, key=lambda value: (isinstance(value, str), value))
-        ranked = scores.dropna().sort_values(ascending=not larger_is_better, kind="stable")
-        best = ranked.index[0] if len(ranked) else tried[0]
-        numbers = all(isinstance(value, int | float) for value in tried)
-        at_edge = numbers and len(tried) > 1 and best in (tried[0], tried[-1])
+        judged = cell[cell["metric"] == metric]
+        score = judged["value"].mask(judged["status"] == Status.diverged) * (1 if larger_is_better else -1)
+        scores = score.groupby(judged[layout.best]).agg(lambda values: values.mean(skipna=False)).to_dict()
+        numbers = all(isinstance(value, int | float) for value in scores)
+        best, at_edge = best_of(scores) or Choice(min(scores, key=lambda value: (isinstance(value, str), value)), True)
         rate = cell[layout.best] if numbers else math.nan
+        at_edge = (cell["metric"] == metric) & (at_edge and numbers and len(scores) > 1)
         parts.append(cell.assign(chosen=cell[layout.best] == best, at_edge=at_edge, rate=rate))
     return pandas.concat(parts)
 
@@ -445,7 +431,7 @@ def _with_best(frame: pandas.DataFrame, layout: Layout, larger_is_better: bool) 
 def _refuse_mixed_cells(chosen: pandas.DataFrame, layout: Layout) -> None:
     """Raise ConfigError where runs of one cell differ in a setting that the layout does not name, or are repeated."""
     named = {*layout.labels, layout.best, layout.over}
-    settings = [key for key in chosen.columns if key not in named and key.partition(".")[0] not in (*FREE, *_OWN)]
+    settings = [key for key in chosen.columns if key not in named and key.partition(".")[0] not in FREE | _OWN]
     for _, cell in chosen.groupby(layout.labels, sort=False, dropna=False):
         is_repeated = "name" in cell and cell[layout.over or "seed"].duplicated().any()
         keys = [*settings, "name"] if is_repeated else settings

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -213,23 +214,17 @@ def _mixed(scale: Sequence[str], place: float) -> str:
 
 
 def settings(salt: str, small: bool = False) -> AbstractContextManager[None]:
-    """matplotlib's settings for a figure: text stays text in SVG and in PDF, whose fonts are embedded whole (Type 42),
-    and the same figure gives the same bytes. `small`: letters as in print."""
+    """Return matplotlib's settings for a figure, those of figures.mplstyle; `small` adds those of print.mplstyle.
+
+    The same figure gives the same bytes with the same `salt`.
+    """
     import matplotlib
 
-    return matplotlib.rc_context(
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": salt,
-            "pdf.fonttype": 42,
-            "font.size": 7.5 if small else 9,
-            "font.family": "DejaVu Sans",
-            "axes.titlesize": 7.5 if small else 10,
-            "axes.linewidth": 0.6 if small else 0.8,
-            "legend.fontsize": 7 if small else 8.5,
-            "axes.formatter.use_mathtext": True,
-        }
-    )
+    known: Any = {"svg.hashsalt": salt}
+    for name in ["figures", "print"][: 1 + small]:
+        file = Path(__file__).with_name(f"{name}.mplstyle")
+        known = {**known, **matplotlib.rc_params_from_file(file, use_default_template=False)}
+    return matplotlib.rc_context(known)
 
 
 def plain(figure: Figure) -> Figure:

@@ -9,6 +9,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from decentral.store.files import (
 from decentral.study.study import Cell, Study
 from decentral.terminal.display import unless_quick
 
-_VALUE_COLUMNS = (
+VALUE_COLUMNS = (
     "metric",
     "value",
     "seed",
@@ -79,14 +80,14 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     for name in _REPORT:
         (directory / name).unlink(missing_ok=True)
     labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
-    _write_values(directory / "values.csv", labels, values)
-    _write_curves(directory, labels, cells)
+    write_values(directory, labels, [value.labels | value._asdict() | {"rate": value.lr} for value in values])
+    write_curves(directory, labels, [line for cell in cells for line in cell.curves()])
     counts = {
         "jobs": len({value.run for value in values if value.run}),
         "diverged": len({value.run for value in values if value.status == "diverged"}),
         "wanted": {json.dumps(cell.labels, sort_keys=True): cell.wanted() for cell in cells if cell.wanted()},
     }
-    meanings = {name: meaning._asdict() for cell in cells for name, meaning in cell.meanings().items()}
+    meanings = {value.metric: value.meaning._asdict() for value in values if value.meaning != Meaning()}
     metrics = {"metrics": meanings} if meanings else {}
     files = {"files": _digests(directory, _FILES)}  # by which a file that was damaged later is known
     write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **metrics, **counts, **files})
@@ -219,18 +220,15 @@ def _described(study: Study) -> dict[str, Any]:
     return {"kind": study.name, **own, **study.described(), **study.further_facts()}
 
 
-def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> None:
-    rows, known = [], list(values)
-    columns = [*_VALUE_COLUMNS, *(["setting"] if any(value.setting for value in known) else [])]
-    for value in known:
-        fields = {**value._asdict(), "rate": value.lr}
-        rows.append([*(value.labels.get(label, "") for label in labels), *(_cell(fields[key]) for key in columns)])
-    write_table(path, csv_text([*labels, *columns], rows))
+def write_values(directory: Path, labels: Sequence[str], rows: Sequence[Row]) -> None:
+    """Write values.csv from rows with these labels and the fields of a `Value`, whose `lr` is the `rate`."""
+    columns = [*VALUE_COLUMNS, *(["setting"] if any(row.get("setting") for row in rows) else [])]
+    lines = [[*(row.get(label, "") for label in labels), *(_cell(row[key]) for key in columns)] for row in rows]
+    write_table(directory / "values.csv", csv_text([*labels, *columns], lines))
 
 
-def _write_curves(directory: Path, labels: list[str], cells: Iterable[Cell]) -> None:
-    """Write the curves, with a column for every axis that has values."""
-    lines = [line for cell in cells for line in cell.curves()]
+def write_curves(directory: Path, labels: Sequence[str], lines: Sequence[Row]) -> None:
+    """Write curves.csv, with a column for each axis that has values."""
     axes = [axis for axis in AXES if any(axis in line for line in lines)]
     heads, places = [*labels, "metric", "worker", "seed"], [*axes, "value"]
     rows = ([*(line.get(key, "") for key in heads), *(_cell(line.get(key)) for key in places)] for line in lines)
@@ -250,33 +248,31 @@ def _cell(value: Any) -> Any:
 # -- what was collected elsewhere -------------------------------------------------------------------------------------
 
 
+@dataclass
 class StoredCell(Cell):
-    """The rows of a values.csv: nothing is left to be run."""
+    """The rows of a values.csv, which need no jobs: they were computed elsewhere."""
 
-    def __init__(self, labels: Labels, values: Sequence[Value], meanings: dict[str, Meaning] | None = None) -> None:
-        self.labels = labels
-        self._values, self._wanted, self._meanings = list(values), 0, meanings or {}
-        self._curves: list[Row] = []
+    labels: Labels
+    rows: list[Value]
+    lines: list[Row] = field(default_factory=list)
+    """Lines of curves.csv, in words."""
+    number: int = 0
 
     def jobs(self) -> list[Job]:
-        """Return no jobs: they ran elsewhere."""
+        """Return no jobs."""
         return []
 
     def values(self) -> list[Value]:
-        """As they were collected."""
-        return self._values
-
-    def meanings(self) -> dict[str, Meaning]:
-        """As they were collected, of all cells."""
-        return self._meanings
+        """Return the values as they were collected."""
+        return self.rows
 
     def curves(self) -> list[Row]:
-        """As they were collected, in words."""
-        return self._curves
+        """Return the lines as they were collected."""
+        return self.lines
 
     def wanted(self) -> int:
-        """As it was collected."""
-        return self._wanted
+        """Return the number as it was collected."""
+        return self.number
 
 
 def stored(
@@ -299,15 +295,15 @@ def stored(
         meanings = {name: Meaning(**known) for name, known in (facts.get("metrics") or {}).items()}
         for row in _rows(directory / "values.csv"):
             labels: Labels = {name: row[name] for name in names}
-            cell = found.setdefault(tuple(map(str, labels.values())), StoredCell(labels, [], meanings))
-            cell._values.append(_value(labels, row))
+            cell = found.setdefault(tuple(map(str, labels.values())), StoredCell(labels, []))
+            cell.rows.append(_value(labels, row, meanings.get(row["metric"], Meaning())))
         for key, number in (facts.get("wanted") or {}).items():
             own = json.loads(key)
             if (place := tuple(str(own.get(name)) for name in names)) in found:
-                found[place]._wanted = number
+                found[place].number = number
         for line in _rows(directory / "curves.csv") if curves else ():
             if (place := tuple(line[name] for name in names)) in found:
-                found[place]._curves.append({key: text for key, text in line.items() if text != ""})
+                found[place].lines.append({key: text for key, text in line.items() if text != ""})
     except (OSError, KeyError, TypeError, ValueError):
         return {}, []
     found = {key: cell for key, cell in found.items() if belongs(cell.labels)}
@@ -324,23 +320,16 @@ def _rows(path: Path) -> Iterable[dict[str, str]]:
         yield {from_csv_cell(key): from_csv_cell(value or "") for key, value in row.items() if isinstance(key, str)}
 
 
-def _value(labels: Labels, row: dict[str, str]) -> Value:
-    def number(key: str) -> float:
-        return float(row[key]) if row[key] else math.nan
-
-    return Value(
-        labels=labels,
-        value=number("value"),
-        metric=row["metric"],
-        seed=int(row["seed"]),
-        lr=number("rate"),
-        chosen=row["chosen"] == "True",
-        at_edge=row["at_edge"] == "True",
-        status=row["status"],
-        run=row["run"],
-        worst=number("worst"),
-        mean=number("mean"),
-        averaged=number("averaged"),
-        wall_s=number("wall_s"),
-        setting=row.get("setting") or "",
-    )
+def _value(labels: Labels, row: dict[str, str], meaning: Meaning) -> Value:
+    found: dict[str, Any] = {key: row.get(key, "") for key in ("metric", "status", "run", "setting")}
+    numbers = {
+        "value": "value",
+        "worst": "worst",
+        "mean": "mean",
+        "averaged": "averaged",
+        "wall_s": "wall_s",
+        "lr": "rate",
+    }
+    found |= {key: float(row[column]) if row[column] else math.nan for key, column in numbers.items()}
+    found |= {key: row[key] == "True" for key in ("chosen", "at_edge")}
+    return Value(labels, seed=int(row["seed"]), meaning=meaning, **found)

@@ -1,4 +1,4 @@
-"""The measure of a finished run."""
+"""The number by which a finished run is judged."""
 
 from __future__ import annotations
 
@@ -6,38 +6,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from decentral.errors import ConfigError, suggest
-from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Row
+from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Row, Value
 from decentral.store import AXES, RunStore, Status, read_metadata, read_metrics
 
 DAMAGED = "damaged"
 
 Rows = list[dict[str, Any]]
 _AGGREGATES, _GROUPS = ("worst", "mean", "averaged"), ("present", "returned", "honest")
-
-
-class Measured(NamedTuple):
-    """One run's number, as the study wants it, and from three points of view."""
-
-    value: float
-    worst: float
-    mean: float
-    averaged: float
-    status: str
-    """done, diverged, damaged or not reached."""
-    wall_s: float
-    label: str
-    """Its name, for example 'test accuracy (%)'."""
-    meaning: Meaning
-    remark: str = ""
-    """Why there are no numbers, if the run is damaged."""
-
-    @property
-    def score(self) -> float:
-        """Larger is better."""
-        return self.value if self.meaning.larger_is_better else -self.value
 
 
 @dataclass
@@ -87,20 +65,23 @@ class Measure:
                 f"measure.to_reach={self.to_reach:g} considers all evaluations: leave out measure.last_epochs."
             )
 
-    def of(self, directory: Path) -> Measured:
-        """The numbers of a run that is done or diverged; nan, with a remark, if it did not record them as it should."""
+    def of(self, directory: Path, labels: Labels | None = None, seed: int = 0) -> Value:
+        """Return the numbers of a run that is done or diverged; nan, with a remark, if its rows are damaged."""
         facts = RunStore.peek(directory) or {}
         own, chance = self._in(directory)
-        about = str(facts.get("status")), facts.get("wall_s", 0.0), own._label(), own._meaning(chance)
-        if about[0] == Status.diverged:
-            nothing = math.nan if self.when_diverged is None else self.when_diverged
-            return Measured(nothing, nothing, nothing, nothing, *about)
-        try:
-            measured = Measured(*own._numbers(directory, own._whole(directory)), *about)
-        except ConfigError as error:
-            return Measured(math.nan, math.nan, math.nan, math.nan, DAMAGED, *about[1:], str(error))
-        unreached = self.to_reach is not None and math.isnan(measured.value)
-        return measured._replace(status=NOT_REACHED) if unreached else measured
+        status, nothing, remark = str(facts.get("status")), math.nan, ""
+        numbers = (nothing,) * 4
+        if status == Status.diverged:
+            numbers = (nothing if self.when_diverged is None else self.when_diverged,) * 4
+        else:
+            try:
+                numbers = own._numbers(directory, own._whole(directory))
+                status = NOT_REACHED if self.to_reach is not None and math.isnan(numbers[0]) else status
+            except ConfigError as error:
+                status, remark = DAMAGED, str(error)
+        about: dict[str, Any] = {"status": status, "wall_s": facts.get("wall_s", 0.0), "remark": remark}
+        views: dict[str, Any] = dict(zip(_AGGREGATES, numbers[1:], strict=True))
+        return Value(labels or {}, numbers[0], own._label(), seed, meaning=own._meaning(chance), **about, **views)
 
     def curves(self, directory: Path, workers: list[str], labels: Labels, seed: int) -> list[Row]:
         """Return rows of curves.csv: the metric over time for some of 'worst', 'mean', 'averaged', numbers, 'each'

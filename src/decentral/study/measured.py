@@ -122,16 +122,13 @@ class MeasuredCell(Cell):
         for value in self.job.values(self.labels):
             compared = value.metric == (self.job.compared or value.metric)
             key = published_key(self.line, self.setting, **value.labels) if compared else ""
-            found.append(value._replace(run=value.run or run, published=key))
+            meaning = self.job.meanings.get(value.metric, Meaning())
+            found.append(value._replace(run=value.run or run, published=key, meaning=meaning))
         return found
 
     def curves(self) -> list[Row]:
         """As soon as all jobs are done."""
         return list(self.job.curves(self.labels)) if self._done() else []
-
-    def meanings(self) -> dict[str, Meaning]:
-        """Those of the measurement."""
-        return self.job.meanings
 
     def wanted(self) -> int:
         """A value of each seed counts."""

@@ -10,7 +10,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any, ClassVar
 
-from decentral.measurements.values import Labels, Meaning, Value
+from decentral.measurements.values import Labels, Value
 from decentral.measurements.values import Row as Line
 from decentral.scheduling.job import Job
 from decentral.settings import Settings
@@ -50,14 +50,6 @@ class Cell(ABC):
 
     def curves(self) -> list[Line]:
         """Numbers over time of the chosen runs, if the study draws them: lines of curves.csv."""
-        return []
-
-    def meanings(self) -> dict[str, Meaning]:
-        """Return the known meanings of the metrics in its values, by name."""
-        return {}
-
-    def remarks(self) -> list[str]:
-        """Sentences on what is wrong with finished jobs, so that their numbers are missing."""
         return []
 
     def wanted(self) -> int:

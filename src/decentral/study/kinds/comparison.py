@@ -20,7 +20,7 @@ from decentral.published import key as published_key
 from decentral.registry import components
 from decentral.scheduling.job import Job
 from decentral.store import Status
-from decentral.study.measure import DAMAGED, Measure, Measured
+from decentral.study.measure import DAMAGED, Measure
 from decentral.study.study import Cell, Row, Study, overrides_of, points
 from decentral.study.tuning.rule import Choice, Rule
 from decentral.topology.rounds import Rounds, mean_delay
@@ -67,7 +67,7 @@ class TunedCell(Cell):
     study: Comparison
     measure: Measure
     published: str
-    _measured: dict[str, Measured] = field(default_factory=dict)
+    _measured: dict[str, Value] = field(default_factory=dict)
     _made: dict[tuple[bool, float, int], TrainingRun] = field(default_factory=dict)
 
     def jobs(self) -> list[Job]:
@@ -89,22 +89,12 @@ class TunedCell(Cell):
         done = {job.id: job for job in [*jobs, *counting] if self._result(job) is not None}
         found = []
         for job in done.values():
-            counts, at_edge = job.id in final, choice is not None and choice.at_edge
-            found.append(self._value(job, self._measured[job.id], counts, at_edge and counts))
+            counts, key = job.id in final, self.published if job.id in final else ""
+            at_edge = counts and choice is not None and choice.at_edge
+            found.append(self._measured[job.id]._replace(chosen=counts, at_edge=at_edge, published=key))
         for own in self.study.also:
-            other = [self._value(job, own.of(job.directory), True, False) for job in done.values() if job.id in final]
-            found += [value._replace(published="") for value in other]
+            found += [self._value(job, own) for job in done.values() if job.id in final]
         return found
-
-    def meanings(self) -> dict[str, Meaning]:
-        """As the runs say."""
-        done = [job for job in self._made.values() if self._result(job) is not None][:1]
-        found = [own.of(job.directory) for own in (self.measure, *self.study.also) for job in done]
-        return {one.label: one.meaning for one in found}
-
-    def remarks(self) -> list[str]:
-        """Why runs have no numbers."""
-        return [found.remark for found in self._measured.values() if found.remark]
 
     def wanted(self) -> int:
         """The seeds."""
@@ -170,9 +160,9 @@ class TunedCell(Cell):
     def _counting(self, lr: float) -> list[TrainingRun]:
         return self._runs(False, lr, self.study.seeds)
 
-    def _result(self, job: TrainingRun) -> Measured | None:
+    def _result(self, job: TrainingRun) -> Value | None:
         if job.id not in self._measured and job.finished() is not None:
-            self._measured[job.id] = self.measure.of(job.directory)
+            self._measured[job.id] = self._value(job, self.measure)
         return self._measured.get(job.id)
 
     def _score(self, jobs: list[TrainingRun]) -> float | None:
@@ -185,15 +175,12 @@ class TunedCell(Cell):
             return math.nan
         return sum(self._good(result, job) for result, job in zip(known, jobs, strict=True)) / len(known)
 
-    def _good(self, result: Measured, job: TrainingRun) -> float:
+    def _good(self, result: Value, job: TrainingRun) -> float:
         """Larger is better."""
         return result.score
 
-    def _value(self, job: TrainingRun, found: Measured, chosen: bool, at_edge: bool) -> Value:
-        config, key = job.config, self.published if chosen else ""
-        aspects = {name: getattr(found, name) for name in ("worst", "mean", "averaged", "wall_s", "status")}
-        value = Value(self.labels, found.value, found.label, config.seed, config.lr, chosen, at_edge, **aspects)
-        return value._replace(published=key, run=job.id)
+    def _value(self, job: TrainingRun, measure: Measure) -> Value:
+        return measure.of(job.directory, self.labels, job.config.seed)._replace(lr=job.config.lr, run=job.id)
 
 
 @dataclass
@@ -324,7 +311,7 @@ class RateCell(TunedCell):
         assert config.num_workers is not None
         dilution = dilution_of(config.algo, config.rounds())
         status, wall_s = "diverged" if all_diverged else "done", sum(run.wall_s for run in runs)
-        common = first._replace(worst=None, mean=None, averaged=None, status=status, wall_s=wall_s)
+        common = first._replace(worst=None, mean=None, averaged=None, status=status, wall_s=wall_s, meaning=Meaning())
         return [
             common._replace(metric=RATE, value=lr),
             common._replace(metric=EFFECTIVE, value=lr / dilution, published=""),

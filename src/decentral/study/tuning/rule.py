@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
@@ -34,17 +34,17 @@ class Rule(Settings, ABC, where="tune"):
 
     def chosen(self, tried: Scores) -> Choice | None:
         """The best of the rates tried, the smallest of equals; None if all diverged."""
-        best = best_of(tried)
-        if best is None:
-            return None
-        rates = sorted(tried)
-        return Choice(best, len(rates) > 1 and best in (rates[0], rates[-1]))
+        return best_of(tried)
 
 
-def best_of(tried: Scores) -> float | None:
-    """The rate with the highest score, the smallest of equals; None if none has a score."""
-    finite = sorted(lr for lr, score in tried.items() if not math.isnan(score))
-    return max(finite, key=lambda lr: tried[lr], default=None)
+def best_of(tried: Mapping[Any, float]) -> Choice | None:
+    """Return the rate, or other setting, with the highest score, the smallest of equals; None if none has a score."""
+    rates = sorted(tried, key=lambda rate: (isinstance(rate, str), rate))
+    known = [rate for rate in rates if not math.isnan(tried[rate])]
+    if not known:
+        return None
+    best = max(known, key=lambda rate: tried[rate])
+    return Choice(best, len(rates) > 1 and best in (rates[0], rates[-1]))
 
 
 @dataclass
@@ -97,7 +97,7 @@ class PowersOfTwo(Rule):
         best = best_of(tried)
         if best is None:  # all diverged
             return [min(tried) / self.factor]
-        unknown = [lr for lr in self._neighbors(best) if not _known(lr, tried)]
+        unknown = [lr for lr in self._neighbors(best.lr) if not _known(lr, tried)]
         return unknown[: self.at_most - len(tried)]
 
     def chosen(self, tried: Scores) -> Choice | None:
@@ -105,7 +105,7 @@ class PowersOfTwo(Rule):
         best = best_of(tried)
         if best is None:
             return None
-        return Choice(best, not all(_known(lr, tried) for lr in self._neighbors(best)))
+        return Choice(best.lr, not all(_known(lr, tried) for lr in self._neighbors(best.lr)))
 
     def _neighbors(self, lr: float) -> tuple[float, float]:
         return lr / self.factor, lr * self.factor

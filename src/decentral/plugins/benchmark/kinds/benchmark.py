@@ -17,15 +17,16 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.config.composition import compose_all
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.measurements.timeline import StepTimes
 from decentral.measurements.training_run import TrainingRun, run_command
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
 from decentral.measurements.values import Row as Line
 from decentral.plugins.benchmark.entries import Method, Scenario, Trial, methods, scenarios, trials
+from decentral.plugins.benchmark.step_times import StepTimes
 from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store import RunStore, Status
 from decentral.study.study import Cell, Study
+from decentral.study.tuning.rule import best_of
 
 VERSION = 2
 """Of the rules: numbers of different versions are not shown side by side."""
@@ -36,6 +37,7 @@ METRICS = {
 }
 """Axis -> what is compared: where on it the target is reached."""
 HELD_OUT = " (held out)"
+_EARLIER = Meaning(larger_is_better=False)
 END = "value at the end of a trial"
 HELD = 3
 """Number of consecutive evaluations required at the target."""
@@ -236,13 +238,14 @@ class Target:
 
     def _best(self) -> int | None:
         one = self.baseline
-        ends = []
+        ends = dict[float, float]()
         for k in range(len(one.trials)):
             course = one.course(one.jobs(k, one.scenario.tune_seed, self._clock), self._clock)
             if course is None:
                 return None
-            ends.append(-math.inf if math.isnan(course.end) else one.sign * course.end)
-        return max(range(len(ends)), key=ends.__getitem__)
+            ends[k] = one.sign * course.end
+        best = best_of(ends)
+        return int(best.lr) if best is not None else 0
 
 
 @dataclass
@@ -306,14 +309,15 @@ class BenchmarkCell(Cell):
     def choice(self) -> int | None:
         """The number of the best trial; None while the trials or the target are not finished."""
         target = self.target.value()
-        scores = []
+        scores = dict[float, float]()
         for k in self._all:
             course = self.entry.course(self._jobs(k, self.entry.scenario.tune_seed), self.clock)
             if course is None or target is None:
                 return None
             seconds = course.reached(target, self.entry.sign)["simulated_s"]
-            scores.append(self.score(seconds, course.end))
-        return max(range(len(scores)), key=scores.__getitem__)
+            scores[k] = self.score(seconds, course.end)
+        best = best_of(scores)
+        return int(best.lr) if best is not None else 0
 
     def values(self) -> list[Value]:
         """Return where each trial and each counted run reaches the target; for trials also the final value."""
@@ -347,20 +351,12 @@ class BenchmarkCell(Cell):
         found = [
             Value(
                 self.labels, reached[axis], metric + (HELD_OUT if self.varied is not None else ""), seed, own.lr,
-                counts, status=status, run=jobs[0].id, wall_s=course.wall_s, setting=own.setting,
+                counts, status=status, run=jobs[0].id, wall_s=course.wall_s, setting=own.setting, meaning=_EARLIER,
             )
             for axis, metric in METRICS.items()
         ]  # fmt: skip
-        return found if counts else [*found, found[0]._replace(value=course.end, metric=END, status=course.status)]
-
-    def meanings(self) -> dict[str, Meaning]:
-        """The earlier, the better."""
-        names = [metric + suffix for metric in METRICS.values() for suffix in ("", HELD_OUT)]
-        return {**dict.fromkeys(names, Meaning(larger_is_better=False)), END: Meaning()}
-
-    def remarks(self) -> list[str]:
-        """None: a damaged file is an error where it is read."""
-        return []
+        end = found[0]._replace(value=course.end, metric=END, status=course.status, meaning=Meaning())
+        return found if counts else [*found, end]
 
     def wanted(self) -> int:
         """The runs that count."""

@@ -153,7 +153,7 @@ class Costs:
     @cached_property
     def typical(self) -> np.ndarray:
         """[methods, problems]: the median over seeds, infinite where half of them never get there."""
-        found = np.array([[_median(np.array([one]))[0] for one in row] for row in self.seeds], dtype=float)
+        found = np.array([[np.median(one) for one in row] for row in self.seeds], dtype=float)
         return found.reshape(len(self.methods), len(self.problems))
 
     @cached_property
@@ -186,7 +186,7 @@ class Costs:
         for number, row in enumerate(self.seeds):
             for place, seeds in enumerate(row):
                 picks = rng.integers(len(seeds), size=(_REPLICATES, len(seeds)))
-                drawn[:, number, place] = _median(np.array(seeds)[picks])
+                drawn[:, number, place] = np.median(np.array(seeds)[picks], axis=-1)
         means = np.einsum("rmp,rp->rm", _ranks(drawn), counts @ self._of_family)
         low, high = np.quantile(means, (0.05, 0.95), axis=0)
         return low, high
@@ -203,7 +203,7 @@ def costs(results: Results, metric: str, problem: str, lines: list[str]) -> Cost
     table = results.chosen
     if len(table):
         metrics = list(dict.fromkeys([*table["metric"], *(results.facts.get("metrics") or {})]))
-        if metric not in metrics:
+        if metric.removesuffix(" (held out)") not in metrics:
             raise ConfigError(f"study {results.study} has no metric '{metric}'.{suggest(metric, metrics)}")
         for label in (problem, *lines):
             if label not in results.labels:
@@ -219,14 +219,6 @@ def costs(results: Results, metric: str, problem: str, lines: list[str]) -> Cost
     family = {one["scenario"]: str(one.get("family", one["scenario"])) for one in results.facts.get("scenarios") or []}
     left_out = [method for method in found if method not in whole]
     return Costs(whole, problems, seeds, left_out, [family.get(one, one) for one in problems])
-
-
-def _median(values: np.ndarray) -> np.ndarray:
-    """[...] of [..., seeds], where infinity is a number: half of it is infinite, too."""
-    ranked = np.sort(values, axis=-1)
-    number = ranked.shape[-1]
-    low, high = ranked[..., (number - 1) // 2], ranked[..., number // 2]
-    return np.where(np.isinf(high), math.inf, (low + np.where(np.isinf(high), 0.0, high)) / 2)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
@@ -344,7 +336,7 @@ class Overview(Comparison):
             lines.append([", ".join(filter(None, self.named(key))), *(f"{one[key]:.1f}" for one in ranks)])
             for family in families:
                 own = [name == family for name in first.families]
-                factor = float(_median(first.ratios[number : number + 1, own])[0])
+                factor = float(np.median(first.ratios[number, own]))
                 lines[-1].append("never" if math.isinf(factor) else f"{factor:.2f}x")
         return lines
 

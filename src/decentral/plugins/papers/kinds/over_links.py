@@ -16,7 +16,7 @@ from decentral.cluster.stragglers import Mode
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.measurements.measurement import Computation, without_seed_and_rate
-from decentral.measurements.values import Meaning, Value
+from decentral.measurements.values import Value
 from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store import Status
@@ -67,25 +67,9 @@ class LinkCell(TunedCell):
             own = replace(self.measure, axis="simulated_s").of(by_id[value.run].directory)
             for gbps, latency_ms, seconds in self._times(value.value, own.value, known):
                 place = value.labels | {BANDWIDTH: gbps, LATENCY: latency_ms}
-                found.append(
-                    Value(
-                        place,
-                        seconds,
-                        own.label,
-                        value.seed,
-                        value.lr,
-                        run=value.run,
-                        status=value.status,
-                        published=value.published,
-                    )
-                )
+                timed = value._replace(labels=place, value=seconds, metric=own.metric, meaning=own.meaning)
+                found.append(timed._replace(worst=None, mean=None, averaged=None, at_edge=False, wall_s=0.0))
         return found
-
-    def meanings(self) -> dict[str, Meaning]:
-        """As the runs say; less time is better."""
-        timed = replace(self.measure, axis="simulated_s")
-        done = [job for job in self._made.values() if self._result(job) is not None][:1]
-        return super().meanings() | {one.label: one.meaning for one in (timed.of(job.directory) for job in done)}
 
     def _times(self, steps: float, seconds: float, known: dict[str, float]) -> Iterator[tuple[float, float, float]]:
         """Yield (Gbit/s, ms, seconds to the target) of a run with these steps and seconds; nan if not reached."""

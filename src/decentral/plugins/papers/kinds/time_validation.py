@@ -205,11 +205,8 @@ class ValidationCell(Cell):
         """With its labels."""
         if any(job.finished() is not Status.done for job in self.needed):
             return []
-        return [value._replace(labels=self.labels) for value in self.read()]
-
-    def meanings(self) -> dict[str, Meaning]:
-        """See above."""
-        return _MEANINGS
+        found = (value._replace(labels=self.labels) for value in self.read())
+        return [value._replace(meaning=_MEANINGS.get(value.metric, Meaning())) for value in found]
 
     def wanted(self) -> int:
         """A value for each round, where there is one place."""
