@@ -6,9 +6,13 @@ A new component joins all of `test_conformance.py` by being listed here, once; u
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from decentral.algorithms.asynchronous import in_rounds as carried_out_in_rounds
 from decentral.registry import components
@@ -174,6 +178,11 @@ MACHINES = (
 SLOW_LINKS = ("cluster.links.latency_s=1e-4", "cluster.links.bandwidth_gbps=1e-5", "cluster.links.copy_gbps=inf")
 """A number takes 6.4 ms, so that messages take longer than gradients."""
 LOSSY = "network.drop_probability=0.2"
+
+
+def a_third(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return all cases, two of three of them marked as slow: those that start processes."""
+    return [case if place % 3 == 0 else pytest.param(*case, marks=pytest.mark.slow) for place, case in enumerate(cases)]
 
 
 def run_of(name: str, net: Net | None = None) -> list[str]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -38,6 +37,7 @@ from table import (
     TOPOLOGIES,
     VARIANTS,
     Optimum,
+    a_third,
     in_rounds,
     run_of,
     topology_overrides,
@@ -103,11 +103,6 @@ def agree(recorded, start, overrides: list[str], *several: int, rtol: float = 1e
         assert rows[0] == rows[1]
         ours, theirs = ([row["value"] for row in result.rows] for result in (many, one))
         np.testing.assert_allclose(ours, theirs, rtol=100 * rtol, atol=rtol * np.abs(one.iterates).max())
-
-
-def a_third(cases: Iterable[Any]) -> list[Any]:
-    """Return all cases, two thirds of them marked as slow."""
-    return [case if place % 3 == 0 else pytest.param(*case, marks=pytest.mark.slow) for place, case in enumerate(cases)]
 
 
 NETS = [(name, case.nets[0]) for name, case in ALGORITHMS.items()]
