@@ -280,8 +280,16 @@ def test_a_topology_that_does_not_exist_for_those_present_is_refused_before_the_
 def test_the_first_steps_of_who_joins_late_are_corrected_by_its_own_steps(
     start: Start, optim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a worker that was absent until step 4 the steps from then on are those of a run that begins there."""
-    words = ["algo=dpsgd", "topology=ring", "communication.every=20", "num_workers=3", "lr=0.1", optim]
+    """The steps of a worker that was absent until step 4 are those of a run that begins there, with the same draws."""
+    words = [
+        "algo=dpsgd",
+        "topology=ring",
+        "communication.every=20",
+        "num_workers=3",
+        "lr=0.1",
+        "task.noise=0.1",
+        optim,
+    ]
     late = ["availability=fixed", "availability.absences=[[1,0,4]]", "availability.on_return=stale", "steps=10"]
     alone = iterates(start, *words, "steps=6", directory="alone")
     found = iterates(start, *words, *late, directory="late")
