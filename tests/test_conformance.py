@@ -97,7 +97,7 @@ def agree(recorded, start, overrides: list[str], *several: int, rtol: float = 1e
     one = recorded(*overrides)
     assert one.status == "done"
     for processes in several:
-        many = start(*overrides, processes=processes, directory=f"with {processes}")
+        many = start(*overrides, processes=processes, directory=f"{processes} {overrides[-1]}")
         properties.same(one.walk, many.walk, processes, rtol)
         rows = [[{**row, "value": None} for row in result.rows] for result in (one, many)]
         assert rows[0] == rows[1]
