@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from decentral.config.composition import composed, to_config
+from decentral.config.composition import composed, to_config, with_usual
 from decentral.config.parsing import folders_of
 from decentral.config.schema import Config
 
@@ -13,4 +13,5 @@ _KNOWN: dict[tuple[Any, ...], Any] = {}
 
 def configure(*overrides: str) -> Config:
     """The configuration for these overrides, resolved and checked; as `compose` gives it."""
-    return to_config(composed(overrides, folders_of(None), _KNOWN))
+    folders = folders_of(None)
+    return to_config(composed(with_usual(overrides, folders), folders, _KNOWN))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,9 +113,8 @@ def pair() -> Iterator[Any]:
     processes.stop()
 
 
-@pytest.fixture
-def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
-    """Carry out a run in `directory`, with one or more processes; `crash_at` and `interrupt_at` name a step."""
+def starting(folder: Path, worlds: Callable[[int], Any]) -> Start:
+    """Return a function that carries out runs in directories of this folder."""
     import torch
 
     from configure import configure
@@ -123,7 +124,7 @@ def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
     composed: dict[tuple[str, ...], Config] = {}
 
     def _start(*overrides: str, processes: int = 1, directory: str = "run", **faults: int) -> Result:
-        path = tmp_path / directory
+        path = folder / directory
         if overrides not in composed:
             composed[overrides] = configure(*overrides, "progress=false", "device=cpu")
         config = replace(composed[overrides], run_dir=str(path))
@@ -136,6 +137,19 @@ def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
         return Result(statuses[0], path)
 
     return _start
+
+
+@pytest.fixture
+def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
+    """Carry out a run in `directory`, with one or more processes; `crash_at` and `interrupt_at` name a step."""
+    return starting(tmp_path, worlds)
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory, worlds: Callable[[int], Any]) -> Callable[..., Result]:
+    """Return the run with these overrides, carried out once per session in one process; tests only read it."""
+    started = starting(tmp_path_factory.mktemp("recorded"), worlds)
+    return functools.cache(lambda *overrides: started(*overrides, directory=str(uuid.uuid4())))
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,13 @@ A new component joins all of `test_conformance.py` by being listed here, once; u
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from decentral.algorithms.asynchronous import in_rounds as carried_out_in_rounds
 from decentral.registry import components
@@ -36,7 +40,7 @@ class Net:
 
 @dataclass(frozen=True)
 class AlgorithmCase:
-    """What is true of an algorithm."""
+    """The facts about an algorithm."""
 
     nets: tuple[Net, ...]  # what it runs on; the first is its usual one
     optimum: Optimum
@@ -165,6 +169,32 @@ FREE = (
     *("cluster.links.bandwidth_gbps=inf", "cluster.links.copy_gbps=inf"),
 )
 """All workers are equally fast, and messages take no time."""
+
+MACHINES = (
+    *("cluster=machines", "cluster.compute.distribution=lognormal", "cluster.compute.mean_s=0.02"),
+    "cluster.compute.sigma=0.5",
+)
+"""Workers with different speeds: the faster ones meet ports that are still busy."""
+SLOW_LINKS = ("cluster.links.latency_s=1e-4", "cluster.links.bandwidth_gbps=1e-5", "cluster.links.copy_gbps=inf")
+"""A number takes 6.4 ms, so that messages take longer than gradients."""
+LOSSY = "network.drop_probability=0.2"
+
+
+def a_third(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return all cases, two of three of them marked as slow: those that start processes."""
+    return [case if place % 3 == 0 else pytest.param(*case, marks=pytest.mark.slow) for place, case in enumerate(cases)]
+
+
+def run_of(name: str, net: Net | None = None) -> list[str]:
+    """Return the overrides of a method's run that is recorded once per session; with `net`, on another topology."""
+    case = ALGORITHMS[name]
+    noise = ["task.noise=0.1", "task.initial_distance=1"] if case.task == "quadratics" else []
+    cluster = [] if name in ASYNCHRONOUS else [*MACHINES, *SLOW_LINKS]
+    return [
+        *(f"algo={name}", f"task={case.task}", "task.dimension=7", *noise, *(net or case.nets[0]).overrides(Path())),
+        *(*case.overrides, *cluster, "optim=momentum", "lr=0.05", "steps=12", "trace=true"),
+        *("checkpoint_every_s=0", "evaluation.every_epochs=3"),
+    ]
 
 
 def in_rounds() -> dict[str, type]:

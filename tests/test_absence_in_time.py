@@ -187,7 +187,7 @@ def test_steps_that_belong_together_have_the_same_workers():
     ("method", "availability"),
     [
         pytest.param(METHODS[0], SESSIONS, id="dpsgd-sessions"),
-        pytest.param(METHODS[5], FAILURES, id="diloco-failures"),
+        pytest.param(METHODS[5], FAILURES, id="diloco-failures", marks=pytest.mark.slow),
         pytest.param(METHODS[2], SESSIONS, id="relaysgd-sessions", marks=pytest.mark.slow),
         pytest.param(METHODS[2], FAILURES, id="relaysgd-failures", marks=pytest.mark.slow),
     ],
@@ -253,6 +253,7 @@ def test_crashes_are_for_files_in_seconds(tmp_path):
 # -- workers that go on by themselves ----------------------------------------------------------------------------------
 
 BY_THEMSELVES = ("availability.absent=induced", "availability.on_return=stale")
+CRASHLESS = (*FAILURES, "availability.crash=false")
 FREE_RUNNING = ["adpsgd", "a2cid2", "async_push_sum"]
 
 
@@ -278,8 +279,11 @@ def test_an_operation_of_who_is_away_begins_when_it_is_back(name, tmp_path):
         assert found.now - 2.0 < spent <= found.now
 
 
-@pytest.mark.parametrize("name", FREE_RUNNING)
-@pytest.mark.parametrize("availability", [SESSIONS, (*FAILURES, "availability.crash=false")], ids=["s", "failures"])
+@pytest.mark.parametrize(
+    ("name", "availability"),
+    [(name, CRASHLESS if name == "a2cid2" else SESSIONS) for name in FREE_RUNNING],
+    ids=FREE_RUNNING,
+)
 def test_free_running_workers_come_and_go_in_training_as_in_time_alone(start: Start, name, availability):
     words = [*PROBLEM, f"algo={name}", "topology=ring", "num_workers=6", "steps=40", *UNEVEN, *availability]
     words += [*BY_THEMSELVES, "save=none", "checkpoint_every_s=0", "trace=true"]
@@ -313,28 +317,6 @@ def test_a_timeline_ends_with_its_last_gradient():
 def test_with_nobody_left_a_timeline_ends(tmp_path):
     found = timeline("adpsgd", *FREE, *trace(tmp_path, "0,0,3"))
     assert not found.run() and found.now == 3.0
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            ("availability=flaky", *BY_THEMSELVES),
-            "availability=persistent is defined in steps, but algo=adpsgd is asynchronous",
-        ),
-        ((*SESSIONS, "availability.absent=induced"), "add availability.absent=induced availability.on_return=stale"),
-        ((*SESSIONS, "availability.on_return=stale"), "add availability.absent=induced availability.on_return=stale"),
-        ((*FAILURES, *BY_THEMSELVES), "use availability.crash=false"),
-        ((*SESSIONS, *BY_THEMSELVES, "processes=2"), "seconds|does not support absent workers"),
-        (
-            (*SESSIONS, *BY_THEMSELVES, "algo=wagma", "num_workers=8"),
-            "algo=wagma, which does not support absent workers",
-        ),
-    ],
-)
-def test_absences_of_which_free_running_workers_make_nothing_are_refused(words, message):
-    with pytest.raises(ConfigError, match=message):
-        compose([*PROBLEM, "algo=adpsgd", "topology=ring", "num_workers=6", *FREE, *words])
 
 
 def test_who_waits_for_all_goes_on_once_all_stay_for_long_enough(start: Start, tmp_path: Path) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from conftest import Start
+from conftest import Result, Start
 from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.optim.adam import Adam
 from decentral.registry import components
 from decentral.topology.present import Absent, PresentRule, Weights, restricted
+from table import run_of
 
 PROBLEM = (
     "task=quadratics",
@@ -44,12 +46,11 @@ def attendance(folder: Path, steps: int, n: int) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("weights", [Weights.auto, Weights.metropolis, Weights.keep])
 @pytest.mark.parametrize("topology", ["ring", "symmetric_exponential", "grid", "base_graph"])
-def test_what_is_left_of_a_symmetric_matrix_keeps_the_mean(topology: str, weights: Weights) -> None:
+def test_what_is_left_of_a_symmetric_matrix_keeps_the_mean(topology: str) -> None:
     rounds = compose([f"topology={topology}", "num_workers=12", "algo=dpsgd"]).rounds()
     random = np.random.default_rng(0)
-    for round in range(rounds.period):
+    for weights, round in itertools.product((Weights.auto, Weights.metropolis, Weights.keep), range(rounds.period)):
         present = random.random(12) < 0.6
         W = restricted(rounds.mixing(round)[0], present, weights).dense()
         np.testing.assert_allclose(W, W.T, atol=1e-15)
@@ -87,83 +88,62 @@ TOPOLOGY = {
     name: cls.usual.get("topology", "dbt" if "relay" in name else "ring")
     for name, cls in components("algorithms").items()
 }
-OF_METHODS = {
-    "choco": ["compress=topk", "compress.keep=0.5"],
-    "beer": ["compress=topk", "compress.keep=0.5"],
-    "motef": ["compress=topk", "compress.keep=0.5"],
-    "diloco": ["algo.period_steps=3"],
-    "sparta_diloco": ["algo.period_steps=3"],
-    "gasloc": ["algo.period_steps=3"],
-    "noloco": ["algo.period_steps=3"],
-    "local_sgd": ["algo.period_steps=3"],
-}
+OF_COMPRESSED = {name: ["compress=topk", "compress.keep=0.5"] for name in ("choco", "beer", "motef")}
+PERIODIC = ["diloco", "sparta_diloco", "gasloc", "noloco", "local_sgd"]
+OF_METHODS = OF_COMPRESSED | {name: ["algo.period_steps=3"] for name in PERIODIC}
+GOING = [*PROBLEM, "num_workers=6", "steps=24", "lr=0.01", "trace=true", *COMING_AND_GOING]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_rows_of_the_absent_rest_and_all_is_the_same_in_several_processes(
-    start: Start, tmp_path: Path, name: str
-) -> None:
-    words = [
-        f"algo={name}",
-        f"topology={TOPOLOGY[name]}",
-        "num_workers=6",
-        "steps=24",
-        "lr=0.01",
-        *COMING_AND_GOING,
-        *OF_METHODS.get(name, []),
-    ]
-    alone = iterates(start, *words, directory="alone")
-    assert np.isfinite(alone).all()
+@pytest.mark.parametrize(("place", "name"), list(enumerate(METHODS)))
+def test_rows_of_the_absent_rest(recorded: Callable[..., Result], place: int, name: str) -> None:
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", *GOING, *OF_METHODS.get(name, [])]
+    alone = recorded(*words)
+    x, present = alone.iterates, attendance(alone.directory, 24, 6)
+    assert np.isfinite(x).all() and not present.all()
     period = int(next((word.split("=")[1] for word in words if "period_steps" in word), "1"))
-    present = attendance(tmp_path / "alone", 24, 6)
     for t in range(24):
         first = t - t % period
         away = ~present[first : first + period].all(axis=0)
-        np.testing.assert_array_equal(alone[t + 1][away], alone[t][away])
-    assert not present.all()
-    several = iterates(start, *words, processes=3, directory="several")
-    np.testing.assert_allclose(several, alone, rtol=1e-12, atol=1e-12)
+        np.testing.assert_array_equal(x[t + 1][away], x[t][away])
+
+
+@pytest.mark.parametrize(
+    "name", [name if i % 4 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(METHODS)]
+)
+def test_absences_are_the_same_in_several_processes(recorded: Callable[..., Result], start: Start, name: str) -> None:
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", *GOING, *OF_METHODS.get(name, [])]
+    several = start(*words, processes=3)
+    np.testing.assert_allclose(several.iterates, recorded(*words).iterates, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_with_everybody_present_nothing_is_different(start: Start, tmp_path: Path, name: str) -> None:
-    words = [
-        f"algo={name}",
-        f"topology={TOPOLOGY[name]}",
-        "num_workers=6",
-        "steps=9",
-        "lr=0.01",
-        *OF_METHODS.get(name, []),
-    ]
-    never = ["availability=independent", "availability.probability=0.5", "availability.least=6"]
-    if name.startswith("relaysgd"):
-        words.append("algo.fill=previous") if name == "relaysgd" else None
-    np.testing.assert_array_equal(
-        iterates(start, *words, directory="a"), iterates(start, *words, *never, directory="b")
-    )
+def test_with_all_workers_present_nothing_is_different(
+    recorded: Callable[..., Result], start: Start, name: str
+) -> None:
+    words = [*run_of(name), *OF_COMPRESSED.get(name, []), *(["algo.fill=previous"] if name == "relaysgd" else [])]
+    usual = recorded(*words)
+    n = usual.iterates.shape[1]
+    never = ["availability=independent", "availability.probability=0.5", f"availability.least={n}"]
+    found = start(*words, *never)
+    np.testing.assert_array_equal(found.iterates, usual.iterates)
+    assert found.facts["bytes_sent"] == usual.facts["bytes_sent"]
 
 
 EXACT = ["gradient_tracking", "momentum_tracking", "exact_diffusion", "extra", "push_diging"]
 
 
-@pytest.mark.parametrize("name", EXACT)
-def test_who_keeps_a_sum_is_exact_while_workers_come_and_go(start: Start, tmp_path: Path, name: str) -> None:
-    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "steps=4000", "lr=0.05", *COMING_AND_GOING]
+@pytest.mark.parametrize(
+    "name", [EXACT[0], EXACT[-1], *(pytest.param(name, marks=pytest.mark.slow) for name in EXACT[1:-1]), "dpsgd"]
+)
+def test_who_keeps_a_sum_is_exact_while_workers_come_and_go(start: Start, name: str) -> None:
+    """D-PSGD, which keeps none, is not."""
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "steps=2500", "lr=0.05", *COMING_AND_GOING]
     words += ["algo.beta=0.5"] if name == "momentum_tracking" else []
-    assert final(start(*PROBLEM, *words).directory, "distance_to_optimum", "worst") < 1e-8
-
-
-def test_who_keeps_none_is_not(start: Start, tmp_path: Path) -> None:
-    words = ["algo=dpsgd", "topology=ring", "num_workers=8", "steps=4000", "lr=0.05", *COMING_AND_GOING]
-    found = start(*PROBLEM, *words).directory
-    assert final(found, "distance_to_optimum", "mean") > 1e-2
-    assert final(found, "distance_to_optimum", "present mean") > 1e-2
-
-
-def final(folder: Path, metric: str, worker: str) -> float:
-    """The last value."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["value"] for row in rows if row["metric"] == metric and row["worker"] == worker][-1]
+    run = start(*PROBLEM, *words, "evaluation.every_epochs=2500")
+    if name == "dpsgd":
+        assert run.last("distance_to_optimum", "mean") > 1e-2 < run.last("distance_to_optimum", "present mean")
+    else:
+        assert run.last("distance_to_optimum", "worst") < 1e-8
 
 
 def reference(A: np.ndarray, b: np.ndarray, present: np.ndarray, method: str, lr: float, average: bool) -> np.ndarray:
@@ -277,37 +257,16 @@ def test_counts_of_relaysgd_are_those_of_who_is_present(start: Start, tmp_path: 
 @pytest.mark.parametrize(
     "name", ["gradient_tracking", "momentum_tracking", "d2", "exact_diffusion", "extra", "push_diging"]
 )
-@pytest.mark.parametrize("on_leave", ["keep", "handover", "restart"])
-def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str, on_leave: str) -> None:
+def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str) -> None:
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=50", "lr=0.01", "trace=state"]
-    found = start(*PROBLEM, *words, *COMING_AND_GOING, f"availability.on_leave={on_leave}")
-    with np.load(found.directory / "trace.npz") as trace:
-        c = trace["state.xc"][:, :, 1] if "state.xc" in trace else trace["state.c"]
-        w = trace["state.w"] if "state.w" in trace else np.ones((51, 6, 1))
-    assert np.abs(c).max() > 1e-2
-    np.testing.assert_allclose(c.sum(1), 0, atol=1e-11)
-    np.testing.assert_allclose(w.sum(1), 6, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["algo=teleportation"], "algo=teleportation, which does not support absent workers"),
-        (["algo=relaysgd_grad", "topology=dbt", "availability.on_return=stale"], "never resends missed updates"),
-        (["algo=dpsgd", "availability.on_leave=handover"], "has no corrections that sum to zero"),
-        (["algo=beer", "availability.on_leave=restart"], "has no corrections that sum to zero"),
-        (["algo=dpsgd", "network.drop_probability=0.1"], "leave one of them out"),
-        (["algo=allreduce", "compress=topk"], "leave compress= out"),
-        (["algo=dpsgd", "topology=exponential", "availability.absent=induced"], "do not preserve the mean"),
-        (
-            ["algo=sgp", "topology=exponential", "availability.absent=induced", "availability.weights=keep"],
-            "needs an undirected graph",
-        ),
-    ],
-)
-def test_what_has_no_rule_for_the_absent_is_refused(words: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        compose([*PROBLEM, "num_workers=6", "topology=ring", *COMING_AND_GOING, *words])
+    for rule in ("keep", "handover", "restart"):
+        found = start(*PROBLEM, *words, *COMING_AND_GOING, f"availability.on_leave={rule}", directory=rule)
+        with np.load(found.directory / "trace.npz") as trace:
+            c = trace["state.xc"][:, :, 1] if "state.xc" in trace else trace["state.c"]
+            w = trace["state.w"] if "state.w" in trace else np.ones((51, 6, 1))
+        assert np.abs(c).max() > 1e-2
+        np.testing.assert_allclose(c.sum(1), 0, atol=1e-11)
+        np.testing.assert_allclose(w.sum(1), 6, atol=1e-12)
 
 
 def test_a_topology_that_does_not_exist_for_those_present_is_refused_before_the_first_step(start: Start) -> None:
@@ -321,8 +280,16 @@ def test_a_topology_that_does_not_exist_for_those_present_is_refused_before_the_
 def test_the_first_steps_of_who_joins_late_are_corrected_by_its_own_steps(
     start: Start, optim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a worker that was absent until step 4 the steps from then on are those of a run that begins there."""
-    words = ["algo=dpsgd", "topology=ring", "communication.every=20", "num_workers=3", "lr=0.1", optim]
+    """The steps of a worker that was absent until step 4 are those of a run that begins there, with the same draws."""
+    words = [
+        "algo=dpsgd",
+        "topology=ring",
+        "communication.every=20",
+        "num_workers=3",
+        "lr=0.1",
+        "task.noise=0.1",
+        optim,
+    ]
     late = ["availability=fixed", "availability.absences=[[1,0,4]]", "availability.on_return=stale", "steps=10"]
     alone = iterates(start, *words, "steps=6", directory="alone")
     found = iterates(start, *words, *late, directory="late")

@@ -122,23 +122,23 @@ def test_exchanges_of_many_workers_are_the_maxima_and_sums_of_their_edges() -> N
             assert found[i] == pytest.approx(max(now[i], left[i], arrived, opens + received[i]))
 
 
-@pytest.mark.parametrize(("collective", "workers", "expected"), [
-    (CollectiveName.recursive_doubling, 2, ALPHA + 12 * BETA),
-    (CollectiveName.recursive_doubling, 4, 2 * (ALPHA + 12 * BETA)),
-    (CollectiveName.recursive_doubling, 3, 2 * (ALPHA + 12 * BETA)),
-    (CollectiveName.rabenseifner, 2, 2 * ALPHA + 12 * BETA),
-    (CollectiveName.rabenseifner, 4, 4 * ALPHA + 18 * BETA),
-    (CollectiveName.ring, 2, 2 * ALPHA + 12 * BETA),
-    (CollectiveName.ring, 3, 4 * ALPHA + 16 * BETA),
-    (CollectiveName.ring, 4, 6 * ALPHA + 18 * BETA),
-    (CollectiveName.tree, 2, 2 * (ALPHA + 12 * BETA)),
-    (CollectiveName.tree, 4, 4 * (ALPHA + 12 * BETA)),
-    (CollectiveName.star, 2, 2 * ALPHA + 24 * BETA),
-    (CollectiveName.star, 5, 2 * ALPHA + 96 * BETA),
-    *((collective, 1, 0.0) for collective in CollectiveName),
-])  # fmt: skip
-def test_an_all_reduce_of_twelve_bytes(collective: CollectiveName, workers: int, expected: float) -> None:
-    assert costs(collective=collective).all_reduce_s(workers, 12) == pytest.approx(expected)
+def test_an_all_reduce_of_twelve_bytes() -> None:
+    for collective, workers, expected in [
+        (CollectiveName.recursive_doubling, 2, ALPHA + 12 * BETA),
+        (CollectiveName.recursive_doubling, 4, 2 * (ALPHA + 12 * BETA)),
+        (CollectiveName.recursive_doubling, 3, 2 * (ALPHA + 12 * BETA)),
+        (CollectiveName.rabenseifner, 2, 2 * ALPHA + 12 * BETA),
+        (CollectiveName.rabenseifner, 4, 4 * ALPHA + 18 * BETA),
+        (CollectiveName.ring, 2, 2 * ALPHA + 12 * BETA),
+        (CollectiveName.ring, 3, 4 * ALPHA + 16 * BETA),
+        (CollectiveName.ring, 4, 6 * ALPHA + 18 * BETA),
+        (CollectiveName.tree, 2, 2 * (ALPHA + 12 * BETA)),
+        (CollectiveName.tree, 4, 4 * (ALPHA + 12 * BETA)),
+        (CollectiveName.star, 2, 2 * ALPHA + 24 * BETA),
+        (CollectiveName.star, 5, 2 * ALPHA + 96 * BETA),
+        *((collective, 1, 0.0) for collective in CollectiveName),
+    ]:
+        assert costs(collective=collective).all_reduce_s(workers, 12) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64, 1024])
@@ -313,22 +313,6 @@ def test_it_goes_on_bit_for_bit(start, monkeypatch) -> None:
     for fact in ("simulated_s", "simulated_shares"):
         assert broken.facts[fact] == straight.facts[fact]
     assert straight.facts["simulated_s"] > 20.5 and straight.facts["simulated_s"] != pytest.approx(22, rel=1e-3)
-
-
-REFUSED = [
-    (["cluster.network.latency_s=[0.1]"], "1 numbers and cluster.network.bandwidth_gbps 2: give both"),
-    (["cluster.network.latency_s=[0.1,-1]"], "cluster.network.latency_s=-1 is negative; use a number from 0 to"),
-    (["cluster.network.latency_s=[]", "cluster.network.bandwidth_gbps=[]"], "give at least one segment"),
-    (["cluster.links.latency_s=1"], "cluster.links.latency_s=1 has no effect with cluster.network.mode=steps"),
-    (["algo=wagma"], "mode=steps cannot be used with algo=wagma, which is asynchronous"),
-]
-
-
-@pytest.mark.parametrize(("further", "told"), REFUSED, ids=[told[:40] for _, told in REFUSED])
-def test_what_makes_no_sense_is_refused(further: list[str], told: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configure("algo=dpsgd", "topology=ring", *QUADRATICS[:3], "num_workers=8", *STEPS, *further)
-    assert told in str(refused.value) and str(refused.value).count("\n") == 0
 
 
 @pytest.mark.parametrize(

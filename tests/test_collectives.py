@@ -18,7 +18,6 @@ from decentral.cluster.clock import Clock
 from decentral.cluster.links import CollectiveName, LinkCosts, Links
 from decentral.compression.artopk import Flexible
 from decentral.compression.rows import RowLayout
-from decentral.errors import ConfigError
 from decentral.network.collectives import Peers, all_reduce
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
@@ -138,18 +137,16 @@ def means_of_equal_values(world: World, workers: int) -> list[str]:
     """The ways to a mean that do not return what all workers have, bit for bit."""
     wrong, peers = [], decentral.join("complete")
     kinds = [torch.float16, torch.bfloat16, *([torch.float32, torch.float64] if world.size != 3 else [])]
-    for carrier, choice, kind in itertools.product(CARRIERS, CollectiveChoice, kinds):
+    for carrier, choice in itertools.product(CARRIERS, CollectiveChoice):
         settings = NetworkSettings(transport=carrier, collective=choice)
         rounds = components("topology")["complete"]().schedule(workers)
         net = join(rounds, Losses(0.0, 0), world.device, world.rank, world.size, settings)
-        rows = extremes(kind).expand(len(net.workers), -1)
-        found = {"mean": net.mean(rows.clone()), "average": net.average(rows.clone())}
-        found["mix"] = net.mix(rows.clone(), 0)
-        wrong += [
-            f"{way} {carrier} {choice} {kind}" for way, x in found.items() if not torch.equal(x, rows[0].expand_as(x))
-        ]
+        for kind, way in itertools.product(kinds, (net.mean, net.average, partial(net.mix, round=0))):
+            rows = extremes(kind).expand(len(net.workers), -1)
+            found = way(rows.clone())
+            wrong += [] if torch.equal(found, rows[0].expand_as(found)) else [f"{way} {carrier} {choice} {kind}"]
         net.close()
-    for kind in kinds:
+    for kind in kinds[1:3]:  # of the verbs of scripts, which use the same network
         x, model = extremes(kind), torch.nn.Module()
         model.register_buffer("x", x.clone())
         model.p = torch.nn.Parameter(x.clone())
@@ -181,7 +178,9 @@ def means_of_equal_values(world: World, workers: int) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize(("processes", "workers"), [(2, 2), (2, 4), (3, 3)])
+@pytest.mark.parametrize(
+    ("processes", "workers"), [(2, 4), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (2, 3))]
+)
 def test_the_mean_of_equal_values_is_that_value(worlds, processes: int, workers: int) -> None:
     assert worlds(processes).call(means_of_equal_values, workers) == [[]] * processes
 
@@ -299,11 +298,6 @@ def test_a_run_that_chooses_goes_on_bit_for_bit(start, monkeypatch, collective: 
     assert {"allgather", "broadcast"} <= set(straight.facts["collectives"])
 
 
-def test_whoever_decides_by_costs_needs_them() -> None:
-    with pytest.raises(ConfigError, match=r"compress=flexible needs the costs of links, .* choose a cluster"):
-        configure("algo=allreduce", *RUN, "compress=flexible")
-
-
 # -- Limited networks: messages are late by latency and bandwidth, all of them, and otherwise nothing cha --------------
 
 N, P = 4, 10
@@ -373,23 +367,6 @@ def test_every_message_is_late_and_the_same_as_ever(worlds, carrier):
     counted = lengths * (N * (N - 1) + 2 * (N - 1))
     assert extra == 2 * everybody - counted
     assert sum(late for *_, late, _ in answers) == 2 * (N - 1) * P * 4, "as much as a ring"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["processes=1", "network.latency_ms=5"], "network.latency_ms=5 needs messages between processes"),
-        (["cluster=even", "network.bandwidth_gbps=1"], "network.bandwidth_gbps=1 needs messages between processes"),
-        (
-            ["algo=adpsgd", "processes=2", "network.latency_ms=5"],
-            "network.latency_ms=5 cannot be used with algo=adpsgd, which is asynchronous",
-        ),
-    ],
-)
-def test_limits_that_make_no_sense_are_refused(overrides, says):
-    with pytest.raises(ConfigError) as refusal:
-        configure("task=quadratics", *overrides)
-    assert says in str(refusal.value)
 
 
 def test_auto_takes_what_is_fastest_by_the_model() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from configure import configure
 from decentral.compression.ratio import Knee, Solver
 from decentral.compression.rows import AcceptedCompression, RowLayout
 from decentral.compression.sparse import TopK
@@ -99,55 +97,6 @@ def test_lost_messages_of_a_relay_are_zero_whatever_they_say(start) -> None:
     assert rounded.facts["messages_sent"] == plain.facts["messages_sent"]
     assert 4 * rounded.facts["bytes_sent"] == plain.facts["bytes_sent"]
     assert abs(rounded.iterates - plain.iterates).max() < 0.1 * abs(plain.iterates).max()
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            "algo=relaysgd topology=dbt compress=topk",
-            "relays sums of models and needs every coordinate in every message: use bf16 or",
-        ),
-        ("algo=sgp compress=bf16", "compress=bf16 cannot be used with algo=sgp, which sends rows uncompressed: leave"),
-        (
-            "algo=choco topology=ring compress=powersgd",
-            "algo=choco, which needs a different kind of message: use bf16 or",
-        ),
-        (
-            "algo=choco topology=dbt compress=topk",
-            "sends whole models, but topology=dbt with num_workers=4 splits them",
-        ),
-        (
-            "algo=choco topology=ring compress=topk communication.every=2",
-            "compress=topk needs a round in every step: leave out communication.",
-        ),
-        (
-            "algo=choco topology=ring compress=topk network.drop_probability=0.1",
-            "cannot be used with algo=choco, which needs every message: use an algorithm that tolerates message loss",
-        ),
-        (
-            "algo=choco topology=ring compress=topk compress.error_feedback=false",
-            "compress.error_feedback=false cannot be used with algo=choco, which keeps its own residuals, or none",
-        ),
-        (
-            "algo=demo compress=topk compress.error_feedback=false",
-            "cannot be used with algo=demo, which keeps its own residuals, or none",
-        ),
-        (
-            "algo=sparseloco algo.mean_of=senders compress=randomk",
-            "algo=sparseloco, which needs a different kind of message: use bf16 or dct_topk or",
-        ),
-        (
-            "algo=allreduce compress=dct_topk compress.chunk=300",
-            "compress.chunk=300 is out of range; use a number from",
-        ),
-        ("algo=allreduce compress=randomk compress.unbiased=true", "compress.unbiased=true sends P / k times the"),
-        ("algo=allreduce compress=topk compress.index_bytes=2", "compress.index_bytes=2 is not a valid choice; use"),
-    ],
-)
-def test_what_compression_is_not_for_is_refused_in_a_sentence(words: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(sentence)):
-        configure("task=quadratics", "num_workers=4", *words.split())
 
 
 # -- Runs that decide which share of the coordinates they send: the rules, the costs, exploration, when, and resuming --
@@ -261,30 +210,3 @@ def test_nsga2_decides_in_a_run_and_says_what_it_needs(start, monkeypatch) -> No
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs pymoo, which is not installed: pip install 'decentral\[nsga2\]'"):
         TopK(solver=Solver.nsga2)
-
-
-@pytest.mark.parametrize(
-    ("further", "told"),
-    [
-        (["compress=topk", "compress.adapt=knee"], "compress.adapt=knee needs the costs of links"),
-        (
-            ["compress=topk", "compress.candidates=[0.1,2]"],
-            "compress.candidates=2 is out of range; use a number > 0 and <= 1",
-        ),
-        (["compress=topk", "compress.adapt=knee", *LINKS, "simulate=timeline"], "simulate=timeline has none"),
-        (["compress=topk", "compress.warmup_epochs=5", *LINKS, "simulate=timeline"], "warmup_epochs=5 counts epochs"),
-        (
-            ["compress=topk", "compress.adapt=knee", *LINKS, "algo=sparseloco"],
-            "algo=sparseloco sends once every 30 steps: add algo.period_steps=1",
-        ),
-        (["network.measure=true", "processes=1"], "has no links to measure within one process"),
-        (
-            ["network.measure=true", "algo=wagma", *LINKS],
-            "network.measure=true cannot be used with algo=wagma, which is asynchronous",
-        ),
-    ],
-)
-def test_what_cannot_be_decided_or_measured_is_refused(further: list[str], told: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        configure(*RUN, "steps=9", *further)
-    assert told in str(refused.value)

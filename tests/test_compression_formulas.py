@@ -209,11 +209,11 @@ def numbers(size: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 
 @DTYPES
-@pytest.mark.parametrize(("size", "keep"), [(1, 1e-9), (2, 0.5), (97, 0.01), (1000, 0.1), (1000, 0.999), (97, 1.0)])
-def test_topk_sends_the_largest(size: int, keep: float, dtype: torch.dtype) -> None:
-    e = numbers(size, dtype)
-    expected = top(e.double().numpy(), max(1, int(size * keep)))
-    assert indices(flat("topk", size, keep=keep), e) == expected
+def test_topk_sends_the_largest(dtype: torch.dtype) -> None:
+    for size, keep in [(1, 1e-9), (2, 0.5), (97, 0.01), (1000, 0.1), (1000, 0.999), (97, 1.0)]:
+        e = numbers(size, dtype)
+        expected = top(e.double().numpy(), max(1, int(size * keep)))
+        assert indices(flat("topk", size, keep=keep), e) == expected
 
 
 @pytest.mark.parametrize("keep", [0.001, 0.6])

@@ -1,41 +1,26 @@
-"""The simulated clock obeys conservation laws: nothing goes through a port faster than it can, or uncounted.
-
-`PortSimulation` is a clock of its own, which cuts every message in pieces and serves them event by event.
-"""
+"""The simulated clock obeys conservation laws: nothing goes through a port faster than it can, or uncounted."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from heapq import heappop, heappush
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from configure import configure
 from decentral.algorithms.features import Feature
-from decentral.cluster.clock import Clock, Underway, Use
+from decentral.cluster.clock import Clock, Use
 from decentral.cluster.links import LinkCosts, Links
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.registry.find import components
 from decentral.training.timing import Timed, timed
-from table import ALGORITHMS, ASYNCHRONOUS, TASKS
+from table import ALGORITHMS, ASYNCHRONOUS, LOSSY, MACHINES, SLOW_LINKS, TASKS, run_of
 
-MACHINES = (
-    "cluster=machines",
-    "cluster.compute.distribution=lognormal",
-    "cluster.compute.mean_s=0.02",
-    "cluster.compute.sigma=0.5",
-)
-"""Workers that are not equally fast: whoever is ahead meets ports that are still busy."""
-SLOW = ("cluster.links.latency_s=1e-4", "cluster.links.bandwidth_gbps=1e-5", "cluster.links.copy_gbps=inf")
-"""A number takes 6.4 ms, so that messages take longer than gradients."""
+SLOW = SLOW_LINKS
 CLUSTERS: dict[str, tuple[str, ...]] = {
     "fast network": (
         *(*MACHINES, "cluster.links.latency_s=1e-3", "cluster.links.bandwidth_gbps=1"),
@@ -123,56 +108,48 @@ def conserves(ledger: list[Use], costs: LinkCosts) -> None:
     assert into <= out * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("cluster", [*CLUSTERS, "devices"])
-@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *ASYNCHRONOUS}))
-def test_no_port_carries_more_than_it_can_and_all_of_it_is_counted(tmp_path: Path, name: str, cluster: str) -> None:
-    config = configure(*method(name, tmp_path), *in_cluster(cluster, tmp_path))
-    assert config.num_workers is not None
-    ledger: list[Use] = []
-    found = alone(config, ledger, MANY if name in ASYNCHRONOUS else STEPS)
-    conserves(ledger, config.cluster.costs(config.num_workers))
-    left = sum(use.num_bytes for use in ledger if use.way == "out" and use.ends <= found.simulated_s)
-    told = found.bytes_sent - left
-    assert (
-        0 <= told <= 8 * (config.num_workers - 1) * MANY
-        if name in ("wagma", "eager_sgd")
-        else told == pytest.approx(0, abs=1e-6 * left)
-    )
+METHODS = sorted({*ALGORITHMS, *ASYNCHRONOUS})
+USUAL = [*CLUSTERS, "devices"]
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    [
-        "slow network",
-        pytest.param("one port", marks=pytest.mark.slow),
-        pytest.param("two delayed", marks=pytest.mark.slow),
-        pytest.param("devices", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *ASYNCHRONOUS}))
-def test_a_timeline_takes_as_long_and_sends_as_much_as_the_run(start, tmp_path: Path, name: str, cluster: str) -> None:
+@pytest.mark.parametrize(("place", "name"), list(enumerate(METHODS)))
+def test_no_port_carries_more_than_it_can_and_all_of_it_is_counted(tmp_path: Path, place: int, name: str) -> None:
+    """On the slow network and on two other clusters in turn."""
+    for cluster in {"slow network", USUAL[place % len(USUAL)], USUAL[(4 * place + 3) % len(USUAL)]}:
+        config = configure(*method(name, tmp_path), *in_cluster(cluster, tmp_path))
+        assert config.num_workers is not None
+        ledger: list[Use] = []
+        found = alone(config, ledger, MANY if name in ASYNCHRONOUS else STEPS)
+        conserves(ledger, config.cluster.costs(config.num_workers))
+        left = sum(use.num_bytes for use in ledger if use.way == "out" and use.ends <= found.simulated_s)
+        told = found.bytes_sent - left
+        few = 8 * (config.num_workers - 1) * MANY if name in ("wagma", "eager_sgd") else 1e-6 * left
+        assert -1e-6 * left <= told <= few, cluster
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_timeline_takes_as_long_and_sends_as_much_as_the_run(recorded, tmp_path: Path, name: str) -> None:
+    """Lost messages travel like all others."""
+    if name in ASYNCHRONOUS:
+        overrides = [*method(name, tmp_path), *CLUSTERS["slow network"], "evaluation.initial=false", f"steps={STEPS}"]
+    else:
+        overrides = run_of(name)
+    steps = int(next(word for word in overrides if word.startswith("steps=")).removeprefix("steps="))
+    lossy = Feature.message_loss in components("algorithms")[name].supports and name not in ASYNCHRONOUS
+    for words in (overrides, [*overrides, LOSSY]) if lossy else (overrides,):
+        run, found = recorded(*words), alone(configure(*overrides), steps=steps)
+        assert run.facts["simulated_s"] == pytest.approx(found.simulated_s, rel=1e-12)
+        assert run.facts["bytes_sent"] == found.bytes_sent == alone(configure(*words), steps=steps).bytes_sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", ["one port", "two delayed", "devices"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_timeline_is_that_of_the_run_in_other_clusters(start, tmp_path: Path, name: str, cluster: str) -> None:
     overrides = [*method(name, tmp_path), *in_cluster(cluster, tmp_path), "evaluation.initial=false"]
-    run = start(*overrides, f"steps={STEPS}")
-    found = alone(configure(*overrides))
+    run, found = start(*overrides, f"steps={STEPS}"), alone(configure(*overrides))
     assert run.facts["simulated_s"] == pytest.approx(found.simulated_s, rel=1e-12)
     assert run.facts["bytes_sent"] == found.bytes_sent
-
-
-@pytest.mark.parametrize(
-    "name",
-    sorted(
-        name
-        for name in {*ALGORITHMS} - {*ASYNCHRONOUS}
-        if Feature.message_loss in components("algorithms")[name].supports
-    ),
-)
-def test_a_message_that_gets_lost_travels_as_all_others(start, tmp_path: Path, name: str) -> None:
-    overrides = [*method(name, tmp_path), *CLUSTERS["slow network"], "evaluation.initial=false"]
-    whole, lossy = configure(*overrides), [*overrides, "network.drop_probability=0.7"]
-    run = start(*lossy, f"steps={STEPS}")
-    assert run.facts["simulated_s"] == pytest.approx(alone(whole).simulated_s, rel=1e-12)
-    assert run.facts["bytes_sent"] == alone(whole).bytes_sent == alone(configure(*lossy)).bytes_sent
-    assert alone(configure(*lossy)).simulated_s == alone(whole).simulated_s
 
 
 @pytest.mark.parametrize("ports", ["duplex", "one"])
@@ -266,28 +243,22 @@ def test_time_and_bytes_of_a_run_are_those_of_the_model_that_its_cluster_describ
         assert (on["simulated_s"], on["bytes_sent"]) == (whole["simulated_s"], whole["bytes_sent"])
 
 
-@pytest.mark.parametrize(("compress", "num_bytes"), [
-    (["compress=int8"], 20 * (8_192_000 + 4 * 4000)),
-    (["compress=artopk", "compress.select=var", "compress.keep=0.001"], 4 * 32_768 + 8 * 32_768 + 20 * 4),
-])  # fmt: skip
-def test_what_does_not_grow_with_a_model_is_not_larger_for_a_large_one(compress: list[str], num_bytes: int) -> None:
-    cluster = [*CLUSTERS["slow network"], "cluster.num_parameters=8192000"]
-    config = configure("algo=allreduce", "task=quadratics", "num_workers=5", *compress, *cluster)
-    assert alone(config, steps=1).bytes_sent == num_bytes
-
-
-def test_large_pieces_of_unequal_length_are_as_long_as_they_are() -> None:
-    settings = ["algo=relaysgd", "topology=dbt", "num_workers=6", "task=quadratics", *CLUSTERS["slow network"]]
-    small, large = (alone(configure(*settings, f"cluster.num_parameters={P}")) for P in (4001, 4_000_001))
-    assert small.bytes_sent == STEPS * 10 * 4 * 4001 and large.bytes_sent == STEPS * 10 * 4 * 4_000_001
-    assert alone(configure(*settings, "cluster.num_parameters=3999999")).bytes_sent == STEPS * 10 * 4 * 3_999_999
-
-
-def test_a_few_numbers_stand_for_a_row_that_is_cut_in_shards() -> None:
-    settings = ["algo=dpsgd", "topology=ring", "communication.workers_per_machine=4", "num_workers=12"]
-    settings += ["task=quadratics", *CLUSTERS["slow network"]]
-    small, large = (alone(configure(*settings, f"cluster.num_parameters={number}")) for number in (4000, 4_000_000))
-    assert large.bytes_sent == 1000 * small.bytes_sent == STEPS * 12 * (2 * 3 + 2) / 4 * 16_000_000
+def test_a_large_model_sends_what_its_formula_says() -> None:
+    """What does not grow with the model is not scaled; pieces of unequal length and shards are as long as they are."""
+    slow = ["task=quadratics", *CLUSTERS["slow network"]]
+    machines = "algo=dpsgd topology=ring communication.workers_per_machine=4 num_workers=12"
+    for words, parameters, num_bytes in (
+        ("algo=allreduce num_workers=5 compress=int8", 8_192_000, 20 * (8_192_000 + 4 * 4000)),
+        (
+            "algo=allreduce num_workers=5 compress=artopk compress.select=var compress.keep=0.001",
+            8_192_000,
+            4 * 32_768 + 8 * 32_768 + 20 * 4,
+        ),
+        *(("algo=relaysgd topology=dbt num_workers=6", P, 10 * 4 * P) for P in (4001, 4_000_001, 3_999_999)),
+        *((machines, P, 12 * (2 * 3 + 2) / 4 * 4 * P) for P in (4000, 4_000_000)),
+    ):
+        config = configure(*words.split(), *slow, f"cluster.num_parameters={parameters}")
+        assert alone(config, steps=1).bytes_sent == num_bytes, words
 
 
 def devices(folder: Path, up: list[float]) -> str:
@@ -313,7 +284,7 @@ def test_a_slow_machine_is_slow_with_what_goes_through_its_own_port(
     assert alone(config, steps=1).simulated_s == pytest.approx(1 + seconds)
 
 
-def test_probes_take_the_ports() -> None:
+def test_probes_and_collectives_wait_for_busy_ports_and_take_them() -> None:
     clock = Clock(4, None, LinkCosts(Links(latency_s=0.0, bandwidth_gbps=8e-6, copy_gbps=math.inf), 4))  # type: ignore[arg-type]
     clock.ledger = []
     clock.out[1] = 5.0  # still sends something
@@ -321,6 +292,10 @@ def test_probes_take_the_ports() -> None:
     assert clock.ping(src, dst, 1000.0) == pytest.approx(3.0) and clock.latest_s == pytest.approx(6.0)
     conserves(clock.ledger, clock.costs)
     assert sum(use.num_bytes for use in clock.ledger if use.way == "out") == 4 * 1000
+    for ports in (clock.out, clock.into):
+        ports[2] = busy = max(*clock.out, *clock.into) + 10
+        underway, *_ = clock.begin_collective("all_reduce", 1000.0)
+        assert underway.ready.tolist() == pytest.approx([busy + clock.costs.all_reduce_s(4, 1000.0)] * 4)
 
 
 @pytest.mark.parametrize("name", ["allreduce", "sgp", "wagma", "relaysgd"])
@@ -334,30 +309,15 @@ def test_a_model_that_the_cluster_describes_has_the_precision_of_the_run(start, 
         assert wider.simulated_s == pytest.approx(STEPS * (0.16 + 2 * (n - 1) * (5e-5 + row_s / n)), rel=1e-12)
 
 
-def test_leaves_of_a_star_wait_for_the_port_of_its_center() -> None:
-    config = configure(
-        "algo=dpsgd", "topology=star", "task=quadratics", "task.dimension=40", "num_workers=6", *EVEN, *SLOW
-    )
-    row_s = 40 * 6.4e-3
-    assert alone(config, steps=1).simulated_s == pytest.approx(1 + 1e-4 + 5 * row_s)
+def test_leaves_of_a_star_wait_for_its_center_and_overlapped_messages_travel_during_the_gradient() -> None:
+    settings = ["task=quadratics", "task.dimension=40", "num_workers=6", *EVEN, *SLOW]
     ledger: list[Use] = []
-    alone(config, ledger, steps=1)
-    assert min(use.ends for use in ledger if use.worker == 5 and use.way == "into") == pytest.approx(
-        1 + 1e-4 + 5 * row_s
-    )
-
-
-def test_overlapped_messages_of_relaysgd_travel_during_the_gradient() -> None:
-    settings = [
-        "algo=relaysgd",
-        "topology=chain",
-        "task=quadratics",
-        "task.dimension=40",
-        "num_workers=6",
-        *EVEN,
-        *SLOW,
-    ]
-    plain, overlapped = (alone(configure(*settings, f"algo.overlap={word}")).simulated_s for word in ("false", "true"))
+    ends = 1 + 1e-4 + 5 * 40 * 6.4e-3
+    star = alone(configure("algo=dpsgd", "topology=star", *settings), ledger, steps=1)
+    assert star.simulated_s == pytest.approx(ends)
+    assert min(use.ends for use in ledger if use.worker == 5 and use.way == "into") == pytest.approx(ends)
+    chain = ["algo=relaysgd", "topology=chain", *settings]
+    plain, overlapped = (alone(configure(*chain, f"algo.overlap={word}")).simulated_s for word in ("false", "true"))
     assert overlapped == pytest.approx(STEPS * 1.0) and plain == pytest.approx(STEPS * (1 + 1e-4 + 2 * 40 * 6.4e-3))
 
 
@@ -410,265 +370,23 @@ def test_a_fast_beginning_of_a_machine_swallows_nothing_later(tmp_path: Path) ->
     assert device.ends("out", 100.0, 125_000.0) == pytest.approx(101.0, rel=1e-12)
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("worker,seconds\n", "has no header: start it with worker,seconds,slowdown,up_gbps,down_gbps"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n", "has no line for worker 1"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,1,1,1,1\n", "line 2 .* begins at 1: .* begin at 0"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n0,0,1,1,1\n", "line 3 .* begin after 0"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,0,1,1\n", "line 2 .* has '0' instead of a slowdown factor > 0"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,inf,1\n", "line 2 .* has 'inf' instead of a bandwidth"),
-    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n1,0,1,1,1\n7,0,1,1,fast\n", "line 4 .* has 'fast'"),
-])  # fmt: skip
-def test_devices_that_make_no_sense_are_refused_with_their_line(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "devices.csv").write_text(text)
-    links = Links(latency_s=0.0, copy_gbps=math.inf)
-    with pytest.raises(ConfigError, match=says):
-        LinkCosts(links, 2, str(tmp_path / "devices.csv"))
-    with pytest.raises(ConfigError, match=r"bandwidth_gbps=1\.0 has no effect with cluster.devices"):
-        LinkCosts(replace(links, bandwidth_gbps=1.0), 2, str(tmp_path / "devices.csv"))
-
-
-# -- a clock of another kind: messages in pieces, event by event -------------------------------------------------------
-
-PIECES = 100
-
-
-def phases(name: str, n: int) -> Iterator[list[tuple[int, int, float]]]:
-    """(source, target, share of a row) of all messages of each phase of an all-reduce; n is a power of two."""
-    levels = [1 << level for level in range(n.bit_length() - 1)]
-    if name == "ring":
-        for _ in range(2 * (n - 1)):
-            yield [(i, (i + 1) % n, 1 / n) for i in range(n)]
-    elif name == "recursive_doubling":
-        for bit in levels:
-            yield [(i, i ^ bit, 1.0) for i in range(n)]
-    elif name == "rabenseifner":
-        for bit in [*reversed(levels), *levels]:
-            yield [(i, i ^ bit, bit / n) for i in range(n)]
-    else:
-        assert name == "tree"
-        for bit in levels:
-            yield [(i + bit, i, 1.0) for i in range(0, n, 2 * bit)]
-        for bit in reversed(levels):
-            yield [(i, i + bit, 1.0) for i in range(0, n, 2 * bit)]
-
-
-class PortSimulation:
-    """n workers that carry out the same operations. A port serves what it has been given in order: of messages that a
-    worker begins together a piece of each in turn; a worker takes in once it has heard of all senders of an exchange,
-    with one port once everything is there and its own messages are gone."""
-
-    def __init__(
-        self, n: int, latency: float, per_byte: float, one_port: bool, operations: list[tuple[Any, ...]]
-    ) -> None:
-        self.n, self.latency, self.per_byte, self.one_port, self.operations = n, latency, per_byte, one_port, operations
-        self.events: list[tuple[float, int, Callable[[float], None]]] = []
-        self.number = count()
-        self.place, self.now = [0] * n, [0.0] * n
-        self.queues: list[list[Callable[[float], None]]] = [[] for _ in range(n)]
-        self.busy = [False] * n
-        self.exchanges: dict[int, dict[str, Any]] = {}
-        self.done: set[tuple[int, int]] = set()
-        self.blocked: dict[int, int] = {}
-
-    def run(self) -> float:
-        for i in range(self.n):
-            self.at(0.0, lambda now, i=i: self.go_on(i, now))
-        while self.events:
-            now, _, event = heappop(self.events)
-            event(now)
-        assert self.place == [len(self.operations)] * self.n
-        return max(self.now)
-
-    def at(self, time: float, event: Callable[[float], None]) -> None:
-        heappush(self.events, (time, next(self.number), event))
-
-    def go_on(self, i: int, now: float) -> None:
-        self.now[i] = now
-        while self.place[i] < len(self.operations):
-            kind, *what = self.operations[self.place[i]]
-            if kind == "wait" and (what[0], i) not in self.done:
-                self.blocked[i] = what[0]
-                return
-            self.place[i] += 1
-            if kind == "gradient":
-                self.at(now + what[0][i], lambda later: self.go_on(i, later))
-                return
-            if kind != "wait":
-                (self.messages if kind == "messages" else self.collective)(i, now, *what)
-
-    def ends(self, number: int, i: int, now: float) -> None:
-        self.done.add((number, i))
-        if self.blocked.get(i) == number:
-            del self.blocked[i]
-            self.go_on(i, now)
-
-    def collective(self, i: int, now: float, number: int, name: str, num_bytes: float) -> None:
-        arrived = self.exchanges.setdefault(number, {})
-        arrived[str(i)] = now
-        if len(arrived) == self.n:
-            times = [now] * self.n
-            for phase in phases(name, self.n):
-                seconds = {
-                    dst: max(times[src], times[dst]) + self.latency + share * num_bytes * self.per_byte
-                    for src, dst, share in phase
-                }
-                times = [seconds.get(j, times[j]) for j in range(self.n)]
-            for j in range(self.n):
-                self.at(max(times), lambda later, j=j: self.ends(number, j, later))
-
-    def messages(self, i: int, now: float, number: int, edges: list[tuple[int, int, float]]) -> None:
-        own = self.exchanges.setdefault(number, {}).setdefault(i, self.fresh())
-        own["expects"] = [src for src, dst, _ in edges if dst == i]
-        going = [(dst, num_bytes * self.per_byte) for src, dst, num_bytes in edges if src == i]
-        own["out"] = not going
-        if going:
-            self.give(i, now, lambda began: self.send(i, began, number, going))
-        self.look(i, number, now)
-
-    @staticmethod
-    def fresh() -> dict[str, Any]:
-        return {"heard": 0, "pieces": [], "arrived": 0, "out": False, "expects": None, "served": 0, "open": False}
-
-    def give(self, i: int, now: float, job: Callable[[float], None]) -> None:
-        """To the port: out of it, or the only one."""
-        self.queues[i].append(job)
-        if not self.busy[i]:
-            self.busy[i] = True
-            self.queues[i].pop(0)(now)
-
-    def free(self, i: int, now: float) -> None:
-        self.busy[i] = False
-        if self.queues[i]:
-            self.busy[i] = True
-            self.queues[i].pop(0)(now)
-
-    def send(self, i: int, began: float, number: int, going: list[tuple[int, float]]) -> None:
-        total = sum(seconds for _, seconds in going)
-        for dst, _ in going:
-            self.at(began + self.latency, lambda now, dst=dst: self.hear(dst, number, now))
-        for piece in range(1, PIECES + 1):
-            for dst, seconds in going:
-                arrives = began + total * piece / PIECES + self.latency
-                self.at(arrives, lambda now, dst=dst, seconds=seconds: self.arrive(dst, number, seconds / PIECES, now))
-
-        def gone(now: float) -> None:
-            self.exchanges[number][i]["out"] = True
-            self.free(i, now)
-            self.look(i, number, now)
-
-        self.at(began + total, gone)
-
-    def hear(self, i: int, number: int, now: float) -> None:
-        self.exchanges[number].setdefault(i, self.fresh())["heard"] += 1
-        self.look(i, number, now)
-
-    def arrive(self, i: int, number: int, seconds: float, now: float) -> None:
-        own = self.exchanges[number][i]
-        own["pieces"].append(seconds)
-        own["arrived"] += 1
-        self.look(i, number, now)
-
-    def look(self, i: int, number: int, now: float) -> None:
-        """Whether the port in opens, and whether all is over."""
-        own = self.exchanges[number][i]
-        if own["expects"] is None:
-            return
-        expected = len(own["expects"])
-        whole = own["arrived"] == expected * PIECES
-        if not own["open"] and (whole and own["out"] if self.one_port else own["heard"] == expected):
-            own["open"] = True
-            own["serving"] = False
-        if own["open"] and own["pieces"] and not own["serving"]:
-            own["serving"] = True
-            seconds = own["pieces"].pop(0)
-
-            def served(later: float) -> None:
-                own["served"] += 1
-                own["serving"] = False
-                self.look(i, number, later)
-
-            self.at(now + seconds, served)
-        if own["served"] == expected * PIECES and own["out"] and (number, i) not in self.done:
-            self.ends(number, i, now)
-
-
-class Watched(Clock):
-    """A clock that writes down what it is asked."""
-
-    operations: list[tuple[Any, ...]]
-
-    def gradient(self) -> None:
-        self.operations.append(("gradient", self.times.seconds(self.gradients, self.gradients + 1)[0].tolist()))
-        super().gradient()
-
-    def begin(self, over: Any, num_bytes: Any, extra: int = 0) -> Underway:
-        underway = super().begin(over, num_bytes, extra)
-        src, dst, size = over.memo["messages"]
-        each = (np.asarray(num_bytes, dtype=float) + extra)[size]
-        self.operations.append(
-            ("messages", self.known(underway), list(zip(src.tolist(), dst.tolist(), each.tolist(), strict=True)))
-        )
-        return underway
-
-    def begin_collective(self, name: str, num_bytes: float, overlaps: bool = False) -> tuple[Underway, int, float]:
-        found = super().begin_collective(name, num_bytes, overlaps)
-        chosen = self.costs.all_reduce(self.n, num_bytes)[0].name
-        assert name == "all_reduce"
-        self.operations.append(("collective", self.known(found[0]), chosen, num_bytes))
-        return found
-
-    def wait(self, underway: Underway) -> None:
-        number = next(i for i, one in enumerate(self.numbers) if one is underway)
-        self.operations.append(("wait", number))
-        super().wait(underway)
-
-    def known(self, underway: Underway) -> int:
-        self.numbers.append(underway)
-        return len(self.numbers) - 1
-
-
-SIMULATED = {
-    "allreduce by a ring": ["algo=allreduce"],
-    "allreduce by doubling": ["algo=allreduce", "cluster.links.collective=recursive_doubling"],
-    "allreduce by Rabenseifner": ["algo=allreduce", "cluster.links.collective=rabenseifner"],
-    "allreduce by a tree": ["algo=allreduce", "cluster.links.collective=tree"],
-    "local SGD": ["algo=local_sgd", "algo.period_steps=2"],
-    "streaming DiLoCo": ["algo=streaming_diloco", "algo.period_steps=4", "algo.fragments=2", "algo.delay_steps=1"],
-    "D-PSGD on a ring": ["algo=dpsgd", "topology=ring"],
-    "D-PSGD on a star": ["algo=dpsgd", "topology=star"],
-    "D-PSGD, overlapped": ["algo=dpsgd", "topology=exponential", "algo.mode=awc"],
-    "D2": ["algo=d2", "topology=ring"],
-    "gradient tracking": ["algo=gradient_tracking", "topology=exponential"],
-    "SGP": ["algo=sgp", "topology=one_peer_exponential"],
-    "Push-DIGing": ["algo=push_diging", "topology=exponential"],
-    "CHOCO": ["algo=choco", "topology=ring", "compress=topk"],
-    "RelaySGD on two trees": ["algo=relaysgd", "topology=dbt"],
-    "RelaySGD on a chain": ["algo=relaysgd", "topology=chain"],
-    "RelaySGD, overlapped": ["algo=relaysgd", "topology=star", "algo.overlap=true"],
+HEAD = "worker,seconds,slowdown,up_gbps,down_gbps\n"
+WRONG = {
+    "worker,seconds\n": f"has no header: start it with {HEAD.strip()}",
+    HEAD + "0,0,1,1,1\n": "has no line for worker 1",
+    HEAD + "0,1,1,1,1\n": "line 2 .* begins at 1: .* begin at 0",
+    HEAD + "0,0,1,1,1\n0,0,1,1,1\n": "line 3 .* begin after 0",
+    HEAD + "0,0,0,1,1\n": "line 2 .* has '0' instead of a slowdown factor > 0",
+    HEAD + "0,0,1,inf,1\n": "line 2 .* has 'inf' instead of a bandwidth",
+    HEAD + "0,0,1,1,1\n1,0,1,1,1\n7,0,1,1,fast\n": "line 4 .* has 'fast'",
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "ports"),
-    [
-        *((name, "duplex") for name in SIMULATED),
-        *((name, "one") for name in SIMULATED if not any(word in name for word in ("allreduce", "local", "DiLoCo"))),
-    ],
-)
-def test_a_finer_simulation_of_the_ports_agrees(monkeypatch: pytest.MonkeyPatch, name: str, ports: str) -> None:
-    config = configure(
-        *SIMULATED[name],
-        "task=quadratics",
-        "task.dimension=400",
-        "num_workers=8",
-        *CLUSTERS["slow network"],
-        f"cluster.links.ports={ports}",
-    )
-    monkeypatch.setattr(Watched, "operations", [], raising=False)
-    monkeypatch.setattr(Watched, "numbers", [], raising=False)
-    monkeypatch.setattr("decentral.training.assemble.Clock", Watched)
-    expected = alone(config, steps=8).simulated_s
-    links = config.cluster.costs(8)
-    simulation = PortSimulation(8, *links.slowest, ports == "one", Watched.operations)
-    assert simulation.run() == pytest.approx(expected, rel=3 / PIECES)
+def test_devices_that_cannot_be_read_are_refused_with_their_line(tmp_path: Path) -> None:
+    file, links = tmp_path / "devices.csv", Links(latency_s=0.0, copy_gbps=math.inf)
+    for text, says in WRONG.items():
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=says):
+            LinkCosts(links, 2, str(file))
+    with pytest.raises(ConfigError, match=r"bandwidth_gbps=1\.0 has no effect with cluster.devices"):
+        LinkCosts(replace(links, bandwidth_gbps=1.0), 2, str(file))

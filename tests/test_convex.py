@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from configure import configure
-from decentral.errors import ConfigError
 from decentral.tasks.problems import convex
 from decentral.tasks.problems.convex import LOSSES, RegressionProblem, Samples, optimum
 
@@ -93,17 +91,3 @@ def test_the_data_of_a_worker_depend_on_neither_the_others_nor_the_number_of_sam
     part = problem(loss, range(2, 4))
     x = torch.ones(N, D, dtype=torch.float64)
     torch.testing.assert_close(part.gradient(x[2:4], DRAWS[:2])[1], problem(loss).gradient(x, DRAWS)[1][2:4])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("task.samples_per_worker=0",), "task.samples_per_worker=0"),
-        (("task.l2=-1",), "task.l2=-1"),
-        (("task.loss=logistic", "task.l2=0"), "task.l2=0 cannot be used with task.loss=logistic"),
-        (("task.l2=0", "task.dimension=9", "task.samples_per_worker=2"), "4 workers with task.samples_per_worker=2"),
-    ],
-)
-def test_what_cannot_work_is_refused(overrides: tuple[str, ...], words: str) -> None:
-    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
-        configure("task=regression", "algo=dpsgd", "topology=ring", "num_workers=4", *overrides)

@@ -93,20 +93,6 @@ def test_workers_that_go_on_by_themselves_end_too(start, algo):
     assert found.status == "done" and found.facts["step"] < 60
 
 
-REFUSED = {
-    "early_stop.patience=0": "use a number >= 1",
-    "early_stop.patience=1 early_stop.worker=all": "early_stop.worker=all does not exist",
-    "early_stop.metric=loss": "early_stop.metric=loss has no effect without early_stop.patience",
-    "early_stop.patience=2 simulate=timeline cluster=even": "needs training, and simulate=timeline does not evaluate",
-}
-
-
-@pytest.mark.parametrize("settings", REFUSED)
-def test_what_cannot_be_right_is_refused(settings):
-    with pytest.raises(ConfigError, match=REFUSED[settings]):
-        configure(*SMALL, *settings.split())
-
-
 def test_a_metric_that_is_watched_has_to_be_there_and_to_have_a_direction():
     metrics = [Metric("test", "accuracy", larger_is_better=True), Metric("test", "kind", larger_is_better=None)]
     for name in ("kind", "f1"):

@@ -181,13 +181,12 @@ UNSHARED: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNSHARED)
-def test_what_workers_cannot_share_is_computed_one_by_one(name):
-    shape, make, reason = UNSHARED[name]
-    given = Workload(WorkerModels(make(), 4, CPU), (5, *shape), Precision.fp32, cross_entropy)
-    assert isinstance(Auto().choice(given), Loop)
-    with pytest.raises(ConfigError, match=f"since .*{reason}"):
-        Batched().passes(given)
+def test_what_workers_cannot_share_is_computed_one_by_one():
+    for shape, make, reason in UNSHARED.values():
+        given = Workload(WorkerModels(make(), 4, CPU), (5, *shape), Precision.fp32, cross_entropy)
+        assert isinstance(Auto().choice(given), Loop), reason
+        with pytest.raises(ConfigError, match=f"since .*{reason}"):
+            Batched().passes(given)
 
 
 def test_hooks_for_all_modules_are_noticed():
@@ -197,16 +196,36 @@ def test_hooks_for_all_modules_are_noticed():
     assert isinstance(Auto().choice(given), Batched)
 
 
-def test_texts_of_padding_alone_have_a_mean_of_zero():
-    tokens, labels = torch.tensor([[[0, 0, 0], [1, 2, 0]]] * 2), torch.zeros(2, 2, dtype=torch.long)
-    found = []
+def alike(module: nn.Module, inputs: Tensor, targets: Tensor, loss: Any = cross_entropy) -> None:
+    """Compare losses and gradients of both executions on a batch [k, B, ...]."""
+    k, found = len(inputs), []
+    x = flat(module) + 0.1 * torch.randn(k, len(flat(module)), dtype=torch.float64)
     for execution in (Loop(), Batched()):
-        models = WorkerModels(bag(), 2, CPU)
-        x = torch.linspace(-1, 1, 2 * models.num_parameters).view(2, -1)
-        passes = execution.passes(Workload(models, (2, 3), Precision.fp32, cross_entropy))
-        found.append(passes(x, tokens, labels, range(2), lambda j: None))
+        work = Workload(WorkerModels(module, k, CPU), tuple(inputs.shape[1:]), Precision.fp64, loss)
+        found.append(execution.passes(work)(x, inputs, targets, range(k), lambda j: None))
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_both_executions_agree_on_any_arrangement_of_layers():
+    module = nn.Sequential(
+        nn.Sequential(nn.Conv2d(2, 6, 3, stride=2, padding=1, bias=False), nn.ReLU(inplace=True)),
+        nn.Conv2d(6, 4, 3, padding="same", groups=2),
+        nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
+        nn.Dropout(0.0),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Identity(),
+        nn.Flatten(),
+        nn.Linear(16, 5, bias=False),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    ).double()
+    alike(module, torch.randn(5, 6, 2, 12, 12, dtype=torch.float64), torch.randint(0, 3, (5, 6)))
+    regression = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    inputs, targets = torch.randn(3, 5, 4, dtype=torch.float64), torch.randn(3, 5, 3, dtype=torch.float64)
+    alike(regression, inputs, targets, nn.functional.mse_loss)
+    padding = torch.tensor([[[0, 0, 0], [1, 2, 0]]] * 2)
+    alike(bag().double(), padding, torch.zeros(2, 2, dtype=torch.long))
 
 
 def test_images_lie_in_memory_as_usual_for_modules_that_nothing_is_known_of():
@@ -229,8 +248,9 @@ def failing(layer: nn.Linear, x: torch.Tensor, own: Sequence[torch.Tensor], k: i
 FIRST = [*SHORT, *MODELS["mlp"], "algo=dpsgd", "topology=ring", "num_workers=4"]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(("wrong", "told"), [(mixed, "compute something else"), (failing, "fail .*no such kernel")])
+@pytest.mark.parametrize(
+    ("wrong", "told", "accumulate"), [(mixed, "compute something else", 2), (failing, "fail .*no such kernel", 1)]
+)
 def test_gradients_that_are_wrong_in_the_first_batch_are_computed_one_by_one(
     start, monkeypatch, capfd, wrong, told, accumulate
 ):
@@ -287,45 +307,6 @@ def test_a_backward_pass_that_is_wrong_is_noticed(monkeypatch):
     assert str(passes.doubt(torch.randn(4, models.num_parameters), *batch)).startswith("its layers compute")
 
 
-def test_the_layers_that_can_be_batched_agree_with_torch_in_any_arrangement():
-    module = nn.Sequential(
-        nn.Sequential(nn.Conv2d(2, 6, 3, stride=2, padding=1, bias=False), nn.ReLU(inplace=True)),
-        nn.Conv2d(6, 4, 3, padding="same", groups=2),
-        nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
-        nn.Dropout(0.0),
-        nn.AdaptiveAvgPool2d(2),
-        nn.Identity(),
-        nn.Flatten(),
-        nn.Linear(16, 5, bias=False),
-        nn.ReLU(),
-        nn.Linear(5, 3),
-    ).double()
-    k, B = 5, 6
-    images = torch.randn(k, B, 2, 12, 12, dtype=torch.float64)
-    labels = torch.randint(0, 3, (k, B))
-    x = flat(module) + 0.1 * torch.randn(k, len(flat(module)), dtype=torch.float64)
-    losses, gradients = {}, {}
-    for execution in (Loop(), Batched()):
-        passes = execution.passes(Workload(WorkerModels(module, k, CPU), (B, 2, 12, 12), Precision.fp64, cross_entropy))
-        losses[execution.name], gradients[execution.name] = passes(x, images, labels, range(len(x)), lambda j: None)
-    torch.testing.assert_close(losses["batched"], losses["loop"], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(gradients["batched"], gradients["loop"], rtol=1e-12, atol=1e-12)
-
-
-def test_both_ways_take_the_mean_over_all_targets_of_an_example():
-    module, (k, B, T) = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double(), (3, 5, 3)
-    inputs, targets = torch.randn(k, B, 4, dtype=torch.float64), torch.randn(k, B, T, dtype=torch.float64)
-    x = flat(module) + 0.1 * torch.randn(k, len(flat(module)), dtype=torch.float64)
-    found = []
-    for execution in (Loop(), Batched()):
-        passes = execution.passes(
-            Workload(WorkerModels(module, k, CPU), (B, 4), Precision.fp64, nn.functional.mse_loss)
-        )
-        found.append(passes(x, inputs, targets, range(k), lambda j: None))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-
-
 class Drawing(nn.Module):
     """A linear layer and then something that may draw."""
 
@@ -374,7 +355,7 @@ def test_whatever_a_model_draws_is_addressed_by_worker_and_draw(last, draws, own
     assert seeded == ([0, 1] * 3 if draws or own_class else [0])  # one's own class may draw later
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("execution", ["batched", pytest.param("loop", marks=pytest.mark.slow)])
 def test_bf16_trains_nearly_the_same_and_keeps_rows_in_float32(start, execution):
     settings = [*SHORT, *MODELS["cnn"], "algo=dpsgd", "topology=ring", "num_workers=4", f"execution={execution}"]
     exact = start(*settings, directory="fp32")
@@ -442,13 +423,20 @@ NETWORKS = {
 }
 
 
+LARGE = ("vgg11", "resnet18")
+
+
 @pytest.mark.parametrize(
-    "at_once", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)]
+    ("name", "at_once"),
+    [
+        pytest.param(name, number, marks=[pytest.mark.slow] if name in LARGE or number != 2 else [])
+        for name in NETWORKS
+        for number in (1, 2, 3)
+    ],
 )
-@pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 def test_the_layers_of_a_gpu_give_the_gradients_of_one_worker_after_the_other(name, at_once):
-    shape, n = ((3, 32, 32) if name in ("vgg11", "resnet18") else IMAGES), 3
+    shape, n = ((3, 32, 32) if name in LARGE else IMAGES), 3
     torch.manual_seed(0)
     network = nn.Sequential(*NETWORKS[name]())
     if shape == IMAGES:
@@ -504,10 +492,9 @@ IN_BLOCKS: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", IN_BLOCKS)
-def test_what_workers_cannot_share_inside_a_block_is_refused(name):
-    make, reason = IN_BLOCKS[name]
-    assert reason in str(layers.refusal(make(), columns.WAY))
+def test_what_workers_cannot_share_inside_a_block_is_refused():
+    for make, reason in IN_BLOCKS.values():
+        assert reason in str(layers.refusal(make(), columns.WAY))
 
 
 def test_statistics_of_a_batch_that_go_to_another_worker_are_noticed(monkeypatch):
@@ -525,11 +512,11 @@ def side_by_side(workload: Workload) -> SideBySide:
     return SideBySide(workload, *layers.shared(workload, columns.WAY), columns.WAY)
 
 
-@pytest.mark.parametrize(("momentum", "replays"), [(0.1, True), (None, False)])
-def test_a_module_that_reads_a_counter_from_the_gpu_is_not_recorded(momentum, replays):
-    network = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum), nn.Flatten(), nn.Linear(192, 10))
-    passes = OneByOne(WorkerModels(network, 2, CPU), Precision.fp32, cross_entropy)
-    assert replayed.Replayed(passes, 2).replays is replays
+def test_a_module_that_reads_a_counter_from_the_gpu_is_not_recorded():
+    for momentum in (0.1, None):
+        network = nn.Sequential(nn.BatchNorm2d(3, momentum=momentum), nn.Flatten(), nn.Linear(192, 10))
+        passes = OneByOne(WorkerModels(network, 2, CPU), Precision.fp32, cross_entropy)
+        assert replayed.Replayed(passes, 2).replays is (momentum is not None)
 
 
 def hearing(world: World) -> list[str]:
@@ -571,6 +558,7 @@ def test_auto_shares_calls_of_convolutions_on_a_gpu_where_that_was_measured(sett
     assert type(Auto().choice(workload)) is choice
 
 
+@pytest.mark.slow
 def test_the_kernels_of_a_gpu_compute_what_torch_does():
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)}

@@ -272,10 +272,26 @@ def contents(results_dir: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize(("words", "wrong", "says"), [
-    ([], "device=cuda", "device=cuda needs a GPU"),
-    pytest.param(["-m", "seed=0,1"], "launcher=slurm", "launcher=slurm", marks=pytest.mark.slow),
-], ids=["one", "launcher"])  # fmt: skip
+LARGE = [
+    *("task=images", "data=digits", "model=resnet18", "num_workers=2", "batch_size=2", "steps=1"),
+    *("evaluation.examples=2", "save=none"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong", "says"),
+    [
+        ([], "device=cuda", "device=cuda needs a GPU"),
+        pytest.param(["-m", "seed=0,1"], "launcher=slurm", "launcher=slurm", marks=pytest.mark.slow),
+        *(
+            pytest.param(
+                [*LARGE, f"processes={processes}"], "execution=batched", "execution=batched", marks=pytest.mark.slow
+            )
+            for processes in (1, 2)
+        ),
+    ],
+    ids=["one", "launcher", "assembled", "assembled by two processes"],
+)
 def test_a_rerun_that_is_refused_leaves_finished_runs_as_they_were(
     tmp_path: Path, capsys, monkeypatch, words: list[str], wrong: str, says: str
 ) -> None:
@@ -285,21 +301,6 @@ def test_a_rerun_that_is_refused_leaves_finished_runs_as_they_were(
     run(capsys, *there)
     files = contents(tmp_path)
     assert says in refused(capsys, *there, "rerun=true", wrong)
-    assert contents(tmp_path) == files
-    assert not list(tmp_path.glob("runs/*/before"))
-    assert "already finished" in run(capsys, *there)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 1])
-def test_a_rerun_that_is_refused_when_it_is_put_together_leaves_the_run_as_it_was(
-    tmp_path: Path, capsys, processes: int
-) -> None:
-    there = [f"results_dir={tmp_path}", "progress=false", f"processes={processes}", "task=images", "data=digits"]
-    there += ["model=resnet18", "num_workers=2", "batch_size=2", "steps=1", "evaluation.examples=2", "save=none"]
-    run(capsys, *there)
-    files = contents(tmp_path)
-    assert "execution=batched" in refused(capsys, *there, "rerun=true", "execution=batched")
     assert contents(tmp_path) == files
     assert not list(tmp_path.glob("runs/*/before"))
     assert "already finished" in run(capsys, *there)

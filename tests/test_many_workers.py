@@ -115,42 +115,30 @@ def algorithm(name: str) -> str:
     return "epidemic_learning" if name == "epidemic" else "dpsgd"
 
 
-def goes_on(start, tmp_path: Path, *overrides: str) -> None:
-    """Four steps, and the same broken off in between and continued from the checkpoint."""
-    settings = [*overrides, "steps=4", "checkpoint_every_s=0", "evaluation.every_epochs=1"]
+QUADRATICS = ("task=quadratics", "task.dimension=4")
+NETWORKS = ("task=images", "data=digits", "model=mlp", "model.hidden=[8]", "batch_size=1", "alpha=1")
+
+
+LARGE = [
+    *((name, MANY, QUADRATICS) for name in sorted(set(EVERY) - set(QUICK))),
+    *((name, MOST, QUADRATICS) for name in FOUR),
+    *((name, MANY, NETWORKS) for name in ("dbt", "one_peer_exponential")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "task"),
+    [*((name, MANY, QUADRATICS) for name in QUICK), *(pytest.param(*each, marks=pytest.mark.slow) for each in LARGE)],
+)
+def test_thousands_of_workers_train_and_go_on_from_a_checkpoint(start, tmp_path, name, n, task):
+    settings = [*task, f"algo={algorithm(name)}", *place(name, n, tmp_path)]
+    settings += ["steps=4", "checkpoint_every_s=0", "evaluation.every_epochs=1"]
     straight = start(*settings, directory="straight")
     broken = start(*settings, directory="broken", interrupt_at=1)
     assert (straight.status, broken.status) == ("done", "interrupted")
     continued = start(*settings, directory="broken")
     assert continued.rows == straight.rows
     assert continued.facts["bytes_sent"] == straight.facts["bytes_sent"] > 0
-
-
-QUADRATICS = ("task=quadratics", "task.dimension=4")
-NETWORKS = ("task=images", "data=digits", "model=mlp", "model.hidden=[8]", "batch_size=1", "alpha=1")
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_a_thousand_workers_train_and_go_on_from_a_checkpoint(start, tmp_path, name):
-    goes_on(start, tmp_path, *QUADRATICS, f"algo={algorithm(name)}", *place(name, MANY, tmp_path))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(EVERY) - set(QUICK)))
-def test_a_thousand_workers_train_on_every_topology(start, tmp_path, name):
-    goes_on(start, tmp_path, *QUADRATICS, f"algo={algorithm(name)}", *place(name, MANY, tmp_path))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FOUR)
-def test_four_thousand_workers_train_and_go_on_from_a_checkpoint(start, tmp_path, name):
-    goes_on(start, tmp_path, *QUADRATICS, f"algo={algorithm(name)}", *place(name, MOST, tmp_path))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dbt", "one_peer_exponential"])
-def test_a_thousand_networks_train_and_go_on_from_a_checkpoint(start, tmp_path, name):
-    goes_on(start, tmp_path, *NETWORKS, f"algo={algorithm(name)}", *place(name, MANY, tmp_path))
 
 
 @pytest.mark.parametrize("name", ["dbt", "one_peer", "star", "base_graph", "random_regular"])

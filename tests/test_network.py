@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from configure import configure
-from decentral.errors import ConfigError
 from decentral.network import kernels
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
@@ -26,7 +24,7 @@ from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds, Split, slices
 from decentral.topology.topology import Topology
-from table import TOPOLOGIES, topology_overrides
+from table import TOPOLOGIES, a_third, topology_overrides
 
 # -- The verbs of the network, for every topology; over processes they do the same, and send what they sa --------------
 
@@ -69,17 +67,17 @@ def test_rows_on_another_device_stay_there(build, name):
         assert {each.device for each in found} == {gpu}
 
 
-@pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_mixing_applies_the_matrix_of_the_round_to_every_piece(build, name, lazy):
-    schedule = build(name).schedule(TOPOLOGIES[name].n)
-    net, x = LocalNetwork(schedule, CERTAIN), whole_numbers(schedule.num_workers, 2, P)
-    for round in range(2 * schedule.period):
-        expected = torch.empty_like(x)
-        for W, piece in zip(schedule.matrices(round), schedule.slices(P), strict=True):
-            W = (W + np.eye(len(W))) / 2 if lazy else W
-            expected[..., piece] = torch.einsum("ij,j...->i...", torch.tensor(W), x[..., piece])
-        torch.testing.assert_close(net.mix(x.clone(), round, lazy), expected, rtol=0, atol=1e-10)
+def test_mixing_applies_the_matrix_of_the_round_to_every_piece(build, name):
+    for lazy in [False, True]:
+        schedule = build(name).schedule(TOPOLOGIES[name].n)
+        net, x = LocalNetwork(schedule, CERTAIN), whole_numbers(schedule.num_workers, 2, P)
+        for round in range(2 * schedule.period):
+            expected = torch.empty_like(x)
+            for W, piece in zip(schedule.matrices(round), schedule.slices(P), strict=True):
+                W = (W + np.eye(len(W))) / 2 if lazy else W
+                expected[..., piece] = torch.einsum("ij,j...->i...", torch.tensor(W), x[..., piece])
+            torch.testing.assert_close(net.mix(x.clone(), round, lazy), expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["ring", "dbt", "star", "exponential"])
@@ -168,7 +166,7 @@ SPREAD = [
 ]
 
 
-@pytest.mark.parametrize(("name", "processes", "drop_probability", "carrier"), SPREAD)
+@pytest.mark.parametrize(("name", "processes", "drop_probability", "carrier"), a_third(SPREAD))
 def test_the_verbs_do_the_same_over_processes_and_send_what_they_count(
     worlds, build, name, processes, drop_probability, carrier
 ):
@@ -415,33 +413,7 @@ def test_a_matrix_may_depend_on_data():
     assert net.traffic.messages_sent == 20  # all off-diagonal entries: the first entry, on the diagonal, is the zero
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["communication.workers_per_machine=3"], "communication.workers_per_machine=3 does not divide num_workers=16"),
-        (["topology=dbt", "communication.workers_per_machine=2"], "needs one graph of machines, but topology=dbt is 2"),
-        (["communication.global_every=50000", "communication.every=7"], "repeat only after 350000 steps"),
-        (
-            ["communication.global_every=2", "network.drop_probability=0.1"],
-            "exchanges within machines and among all workers are reliable",
-        ),
-        (
-            ["algo=allreduce", "communication.every=2"],
-            "every=2 cannot be used with .* does not use a topology",
-        ),
-        (
-            ["algo=relaysgd_grad", "topology=bt", "communication.every=2"],
-            "every=2 cannot be used with algo=relaysgd_grad, which needs the same graph in every step",
-        ),
-        (["algo=d2", "communication.global_every=3"], "=3 cannot be used with algo=d2, which needs the same graph"),
-    ],
-)
-def test_what_cannot_work_is_refused(overrides, says):
-    with pytest.raises(ConfigError, match=says):
-        configure("algo=dpsgd", "topology=ring", "task=quadratics", *overrides)
-
-
-@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize(("case",), a_third((case,) for case in range(len(CASES))))
 def test_processes_agree_with_the_matrices(worlds, case):
     schedule = scheduled(*CASES[case])
     rounds = min(2 * schedule.period, 14)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from copy import deepcopy
 
 import numpy as np
@@ -20,7 +19,7 @@ from decentral.network.world import World
 from decentral.tasks.problems.batches import BatchOrder
 from decentral.training.assemble import assemble
 from decentral.training.timing import timed
-from table import ALGORITHMS, OPTIMIZERS, in_rounds
+from table import OPTIMIZERS, in_rounds, run_of
 from test_resume import same_results
 
 N, SIZES, RATES, STEPS = 4, [8, 16, 16, 5], [0.1, 0.2, 0.05, 0.1], [1, 3, 2, 3]
@@ -117,16 +116,14 @@ OWN_RATES = [name for name, cls in in_rounds().items() if Feature.own_rates in c
 
 
 @pytest.mark.parametrize("algo", OWN_RATES)
-def test_equal_rates_of_workers_are_the_rate_of_all(start, tmp_path, algo):
-    case = ALGORITHMS[algo]
-    shape = [f"algo={algo}", *case.nets[0].overrides(tmp_path), *case.overrides, "task=quadratics", "task.dimension=5"]
-    shape += ["optim=nesterov", "steps=9", "trace=true"]
-    n = configure(*shape).num_workers
-    one = start(*shape, "lr=0.05", directory="one").iterates
-    own = start(*shape, f"lr_per_worker=[{','.join(['0.05'] * n)}]", directory="own").iterates
+def test_equal_rates_of_workers_are_the_rate_of_all(recorded, start, algo):
+    words = [word for word in run_of(algo) if word != "lr=0.05"]
+    one = recorded(*words, "lr=0.05").iterates
+    n = one.shape[1]
+    own = start(*words, f"lr_per_worker=[{','.join(['0.05'] * n)}]", directory="own").iterates
     assert np.abs(one - own).max() < 1e-10 * max(1.0, np.abs(one).max())
     rates = ",".join(map(str, np.linspace(0.02, 0.05, n)))
-    other = start(*shape, f"lr_per_worker=[{rates}]", directory="other").iterates
+    other = start(*words, f"lr_per_worker=[{rates}]", "steps=1", directory="other").iterates
     assert (other[1] != one[1]).any(axis=1)[:-1].all()
 
 
@@ -206,40 +203,3 @@ def test_asynchronous_workers_have_batches_and_times_of_their_own(start):
     facts = start(*shape, OWN[1], "cluster=even", "cluster.compute.mean_s=0.1", "save=none").facts
     drawn = [each / size for each, size in zip(facts["examples_per_worker"], SIZES, strict=True)]
     assert sum(drawn) == 4 * 20 and drawn[0] > 1.8 * drawn[1] and drawn[3] > 1.4 * drawn[0]
-
-
-REFUSED = {
-    "lr_per_worker=[0.1,0.2]": ([], "lr_per_worker=[0.1,0.2] has 2 entries, but num_workers=4: give one per worker"),
-    "lr_per_worker=[0.1,0,0.1,0.1]": ([], "is out of range: give finite numbers > 0"),
-    "lr_per_worker=[0.1,nan,0.1,0.1]": ([], "is out of range: give finite numbers > 0"),
-    "lr_per_worker=[normal,1,2]": ([], "lr_per_worker=[normal,1,2] is not a distribution: use [uniform,LOW,HIGH]"),
-    "lr_per_worker=[uniform,2,1]": ([], "is not a distribution"),
-    "lr_per_worker=[a,b,c,d]": ([], "has entries that are not numbers"),
-    "lr_per_worker=[]": ([], "has 0 entries"),
-    "lr_per_worker=[1,1,1,1]": (
-        ["algo=allreduce"],
-        "lr_per_worker=[1,1,1,1] cannot be used with algo=allreduce, whose workers share one update",
-    ),
-    "lr_per_worker=[true,0.1,0.1,0.1]": ([], "is out of range: give finite numbers > 0"),
-    "batch_size_per_worker=[1,2,3,1e30]": ([], "is out of range: give whole numbers > 0"),
-    "batch_size_per_worker=[lognormal,4,500]": ([], "which exceeds the 359 training images"),
-    "batch_size_per_worker=[1,2,3,0]": ([], "is out of range: give whole numbers > 0"),
-    "batch_size_per_worker=[1,2,3,1.5]": ([], "is out of range: give whole numbers > 0"),
-    "batch_size_per_worker=[1,2,3,400]": (
-        [],
-        "batch_size_per_worker=[1,2,3,400] has 400, which exceeds the 359 training images",
-    ),
-    "batch_size_per_worker=[1,2,3,4]": (
-        ["task=quadratics"],
-        "cannot be used with task=quadratics, which has no batches",
-    ),
-    "steps_per_worker=[1,2,3,4]": ([], "gives a worker 4 steps, more than communication.every=3: use"),
-    "steps_per_worker=[1,2,3,3]": (["algo=d2", "communication.every=1"], "cannot be used with algo=d2"),
-}
-
-
-@pytest.mark.parametrize("own", REFUSED)
-def test_what_cannot_be_honored_is_refused(own):
-    others, sentence = REFUSED[own]
-    with pytest.raises(ConfigError, match=re.escape(sentence)):
-        configure(*RUN, *others, own)

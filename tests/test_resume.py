@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import re
 import shutil
 import signal
@@ -27,26 +26,16 @@ from decentral.registry import components
 from decentral.store import RunStore, read_metrics
 from decentral.training.stepper import Stepper
 from punisher import Meanwhile, command, files_limited_to, newest_checkpoint, same, status
-from table import ALGORITHMS, OPTIMIZERS, TASKS, VARIANTS
+from table import ALGORITHMS, LOSSY, OPTIMIZERS, TASKS, VARIANTS, run_of
 from toy_problems import DriftingQuadratics
 from worlds import carry_out
 
 OFTEN = ["checkpoint_every_s=0", "trace=true"]
-CASES = [pytest.param(name, [], id=name) for name in ALGORITHMS] + [
-    pytest.param(name, [variant], id=f"{name}-{variant}", marks=pytest.mark.slow)
-    for name in VARIANTS
-    for variant in VARIANTS[name]
-]
 
 
-def settings(name: str, folder: Path) -> list[str]:
-    case = ALGORITHMS[name]
-    lossy = ["network.drop_probability=0.2"] if Feature.message_loss in components("algorithms")[name].supports else []
-    noise = ["task.noise=0.1"] if case.task == "quadratics" else []
-    return [
-        f"algo={name}", f"task={case.task}", "task.dimension=5", *noise, *case.nets[0].overrides(folder),
-        *case.overrides, *lossy, *OFTEN, "optim=momentum", "steps=20", "evaluation.every_epochs=5"
-    ]  # fmt: skip
+def settings(name: str) -> list[str]:
+    """Return the overrides of the recorded run, with lost messages if the method supports them."""
+    return [*run_of(name), *([LOSSY] if Feature.message_loss in components("algorithms")[name].supports else [])]
 
 
 def same_results(one, other) -> None:
@@ -58,26 +47,35 @@ def same_results(one, other) -> None:
         assert one.facts[fact] == other.facts[fact]
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES)
-def test_an_algorithm_goes_on_bit_for_bit(start, tmp_path, name, variant):
-    overrides = [*settings(name, tmp_path), *variant]
-    straight = start(*overrides, directory="straight")
-    stopped = start(*overrides, interrupt_at=9)  # at an evaluation
+def goes_on(start, overrides: list[str], straight, *, interrupt_at: int, crash_at: int) -> None:
+    """Interrupt a run, then let it crash, and compare it with the straight one once it has ended."""
+    stopped = start(*overrides, interrupt_at=interrupt_at)
     assert stopped.status == stopped.facts["status"] == "interrupted"
-    broken = start(*overrides, crash_at=13)  # between evaluations
+    broken = start(*overrides, crash_at=crash_at)
     assert broken.status == "crashed" and broken.facts["status"] == "failed"
     same_results(start(*overrides), straight)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_goes_on_bit_for_bit(recorded, start, name):
+    goes_on(start, settings(name), recorded(*settings(name)), interrupt_at=6, crash_at=8)  # at an evaluation, between
+
+
 @pytest.mark.slow
-def test_an_algorithm_goes_on_with_another_number_of_processes(start, tmp_path, name):
-    overrides = settings(name, tmp_path)
-    straight = start(*overrides, directory="straight")
+@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in VARIANTS for variant in VARIANTS[name]])
+def test_a_variant_goes_on_bit_for_bit(recorded, start, name, variant):
+    overrides = [*settings(name), variant]
+    goes_on(start, overrides, recorded(*overrides), interrupt_at=6, crash_at=8)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.slow
+def test_an_algorithm_goes_on_with_another_number_of_processes(recorded, start, name):
+    straight = recorded(*settings(name))
     for before, after in ((5, 2), (1, 5)):
         directory = f"{before} then {after}"
-        assert start(*overrides, directory=directory, processes=before, crash_at=13).status == "crashed"
-        resumed = start(*overrides, directory=directory, processes=after)
+        assert start(*settings(name), directory=directory, processes=before, crash_at=8).status == "crashed"
+        resumed = start(*settings(name), directory=directory, processes=after)
         assert resumed.status == "done" and resumed.iterates.shape == straight.iterates.shape
         scale = np.abs(straight.iterates).max()
         np.testing.assert_allclose(resumed.iterates, straight.iterates, rtol=0, atol=1e-12 * scale)
@@ -85,34 +83,20 @@ def test_an_algorithm_goes_on_with_another_number_of_processes(start, tmp_path, 
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_goes_on_bit_for_bit(start, name):
+def test_an_optimizer_goes_on_bit_for_bit(recorded, start, name):
     overrides = ["task=quadratics", *OPTIMIZERS[name], *OFTEN, "num_workers=5", "steps=20", "evaluation.every_epochs=5"]
-    straight = start(*overrides, directory="straight")
-    start(*overrides, crash_at=13)
-    same_results(start(*overrides), straight)
+    goes_on(start, overrides, recorded(*overrides), interrupt_at=10, crash_at=13)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_goes_on_bit_for_bit(start, name):
+def test_a_task_goes_on_bit_for_bit(recorded, start, name):
     epochs = f"evaluation.every_epochs={0.5 if 'model' in components('tasks')[name].uses else 5}"
-    overrides = [
-        f"task={name}",
-        *TASKS[name],
-        *OFTEN,
-        epochs,
-        "algo=dpsgd",
-        "topology=ring",
-        "num_workers=4",
-        "steps=40",
-    ]
-    straight = start(*overrides, directory="straight")
-    start(*overrides, crash_at=37)
-    same_results(start(*overrides), straight)
+    overrides = [f"task={name}", *TASKS[name], *OFTEN, epochs, "algo=dpsgd", "topology=ring", "num_workers=4"]
+    goes_on(start, [*overrides, "steps=40"], recorded(*overrides, "steps=40"), interrupt_at=10, crash_at=37)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 5)])
-def test_a_problem_that_remembers_something_goes_on_with_another_number_of_processes(tmp_path, worlds, before, after):
+def test_a_problem_that_remembers_something_goes_on_with_another_number_of_processes(tmp_path, worlds):
     config = configure(
         "task=quadratics", "algo=dpsgd", "topology=ring", "num_workers=5", "steps=20",
         "evaluation.every_epochs=5", *OFTEN, "progress=false", "device=cpu",
@@ -126,8 +110,9 @@ def test_a_problem_that_remembers_something_goes_on_with_another_number_of_proce
             return file["iterates"]
 
     straight = iterates("straight", (1, -1))
-    resumed = iterates("broken", (before, 13), (after, -1))
-    np.testing.assert_allclose(resumed, straight, rtol=0, atol=1e-12 * np.abs(straight).max())
+    for before, after in ((1, 1), (2, 5)):
+        resumed = iterates(f"{before} then {after}", (before, 13), (after, -1))
+        np.testing.assert_allclose(resumed, straight, rtol=0, atol=1e-12 * np.abs(straight).max())
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -229,26 +214,7 @@ def test_7_a_full_disk_ends_the_run_and_the_same_command_goes_on_from_the_checkp
         same(directory, undisturbed)
 
 
-def test_8_every_flipped_bit_and_every_cut_is_noticed(stopped):
-    """60 random ones, in the tensors, in the archive around them, and in the manifest."""
-    newest = max(stopped.glob("checkpoints/*"), key=lambda path: int(path.name))
-    files, choice = sorted(newest.iterdir()), random.Random(8)
-    with RunStore.open(stopped, status(stopped)["run_id"], "") as store:
-        whole = store.newest_checkpoint()
-        assert whole is not None and whole.path == newest
-        for damage in range(60):
-            file = choice.choice(files)
-            content = file.read_bytes()
-            place = choice.randrange(len(content))
-            damaged = bytearray(content)
-            damaged[place] ^= 1 << choice.randrange(8)
-            file.write_bytes(content[:place] if damage % 3 == 0 else damaged)
-            found = store.newest_checkpoint()
-            assert found is not None and found.step < whole.step and len(store.rejected_checkpoints) == 1
-            file.write_bytes(content)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_10_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, processes):
     explosive = [*RUN, "algo=dpsgd", "topology=ring", "lr=1e6", f"processes={processes}", "steps=2000"]
     assert command(*explosive, f"run_dir={tmp_path / 'run'}") == 0

@@ -15,8 +15,10 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -375,29 +377,34 @@ def test_metrics_that_are_deleted_are_noticed_before_a_checkpoint_and_before_the
     assert RunStore.peek(path)["status"] == "failed"
 
 
-def flip_a_bit(file: Path) -> None:
+def flip_a_bit(file: Path, place: float = 0.5) -> None:
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 4
+    content[int(len(content) * place)] ^= 4
     file.write_bytes(content)
 
 
-def cut(file: Path) -> None:
-    os.truncate(file, file.stat().st_size - 2)
+def cut(file: Path, place: float = 1.0) -> None:
+    os.truncate(file, int((file.stat().st_size - 2) * place))
 
 
-@pytest.mark.parametrize(("name", "damage"), [
-    *((name, damage) for name in ("rank1.pt", "manifest.json") for damage in (flip_a_bit, cut)),
-    ("rank1.pt", Path.unlink),
-    ("manifest.json", lambda file: file.write_text(file.read_text().replace("12.5", "13.5"))),
-])  # fmt: skip
-def test_damage_is_noticed_and_the_checkpoint_before_is_used(store: RunStore, name: str, damage) -> None:
+def test_damage_is_noticed_and_the_checkpoint_before_is_used(store: RunStore) -> None:
+    """Bits and cuts at random places of the tensors, the archive around them, and the manifest; files that are lost."""
     save(store, 1)
     save(store, 2)
-    damage(store.path / "checkpoints/2" / name)
-    found = store.newest_checkpoint()
-    assert found.step == 1
-    assert torch.equal(load_part(found, "rank1")["state"]["x"], torch.ones(3, 1000))
-    assert len(store.rejected_checkpoints) == 1 and "step 2 is damaged" in store.rejected_checkpoints[0]
+    random = np.random.default_rng(8)
+    damages = [partial(damage, place=place) for damage in (flip_a_bit, cut) for place in random.random(20)]
+    changed = lambda file: file.write_text(file.read_text().replace("12.5", "13.5"))  # noqa: E731
+    cases = [(name, damage) for name in ("rank1.pt", "manifest.json") for damage in (*damages, cut)]
+    for name, damage in [*cases, ("rank1.pt", Path.unlink), ("manifest.json", changed)]:
+        file = store.path / "checkpoints/2" / name
+        content = file.read_bytes()
+        damage(file)
+        found = store.newest_checkpoint()
+        assert found.step == 1
+        assert torch.equal(load_part(found, "rank1")["state"]["x"], torch.ones(3, 1000))
+        assert len(store.rejected_checkpoints) == 1 and "step 2 is damaged" in store.rejected_checkpoints[0]
+        file.write_bytes(content)
+    assert store.newest_checkpoint().step == 2
 
 
 def test_a_damaged_checkpoint_does_not_count_among_the_two_that_are_kept(path: Path) -> None:

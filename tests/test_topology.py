@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -61,78 +63,72 @@ def all_matrices(schedule: Rounds) -> list[np.ndarray]:
     return [W for round in range(schedule.period) for W in schedule.matrices(round)]
 
 
-@pytest.mark.parametrize("split", Split)
-@pytest.mark.parametrize("num_pieces", [1, 2, 3])
-@pytest.mark.parametrize("num_coordinates", [1, 2, 7, 12, 101])
-def test_slices_partition_the_coordinates(split, num_pieces, num_coordinates):
-    schedule = Rounds(2, lambda _: (np.eye(2),) * num_pieces, num_pieces=num_pieces, split=split)
-    pieces = [np.arange(num_coordinates)[piece] for piece in schedule.slices(num_coordinates)]
-    assert sorted(np.concatenate(pieces)) == list(range(num_coordinates))
-    sizes = [len(piece) for piece in pieces]
-    assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
-    step = num_pieces if split is Split.interleaved else 1
-    assert all((np.diff(piece) == step).all() for piece in pieces)
-
-
-"""Those with `weights`; the others have weights of their own."""
+def test_slices_partition_the_coordinates():
+    for split, num_pieces, num_coordinates in itertools.product(Split, [1, 2, 3], [1, 2, 7, 12, 101]):
+        schedule = Rounds(2, lambda _, pieces=num_pieces: (np.eye(2),) * pieces, num_pieces=num_pieces, split=split)
+        pieces = [np.arange(num_coordinates)[piece] for piece in schedule.slices(num_coordinates)]
+        assert sorted(np.concatenate(pieces)) == list(range(num_coordinates))
+        sizes = [len(piece) for piece in pieces]
+        assert sizes == sorted(sizes, reverse=True) and sizes[0] - sizes[-1] <= 1
+        step = num_pieces if split is Split.interleaved else 1
+        assert all((np.diff(piece) == step).all() for piece in pieces)
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 5, 8, 32])
-def test_default_matrices(build, name, n):
+def test_default_matrices(build, name):
     """They exist or n is refused; they are stochastic, contracting, periodic, and symmetric if undirected."""
-    if not exists(name, n):
-        with pytest.raises(ConfigError, match=r"(num_workers=\d+|no edges).*\.$"):
-            build(name, n).schedule(n)
-        return
-    schedule = build(name, n).schedule(n)
-    products = [np.eye(n)] * schedule.num_pieces
-    for round in range(schedule.period):
-        later = schedule.matrices(round + 7 * schedule.period)
-        for piece, W in enumerate(schedule.matrices(round)):
-            assert np.array_equal(W, later[piece])
-            assert W.shape == (n, n) and W.dtype == np.float64 and (W >= 0).all() and (np.diag(W) > 0).all()
-            np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-13)
-            if name not in PULLS:
-                np.testing.assert_allclose(W.sum(axis=0), 1, atol=1e-13)
-            assert name in DIRECTED or np.array_equal(W, W.T)
-            products[piece] = W @ products[piece]
-    for product in products:
-        assert name in PULLS or np.linalg.norm(product - 1 / n, 2) < 1 - 1e-6
-
-
-@pytest.mark.parametrize("weights", Weights)
-@pytest.mark.parametrize("name", WEIGHED)
-def test_weights_follow_their_formula(build, name, weights):
-    edge_weight = 1 / 64 if weights is Weights.constant else None
-    for n in (3, 8, 32):
+    for n in [0, 1, 2, 3, 5, 8, 32]:
         if not exists(name, n):
+            with pytest.raises(ConfigError, match=r"(num_workers=\d+|no edges).*\.$"):
+                build(name, n).schedule(n)
             continue
-        default = all_matrices(build(name, n).schedule(n))
-        topology = build(name, n, weights=weights, edge_weight=edge_weight)
-        symmetric = all(is_undirected(Graph.of(W)) for W in default)
-        if weights is Weights.metropolis and not symmetric and name != "one_peer":
-            with pytest.raises(ConfigError, match=f"topology={name} is directed: use topology.weights=uniform"):
-                topology.schedule(n)
-            continue
-        for before, W in zip(default, all_matrices(topology.schedule(n)), strict=True):
-            A = Graph.of(before).dense()
-            if weights is Weights.metropolis:  # an edge of a round goes both ways
-                A = A | A.T
-            own, into, out = np.eye(n, dtype=bool), A.sum(1), A.sum(0)
-            rest = A * (edge_weight or 0) if weights is Weights.constant else A / (1 + np.maximum.outer(out, out))
-            expected = rest + np.diag(1 - rest.sum(1))
-            if weights is Weights.uniform or (weights is Weights.auto and not symmetric):
-                expected = (A | own) / (1 + out)
-            elif weights is Weights.pull:
-                expected = (A | own) / (1 + into)[:, None]
-            if (name, weights) != ("epidemic", Weights.auto):  # which pulls
-                np.testing.assert_allclose(W, expected, rtol=0, atol=1e-15)
+        schedule = build(name, n).schedule(n)
+        products = [np.eye(n)] * schedule.num_pieces
+        for round in range(schedule.period):
+            later = schedule.matrices(round + 7 * schedule.period)
+            for piece, W in enumerate(schedule.matrices(round)):
+                assert np.array_equal(W, later[piece])
+                assert W.shape == (n, n) and W.dtype == np.float64 and (W >= 0).all() and (np.diag(W) > 0).all()
+                np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-13)
+                if name not in PULLS:
+                    np.testing.assert_allclose(W.sum(axis=0), 1, atol=1e-13)
+                assert name in DIRECTED or np.array_equal(W, W.T)
+                products[piece] = W @ products[piece]
+        for product in products:
+            assert name in PULLS or np.linalg.norm(product - 1 / n, 2) < 1 - 1e-6
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "n", "says"),
-    [
+@pytest.mark.parametrize("name", WEIGHED)
+def test_weights_follow_their_formula(build, name):
+    for weights in Weights:
+        edge_weight = 1 / 64 if weights is Weights.constant else None
+        for n in (3, 8, 32):
+            if not exists(name, n):
+                continue
+            default = all_matrices(build(name, n).schedule(n))
+            topology = build(name, n, weights=weights, edge_weight=edge_weight)
+            symmetric = all(is_undirected(Graph.of(W)) for W in default)
+            if weights is Weights.metropolis and not symmetric and name != "one_peer":
+                with pytest.raises(ConfigError, match=f"topology={name} is directed: use topology.weights=uniform"):
+                    topology.schedule(n)
+                continue
+            for before, W in zip(default, all_matrices(topology.schedule(n)), strict=True):
+                A = Graph.of(before).dense()
+                if weights is Weights.metropolis:  # an edge of a round goes both ways
+                    A = A | A.T
+                own, into, out = np.eye(n, dtype=bool), A.sum(1), A.sum(0)
+                rest = A * (edge_weight or 0) if weights is Weights.constant else A / (1 + np.maximum.outer(out, out))
+                expected = rest + np.diag(1 - rest.sum(1))
+                if weights is Weights.uniform or (weights is Weights.auto and not symmetric):
+                    expected = (A | own) / (1 + out)
+                elif weights is Weights.pull:
+                    expected = (A | own) / (1 + into)[:, None]
+                if (name, weights) != ("epidemic", Weights.auto):  # which pulls
+                    np.testing.assert_allclose(W, expected, rtol=0, atol=1e-15)
+
+
+def test_what_does_not_exist_is_refused():
+    for name, fields, n, says in [
         ("ring", {"weights": Weights.constant}, 8, "topology.weights=constant needs topology.edge_weight"),
         ("ring", {"edge_weight": 0.2}, 8, "topology.edge_weight=0.2 needs topology.weights=constant"),
         ("ring", {"weights": Weights.constant, "edge_weight": 0.6}, 8, ".*use at most 1/2 = 0.5"),
@@ -172,11 +168,9 @@ def test_weights_follow_their_formula(build, name, weights):
         ("random_regular", {"degree": 5}, 5, "topology.degree=5 .* use 1 to 4"),
         ("epidemic", {"sends": 5}, 5, "topology.sends=5 .* use 1 to 4"),
         ("equidyn", {"drawn_rounds": 0}, 5, "topology.drawn_rounds=0 .* from 1 to"),
-    ],
-)
-def test_what_does_not_exist_is_refused(name, fields, n, says):
-    with pytest.raises(ConfigError, match=rf"^{says}.*[.?]$"):
-        TOPOLOGIES[name](**fields).schedule(n)
+    ]:
+        with pytest.raises(ConfigError, match=rf"^{says}.*[.?]$"):
+            TOPOLOGIES[name](**fields).schedule(n)
 
 
 # -- Topologies of your own: what a file of edges means, and what is refused -------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -49,14 +50,13 @@ PLACES: list[tuple[str, int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("weights", [Weights.auto, Weights.uniform, Weights.pull])
-@pytest.mark.parametrize(("name", "n", "place"), PLACES)
-def test_the_matrices_of_all_rounds_are_those_of_the_reference(name, n, place, weights):
-    ours = matrices(schedule(name, n, **place, weights=weights))
-    (part,) = pieces(name, n, 1, weights=weights.name, **place)
-    assert len(ours) == len(part.matrices)
-    for W, expected in zip(ours, part.matrices, strict=True):
-        np.testing.assert_allclose(W, expected, rtol=0, atol=1e-15)
+def test_the_matrices_of_all_rounds_are_those_of_the_reference():
+    for weights, (name, n, place) in itertools.product([Weights.auto, Weights.uniform, Weights.pull], PLACES):
+        ours = matrices(schedule(name, n, **place, weights=weights))
+        (part,) = pieces(name, n, 1, weights=weights.name, **place)
+        assert len(ours) == len(part.matrices)
+        for W, expected in zip(ours, part.matrices, strict=True):
+            np.testing.assert_allclose(W, expected, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -99,18 +99,16 @@ def contraction(s: Rounds, rounds: int = 20) -> float:
     return float(np.linalg.norm(product(s, rounds) - 1 / s.num_workers, 2))
 
 
-@pytest.mark.parametrize("name", ["one_peer", "one_peer_exponential"])
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
-def test_p_rounds_of_the_one_peer_exponential_graph_are_the_exact_average_of_2_to_the_p_from_any_phase(name, p):
-    s = schedule(name, 2**p)
-    for start in range(2 * p):
-        assert np.array_equal(product(s, p, start), np.full((2**p, 2**p), 2.0**-p))
-        assert start or not np.allclose(product(s, p - 1, start), 2.0**-p)
+def test_p_rounds_of_the_one_peer_exponential_graph_are_the_exact_average_of_2_to_the_p_from_any_phase():
+    for name, p in itertools.product(["one_peer", "one_peer_exponential"], [1, 2, 3, 4, 5]):
+        s = schedule(name, 2**p)
+        for start in range(2 * p):
+            assert np.array_equal(product(s, p, start), np.full((2**p, 2**p), 2.0**-p))
+            assert start or not np.allclose(product(s, p - 1, start), 2.0**-p)
 
 
-@pytest.mark.parametrize(
-    ("name", "n", "fields", "published", "half_a_digit"),
-    [
+def test_twenty_rounds_contract_as_much_as_those_of_bluefog():
+    for name, n, fields, published, half_a_digit in [
         ("one_peer_exponential", 6, {}, 4.5e-5, 0.05e-5),
         ("one_peer_exponential", 12, {}, 4.0e-4, 0.05e-4),
         ("one_peer", 8, {"graph": "ring"}, 0.21, 0.005),
@@ -118,11 +116,11 @@ def test_p_rounds_of_the_one_peer_exponential_graph_are_the_exact_average_of_2_t
         ("inner_outer_exponential", 16, {"workers_per_machine": 4}, 5.3e-2, 0.05e-2),
         ("inner_outer_exponential", 24, {"workers_per_machine": 8}, 0.14, 0.005),
         ("inner_outer_ring", 16, {"workers_per_machine": 4}, 0.13, 0.005),
-    ],
-)
-def test_twenty_rounds_contract_as_much_as_those_of_bluefog(name, n, fields, published, half_a_digit):
-    assert contraction(schedule(name, n, **fields, weights=Weights.pull)) == pytest.approx(published, abs=half_a_digit)
-    assert contraction(schedule(name, n, **fields)) == pytest.approx(published, abs=half_a_digit)
+    ]:
+        assert contraction(schedule(name, n, **fields, weights=Weights.pull)) == pytest.approx(
+            published, abs=half_a_digit
+        )
+        assert contraction(schedule(name, n, **fields)) == pytest.approx(published, abs=half_a_digit)
 
 
 @pytest.mark.parametrize(("graph", "bias", "limit"), [("grid", 0.17, -0.129), ("star", 0.44, 0.453)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -50,9 +51,8 @@ def edges(graph: Graph) -> str:
     return " ".join(f"{i}{j}" for i, j in sorted(zip(graph.dst, graph.src, strict=True)) if i < j)
 
 
-@pytest.mark.parametrize(
-    ("name", "num_workers", "fields", "expected"),
-    [
+def test_a_topology_has_exactly_these_edges():
+    for name, num_workers, fields, expected in [
         ("chain", 4, {}, ["01 12 23"]),
         ("ring", 2, {}, ["01"]),
         ("ring", 4, {}, ["01 03 12 23"]),
@@ -71,32 +71,32 @@ def edges(graph: Graph) -> str:
         ("hypercube", 8, {}, ["01 02 04 13 15 23 26 37 45 46 57 67"]),
         ("spanning_tree", 6, {"graph": "grid"}, ["01 03 12 14 25"]),
         ("spanning_tree", 6, {"graph": "grid", "root": 5}, ["01 12 25 34 45"]),
-    ],
-)
-def test_a_topology_has_exactly_these_edges(name, num_workers, fields, expected):
-    graphs = schedule(name, num_workers, **fields).graphs()
-    assert [edges(A) for A in graphs] == expected
+    ]:
+        graphs = schedule(name, num_workers, **fields).graphs()
+        assert [edges(A) for A in graphs] == expected
 
 
-@pytest.mark.parametrize("name", STATIC_UNDIRECTED)
-def test_edges_are_sorted_by_receiver_and_every_edge_has_its_reverse(name):
-    s = schedule(name, 32)
-    found = s.edges()
-    order = list(zip(found.dst.tolist(), found.piece.tolist(), found.src.tolist(), strict=True))
-    assert order == sorted(set(order))
-    assert np.array_equal(found.reverse[found.reverse], np.arange(len(found)))
-    assert np.array_equal(found.src[found.reverse], found.dst)
-    assert np.array_equal(found.piece[found.reverse], found.piece)
-    for piece, W in enumerate(s.matrices(0)):
-        here = found.piece == piece
-        assert set(zip(found.dst[here], found.src[here], strict=True)) == {(i, j) for i, j in np.argwhere(W) if i != j}
+def test_edges_are_sorted_by_receiver_and_every_edge_has_its_reverse():
+    for name in STATIC_UNDIRECTED:
+        s = schedule(name, 32)
+        found = s.edges()
+        order = list(zip(found.dst.tolist(), found.piece.tolist(), found.src.tolist(), strict=True))
+        assert order == sorted(set(order))
+        assert np.array_equal(found.reverse[found.reverse], np.arange(len(found)))
+        assert np.array_equal(found.src[found.reverse], found.dst)
+        assert np.array_equal(found.piece[found.reverse], found.piece)
+        for piece, W in enumerate(s.matrices(0)):
+            here = found.piece == piece
+            assert set(zip(found.dst[here], found.src[here], strict=True)) == {
+                (i, j) for i, j in np.argwhere(W) if i != j
+            }
 
 
-@pytest.mark.parametrize("name", [*STATIC_UNDIRECTED, "exponential"])
-def test_hops_are_the_shortest_path_lengths(name):
-    for A, tau in zip(schedule(name, 32).graphs(), schedule(name, 32).hops(), strict=True):
-        lengths = dict(nx.all_pairs_shortest_path_length(nx.from_numpy_array(A.dense().T, create_using=nx.DiGraph)))
-        assert np.array_equal(tau, [[lengths[j][i] for j in range(32)] for i in range(32)])
+def test_hops_are_the_shortest_path_lengths():
+    for name in [*STATIC_UNDIRECTED, "exponential"]:
+        for A, tau in zip(schedule(name, 32).graphs(), schedule(name, 32).hops(), strict=True):
+            lengths = dict(nx.all_pairs_shortest_path_length(nx.from_numpy_array(A.dense().T, create_using=nx.DiGraph)))
+            assert np.array_equal(tau, [[lengths[j][i] for j in range(32)] for i in range(32)])
 
 
 def random_connected_graph(number: int) -> Graph:
@@ -132,10 +132,10 @@ CORRECTIONS = {  # 1 + mean delay for n = 4, 8, .., 128
 }
 
 
-@pytest.mark.parametrize(("name", "overlap"), CORRECTIONS)
-def test_mean_delays_are_those_of_the_learning_rate_correction(name, overlap):
-    ours = [1 + mean_delay(schedule(name, n), overlap=overlap) for n in (4, 8, 16, 32, 64, 128)]
-    assert ours == pytest.approx(CORRECTIONS[name, overlap], abs=5.1e-6)
+def test_mean_delays_are_those_of_the_learning_rate_correction():
+    for name, overlap in CORRECTIONS:
+        ours = [1 + mean_delay(schedule(name, n), overlap=overlap) for n in (4, 8, 16, 32, 64, 128)]
+        assert ours == pytest.approx(CORRECTIONS[name, overlap], abs=5.1e-6)
 
 
 @pytest.mark.parametrize(("root", "correction"), [(0, 3.3477), (1, 3.6523), (5, 3.7266), (20, 3.3047)])
@@ -145,9 +145,8 @@ def test_spanning_trees_of_the_social_network_have_the_published_mean_delays(roo
     assert s.hops().max() in (6, 7)
 
 
-@pytest.mark.parametrize(
-    ("of", "name", "sizes", "expected", "half_a_digit"),
-    [
+def test_eigenvalues_of_default_weights():
+    for of, name, sizes, expected, half_a_digit in [
         (second_largest_eigenvalue_modulus, "ring", (8, 16, 32), [0.8047, 0.9493, 0.9872], 5.1e-5),
         (second_largest_eigenvalue_modulus, "bt", (8, 16, 32), [0.9330, 0.9758, 0.9899], 5.1e-5),
         (second_largest_eigenvalue_modulus, "chain", (8, 16, 32), [0.9493, 0.9872, 0.9968], 5.1e-5),
@@ -156,10 +155,8 @@ def test_spanning_trees_of_the_social_network_have_the_published_mean_delays(roo
         (smallest_eigenvalue, "ring", (16,), [-0.3333], 5.1e-4),
         (smallest_eigenvalue, "bt", (16, 32, 64), [-0.298, -0.348, -0.378], 5.1e-4),
         (smallest_eigenvalue, "social", (32,), [-0.434], 5.1e-4),
-    ],
-)
-def test_eigenvalues_of_default_weights(of, name, sizes, expected, half_a_digit):
-    assert [of(schedule(name, n).matrices(0)[0]) for n in sizes] == pytest.approx(expected, abs=half_a_digit)
+    ]:
+        assert [of(schedule(name, n).matrices(0)[0]) for n in sizes] == pytest.approx(expected, abs=half_a_digit)
 
 
 # -- The mixing matrices of static topologies, entry by entry: formulas from the papers, and the tests' own reference
@@ -181,20 +178,26 @@ def test_a_power_that_logarithms_of_floats_miss_is_a_hop(base, n):
     assert n - 1 in receivers and len(receivers) == round(math.log(n - 1, base)) + 1
 
 
-@pytest.mark.parametrize("weights", [Weights.auto, Weights.uniform, Weights.pull])
-@pytest.mark.parametrize(
-    ("name", "place"),
-    [
-        ("chain", {}), ("ring", {}), ("ring", {"direction": "left"}), ("star", {"center": 0}), ("grid", {}),
-        *(("exponential", {"base": base}) for base in (2, 3, 10)), ("symmetric_exponential", {"base": 2}),
-        ("symmetric_exponential", {}), ("bt", {}), ("complete", {}),
-    ],
-)  # fmt: skip
-def test_static_matrices_are_those_of_the_reference(name, place, weights):
-    fields = {key: Direction[value] if key == "direction" else value for key, value in place.items()}
-    for n in SIZES:
-        (part,) = pieces(name, n, 1, weights=weights.name, **place)
-        np.testing.assert_allclose(matrix(name, n, **fields, weights=weights), part.matrices[0], rtol=0, atol=1e-15)
+def test_static_matrices_are_those_of_the_reference():
+    for weights, (name, place) in itertools.product(
+        [Weights.auto, Weights.uniform, Weights.pull],
+        [
+            ("chain", {}),
+            ("ring", {}),
+            ("ring", {"direction": "left"}),
+            ("star", {"center": 0}),
+            ("grid", {}),
+            *(("exponential", {"base": base}) for base in (2, 3, 10)),
+            ("symmetric_exponential", {"base": 2}),
+            ("symmetric_exponential", {}),
+            ("bt", {}),
+            ("complete", {}),
+        ],
+    ):
+        fields = {key: Direction[value] if key == "direction" else value for key, value in place.items()}
+        for n in SIZES:
+            (part,) = pieces(name, n, 1, weights=weights.name, **place)
+            np.testing.assert_allclose(matrix(name, n, **fields, weights=weights), part.matrices[0], rtol=0, atol=1e-15)
 
 
 # -- Graphs and mixing matrices by their entries do what dense matrices do
@@ -215,38 +218,36 @@ def a_graph(number: int, n: int, share: float = 0.2) -> tuple[Graph, np.ndarray]
     return Graph.of(A), A
 
 
-@pytest.mark.parametrize("n", SIZES_mixing_matrix)
-@pytest.mark.parametrize("number", range(3))
-def test_a_mixing_matrix_by_its_entries_is_the_dense_one(number, n):
-    dense, w = a_matrix(number, n), np.arange(n) - 0.5
-    W = MixingMatrix.of(dense)
-    assert np.array_equal(W.dense(), dense)
-    assert sorted(zip(W.dst, W.src, strict=True)) == list(zip(W.dst, W.src, strict=True)) and (W.weight != 0).all()
-    np.testing.assert_allclose(W.row_sums(), dense.sum(1), atol=1e-13)
-    np.testing.assert_allclose(W.column_sums(), dense.sum(0), atol=1e-13)
-    np.testing.assert_allclose(W.apply(w), dense @ w, atol=1e-12)
-    assert np.array_equal(W.diagonal, np.diag(dense))
-    assert np.array_equal(W.lazy.dense(), (dense + np.eye(n)) / 2)
-    assert W.num_messages == np.count_nonzero(dense - np.diag(np.diag(dense)))
-    assert [W.row(i) for i in range(n)] == [[(j, row[j]) for j in np.flatnonzero(row)] for row in dense]
-    assert [W.transposed.row(j) for j in range(n)] == [[(i, of[i]) for i in np.flatnonzero(of)] for of in dense.T]
-    assert W.is_symmetric(1e-9) == np.allclose(dense, dense.T, rtol=0, atol=1e-9)
-    assert MixingMatrix.of(dense + dense.T).is_symmetric(0.0)
+def test_a_mixing_matrix_by_its_entries_is_the_dense_one():
+    for n, number in itertools.product(SIZES_mixing_matrix, range(3)):
+        dense, w = a_matrix(number, n), np.arange(n) - 0.5
+        W = MixingMatrix.of(dense)
+        assert np.array_equal(W.dense(), dense)
+        assert sorted(zip(W.dst, W.src, strict=True)) == list(zip(W.dst, W.src, strict=True)) and (W.weight != 0).all()
+        np.testing.assert_allclose(W.row_sums(), dense.sum(1), atol=1e-13)
+        np.testing.assert_allclose(W.column_sums(), dense.sum(0), atol=1e-13)
+        np.testing.assert_allclose(W.apply(w), dense @ w, atol=1e-12)
+        assert np.array_equal(W.diagonal, np.diag(dense))
+        assert np.array_equal(W.lazy.dense(), (dense + np.eye(n)) / 2)
+        assert W.num_messages == np.count_nonzero(dense - np.diag(np.diag(dense)))
+        assert [W.row(i) for i in range(n)] == [[(j, row[j]) for j in np.flatnonzero(row)] for row in dense]
+        assert [W.transposed.row(j) for j in range(n)] == [[(i, of[i]) for i in np.flatnonzero(of)] for of in dense.T]
+        assert W.is_symmetric(1e-9) == np.allclose(dense, dense.T, rtol=0, atol=1e-9)
+        assert MixingMatrix.of(dense + dense.T).is_symmetric(0.0)
 
 
-@pytest.mark.parametrize("n", SIZES_mixing_matrix)
-@pytest.mark.parametrize("number", range(3))
-def test_a_graph_by_its_edges_is_the_dense_one(number, n):
-    (one, A), (other, B) = a_graph(number, n), a_graph(number + 100, n)
-    network = nx.from_numpy_array(A.T, create_using=nx.DiGraph)
-    assert np.array_equal(one.dense(), A) and np.array_equal(one.reverse.dense(), A.T)
-    assert np.array_equal((one | other).dense(), A | B)
-    assert np.array_equal(union(n, [one, other, one]).dense(), A | B)
-    assert np.array_equal(one.indegree, A.sum(1)) and np.array_equal(one.outdegree, A.sum(0))
-    assert [found.tolist() for found in one.senders()] == [np.flatnonzero(row).tolist() for row in A]
-    assert is_undirected(one) == np.array_equal(A, A.T) and is_undirected(one | one.reverse)
-    assert is_connected(one) == nx.is_strongly_connected(network)
-    assert is_connected(one | one.reverse) == nx.is_connected(network.to_undirected())
+def test_a_graph_by_its_edges_is_the_dense_one():
+    for n, number in itertools.product(SIZES_mixing_matrix, range(3)):
+        (one, A), (other, B) = a_graph(number, n), a_graph(number + 100, n)
+        network = nx.from_numpy_array(A.T, create_using=nx.DiGraph)
+        assert np.array_equal(one.dense(), A) and np.array_equal(one.reverse.dense(), A.T)
+        assert np.array_equal((one | other).dense(), A | B)
+        assert np.array_equal(union(n, [one, other, one]).dense(), A | B)
+        assert np.array_equal(one.indegree, A.sum(1)) and np.array_equal(one.outdegree, A.sum(0))
+        assert [found.tolist() for found in one.senders()] == [np.flatnonzero(row).tolist() for row in A]
+        assert is_undirected(one) == np.array_equal(A, A.T) and is_undirected(one | one.reverse)
+        assert is_connected(one) == nx.is_strongly_connected(network)
+        assert is_connected(one | one.reverse) == nx.is_connected(network.to_undirected())
 
 
 def test_loops_and_repetitions_are_no_edges():

@@ -75,10 +75,10 @@ def accepts(schedule: Rounds, *needs: Need) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", AT_32)
-def test_which_topology_gives_what(name):
-    rounds = TOPOLOGIES[name]().schedule(32)
-    assert {need for need in Need if accepts(rounds, need)} == {need for need in Need if name in GIVEN[need]}
+def test_which_topology_gives_what():
+    for name in AT_32:
+        rounds = TOPOLOGIES[name]().schedule(32)
+        assert {need for need in Need if accepts(rounds, need)} == {need for need in Need if name in GIVEN[need]}
 
 
 def test_the_edge_weight_that_the_d2_message_proposes_is_accepted():
@@ -141,15 +141,15 @@ def test_graphs_of_different_rounds_connect_together():
     assert not accepts(Rounds(4, lambda _: (halves[0],)), Need.connected)
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_one_worker_alone_satisfies_every_method_or_the_topology_is_refused(name):
+def test_one_worker_alone_satisfies_every_method_or_the_topology_is_refused():
     """Also with random graphs, which change with the round where there are others."""
-    try:
-        rounds = TOPOLOGIES[name]().schedule(1)
-    except ConfigError:
-        return
-    check(rounds, set(Need), "relaysgd", name)
-    assert rounds.period == 1 and len(rounds.edges()) == 0 and rounds.mixing(7)[0].dense().tolist() == [[1.0]]
+    for name in TOPOLOGIES:
+        try:
+            rounds = TOPOLOGIES[name]().schedule(1)
+        except ConfigError:
+            continue
+        check(rounds, set(Need), "relaysgd", name)
+        assert rounds.period == 1 and len(rounds.edges()) == 0 and rounds.mixing(7)[0].dense().tolist() == [[1.0]]
 
 
 # -- Groups that change by a butterfly: every property that WAGMA-SGD relies on, and where its printed algorithm fails
@@ -162,37 +162,37 @@ def versions(P: int, S: int) -> list[int]:
     return [*range(group_period(P, S) + 1), 4095, 4096, 10**9 + 7]
 
 
-@pytest.mark.parametrize(("P", "S"), CELLS)
-def test_groups_have_the_right_size_and_partition_the_workers(P, S):
-    for t in versions(P, S):
-        groups = grouping(t, P, S)
-        assert groups.shape == (P // S, S)
-        assert sorted(groups.ravel().tolist()) == list(range(P))
-        assert (np.diff(groups, axis=1) > 0).all() and (np.diff(groups[:, 0]) > 0).all()
+def test_groups_have_the_right_size_and_partition_the_workers():
+    for P, S in CELLS:
+        for t in versions(P, S):
+            groups = grouping(t, P, S)
+            assert groups.shape == (P // S, S)
+            assert sorted(groups.ravel().tolist()) == list(range(P))
+            assert (np.diff(groups, axis=1) > 0).all() and (np.diff(groups[:, 0]) > 0).all()
 
 
-@pytest.mark.parametrize(("P", "S"), [(P, S) for P, S in CELLS if P <= 64])
-def test_a_worker_sees_the_same_group_as_its_members(P, S):
-    for t in versions(P, S):
-        groups = {tuple(members) for members in grouping(t, P, S).tolist()}
-        for p in range(P):
-            assert tuple(group(p, t, P, S)) in groups and p in group(p, t, P, S)
-            for r, partner in enumerate(partners(p, t, P, S)):
-                assert partners(partner, t, P, S)[r] == p and partner in group(p, t, P, S)
+def test_a_worker_sees_the_same_group_as_its_members():
+    for P, S in [(P, S) for P, S in CELLS if P <= 64]:
+        for t in versions(P, S):
+            groups = {tuple(members) for members in grouping(t, P, S).tolist()}
+            for p in range(P):
+                assert tuple(group(p, t, P, S)) in groups and p in group(p, t, P, S)
+                for r, partner in enumerate(partners(p, t, P, S)):
+                    assert partners(partner, t, P, S)[r] == p and partner in group(p, t, P, S)
 
 
-@pytest.mark.parametrize(("P", "S"), [(P, S) for P, S in CELLS if P == 1 or S > 1])
-def test_a_contribution_reaches_everybody_in_ceil_n_over_k_versions_and_no_sooner(P, S):
-    needed = versions_to_reach_all(P, S)
-    assert needed == (math.ceil(math.log2(P) / math.log2(S)) if P > 1 else 0)
-    for start in range(group_period(P, S)):
-        reached = {0}
-        for t in range(start, start + needed):
-            assert len(reached) < P
-            bits = phases(t, P, S)
-            for bit in bits:
-                reached |= {p ^ (1 << bit) for p in reached}
-        assert len(reached) == P
+def test_a_contribution_reaches_everybody_in_ceil_n_over_k_versions_and_no_sooner():
+    for P, S in [(P, S) for P, S in CELLS if P == 1 or S > 1]:
+        needed = versions_to_reach_all(P, S)
+        assert needed == (math.ceil(math.log2(P) / math.log2(S)) if P > 1 else 0)
+        for start in range(group_period(P, S)):
+            reached = {0}
+            for t in range(start, start + needed):
+                assert len(reached) < P
+                bits = phases(t, P, S)
+                for bit in bits:
+                    reached |= {p ^ (1 << bit) for p in reached}
+            assert len(reached) == P
 
 
 def test_the_examples_of_the_paper():
@@ -203,16 +203,16 @@ def test_the_examples_of_the_paper():
     assert [group_size_auto(P) for P in (1, 2, 4, 8, 16, 64, 256, 1024)] == [1, 2, 2, 4, 4, 8, 16, 32]
 
 
-@pytest.mark.parametrize("P", [1, 2, 4, 8, 64, 1024])
-def test_an_activation_reaches_every_worker_once_whoever_activates(P):
-    for root in {0, 1 % P, P - 1, P // 3}:
-        heard, waiting = [root], [(root, -1)]
-        while waiting:
-            worker, came_over = waiting.pop()
-            children = activation_children(worker, came_over, P)
-            heard += children
-            waiting += [(child, dimension(worker, child)) for child in children]
-        assert sorted(heard) == list(range(P))
+def test_an_activation_reaches_every_worker_once_whoever_activates():
+    for P in [1, 2, 4, 8, 64, 1024]:
+        for root in {0, 1 % P, P - 1, P // 3}:
+            heard, waiting = [root], [(root, -1)]
+            while waiting:
+                worker, came_over = waiting.pop()
+                children = activation_children(worker, came_over, P)
+                heard += children
+                waiting += [(child, dimension(worker, child)) for child in children]
+            assert sorted(heard) == list(range(P))
 
 
 @pytest.mark.parametrize(

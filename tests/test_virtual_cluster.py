@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from configure import configure
-from decentral.errors import ConfigError
 from decentral.report.summary import summary
 from decentral.training.faults import VARIABLE, Injected
 from table import ALGORITHMS, ASYNCHRONOUS, FREE
@@ -194,46 +193,6 @@ def test_losses_count_when_gradients_are_over_not_when_they_are_computed(start):
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
-
-WAGMA = ["algo=wagma", "num_workers=8"]
-RING = ["algo=dpsgd", "topology=ring", "num_workers=4"]
-REFUSED = {
-    "a group of 3": (["algo=wagma", "num_workers=8", "algo.group_size=3"], r"algo.group_size=3 .* use one of 1, 2, 4"),
-    "a group of text": ([*WAGMA, "algo.group_size=many"], r"algo.group_size=many .* a power of two, or auto"),
-    "six workers": (["algo=wagma", "num_workers=6"], r"num_workers=6 .* a power of two, for example 4 or 8"),
-    "an odd ring": (["algo=adpsgd", "topology=ring", "num_workers=5"], r"algo=adpsgd .* odd length"),
-    "a trace": (
-        ["algo=adpsgd", "topology=ring", "num_workers=4", "processes=2", "trace=true"],
-        r"trace=true .* leave processes=",
-    ),
-    "evaluations": ([*RING, "evaluation.every_simulated_s=1"], r"evaluation.every_simulated_s=1 .* choose a cluster"),
-    "two paces": (
-        [*RING, *FREE, "evaluation.every_epochs=2", "evaluation.every_simulated_s=5"],
-        r"every_epochs=2 and evaluation.every_simulated_s=5 conflict: set one of them to null",
-    ),
-    "lost messages": ([*WAGMA, "network.drop_probability=0.1"], r"network.drop_probability=0.1 cannot be used"),
-    "rounds": (
-        [*WAGMA, "communication.every=2"],
-        r"communication.every=2 cannot .* which is asynchronous",
-    ),
-    "processes": (
-        [*WAGMA, *FREE, "stop_after_simulated_s=3", "processes=2"],
-        "choose a cluster, such as cluster=even, and one process",
-    ),
-    "measured": (
-        [*RING, *MEASURED, "processes=2"],
-        r"measured needs training in one process.* recorded its operations",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_makes_no_sense_is_refused_in_a_sentence(case):
-    overrides, sentence = REFUSED[case]
-    with pytest.raises(ConfigError, match=sentence) as refused:
-        configure("task=quadratics", *overrides)
-    assert "\n" not in str(refused.value) and str(refused.value).endswith(".")
-
 
 # -- times that are measured -------------------------------------------------------------------------------------------
 
