@@ -220,7 +220,7 @@ def test_mistakes_are_named_on_every_rank(worlds):
         "parameters that are not in the model",
         "use weights='metropolis' on an undirected topology",
         "topology and settings come from decentral.join",
-        "leave out every, global_every",
+        "every=2 cannot be used with mode='allreduce'",
         "Did you mean 'every'?",
         "disagree",
         "already decentralized",

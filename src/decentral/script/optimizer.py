@@ -14,11 +14,10 @@ from decentral.models.layers.statistics import has_mean
 from decentral.network import presence
 from decentral.network.network import Network
 from decentral.script.agreement import Proposal, agree
-from decentral.script.algorithm import AlgorithmStep
 from decentral.script.handle import hinted, refuse_a_fork
-from decentral.script.modes import ModeStep
 from decentral.script.parameters import align, broadcast, mean
 from decentral.script.peers import Peers
+from decentral.script.step import Step
 
 KEY = "decentral"
 """The key of the round and other state in an optimizer's state, next to its parameters, where torch keeps it."""
@@ -32,19 +31,20 @@ class DecentralizedOptimizer(Optimizer):
         push_sum     z_i = x_i / w_i, gradients at z_i;  x_i <- sum_j W_ij (x_j + u_j),  w_i <- sum_j W_ij w_j
         allreduce    x_i <- x_i + Opt(1/n sum_j g_j)                     no gossip: the baseline
 
-    or with a step of an algorithm of `decentral-run` (`algo=`), whose formula is in `decentral.algorithms`.
+    or with a step of any other algorithm of `decentral-run` (`algo=`), whose formula is in `decentral.algorithms`. The
+    modes are dpsgd, dpsgd with mode=awc, sgp and allreduce.
 
-    Step t = 0, 1, ... of this optimizer uses W of round t, for any number of buckets, forward or backward passes. Ying
-    et al. 2021, (22) and (23), with the gradient taken at x^(k-1); Assran et al. 2019 for push_sum, whose model
-    parameters are the z_i. Optimizer state stays local. In awc, g_i is the gradient at x_i, but the optimizer sees the
+    Step t = 0, 1, ... of this optimizer uses W of round t, for any number of forward or backward passes. Ying et al.
+    2021, (22) and (23), with the gradient taken at x^(k-1); Assran et al. 2019 for push_sum, whose model parameters are
+    the z_i. Optimizer state stays local. In awc, g_i is the gradient at x_i, but the optimizer sees the
     averaged parameters, so weight decay acts on those, as in BlueFog.
 
     With `overlap`, messages overlap the forward and backward passes (awc: starting at the first training forward of a
     step), or the backward pass (atc: a bucket of parameters is updated as soon as its gradients are ready, so gradients
     cannot be clipped or unscaled first).
 
-    With an algorithm, the parameters between steps are the models x_i of the algorithm. A missing gradient counts as
-    zero there; where the direction is zero as well, the optimizer skips the parameter, as in torch.
+    Between steps, the parameters are the models x_i of the algorithm. A missing gradient counts as zero; where the
+    direction is zero as well (allreduce: where no rank has a gradient), the optimizer skips the parameter, as in torch.
 
     Learning rate schedulers, `state_dict` and `zero_grad` work as with the wrapped optimizer. All ranks call `step`
     equally often.
@@ -52,7 +52,7 @@ class DecentralizedOptimizer(Optimizer):
 
     _step_supports_amp_scaling = True  # a GradScaler also calls step() after an overflow
 
-    def __init__(self, peers: Peers, net: Network, model: nn.Module, how: ModeStep | AlgorithmStep) -> None:
+    def __init__(self, peers: Peers, net: Network, model: nn.Module, how: Step) -> None:
         """See `decentral.wrap`. The parameters must be the same on all ranks."""
         self.peers, self.net, self.inner = peers, net, how.inner
         self._how, self._model, self._closed = how, model, False
