@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -104,9 +104,8 @@ class DecentralizedOptimizer(Optimizer):
         finally:
             self._how.accumulating = before
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """`accumulate`, under the name in torch's DistributedDataParallel."""
-        return self.accumulate()
+    no_sync = accumulate
+    """`accumulate`, under the name in torch's DistributedDataParallel."""
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -118,27 +117,24 @@ class DecentralizedOptimizer(Optimizer):
         problem = self._not_idle("averaged()") or self._how.change()
         named = dict(self._model.named_buffers())
         told = ", ".join(f"{name} {list(buffer.shape)} {buffer.dtype}" for name, buffer in named.items())
-        with torch.no_grad(), hinted():
-            agree(self.peers.world, Proposal("averaged", told and f"the buffers {told}", (), (), problem=problem))
-        buffers = list(named.values())
         means = [buffer for name, buffer in named.items() if has_mean(self._model, name, buffer)]
         others = [buffer for name, buffer in named.items() if not has_mean(self._model, name, buffer)]
         with torch.no_grad(), hinted():
+            agree(self.peers.world, Proposal("averaged", told and f"the buffers {told}", (), (), problem=problem))
             self._how.flush()
             rows = self._how.rows
-        own, own_buffers = [row.clone() for row in rows], [buffer.clone() for buffer in buffers]
+        changing = [*rows, *means, *others]
+        before = [tensor.clone() for tensor in changing]
         self._how.away = True
         try:
             with torch.no_grad(), hinted():
-                for row in rows:
-                    self.net.mean(row)
-                mean(means, self.peers.size)
+                mean([*rows, *means], self.peers.size)
                 broadcast(others, 0)
             yield
         finally:
             self._how.away = False
             with torch.no_grad():
-                for tensor, saved in zip([*rows, *buffers], [*own, *own_buffers], strict=True):
+                for tensor, saved in zip(changing, before, strict=True):
                     tensor.copy_(saved)
 
     def close(self) -> Optimizer:

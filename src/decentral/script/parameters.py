@@ -167,11 +167,6 @@ _OF_ROOT: set[int] = set()
 """The rank whose optimizer state is being loaded here."""
 
 
-def travels(parameter: nn.Parameter, trained: set[nn.Parameter]) -> bool:
-    """Return whether training changes a parameter: the optimizer has it, and it is not frozen."""
-    return parameter in trained and parameter.requires_grad
-
-
 def align(optimizer: Optimizer) -> None:
     """Give gradients and state the strides of their parameters, as fused optimizers assume; wrap changes the latter
     if they were in channels_last memory."""
@@ -295,20 +290,16 @@ def also_communicated(parameters: Sequence[nn.Parameter]) -> str:
 
     DistributedDataParallel leaves no mark on the module that it wraps, so this looks at every living instance.
     """
-    kinds: set[type] = {nn.parallel.DistributedDataParallel}
+    kinds: list[type] = [nn.parallel.DistributedDataParallel]
     if loaded := sys.modules.get("torch.distributed.fsdp"):
-        kinds.add(loaded.FullyShardedDataParallel)
-    for final in (False, True):
-        if final:
-            gc.collect()  # unused instances may still be alive
-        living = [each for each in gc.get_objects() if not kinds.isdisjoint(type(each).__mro__)]  # ABCs are slow
-        others = [each for each in living if each.process_group.size() > 1]
-        own = set(parameters)
-        other = next((each for each in others if not own.isdisjoint(each.parameters())), None)
-        if other is None:
-            break
-    sharded = any(hasattr(each, "device_mesh") for each in parameters)
-    name = type(other).__name__ if other is not None else "DTensor" if sharded else ""
+        kinds.append(loaded.FullyShardedDataParallel)
+    types = {each for kind in kinds for each in (kind, *kind.__subclasses__())}
+    name = "DTensor" if any(hasattr(each, "device_mesh") for each in parameters) else ""
+    if not types.isdisjoint(map(type, gc.get_objects())):
+        gc.collect()  # unused instances may still be alive
+        living = [each for each in gc.get_objects() if type(each) in types and each.process_group.size() > 1]
+        names = [type(each).__name__ for each in living if not set(parameters).isdisjoint(each.parameters())]
+        name = next(iter(names), name)
     return name and (
         f"{name} already averages or shards these parameters or their gradients, so the ranks would not train models "
         "of their own: leave it out, and give decentral.wrap the plain module."
@@ -339,7 +330,6 @@ class Guard:
         self._trained = self._in_groups()
         self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
         self._is_new = True
-        self._lay_out()
         self._key = f"decentral refused {next(_wrapped)}"
         self._stepping = False
         self._hooks = [optimizer.register_step_pre_hook(self._only_here)]
@@ -424,12 +414,8 @@ class Guard:
             self._is_new = False
             if problem := also_communicated(self._trained):  # since wrap
                 return problem
-        if self._places() != self._places_were:
-            new = [name for name, parameter in self._model.named_parameters() if parameter not in self._names]
-            if new:
-                return f"the model has new parameters ({', '.join(new)}); {_AGAIN}"
-            self._lay_out()
-        return ""
+        new = [name for name, parameter in self._model.named_parameters() if parameter not in self._names]
+        return f"the model has new parameters ({', '.join(new)}); {_AGAIN}" if new else ""
 
     def _largest(self) -> str:
         numbers = (one for group in self._optimizer.param_groups for one in group.items() if type(one[1]) is float)
@@ -438,13 +424,3 @@ class Guard:
 
     def _in_groups(self) -> list[nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-    def _lay_out(self) -> None:
-        """Record the parameters and submodules of each module: comparing them is cheaper than walking the model."""
-        modules = list(self._model.modules())
-        self._parts = [part for module in modules for part in (vars(module)["_parameters"], vars(module)["_modules"])]
-        self._alive = [*modules, *self._names]  # keeps the objects alive, so that their ids stay unique
-        self._places_were = self._places()
-
-    def _places(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._parts))))

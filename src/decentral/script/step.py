@@ -239,13 +239,15 @@ class Step:
                 "model to one dtype, or remove the hook."
             )
         self._resumed, self._before = False, None
-        for part in self._parts[self._begun :]:
-            self._begin(part)
-        for part in self._parts:
-            assert part.end is not None
-            part.set(part.end())
-        self.round += 1
-        self._forget()
+        try:
+            for part in self._parts[self._begun :]:
+                self._begin(part)
+            for part in self._parts:
+                assert part.end is not None
+                part.set(part.end())
+            self.round += 1
+        finally:
+            self._forget()
 
     def flush(self) -> None:
         """Deliver all messages in flight, together with all other ranks."""
@@ -425,13 +427,13 @@ class Step:
             return self.guard.step()
         groups, members = self.inner.param_groups, set(row.parameters)
         parts = [{**group, "params": [p for p in group["params"] if p in members]} for group in groups]
-        before = [dict(part) for part in parts], _counters(self.inner)
+        before = [dict(part) for part in parts]
         self.inner.param_groups = [part for part in parts if part["params"]]
         try:
             self.guard.step()
         finally:
             self.inner.param_groups = groups
-        if before != (parts, _counters(self.inner)):
+        if before != parts:
             raise RuntimeError(
                 f"{type(self.inner).__name__} counts its steps, or changes its param_groups in one, but with "
                 "overlap=True, or parameters of several dtypes, it takes several: wrap with overlap=False, or convert "
@@ -472,11 +474,3 @@ def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     numbers = lambda value: value.tolist() if isinstance(value, Tensor) else value  # noqa: E731
     return [{key: numbers(value) for key, value in group.items()} for group in groups]
-
-
-def _counters(optimizer: Optimizer) -> list[float]:
-    """Return the numbers that an optimizer keeps outside its groups and outside the states of parameters."""
-    entries = [entry for key, entry in optimizer.state.items() if not isinstance(key, Tensor)]
-    parts = [vars(optimizer).values(), *(each.values() if isinstance(each, dict) else [each] for each in entries)]
-    values = [value for part in parts for value in part]
-    return [float(each) for each in values if type(each) in (int, float) or (type(each) is Tensor and not each.dim())]

@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from inspect import signature
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.compression.compressor import Compressor
-from decentral.compression.dense import NoCompression
-from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError, suggest
 from decentral.models.layers.foreign import shared_memory
-from decentral.network.local import LocalNetwork
-from decentral.network.network import Network
-from decentral.network.processes import join as join_network
-from decentral.network.settings import Carrier, NetworkSettings
-from decentral.registry import components
+from decentral.network.settings import Carrier
 from decentral.registry.typed import typed
 from decentral.script.agreement import Proposal, agree, heard_by_all
-from decentral.script.components import algorithm_from, compression_from, in_a_script, settings_of
+from decentral.script.components import algorithm_from, check_setup, compression_from, in_a_script
 from decentral.script.handle import hinted
 from decentral.script.joining import join
 from decentral.script.optimizer import KEY, DecentralizedOptimizer
-from decentral.script.parameters import Guard, align, also_communicated, rows_of, start, travels
-from decentral.script.peers import Peers, content
+from decentral.script.parameters import Guard, align, also_communicated, rows_of, start
+from decentral.script.peers import Peers, content, open_network
 from decentral.script.step import MODES, Method, Step
-from decentral.topology.delivery import Losses
-from decentral.topology.requirements import check as check_needs
-from decentral.topology.topology import Topology
 
 _MB = 1 << 20
 _BUCKETS_IN_SHARED_MEMORY = 64
@@ -42,7 +30,7 @@ _BUCKET_MB = 8.0
 _USUAL = "one_peer_exponential"
 
 
-@typed("peers")
+@typed("model", "optimizer", "peers")
 @hinted()
 def wrap(
     model: nn.Module,
@@ -86,7 +74,7 @@ def wrap(
     Raises ConfigError on every rank for an invalid setup, such as a topology that the mode or algorithm cannot use.
     """
     joined = peers or (topology if isinstance(topology, Peers) else None)
-    group = joined or _joined(topology, settings)
+    group = joined or join(topology, **settings)
     with heard_by_all(group.world):
         if joined is not None:
             _check_nothing_given(topology, settings, joined)
@@ -98,14 +86,14 @@ def wrap(
                 "mode='allreduce', or another optimizer."
             )
         trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
-        parameters = [p for p in model.parameters() if travels(p, trained)]
+        parameters = [p for p in model.parameters() if p in trained and p.requires_grad]
         dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
         if len(dtypes) > 1 and not method.mode:
             raise ConfigError(
                 f"algo= needs parameters of one dtype, but the model has {' and '.join(dtypes)}: convert it with "
                 "model.to(dtype), or use mode=, which supports several."
             )
-        told = f"{_described(model, optimizer)}, {method}, {broadcast_from=}"
+        told = f"{_described(model, optimizer, parameters)}, {method}, {broadcast_from=}"
     agree(group.world, Proposal("wrap", told, (), ()))
     replaced: dict[Tensor, Tensor] | None = None
     if broadcast_from is not None:
@@ -124,7 +112,8 @@ def _laid_out(
 ) -> DecentralizedOptimizer:
     """Flatten the parameters and create the optimizer on them, continuing from a previously loaded state."""
     rows = rows_of(parameters, method.bucket_bytes if method.updates_early else 0)
-    net = _network([row.row for row in rows], group)
+    carrier = Carrier.auto if len(rows) <= _BUCKETS_IN_SHARED_MEMORY else Carrier.torch  # it keeps a buffer per row
+    net = open_network(group, group.schedule, rows[0].row.device, carrier)
     guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
     told = content(group.topology, group.communication, group.schedule)
     step = Step(method, net, rows, optimizer, model, guard, told)
@@ -141,23 +130,6 @@ def _laid_out(
     return DecentralizedOptimizer(group, net, model, step)
 
 
-def _joined(topology: object, settings: dict[str, Any]) -> Peers:
-    try:
-        return join(topology, **settings)
-    except ConfigError as error:  # on all ranks
-        raise ConfigError(_misspelled(topology, settings).strip() or str(error)) from None
-
-
-def _misspelled(topology: object, settings: dict[str, Any]) -> str:
-    """Name a setting that is neither an argument nor the topology's, with a suggestion; "" if all are valid."""
-    cls = components("topology").get(topology) if isinstance(topology, str) else Topology
-    if cls is None:
-        return ""
-    known = {*signature(wrap).parameters, *signature(join).parameters, *settings_of(cls)} - {"settings"}
-    wrong = [key for key in settings if key not in known]
-    return f" There is no argument '{wrong[0]}'.{suggest(wrong[0], known)}" if wrong else ""
-
-
 def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Peers) -> None:
     """Refuse a topology or its settings together with an existing group."""
     given = [f"{key}={value!r}" for key, value in settings.items()]
@@ -165,7 +137,7 @@ def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Pee
     if given:
         raise ConfigError(
             f"{given[0]} conflicts with peers=, whose topology and settings come from decentral.join: give either of "
-            f"them.{_misspelled(joined.topology.name, settings)}"
+            "them."
         )
 
 
@@ -204,20 +176,14 @@ def _method(
         raise ConfigError(f"bucket_mb={bucket_mb:g} needs mode=, not algo=, which sends whole rows: leave it out.")
     try:
         algorithm = MODES[mode] if mode else algorithm_from(algo, algo_settings)
-        algorithm.check(peers.schedule.num_workers, None)
-        check_communication(algorithm, peers.communication)
-        check_needs(peers.schedule, algorithm.needs, algorithm.name, peers.topology.name)
         compression = compression_from(compress or algorithm.usual.get("compress"), compress_settings)
         compressor = compression.compressor
-        if not isinstance(compressor, NoCompression):
-            check_compressor(algorithm, compressor)
-            if compressor.chooses or compressor.adapts:
-                raise ConfigError(
-                    f"compress={compressor.name!r} with these settings needs the costs of links, which a script does "
-                    "not know: use decentral-run with a cluster, or another compressor, such as 'topk'."
-                )
-            schedule, name = lambda: peers.schedule, peers.topology.name
-            check_compressed_rounds(algorithm, compressor, peers.communication, schedule, name)
+        check_setup(algorithm, compressor, peers.schedule, peers.communication, peers.topology)
+        if compressor.chooses or compressor.adapts:
+            raise ConfigError(
+                f"compress={compressor.name!r} with these settings needs the costs of links, which a script does not "
+                "know: use decentral-run with a cluster, or another compressor, such as 'topk'."
+            )
     except ConfigError as error:
         told = str(error).replace(f"algo={algorithm.name}", asked, 1) if mode else str(error)
         raise ConfigError(in_a_script(told, algo=mode is None)) from None
@@ -227,9 +193,6 @@ def _method(
 
 def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int | str | None, peers: Peers) -> None:
     """Raise ConfigError for invalid arguments on this rank."""
-    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-        found = f"{type(model).__name__} and {type(optimizer).__name__}"
-        raise ConfigError(f"wrap needs a torch.nn.Module and a torch.optim.Optimizer, not {found}.")
     if isinstance(optimizer, DecentralizedOptimizer):
         raise ConfigError("the optimizer is already decentralized: wrap the torch optimizer once.")
     if isinstance(optimizer, LBFGS):
@@ -251,12 +214,6 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
         )
         if each.layout is not torch.strided or each.is_quantized or expanded:
             raise ConfigError(f"{name} is sparse, quantized or expanded, which cannot be sent: store it dense.")
-    for name, part in model.named_modules():
-        if isinstance(part, nn.SyncBatchNorm) and any(each.is_cpu for each in part.parameters()):
-            raise ConfigError(
-                f"{name or 'the model'} is a SyncBatchNorm on the CPU, which torch does not support: use a BatchNorm "
-                "of torch.nn, or move the model to a GPU before wrap."
-            )
     if reason := shared_memory(model):
         raise ConfigError(f"the model cannot be sent, because {reason}.")
     own = set(model.parameters())
@@ -270,24 +227,14 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
         raise ConfigError(f"broadcast_from={broadcast_from} is not a rank: use 0 to {peers.size - 1}, None or 'auto'.")
 
 
-def _described(model: nn.Module, optimizer: Optimizer) -> str:
+def _described(model: nn.Module, optimizer: Optimizer, parameters: list[nn.Parameter]) -> str:
     """Return, as text, what must agree on all ranks: trained parameters by name, and the rest of the start state."""
-    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    moving = [(name, p) for name, p in model.named_parameters() if travels(p, trained)]
-    others = [(name, p) for name, p in model.named_parameters() if not travels(p, trained)]
+    trained = set(parameters)
+    moving = [(name, p) for name, p in model.named_parameters() if p in trained]
+    others = [(name, p) for name, p in model.named_parameters() if p not in trained]
     told = [
         ", ".join(f"{name} {list(each.shape)} {each.dtype}" for name, each in some) or "none"
         for some in (moving, others, model.named_buffers())
     ]
     resumed = " and an optimizer that was decentralized" if KEY in optimizer.state else ""
     return f"a model that trains {told[0]}, has frozen {told[1]}, with the buffers {told[2]}{resumed}"
-
-
-def _network(rows: Sequence[Tensor], peers: Peers) -> Network:
-    """Return a network for the parameters' device. Shared memory keeps a buffer per row, of which there are few."""
-    certain = Losses(0.0, 0)
-    if peers.size == 1:
-        return LocalNetwork(peers.schedule, certain)
-    carrier = Carrier.auto if len(rows) <= _BUCKETS_IN_SHARED_MEMORY else Carrier.torch
-    settings = NetworkSettings(timeout_s=peers.timeout_s, transport=carrier)
-    return join_network(peers.schedule, certain, rows[0].device, dist.get_rank(), peers.size, settings)
