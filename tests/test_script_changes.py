@@ -615,8 +615,9 @@ RESUMED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def test_a_checkpoint_is_resumed_bit_for_bit(worlds):
-    for optimizer, loads, how in RESUMED:
+@pytest.mark.parametrize("cases", [RESUMED[:6], pytest.param(RESUMED[6:], marks=pytest.mark.slow)], ids=["few", "more"])
+def test_a_checkpoint_is_resumed_bit_for_bit(worlds, cases):
+    for optimizer, loads, how in cases:
         for whole, second in worlds(3).call(resumed, optimizer, loads, how):
             torch.testing.assert_close(second, whole, rtol=0, atol=0, msg=f"{loads} {how}")
     for whole, second in worlds(3).call(partial(resumed, broadcast_from=None), "sgd", "plain", {"topology": "ring"}):
