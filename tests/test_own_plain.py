@@ -467,32 +467,29 @@ def iterates(*settings: str) -> np.ndarray:
     return np.load(Path(directory) / "trace.npz")["iterates"]
 
 
-@pytest.mark.parametrize(
-    ("named", "ours"),
-    [
-        ("schedule={}:inverse topology=ring", "schedule=inverse topology=ring"),
+def test_what_a_function_returns_is_what_ours_is(names: str) -> None:
+    """In one process; and one topology, one schedule and one of several rounds in two."""
+    expected: dict[str, np.ndarray] = {}
+    for named, ours, processes in (
+        ("schedule={}:inverse topology=ring", "schedule=inverse topology=ring", 1),
+        ("schedule={}:Inverse schedule.power=1.0 topology=ring", "schedule=inverse topology=ring", 2),
         (
             "schedule={}:inverse schedule.power=0.5 schedule.warmup_epochs=4 topology=ring",
             "schedule=inverse_sqrt schedule.warmup_steps=1 schedule.warmup_epochs=4 topology=ring",
+            1,
         ),
-        ("schedule={}:cosine topology=ring", "schedule=cosine topology=ring"),
-        (
-            "schedule={}:cosine schedule.warmup_epochs=3 topology=ring",
-            "schedule=cosine topology=ring",
-        ),  # in it, if at all
-        ("topology={}:circle", "topology=ring"),
-        *((f"topology={{}}:{name}", "topology=ring") for name in ("four", "Circle", "made", "anything")),
-        ("schedule={}:Inverse schedule.power=1.0 topology=ring", "schedule=inverse topology=ring"),
-        ("topology={}:arrows", "topology=one_peer_exponential"),
-        ("topology={}:arrows topology.weighted=true", "topology=one_peer_exponential"),
-        ("topology={}:named_anyhow", "topology=ring"),
-    ],
-)
-def test_what_a_function_returns_is_what_ours_is(names: str, named: str, ours: str) -> None:
-    expected = iterates(*ours.split())
-    for processes in (1, 2):
+        ("schedule={}:cosine topology=ring", "schedule=cosine topology=ring", 1),
+        ("schedule={}:cosine schedule.warmup_epochs=3 topology=ring", "schedule=cosine topology=ring", 1),
+        *((f"topology={{}}:{name}", "topology=ring", 1) for name in ("four", "Circle", "made", "anything")),
+        ("topology={}:named_anyhow", "topology=ring", 1),
+        ("topology={}:circle", "topology=ring", 2),
+        ("topology={}:arrows", "topology=one_peer_exponential", 2),
+        ("topology={}:arrows topology.weighted=true", "topology=one_peer_exponential", 1),
+    ):
+        if ours not in expected:
+            expected[ours] = iterates(*ours.split())
         found = iterates(*named.format(names).split(), f"processes={processes}")
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found, expected[ours], rtol=0, atol=1e-12, err_msg=named)
 
 
 def test_nodes_with_names_are_workers_in_natural_order(names: str) -> None:

@@ -13,6 +13,8 @@ from decentral.optim.rows import add
 from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from decentral.algorithms.algorithm import Buffers, Oracle, RevisionOf, Rows
@@ -67,17 +69,25 @@ class DPSGD(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """Take one gradient at x_i and one round of averaging."""
+        return self.begin(s, oracle, net, t)()
+
+    def begin(self, s: State, oracle: Oracle, net: Network, t: int) -> Callable[[], State]:
+        """Begin a step and return a function that completes it. Messages are in flight in between: after the update in
+        atc, before the gradient in awc."""
         x, compression_stats, opt = s
         if self.mode is Mode.atc:
             y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
-            x = self.compressor.mix(y, net, t)
-        else:
-            mixing = net.begin_mix(x, t)  # sum_j W_ij x_j, in flight
+            mixing = self.compressor.begin_mix(y, net, t)
+            return lambda: self.State(mixing(), compression_stats, opt)
+        mixing = net.begin_mix(x, t)  # sum_j W_ij x_j
+
+        def end() -> DPSGD.State:
             g = oracle(x)
             y = mixing()
-            u, opt = self.local(g, y, opt, t)
-            x = add(y, u)
-        return self.State(x, compression_stats, opt)
+            u, buffers = self.local(g, y, opt, t)
+            return self.State(add(y, u), compression_stats, buffers)
+
+        return end
 
     def revision(self, of: RevisionOf) -> int:
         """Return 2 with weight decay in awc: revision 1 applied it to the x_i."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from decentral.compression.gossip import relay, send
@@ -12,7 +13,7 @@ from decentral.host.machine import Lazy
 from decentral.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
     from torch import Tensor
@@ -223,6 +224,10 @@ class Encoder(Compressor):
         """
         heard = send(self, x, net, t)
         return heard.add_own(heard.add_mixed(x), -1.0)
+
+    def begin_mix(self, x: Tensor, net: Network, t: int) -> Callable[[], Tensor]:
+        """Return a function that completes `mix`, and begin it if messages can be in flight meanwhile."""
+        return partial(self.mix, x, net, t)
 
     def relay(self, y: Tensor, m: Tensor, net: Network, t: int, later: bool = False) -> Tensor:
         """m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered: sums are rounded on every edge.

@@ -14,6 +14,8 @@ from decentral.randomness import torch_generator
 from decentral.settings import setting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch import Tensor
 
@@ -57,6 +59,10 @@ class NoCompression(Encoder):
     def mix(self, x: Tensor, net: Network, t: int) -> Tensor:
         """x_i <- sum_j W_ij x_j."""
         return net.mix(x, t)
+
+    def begin_mix(self, x: Tensor, net: Network, t: int) -> Callable[[], Tensor]:
+        """x_i <- sum_j W_ij x_j, in flight until the returned function is called."""
+        return net.begin_mix(x, t)
 
     def relay(self, y: Tensor, m: Tensor, net: Network, t: int, later: bool = False) -> Tensor:
         """m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}."""

@@ -5,8 +5,8 @@
     x = peers.neighbor_allreduce(x, round=t)                  # x_i <- sum_j W_ij x_j with W of round t
 
 `joining` creates `Peers`, whose methods are the communication operations (`peers`; those of all ranks are in `group`).
-`wrap` adds averaging to optimizer steps (`optimizer`), by a mode (`modes`) or an algorithm of `decentral-run`
-(`algorithm`). `window` is one-sided. Below them: `components` (topologies and algorithms by name), `calls` (from
+`wrap` adds averaging to optimizer steps (`optimizer`): those of an algorithm of `decentral-run`, which a mode names
+(`step`). `window` is one-sided. Below them: `components` (topologies and algorithms by name), `calls` (from
 arguments to messages), `agreement` (checks that all ranks make the same call), `parameters` (of a model) and `handle`
 (operations in flight). The network package sends the messages.
 """

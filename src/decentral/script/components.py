@@ -15,10 +15,15 @@ from decentral.algorithms.asynchronous import in_rounds
 from decentral.algorithms.features import Feature
 from decentral.compression.compressor import Compressor
 from decentral.compression.dense import NoCompression
+from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
+from decentral.optim.optimizer import Optimizer
 from decentral.registry import component, components
+from decentral.topology.communication import Communication
 from decentral.topology.matrices import Matrices
+from decentral.topology.requirements import check as check_needs
+from decentral.topology.rounds import Rounds
 from decentral.topology.topology import Topology
 
 _KINDS = "topology must be the name of a topology, a Topology, a matrix W [n, n], or a list of matrices, one per round"
@@ -31,7 +36,7 @@ def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
         ConfigError: an unknown name, setting or value; settings for an object; matrices that are not numeric.
     """
     if isinstance(topology, str):
-        others = "every", "global_every", "workers_per_machine"
+        others = "every", "global_every", "workers_per_machine", "mode", "algo", "compress", "overlap"
         return cast(Topology, _by_name("topology", topology, settings, others))
     if settings:
         raise ConfigError(
@@ -66,6 +71,24 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
             f"decentral-run algo={algorithm.name} cluster=even."
         )
     return algorithm
+
+
+def check_setup(
+    algorithm: Algorithm,
+    compressor: Compressor,
+    rounds: Rounds,
+    communication: Communication,
+    topology: Topology,
+    optimizer: Optimizer | None = None,
+) -> None:
+    """Raise ConfigError if these cannot be used together; `optimizer` is None for one of torch."""
+    algorithm.check(rounds.num_workers, optimizer)
+    check_communication(algorithm, communication)
+    if Feature.topology in algorithm.supports:
+        check_needs(rounds, algorithm.needs, algorithm.name, topology.name, topology.weights_given())
+    if not isinstance(compressor, NoCompression):
+        check_compressor(algorithm, compressor)
+        check_compressed_rounds(algorithm, compressor, communication, lambda: rounds, topology.name)
 
 
 class Compression(NamedTuple):

@@ -21,8 +21,23 @@ from decentral.network.transports.posting import as_bytes
 from decentral.randomness import seeded
 
 
+class Given:
+    """What the components of Python objects share."""
+
+    content: ClassVar[str] = ""
+    """In the run's identity: a digest of the initial weights or of all labels; without a name, a random text."""
+
+    def files_digest(self) -> str:
+        """Return what counts in the run's identity besides the fields."""
+        return self.content
+
+    def settings(self) -> dict[str, Any]:
+        """Return no settings: the arguments are fixed."""
+        return {}
+
+
 @dataclass
-class GivenModel(PlainModel):
+class GivenModel(Given, PlainModel):
     """A module, from which all workers start, or a factory of one, called with seeded generators.
 
     kind             the class of the module
@@ -32,8 +47,6 @@ class GivenModel(PlainModel):
     name: str = "given"
     kind: str = ""
     num_parameters: int = 0
-    content: ClassVar[str] = ""
-    """In the run's identity: a digest of the initial weights; or, for a run without a name, a random text."""
     _make: ClassVar[Any] = None
 
     @classmethod
@@ -60,10 +73,6 @@ class GivenModel(PlainModel):
                 digest.update(as_bytes(value.detach().resolve_conj().resolve_neg().contiguous()).numpy().data)
         vars(self)["content"] = digest.hexdigest()[:16]
 
-    def files_digest(self) -> str:
-        """Return what counts in the run's identity besides the fields."""
-        return self.content
-
     def multiplications(self, data: LabelledData) -> float:
         """Count those of a forward pass of one example."""
         if "_count" not in vars(self):
@@ -84,13 +93,9 @@ class GivenModel(PlainModel):
         made: Callable[..., Any] = self._make
         return made
 
-    def settings(self) -> dict[str, Any]:
-        """Return no settings: the arguments are fixed."""
-        return {}
-
 
 @dataclass
-class GivenData(PlainData):
+class GivenData(Given, PlainData):
     """Two map-style data sets of pairs (tensor, label); the fields are those of their description."""
 
     name: str = "given"
@@ -99,8 +104,6 @@ class GivenData(PlainData):
     first_class: int = 0
     num_train: int = 0
     num_test: int = 0
-    content: ClassVar[str] = ""
-    """In the run's identity: a digest of all labels; or, for a run without a name, a random text."""
     _both: ClassVar[Any] = None
     _found: ClassVar[Any] = None
 
@@ -125,17 +128,9 @@ class GivenData(PlainData):
         known = {f.name: getattr(self, f.name) for f in fields(kind) if hasattr(self, f.name)}
         return kind(**known | {"shape": tuple(self.shape)})
 
-    def files_digest(self) -> str:
-        """Return what counts in the run's identity besides the fields."""
-        return self.content
-
     def target(self) -> Callable[..., Any]:  # type: ignore[override]
         """Return the function that returns both."""
         return lambda: self._both
-
-    def settings(self) -> dict[str, Any]:
-        """Return no settings."""
-        return {}
 
     def _sets(self) -> Sets:
         found: Sets = self._found

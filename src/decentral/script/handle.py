@@ -56,7 +56,6 @@ class Turn:
         self.difference: Callable[[], str] = str
         """Describe which rank makes which call, if they are known to differ; else ""."""
         self._lock = threading.RLock()
-        self._under_way = ""
 
     @property
     def forked(self) -> bool:
@@ -76,14 +75,9 @@ class Turn:
             )
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(f"{verb} while another thread uses {self._what}: call its operations in one thread")
-        if self._by_thread and self._under_way:
-            self._lock.release()
-            raise RuntimeError(f"{verb} inside {self._under_way}: call it when {self._under_way} has returned")
-        self._under_way = verb
 
     def give_back(self) -> None:
         """End an operation."""
-        self._under_way = ""
         self._lock.release()
 
 

@@ -10,18 +10,22 @@ import torch
 from torch import Tensor
 
 from decentral.algorithms.features import Feature, require
-from decentral.compression.dense import NoCompression
 from decentral.compression.rows import RowLayout
-from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError
 from decentral.host.torch_state import in_turn
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import Optimizer
 from decentral.registry.typed import typed
-from decentral.script.components import algorithm_from, chosen, compression_from, in_a_script, topology_from
+from decentral.script.components import (
+    algorithm_from,
+    check_setup,
+    chosen,
+    compression_from,
+    in_a_script,
+    topology_from,
+)
 from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
-from decentral.topology.requirements import check
 from decentral.training.stepper import Stepper
 
 
@@ -91,17 +95,11 @@ def iterates(
     compress = compress or algorithm.usual.get("compress")
     compressor, of_messages, per_epoch = compression_from(compress, compress_settings)
     try:
-        algorithm.check(n, optimizer)
         communication = Communication(every=every)
-        check_communication(algorithm, communication)
         rounds = communication.schedule(topology, n)
-        if Feature.topology in algorithm.supports:
-            check(rounds, algorithm.needs, algorithm.name, topology.name, topology.weights_given())
+        check_setup(algorithm, compressor, rounds, communication, topology, optimizer)
         if drop_probability:
             require(algorithm, Feature.message_loss, f"drop_probability={drop_probability:g}")
-        if not isinstance(compressor, NoCompression):
-            check_compressor(algorithm, compressor)
-            check_compressed_rounds(algorithm, compressor, communication, lambda: rounds, topology.name)
     except ConfigError as error:
         raise ConfigError(in_a_script(str(error), algo=True)) from None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -98,17 +98,15 @@ def _peers(plan: _Plan | None, problem: str, check: bool | None, patience_s: flo
     """Return the group if all ranks agree."""
     on_cpu = "cpu:gloo" in dist.get_backend_config()
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
-    known = _announced.get(dist.group.WORLD)
+    entered, known = dist.group.WORLD in _entered, _entered.get(dist.group.WORLD)
     world = World(dist.get_rank(), dist.get_world_size(), device, distributed=True, calls=known)
     agree(world, Proposal("join", f"{content(*plan)}, check={check}" if plan else "", (), (), problem=problem))
     assert plan is not None
-    if world.size > 1 and dist.group.WORLD not in _entered:
-        _entered.add(dist.group.WORLD)
+    if world.size > 1 and not entered:
         presence.enter(world)
         leave_at_the_end(world.rank)
-    if known is None and world.size > 1 and on_cpu and possible():
-        _announced[dist.group.WORLD] = Calls(world.size)
-        world = replace(world, calls=_announced[dist.group.WORLD])
+        _entered[dist.group.WORLD] = Calls(world.size) if on_cpu and possible() else None
+        world = replace(world, calls=_entered[dist.group.WORLD])
     return Peers(
         world,
         plan.topology,
@@ -120,11 +118,8 @@ def _peers(plan: _Plan | None, problem: str, check: bool | None, patience_s: flo
     )
 
 
-_entered: WeakSet[object] = WeakSet()
-"""The process groups whose ranks check for the presence of others."""
-
-_announced: WeakKeyDictionary[object, Calls] = WeakKeyDictionary()
-"""The announced calls of all groups on a process group, if all ranks are on one host."""
+_entered: WeakKeyDictionary[object, Calls | None] = WeakKeyDictionary()
+"""The process groups whose ranks check for the presence of others, with their calls if all ranks are on one host."""
 
 
 class _Plan(NamedTuple):

@@ -249,10 +249,6 @@ def _applicable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _directory(run: str | Path, results_dir: str | Path) -> Path:
-    if not isinstance(run, str | Path):
-        raise ConfigError(
-            f"run={run!r} is not a run: give its ID or name, as listed by decentral.runs(), or its directory."
-        )
     results = at_home(results_dir)
     folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands and of studies
     for path in (at_home(run), *folders, results / "runs" / named_id(str(run))):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -14,11 +14,10 @@ from decentral.models.layers.statistics import has_mean
 from decentral.network import presence
 from decentral.network.network import Network
 from decentral.script.agreement import Proposal, agree
-from decentral.script.algorithm import AlgorithmStep
 from decentral.script.handle import hinted, refuse_a_fork
-from decentral.script.modes import ModeStep
 from decentral.script.parameters import align, broadcast, mean
 from decentral.script.peers import Peers
+from decentral.script.step import Step
 
 KEY = "decentral"
 """The key of the round and other state in an optimizer's state, next to its parameters, where torch keeps it."""
@@ -32,19 +31,20 @@ class DecentralizedOptimizer(Optimizer):
         push_sum     z_i = x_i / w_i, gradients at z_i;  x_i <- sum_j W_ij (x_j + u_j),  w_i <- sum_j W_ij w_j
         allreduce    x_i <- x_i + Opt(1/n sum_j g_j)                     no gossip: the baseline
 
-    or with a step of an algorithm of `decentral-run` (`algo=`), whose formula is in `decentral.algorithms`.
+    or with a step of any other algorithm of `decentral-run` (`algo=`), whose formula is in `decentral.algorithms`. The
+    modes are dpsgd, dpsgd with mode=awc, sgp and allreduce.
 
-    Step t = 0, 1, ... of this optimizer uses W of round t, for any number of buckets, forward or backward passes. Ying
-    et al. 2021, (22) and (23), with the gradient taken at x^(k-1); Assran et al. 2019 for push_sum, whose model
-    parameters are the z_i. Optimizer state stays local. In awc, g_i is the gradient at x_i, but the optimizer sees the
+    Step t = 0, 1, ... of this optimizer uses W of round t, for any number of forward or backward passes. Ying et al.
+    2021, (22) and (23), with the gradient taken at x^(k-1); Assran et al. 2019 for push_sum, whose model parameters are
+    the z_i. Optimizer state stays local. In awc, g_i is the gradient at x_i, but the optimizer sees the
     averaged parameters, so weight decay acts on those, as in BlueFog.
 
     With `overlap`, messages overlap the forward and backward passes (awc: starting at the first training forward of a
     step), or the backward pass (atc: a bucket of parameters is updated as soon as its gradients are ready, so gradients
     cannot be clipped or unscaled first).
 
-    With an algorithm, the parameters between steps are the models x_i of the algorithm. A missing gradient counts as
-    zero there; where the direction is zero as well, the optimizer skips the parameter, as in torch.
+    Between steps, the parameters are the models x_i of the algorithm. A missing gradient counts as zero; where the
+    direction is zero as well (allreduce: where no rank has a gradient), the optimizer skips the parameter, as in torch.
 
     Learning rate schedulers, `state_dict` and `zero_grad` work as with the wrapped optimizer. All ranks call `step`
     equally often.
@@ -52,7 +52,7 @@ class DecentralizedOptimizer(Optimizer):
 
     _step_supports_amp_scaling = True  # a GradScaler also calls step() after an overflow
 
-    def __init__(self, peers: Peers, net: Network, model: nn.Module, how: ModeStep | AlgorithmStep) -> None:
+    def __init__(self, peers: Peers, net: Network, model: nn.Module, how: Step) -> None:
         """See `decentral.wrap`. The parameters must be the same on all ranks."""
         self.peers, self.net, self.inner = peers, net, how.inner
         self._how, self._model, self._closed = how, model, False
@@ -104,9 +104,8 @@ class DecentralizedOptimizer(Optimizer):
         finally:
             self._how.accumulating = before
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """`accumulate`, under the name in torch's DistributedDataParallel."""
-        return self.accumulate()
+    no_sync = accumulate
+    """`accumulate`, under the name in torch's DistributedDataParallel."""
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -118,27 +117,24 @@ class DecentralizedOptimizer(Optimizer):
         problem = self._not_idle("averaged()") or self._how.change()
         named = dict(self._model.named_buffers())
         told = ", ".join(f"{name} {list(buffer.shape)} {buffer.dtype}" for name, buffer in named.items())
-        with torch.no_grad(), hinted():
-            agree(self.peers.world, Proposal("averaged", told and f"the buffers {told}", (), (), problem=problem))
-        buffers = list(named.values())
         means = [buffer for name, buffer in named.items() if has_mean(self._model, name, buffer)]
         others = [buffer for name, buffer in named.items() if not has_mean(self._model, name, buffer)]
         with torch.no_grad(), hinted():
+            agree(self.peers.world, Proposal("averaged", told and f"the buffers {told}", (), (), problem=problem))
             self._how.flush()
             rows = self._how.rows
-        own, own_buffers = [row.clone() for row in rows], [buffer.clone() for buffer in buffers]
+        changing = [*rows, *means, *others]
+        before = [tensor.clone() for tensor in changing]
         self._how.away = True
         try:
             with torch.no_grad(), hinted():
-                for row in rows:
-                    self.net.mean(row)
-                mean(means, self.peers.size)
+                mean([*rows, *means], self.peers.size)
                 broadcast(others, 0)
             yield
         finally:
             self._how.away = False
             with torch.no_grad():
-                for tensor, saved in zip([*rows, *buffers], [*own, *own_buffers], strict=True):
+                for tensor, saved in zip(changing, before, strict=True):
                     tensor.copy_(saved)
 
     def close(self) -> Optimizer:

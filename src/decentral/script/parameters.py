@@ -167,11 +167,6 @@ _OF_ROOT: set[int] = set()
 """The rank whose optimizer state is being loaded here."""
 
 
-def travels(parameter: nn.Parameter, trained: set[nn.Parameter]) -> bool:
-    """Return whether training changes a parameter: the optimizer has it, and it is not frozen."""
-    return parameter in trained and parameter.requires_grad
-
-
 def align(optimizer: Optimizer) -> None:
     """Give gradients and state the strides of their parameters, as fused optimizers assume; wrap changes the latter
     if they were in channels_last memory."""
@@ -191,70 +186,25 @@ def _like(parameter: Tensor, value: Any) -> Any:
     return torch.empty_strided(value.shape, parameter.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
-class Bucket:
-    """Consecutive parameters of one flat row, which are sent together."""
-
-    def __init__(self, row: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        self.row = row  # [1, P']: the memory of the parameters
-        self.ordered = list(parameters)[::-1]  # as in the model
-        self.parameters = set(parameters)
-
-
-class FlatParameters:
-    """Parameters moved into flat rows, one per dtype, of which they become views.
-
-    Buckets hold whole parameters, of `bucket_bytes` or a little more, the last parameters first, which is about the
-    order of gradients in a backward pass.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int) -> None:
-        """Flatten the parameters. Raises ConfigError for several devices and for no parameters."""
-        _check_devices(parameters)
-        self.buckets: list[Bucket] = []
-        self._places: list[tuple[nn.Parameter, int]] = []
-        for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
-            self._lay([p for p in reversed(parameters) if p.dtype == dtype], bucket_bytes)
-
-    def _lay(self, parameters: Sequence[nn.Parameter], bucket_bytes: int) -> None:
-        first = parameters[0]
-        row = first.data.new_empty(sum(parameter.numel() for parameter in parameters))
-        start, bucket_start, members = 0, 0, []
-        for parameter in parameters:
-            stop = start + parameter.numel()
-            row[start:stop].view(parameter.shape).copy_(parameter.data)
-            parameter.data = row[start:stop].view(parameter.shape)
-            self._places.append((parameter, parameter.data_ptr()))
-            members.append(parameter)
-            if (stop - bucket_start) * row.element_size() >= bucket_bytes or stop == len(row):
-                self.buckets.append(Bucket(row[bucket_start:stop].view(1, -1), members))
-                bucket_start, members = stop, []
-            start = stop
-
-    def in_place(self) -> bool:
-        """Return False if a parameter has other memory by now (for example, after `model.to(...)`)."""
-        return all(parameter.data_ptr() == place for parameter, place in self._places)
-
-
 class ParameterRow:
-    """The parameters as one row [1, P], in the order of the model, for an algorithm.
+    """Parameters as one row [1, P], of which they become views.
 
     The row may move with every step (`move_to`); the parameters are always views of it.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Flatten the parameters. Raises ConfigError for several devices or dtypes and for no parameters."""
-        _check_devices(parameters)
-        dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
-        if len(dtypes) > 1:
-            raise ConfigError(
-                f"algo= needs parameters of one dtype, but the model has {' and '.join(dtypes)}: convert it with "
-                "model.to(dtype), or use mode=, which supports several."
-            )
+        """Flatten parameters of one dtype and device, in this order."""
         self.parameters = list(parameters)
+        self.share: Tensor | None = None
+        """The share of ranks with a gradient of each parameter, if gradients are averaged over ranks."""
         self._sizes = [parameter.numel() for parameter in parameters]
         self.row = torch.cat([parameter.data.reshape(-1) for parameter in parameters]).view(1, -1)
         self._gradient = torch.empty_like(self.row)
         self._lay()
+
+    def split(self, row: Tensor) -> Sequence[Tensor]:
+        """Return the parts of a row [1, P] that belong to the parameters, as views [P_p]."""
+        return row.view(-1).split(self._sizes)
 
     def move_to(self, row: Tensor) -> None:
         """Make the parameters views of this row [1, P], with its values."""
@@ -271,33 +221,46 @@ class ParameterRow:
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient.view(-1))
         return self._gradient
 
+    def has_gradients(self) -> Tensor:
+        """Return, as a row [1, parameters], 1 for each parameter with a gradient and 0 for the others."""
+        return self.row.new_tensor([[float(parameter.grad is not None) for parameter in self.parameters]])
+
     @contextmanager
     def with_gradient(self, g: Tensor) -> Iterator[None]:
         """Give the parameters the gradients g [1, P]; restore their own on exit.
 
-        A parameter without a gradient gets none if its part of g is zero, so that the optimizer skips it, as in torch.
+        A parameter without a gradient gets none if no rank has one (`share`) or its part of g is zero, so that the
+        optimizer skips it, as in torch. A sparse gradient with the values of g stays, for optimizers that need one.
         """
-        own = [parameter.grad for parameter in self.parameters]
-        for parameter, part in zip(self.parameters, g.view(-1).split(self._sizes), strict=True):
-            parameter.grad = part.view(parameter.shape) if parameter.grad is not None or part.any() else None
+        before, parts = [parameter.grad for parameter in self.parameters], self.split(g)
+        reasons = parts if self.share is None else self.share.unbind(1)
+        for parameter, part, reason in zip(self.parameters, parts, reasons, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient.is_sparse and torch.equal(gradient.to_dense().view(-1), part):
+                continue
+            parameter.grad = part.view(parameter.shape) if gradient is not None or reason.any() else None
         try:
             yield
         finally:
-            for parameter, gradient in zip(self.parameters, own, strict=True):
+            for parameter, gradient in zip(self.parameters, before, strict=True):
                 parameter.grad = gradient
 
     def in_place(self) -> bool:
-        """Return False if a parameter has other memory by now."""
-        parts = self.row.view(-1).split(self._sizes)
-        pairs = zip(self.parameters, parts, strict=True)
+        """Return False if a parameter has other memory by now (for example, after `model.to(...)`)."""
+        pairs = zip(self.parameters, self.split(self.row), strict=True)
         return all(p.dtype == part.dtype and p.data_ptr() == part.data_ptr() for p, part in pairs)
 
     def _lay(self) -> None:
-        for parameter, part in zip(self.parameters, self.row.view(-1).split(self._sizes), strict=True):
+        for parameter, part in zip(self.parameters, self.split(self.row), strict=True):
             parameter.data = part.view(parameter.shape)
 
 
-def _check_devices(parameters: Sequence[nn.Parameter]) -> None:
+def rows_of(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[ParameterRow]:
+    """Flatten parameters into one row for each dtype; or, if `bucket_bytes` > 0, into buckets of whole parameters of
+    that size or a little more. The last ones come first then, which is about the order of gradients in a backward pass.
+
+    Raises ConfigError for several devices and for no parameters.
+    """
     devices = {parameter.device for parameter in parameters}
     if not devices:
         raise ConfigError("the optimizer has no parameters that require a gradient: add some to train.")
@@ -306,6 +269,20 @@ def _check_devices(parameters: Sequence[nn.Parameter]) -> None:
             f"the parameters are on {len(devices)} devices ({', '.join(sorted(map(str, devices)))}): put the model "
             "on one, and wrap it afterwards."
         )
+    groups: list[list[nn.Parameter]] = []
+    for dtype in dict.fromkeys(parameter.dtype for parameter in parameters):
+        alike = [parameter for parameter in parameters if parameter.dtype == dtype]
+        if not bucket_bytes:
+            groups.append(alike)
+            continue
+        size = bucket_bytes
+        for parameter in reversed(alike):
+            if size >= bucket_bytes:
+                groups.append([])
+                size = 0
+            groups[-1].append(parameter)
+            size += parameter.numel() * parameter.element_size()
+    return [ParameterRow(group) for group in groups]
 
 
 def also_communicated(parameters: Sequence[nn.Parameter]) -> str:
@@ -313,20 +290,16 @@ def also_communicated(parameters: Sequence[nn.Parameter]) -> str:
 
     DistributedDataParallel leaves no mark on the module that it wraps, so this looks at every living instance.
     """
-    kinds: set[type] = {nn.parallel.DistributedDataParallel}
+    kinds: list[type] = [nn.parallel.DistributedDataParallel]
     if loaded := sys.modules.get("torch.distributed.fsdp"):
-        kinds.add(loaded.FullyShardedDataParallel)
-    for final in (False, True):
-        if final:
-            gc.collect()  # unused instances may still be alive
-        living = [each for each in gc.get_objects() if not kinds.isdisjoint(type(each).__mro__)]  # ABCs are slow
-        others = [each for each in living if each.process_group.size() > 1]
-        own = set(parameters)
-        other = next((each for each in others if not own.isdisjoint(each.parameters())), None)
-        if other is None:
-            break
-    sharded = any(hasattr(each, "device_mesh") for each in parameters)
-    name = type(other).__name__ if other is not None else "DTensor" if sharded else ""
+        kinds.append(loaded.FullyShardedDataParallel)
+    types = {each for kind in kinds for each in (kind, *kind.__subclasses__())}
+    name = "DTensor" if any(hasattr(each, "device_mesh") for each in parameters) else ""
+    if not types.isdisjoint(map(type, gc.get_objects())):
+        gc.collect()  # unused instances may still be alive
+        living = [each for each in gc.get_objects() if type(each) in types and each.process_group.size() > 1]
+        names = [type(each).__name__ for each in living if not set(parameters).isdisjoint(each.parameters())]
+        name = next(iter(names), name)
     return name and (
         f"{name} already averages or shards these parameters or their gradients, so the ranks would not train models "
         "of their own: leave it out, and give decentral.wrap the plain module."
@@ -357,7 +330,6 @@ class Guard:
         self._trained = self._in_groups()
         self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
         self._is_new = True
-        self._lay_out()
         self._key = f"decentral refused {next(_wrapped)}"
         self._stepping = False
         self._hooks = [optimizer.register_step_pre_hook(self._only_here)]
@@ -442,12 +414,8 @@ class Guard:
             self._is_new = False
             if problem := also_communicated(self._trained):  # since wrap
                 return problem
-        if self._places() != self._places_were:
-            new = [name for name, parameter in self._model.named_parameters() if parameter not in self._names]
-            if new:
-                return f"the model has new parameters ({', '.join(new)}); {_AGAIN}"
-            self._lay_out()
-        return ""
+        new = [name for name, parameter in self._model.named_parameters() if parameter not in self._names]
+        return f"the model has new parameters ({', '.join(new)}); {_AGAIN}" if new else ""
 
     def _largest(self) -> str:
         numbers = (one for group in self._optimizer.param_groups for one in group.items() if type(one[1]) is float)
@@ -456,13 +424,3 @@ class Guard:
 
     def _in_groups(self) -> list[nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-    def _lay_out(self) -> None:
-        """Record the parameters and submodules of each module: comparing them is cheaper than walking the model."""
-        modules = list(self._model.modules())
-        self._parts = [part for module in modules for part in (vars(module)["_parameters"], vars(module)["_modules"])]
-        self._alive = [*modules, *self._names]  # keeps the objects alive, so that their ids stay unique
-        self._places_were = self._places()
-
-    def _places(self) -> list[int]:
-        return list(map(id, chain.from_iterable(map(dict.values, self._parts))))

@@ -264,10 +264,7 @@ class Peers(Group):
             self._schedules[workers_per_machine] = machines.schedule(self.topology, self.size)
         key = workers_per_machine, x.device.type, carrier
         if key not in self._networks:
-            schedule = self._schedules[workers_per_machine]
-            settings = NetworkSettings(timeout_s=self.timeout_s, transport=carrier)
-            certain = Losses(0.0, seed=0)
-            self._networks[key] = join_network(schedule, certain, x.device, self.rank, self.size, settings)
+            self._networks[key] = open_network(self, self._schedules[workers_per_machine], x.device, carrier)
         return self._networks[key]
 
     def _release(self) -> None:
@@ -275,3 +272,9 @@ class Peers(Group):
             network.close()
         self._networks = {}
         super()._release()
+
+
+def open_network(peers: Peers, schedule: Rounds, device: torch.device, carrier: Carrier) -> ProcessNetwork:
+    """Open a network for rows on this kind of device, together with all other ranks."""
+    settings = NetworkSettings(timeout_s=peers.timeout_s, transport=carrier)
+    return join_network(schedule, Losses(0.0, seed=0), device, peers.rank, peers.size, settings)

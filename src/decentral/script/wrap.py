@@ -2,60 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from inspect import signature
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.algorithms.allreduce import AllReduce
-from decentral.algorithms.dpsgd import DPSGD
-from decentral.algorithms.features import Feature
-from decentral.algorithms.sgp import SGP
 from decentral.compression.compressor import Compressor
-from decentral.compression.dense import NoCompression
-from decentral.compression.rows import RowLayout
-from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError, suggest
 from decentral.models.layers.foreign import shared_memory
-from decentral.network.local import LocalNetwork
-from decentral.network.network import Network
-from decentral.network.processes import join as join_network
-from decentral.network.settings import Carrier, NetworkSettings
-from decentral.registry import components
+from decentral.network.settings import Carrier
 from decentral.registry.typed import typed
 from decentral.script.agreement import Proposal, agree, heard_by_all
-from decentral.script.algorithm import AlgorithmStep
-from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script, settings_of
+from decentral.script.components import algorithm_from, check_setup, compression_from, in_a_script
 from decentral.script.handle import hinted
 from decentral.script.joining import join
-from decentral.script.modes import Mode, ModeStep
 from decentral.script.optimizer import KEY, DecentralizedOptimizer
-from decentral.script.parameters import FlatParameters, Guard, ParameterRow, align, also_communicated, start, travels
-from decentral.script.peers import Peers, content
-from decentral.topology.delivery import Losses
-from decentral.topology.requirements import check as check_needs
-from decentral.topology.topology import Topology
+from decentral.script.parameters import Guard, align, also_communicated, rows_of, start
+from decentral.script.peers import Peers, content, open_network
+from decentral.script.step import MODES, Method, Step
 
 _MB = 1 << 20
 _BUCKETS_IN_SHARED_MEMORY = 64
 _BUCKET_MB = 8.0
 _USUAL = "one_peer_exponential"
-_METHODS: dict[Mode, type[Algorithm]] = {
-    Mode.atc: DPSGD,
-    Mode.awc: DPSGD,
-    Mode.push_sum: SGP,
-    Mode.allreduce: AllReduce,
-}
-"""The algorithm that corresponds to each mode."""
 
 
-@typed("peers")
+@typed("model", "optimizer", "peers")
 @hinted()
 def wrap(
     model: nn.Module,
@@ -79,8 +54,9 @@ def wrap(
     `decentral.DecentralizedOptimizer` for the formula of a step.
 
     topology         as in `decentral.join`, which this calls, with optional `settings`, such as every=4
-    mode             atc (the default), awc, push_sum (for directed graphs) or allreduce (the baseline)
-    algo             instead of a mode, an algorithm of `decentral-run`, by name (relaysgd, gradient_tracking, ...) or
+    mode             a name for an algorithm with these settings: atc (dpsgd, the default), awc (dpsgd with mode=awc),
+                     push_sum (sgp, for directed graphs) or allreduce (the baseline)
+    algo             instead of a mode, any algorithm of `decentral-run`, by name (relaysgd, gradient_tracking, ...) or
                      as an object: the same steps, with `optimizer` as the local rule u = Opt(g)
     algo_settings    settings of the named algorithm, as in algo_settings={"fill": "previous"}
     compress         with algo=: the compressor of messages (topk, int8, powersgd, ...), by name or as an object
@@ -89,7 +65,7 @@ def wrap(
     overlap          whether messages overlap the forward and backward passes. None: in awc. In atc, this updates
                      parameters during the backward pass: gradients cannot be clipped first, and
                      `with optimizer.accumulate():` must surround all but the last backward of a step
-    bucket_mb        bucket size in a mode, in megabytes: 8 by default
+    bucket_mb        size of the buckets of an overlapped atc step, in megabytes: 8 by default
     broadcast_from   the rank whose parameters and buffers all ranks start with; None: each keeps its own. "auto" is
                      rank 0, unless all ranks have loaded their own checkpoints (optimizer states that differ, or that
                      all have loaded): then each keeps its own. It warns if weights differ
@@ -98,55 +74,49 @@ def wrap(
     Raises ConfigError on every rank for an invalid setup, such as a topology that the mode or algorithm cannot use.
     """
     joined = peers or (topology if isinstance(topology, Peers) else None)
-    group = joined or _joined(topology, settings)
+    group = joined or join(topology, **settings)
     with heard_by_all(group.world):
         if joined is not None:
             _check_nothing_given(topology, settings, joined)
         _check_arguments(model, optimizer, broadcast_from, group)
-        how = _how(mode, algo, algo_settings, compress, compress_settings, overlap, bucket_mb, group)
-        if not how.synchronous and all(callable(getattr(optimizer, key, None)) for key in ("train", "eval")):
+        method = _method(mode, algo, algo_settings, compress, compress_settings, overlap, bucket_mb, group)
+        if not method.synchronous and all(callable(getattr(optimizer, key, None)) for key in ("train", "eval")):
             raise ConfigError(
                 f"{type(optimizer).__name__} keeps a second model in its state, which would not be averaged: use "
                 "mode='allreduce', or another optimizer."
             )
-        told = f"{_described(model, optimizer)}, {how}, {broadcast_from=}"
+        trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
+        parameters = [p for p in model.parameters() if p in trained and p.requires_grad]
+        dtypes = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters})
+        if len(dtypes) > 1 and not method.mode:
+            raise ConfigError(
+                f"algo= needs parameters of one dtype, but the model has {' and '.join(dtypes)}: convert it with "
+                "model.to(dtype), or use mode=, which supports several."
+            )
+        told = f"{_described(model, optimizer, parameters)}, {method}, {broadcast_from=}"
     agree(group.world, Proposal("wrap", told, (), ()))
     replaced: dict[Tensor, Tensor] | None = None
     if broadcast_from is not None:
         with torch.no_grad():
-            replaced = start(model, optimizer, group.world, broadcast_from, KEY in optimizer.state, how.synchronous)
-    return _laid_out(model, optimizer, how, group, replaced)
+            replaced = start(model, optimizer, group.world, broadcast_from, KEY in optimizer.state, method.synchronous)
+    return _laid_out(model, optimizer, parameters, method, group, replaced)
 
 
 def _laid_out(
-    model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group: Peers, replaced: dict[Tensor, Tensor] | None
+    model: nn.Module,
+    optimizer: Optimizer,
+    parameters: list[nn.Parameter],
+    method: Method,
+    group: Peers,
+    replaced: dict[Tensor, Tensor] | None,
 ) -> DecentralizedOptimizer:
     """Flatten the parameters and create the optimizer on them, continuing from a previously loaded state."""
-    trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
-    parameters = [p for p in model.parameters() if travels(p, trained)]
-    if isinstance(how, _Steps):
-        compressor, seed, steps_per_epoch = how.compression
-        row = ParameterRow(parameters)
-        names = {parameter: name for name, parameter in model.named_parameters()}
-        layout = RowLayout(tuple(names[p] for p in parameters), tuple(tuple(p.shape) for p in parameters))
-        bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.attends_steps)
-        net = _network([row.row], group)
-        guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
-        step: ModeStep | AlgorithmStep = AlgorithmStep(
-            net,
-            row,
-            optimizer,
-            how.algorithm,
-            bound,
-            guard,
-            model,
-            content(group.topology, group.communication, group.schedule),
-        )
-    else:
-        flat = FlatParameters(parameters, round(how.bucket_mb * _MB))
-        net = _network([bucket.row for bucket in flat.buckets], group)
-        guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
-        step = ModeStep(net, flat, optimizer, how.mode, how.overlap, model, guard)
+    rows = rows_of(parameters, method.bucket_bytes if method.updates_early else 0)
+    carrier = Carrier.auto if len(rows) <= _BUCKETS_IN_SHARED_MEMORY else Carrier.torch  # it keeps a buffer per row
+    net = open_network(group, group.schedule, rows[0].row.device, carrier)
+    guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
+    told = content(group.topology, group.communication, group.schedule)
+    step = Step(method, net, rows, optimizer, model, guard, told)
     align(optimizer)
     if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]
         try:
@@ -160,23 +130,6 @@ def _laid_out(
     return DecentralizedOptimizer(group, net, model, step)
 
 
-def _joined(topology: object, settings: dict[str, Any]) -> Peers:
-    try:
-        return join(topology, **settings)
-    except ConfigError as error:  # on all ranks
-        raise ConfigError(_misspelled(topology, settings).strip() or str(error)) from None
-
-
-def _misspelled(topology: object, settings: dict[str, Any]) -> str:
-    """Name a setting that is neither an argument nor the topology's, with a suggestion; "" if all are valid."""
-    cls = components("topology").get(topology) if isinstance(topology, str) else Topology
-    if cls is None:
-        return ""
-    known = {*signature(wrap).parameters, *signature(join).parameters, *settings_of(cls)} - {"settings"}
-    wrong = [key for key in settings if key not in known]
-    return f" There is no argument '{wrong[0]}'.{suggest(wrong[0], known)}" if wrong else ""
-
-
 def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Peers) -> None:
     """Refuse a topology or its settings together with an existing group."""
     given = [f"{key}={value!r}" for key, value in settings.items()]
@@ -184,32 +137,11 @@ def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Pee
     if given:
         raise ConfigError(
             f"{given[0]} conflicts with peers=, whose topology and settings come from decentral.join: give either of "
-            f"them.{_misspelled(joined.topology.name, settings)}"
+            "them."
         )
 
 
-class _Steps(NamedTuple):
-    algorithm: Algorithm
-    compression: Compression
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether gradients are averaged, not parameters."""
-        return isinstance(self.algorithm, AllReduce)
-
-
-class _Mode(NamedTuple):
-    mode: Mode
-    overlap: bool
-    bucket_mb: float
-
-    @property
-    def synchronous(self) -> bool:
-        """Whether gradients are averaged, not parameters."""
-        return self.mode is Mode.allreduce
-
-
-def _how(
+def _method(
     mode: str | None,
     algo: str | Algorithm | None,
     algo_settings: dict[str, Any] | None,
@@ -218,83 +150,49 @@ def _how(
     overlap: bool | None,
     bucket_mb: float | None,
     peers: Peers,
-) -> _Steps | _Mode:
-    """Return the kind of step. Raise ConfigError for arguments that conflict with each other or with the topology."""
-    if algo is not None:
-        if mode is not None:
-            raise ConfigError(
-                f"mode='{mode}' and algo= conflict: give one of them. (An algorithm's own mode is "
-                f"algo_settings={{'mode': 'awc'}}.)"
-            )
-        of_modes = {"overlap": overlap, "bucket_mb": bucket_mb}
-        return _checked_steps(algo, algo_settings, compress, compress_settings, of_modes, peers)
-    if compress is not None or compress_settings:
+) -> Method:
+    """Return the method. Raise ConfigError for arguments that conflict with each other or with the topology."""
+    if algo is not None and mode is not None:
         raise ConfigError(
-            "compress= needs algo=, such as algo='allreduce' or algo='choco': a mode sends uncompressed rows."
+            f"mode='{mode}' and algo= conflict: give one of them. (An algorithm's own mode is "
+            f"algo_settings={{'mode': 'awc'}}.)"
         )
-    if algo_settings:
-        raise ConfigError("algo_settings need an algorithm: also give algo=.")
-    mode = "atc" if mode is None else mode
-    if mode not in Mode.__members__:
-        raise ConfigError(f"mode='{mode}' does not exist.{suggest(str(mode), Mode.__members__)}")
+    if algo is None:
+        mode = mode or "atc"
+        if mode not in MODES:
+            raise ConfigError(f"mode='{mode}' does not exist.{suggest(str(mode), MODES)}")
+        if compress is not None or compress_settings:
+            raise ConfigError(
+                "compress= needs algo=, such as algo='allreduce' or algo='choco': a mode sends uncompressed rows."
+            )
+        if algo_settings:
+            raise ConfigError("algo_settings need an algorithm: also give algo=.")
     if bucket_mb is not None and not bucket_mb > 0:
         raise ConfigError(f"bucket_mb={bucket_mb:g} is out of range; use a number of megabytes > 0.")
-    chosen = Mode[mode]
-    if overlap and chosen not in (Mode.atc, Mode.awc):
-        raise ConfigError(f"overlap=True needs mode='atc' or 'awc', not '{mode}': leave it out.")
-    if Feature.topology not in _METHODS[chosen].supports and not peers.communication.plain:
-        raise ConfigError(
-            f"mode='{mode}' averages gradients in every step: leave out every, global_every and workers_per_machine."
-        )
+    asked = f"mode='{mode}'" if mode else "algo="
+    if overlap and mode not in ("atc", "awc"):
+        raise ConfigError(f"overlap=True needs mode='atc' or 'awc', not {asked}: leave it out.")
+    if bucket_mb is not None and algo is not None:
+        raise ConfigError(f"bucket_mb={bucket_mb:g} needs mode=, not algo=, which sends whole rows: leave it out.")
     try:
-        check_needs(peers.schedule, _METHODS[chosen].needs, "wrap", peers.topology.name)
+        algorithm = MODES[mode] if mode else algorithm_from(algo, algo_settings)
+        compression = compression_from(compress or algorithm.usual.get("compress"), compress_settings)
+        compressor = compression.compressor
+        check_setup(algorithm, compressor, peers.schedule, peers.communication, peers.topology)
+        if compressor.chooses or compressor.adapts:
+            raise ConfigError(
+                f"compress={compressor.name!r} with these settings needs the costs of links, which a script does not "
+                "know: use decentral-run with a cluster, or another compressor, such as 'topk'."
+            )
     except ConfigError as error:
-        raise ConfigError(in_a_script(str(error).replace("algo=wrap", f"mode='{mode}'", 1))) from None
-    overlaps = chosen is Mode.awc if overlap is None else overlap
-    return _Mode(chosen, overlaps, _BUCKET_MB if bucket_mb is None else bucket_mb)
-
-
-def _checked_steps(
-    algo: str | Algorithm,
-    algo_settings: dict[str, Any] | None,
-    compress: str | Compressor | None,
-    compress_settings: dict[str, Any] | None,
-    refused: dict[str, Any],
-    peers: Peers,
-) -> _Steps:
-    """Return the steps of an algorithm; `refused` are arguments for modes only."""
-    try:
-        algorithm = algorithm_from(algo, algo_settings)
-        algorithm.check(peers.schedule.num_workers, None)
-        for key, value in refused.items():
-            if value is not None:
-                raise ConfigError(
-                    f"{key}={value} needs mode='atc' or 'awc', because algo={algorithm.name} sends whole rows: leave "
-                    "it out."
-                )
-        check_communication(algorithm, peers.communication)
-        check_needs(peers.schedule, algorithm.needs, algorithm.name, peers.topology.name)
-        found = compression_from(compress or algorithm.usual.get("compress"), compress_settings)
-        compressor = found.compressor
-        if not isinstance(compressor, NoCompression):
-            check_compressor(algorithm, compressor)
-            if compressor.chooses or compressor.adapts:
-                raise ConfigError(
-                    f"compress={compressor.name!r} with these settings needs the costs of links, which a script does "
-                    "not know: use decentral-run with a cluster, or another compressor, such as 'topk'."
-                )
-            schedule, name = lambda: peers.schedule, peers.topology.name
-            check_compressed_rounds(algorithm, compressor, peers.communication, schedule, name)
-    except ConfigError as error:
-        raise ConfigError(in_a_script(str(error), algo=True)) from None
-    return _Steps(algorithm, found)
+        told = str(error).replace(f"algo={algorithm.name}", asked, 1) if mode else str(error)
+        raise ConfigError(in_a_script(told, algo=mode is None)) from None
+    overlap = mode == "awc" if overlap is None else overlap
+    return Method(algorithm, compression, mode, overlap, round((bucket_mb or _BUCKET_MB) * _MB))
 
 
 def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int | str | None, peers: Peers) -> None:
     """Raise ConfigError for invalid arguments on this rank."""
-    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-        found = f"{type(model).__name__} and {type(optimizer).__name__}"
-        raise ConfigError(f"wrap needs a torch.nn.Module and a torch.optim.Optimizer, not {found}.")
     if isinstance(optimizer, DecentralizedOptimizer):
         raise ConfigError("the optimizer is already decentralized: wrap the torch optimizer once.")
     if isinstance(optimizer, LBFGS):
@@ -316,12 +214,6 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
         )
         if each.layout is not torch.strided or each.is_quantized or expanded:
             raise ConfigError(f"{name} is sparse, quantized or expanded, which cannot be sent: store it dense.")
-    for name, part in model.named_modules():
-        if isinstance(part, nn.SyncBatchNorm) and any(each.is_cpu for each in part.parameters()):
-            raise ConfigError(
-                f"{name or 'the model'} is a SyncBatchNorm on the CPU, which torch does not support: use a BatchNorm "
-                "of torch.nn, or move the model to a GPU before wrap."
-            )
     if reason := shared_memory(model):
         raise ConfigError(f"the model cannot be sent, because {reason}.")
     own = set(model.parameters())
@@ -335,24 +227,14 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
         raise ConfigError(f"broadcast_from={broadcast_from} is not a rank: use 0 to {peers.size - 1}, None or 'auto'.")
 
 
-def _described(model: nn.Module, optimizer: Optimizer) -> str:
+def _described(model: nn.Module, optimizer: Optimizer, parameters: list[nn.Parameter]) -> str:
     """Return, as text, what must agree on all ranks: trained parameters by name, and the rest of the start state."""
-    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    moving = [(name, p) for name, p in model.named_parameters() if travels(p, trained)]
-    others = [(name, p) for name, p in model.named_parameters() if not travels(p, trained)]
+    trained = set(parameters)
+    moving = [(name, p) for name, p in model.named_parameters() if p in trained]
+    others = [(name, p) for name, p in model.named_parameters() if p not in trained]
     told = [
         ", ".join(f"{name} {list(each.shape)} {each.dtype}" for name, each in some) or "none"
         for some in (moving, others, model.named_buffers())
     ]
     resumed = " and an optimizer that was decentralized" if KEY in optimizer.state else ""
     return f"a model that trains {told[0]}, has frozen {told[1]}, with the buffers {told[2]}{resumed}"
-
-
-def _network(rows: Sequence[Tensor], peers: Peers) -> Network:
-    """Return a network for the parameters' device. Shared memory keeps a buffer per row, of which there are few."""
-    certain = Losses(0.0, 0)
-    if peers.size == 1:
-        return LocalNetwork(peers.schedule, certain)
-    carrier = Carrier.auto if len(rows) <= _BUCKETS_IN_SHARED_MEMORY else Carrier.torch
-    settings = NetworkSettings(timeout_s=peers.timeout_s, transport=carrier)
-    return join_network(peers.schedule, certain, rows[0].device, dist.get_rank(), peers.size, settings)
