@@ -250,7 +250,8 @@ def test_rerun_computes_a_finished_run_again_in_its_place(tmp_path: Path, capsys
     run(capsys, f"results_dir={tmp_path}")
     (there,) = (tmp_path / "runs").iterdir()
     metrics = (there / "metrics.jsonl").read_text()
-    (there / "metrics.jsonl").write_text(metrics.splitlines()[0] + "\n")
+    lines = metrics.splitlines()
+    (there / "metrics.jsonl").write_text("\n".join(lines[:1] * len(lines)) + "\n")
     assert "already finished" in run(capsys, f"results_dir={tmp_path}")
     assert "already finished" not in run(capsys, f"results_dir={tmp_path}", "rerun=true")
     again = [row | {"wall_s": 0} for row in read_metrics(there)]
