@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from decentral.config.composition import compose
-from decentral.config.identity import run_id
 from decentral.config.parsing import dump
+from decentral.config.prepared import prepare
 from decentral.host import interrupt
 from decentral.host.interrupt import ask_to_stop
 from decentral.runtime import supervise
@@ -279,18 +279,18 @@ def test_17_the_second_ctrl_c_ends_what_the_first_one_could_not(tmp_path, monkey
 
 def test_17_a_failure_while_the_run_stops_is_told_and_not_called_an_interruption(tmp_path, monkeypatch):
     """The disk is full when the checkpoint of a Ctrl-C is written."""
-    config = compose(["task=quadratics", "num_workers=4", "steps=6", f"run_dir={tmp_path / 'run'}"])
+    run = prepare(compose(["task=quadratics", "num_workers=4", "steps=6", f"run_dir={tmp_path / 'run'}"]))
     full = OSError(errno.ENOSPC, "No space left on device")
 
     def fail(workers: list) -> None:
-        with RunStore.open(tmp_path / "run", run_id(config), dump(config)) as store:
+        with RunStore.open(run.directory, run.id, dump(run.config)) as store:
             record(store, full)
 
     monkeypatch.setattr(supervise, "_ask_to_stop", fail)
     monkeypatch.setattr(supervise, "_kill", lambda workers: None)
     leader = mock.Mock(process=mock.Mock(pid=os.getpid()))
     with pytest.raises(RunFailed, match="No space left"):
-        supervise._interrupt([leader], config, tmp_path / "run", KeyboardInterrupt())
+        supervise._interrupt([leader], run, KeyboardInterrupt())
     assert status(tmp_path / "run")["failure"] == "disk_full"
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from decentral.config.identity import identity
+from decentral.config.prepared import Kind, Prepared
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, check_at_least
 from decentral.host.machine import num_cores
@@ -256,7 +259,8 @@ class Target(Settings, where="target"):
         from decentral.training.assemble import assemble
         from decentral.training.evaluation import evaluate
 
-        run = assemble(replace(config, steps=self.at_most_steps), world)
+        config = replace(config, steps=self.at_most_steps)  # of a run that is not stored: it needs no ID
+        run = assemble(Prepared(config, {}, "", Path(os.devnull), Kind.of(config)), world)
         if world.distributed:
             run.oracle.clock = run.net.traffic.clock = None  # the real one counts
         stepper, spent_ns = run.stepper, 0
