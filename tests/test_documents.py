@@ -24,6 +24,7 @@ from PIL import Image
 
 import decentral
 from decentral import __version__
+from decentral.cli import to_target
 from decentral.cli.run import main, parser
 from decentral.cli.study import chosen_studies
 from decentral.config.composition import compose
@@ -117,6 +118,7 @@ def test_the_other_commands_of_the_pages_can_be_read(folder: Path) -> None:
             assert not words or chosen_studies([word for word in words if not word.startswith("--")])
         else:
             options = parser().parse_intermixed_args(words)
+            options.words = [word for word in options.words if word.partition("=")[0] not in to_target.KEYS]
             assert not options.words or checked(options.words, folders_of(options.config_dir), several=options.multirun)
 
 

@@ -28,7 +28,7 @@ from decentral.cli.study import main as study
 from decentral.cli.sweep import closing_table
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
-from decentral.config.parsing import dump
+from decentral.config.parsing import dump, read_yaml
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
 from decentral.registry import plugins
@@ -36,6 +36,7 @@ from decentral.report.runs_table import layout_of
 from decentral.scheduling.scheduler import Tally, schedule
 from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
 from decentral.study.catalogue import study_from
+from decentral.terminal.console import REFUSED
 from waiting import PATIENCE_S, alive, stands_still, until
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "device=cpu", "processes=1")
@@ -253,6 +254,54 @@ def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path,
     file.write_text("# @package _global_\nlr: 0.7\n")
     assert [run.config.lr for run in planned] == [0.5, 0.5]
     assert f"--config-dir {tmp_path}" in planned[0].command
+
+
+TO_TARGET = ["data=digits", "model=mlp", "num_workers=4", "cluster=slow_network", "epochs=1", "seed=1,2"]
+
+
+def test_methods_are_compared_by_the_time_to_a_target_with_one_budget_and_tuned_values(capsys):
+    asked = ["algo=choco,dpsgd", "topology=ring", "compress=topk", *TO_TARGET, "target=accuracy:30", "tune=algo.gamma"]
+    asked += ["budget=2", "progress=false"]
+    status, out, err = command(capsys, *asked)
+    assert status == REFUSED and "dpsgd" in err and "1 of" not in err  # it takes no such compressor
+    assert re.search(r"^method +simulated s +sent +steps +test accuracy \(%\) at the end +algo.gamma$", out, re.M)
+    assert re.search(r"^choco .* [01](\.\d+)?( [<>])?$", out, re.M)
+    (folder,) = Path("results/tables").glob("to_target_*")
+    table = (folder / "to_target.csv").read_text()
+    assert (folder / "curves.png").exists()
+    runs = [read_yaml(path / "config.yaml") for path in Path("results/runs").iterdir()]
+    assert len({run["steps"] for run in runs}) == 1 and {run["seed"] for run in runs} == {1, 2}
+    gammas = {run["algo"]["gamma"] for run in runs}
+    assert len(gammas) >= 3 and max(gammas) <= 1  # never beyond its range
+    before = len(runs)
+    assert command(capsys, *asked)[0] == REFUSED and len(list(Path("results/runs").iterdir())) == before
+    assert (folder / "to_target.csv").read_text() == table
+
+
+def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_nearest(capsys):
+    asked = ["task=quadratics", "algo=dpsgd,gradient_tracking", "topology=ring", "num_workers=4", "steps=150"]
+    asked += ["cluster=slow_network", "target=objective suboptimality:1e-12", "tune=lr", "seed=1", "progress=false"]
+    status, out, _ = command(capsys, *asked)
+    assert status == 0
+    assert re.search(r"^dpsgd +not within [\d.]+ s +- +- +\S+ +\S+$", out, re.M)
+    assert re.search(r"^gradient_tracking +[\d.]+ +[\d.]+ kB +\d+ +\S+ +\S+$", out, re.M)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["target=acuracy:90"], "target=test acuracy:90 is not measured. Did you mean 'test accuracy'"),
+        (["target=90"], "target=90 is not a metric and a value"),
+        (["tune=lr"], "tune= and budget= need target="),
+        (["target=accuracy:90", "budget=soon"], "budget=soon is not a time"),
+        (["target=accuracy:90", "tune=algo.mood"], "tune=algo.mood is not a setting of these methods"),
+        (["target=accuracy:90", "cluster=none"], "target= compares methods by simulated time, which needs a cluster"),
+    ],
+)
+def test_a_target_that_cannot_be_asked_for_is_refused(capsys, words, message):
+    settings = [word for word in TO_TARGET if not any(word.split("=")[0] == other.split("=")[0] for other in words)]
+    status, _, err = command(capsys, "algo=dpsgd", *settings, *words)
+    assert status == REFUSED and message in err and not Path("results/runs").exists()
 
 
 @pytest.mark.slow

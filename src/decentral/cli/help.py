@@ -180,6 +180,10 @@ _OPTIONS = """\
 Options
   -m, --multirun          run every combination of values such as lr=0.05,0.1 and, of settings that vary together,
                           'algo,topology=(dpsgd,ring),(relaysgd,dbt)'; sweeper=optuna searches instead
+  target=METRIC:VALUE     with -m and a cluster=: simulated time, bytes and steps of each combination until the averaged
+                          model reaches it, as in target='test accuracy:90'; all have the same budget= of simulated
+                          seconds (default: what the first one takes), and three seeds
+  tune=lr                 with target=: search the best value, from the default in factors of two; also tune=algo.gamma
   --save-study NAME       with -m: write the sweep as a study, FOLDER/study/NAME.yaml (docs/studies.md)
   --config-dir FOLDER     your own choices: FOLDER/experiment/mine.yaml is experiment=mine; your own algo=, model=,
                           ... are FOLDER/algorithms/mine.py, ... (docs/own_components.md)

@@ -54,6 +54,12 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")
         return 0
+    if asked := next((word for word in options.words if word.startswith(("target=", "tune=", "budget="))), ""):
+        if not options.multirun:
+            raise ConfigError(f"{asked} needs -m, which compares several runs.")
+        from decentral.cli.to_target import compare
+
+        return compare(options.words, options.config_dir, options.save_study)
     if options.multirun:
         from decentral.cli.sweep import sweep
 

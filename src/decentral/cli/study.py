@@ -315,7 +315,8 @@ def carry_out(
     began, config, tally = time.monotonic(), for_this_machine(chosen), None
     if source.pending():
         config.launcher.check()
-        with board(f"{chosen.name} scale={chosen.scale}", config.progress) as shown:
+        title = f"{chosen.name} scale={chosen.scale}" if chosen.scale else "sweep"
+        with board(title, config.progress) as shown:
             tally = schedule(source, config.launcher, chosen.results_dir, shown)
     elif in_parts:
         say("All jobs were finished before; nothing was computed.")
@@ -382,6 +383,8 @@ def reported(chosen: ChosenStudy) -> Made:
 
     if not stored_table(chosen.directory / "values.csv"):
         raise ConfigError(f"{chosen.directory} has no results yet: run {chosen.command} first.")
+    if not chosen.scale:  # a sweep, which has no file
+        return make(chosen.directory)
     at_this_scale = catalogue.settings(chosen.name, chosen.scale, chosen.config_dir)
     if not collect.refresh(chosen.study, chosen.directory, at_this_scale, chosen.definition):
         say(

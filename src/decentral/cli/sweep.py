@@ -70,7 +70,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
             "sweeper=optuna."
         )
     overrides = checked(overrides, folders_of(config_dir), several=True)
-    commands = [list(chain.from_iterable(job)) for job in product(*_axes(overrides, config_dir))]
+    commands = [list(chain.from_iterable(job)) for job in product(*axes_of(overrides, config_dir))]
     if not commands:
         raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
@@ -92,7 +92,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
             refusals.setdefault(str(error), []).append(words)
     for why, concerned in refusals.items():
         alike = [word for word in concerned[0] if all(word in words for words in concerned)]
-        _report_refusal(" ".join(alike), why, f" ({len(concerned)} of {len(commands)} runs)" * (len(concerned) > 1))
+        report_refusal(" ".join(alike), why, f" ({len(concerned)} of {len(commands)} runs)" * (len(concerned) > 1))
     refused = [REFUSED] * sum(map(len, refusals.values()))
     if not accepted:
         return exit_status(refused)
@@ -173,7 +173,9 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     intervals = {one: found for one in overrides if (found := INTERVAL.fullmatch(one))}
     lowest = [f"{found[1]}={found[3]}" for found in intervals.values()]
     checked([one for one in overrides if one not in intervals] + lowest, folders_of(config_dir), several=True)
-    lists = iter(_axes([one if one not in intervals else f"{intervals[one][1]}=0,1" for one in overrides], config_dir))
+    lists = iter(
+        axes_of([one if one not in intervals else f"{intervals[one][1]}=0,1" for one in overrides], config_dir)
+    )
     axes: dict[str, re.Match[str] | dict[str, list[str]]] = {}
     for one, places in zip(overrides, lists, strict=True):
         axes[one.partition("=")[0]] = intervals.get(one) or {" ".join(place): place for place in places}
@@ -276,7 +278,7 @@ def _one_by_one(combinations: Sequence[Combination]) -> list[int]:
             statuses.append(carry_out(config))
         except ConfigError as error:
             statuses.append(REFUSED)
-            _report_refusal(name, str(error))
+            report_refusal(name, str(error))
         if statuses[-1] == INTERRUPTED:
             break
     if is_leader():
@@ -310,7 +312,8 @@ def _varying(combinations: Sequence[Combination]) -> list[str]:
     return [" ".join(one.words[place] for place in places) for one in combinations]
 
 
-def _report_refusal(run: str, why: str, how_many: str = "") -> None:
+def report_refusal(run: str, why: str, how_many: str = "") -> None:
+    """Tell why a run is refused."""
     report_error(why + how_many if run in why else f"{run}{how_many}: {why}")
 
 
@@ -324,7 +327,7 @@ def exit_status(statuses: Sequence[int]) -> int:
     return FAILED if failed else max(statuses, default=0)
 
 
-def _axes(overrides: Sequence[str], config_dir: str | None) -> list[list[list[str]]]:
+def axes_of(overrides: Sequence[str], config_dir: str | None) -> list[list[list[str]]]:
     """The values of each override, each as one or several overrides.
 
     Raises ConfigError if these are more than `max_combinations`, of which none is made, and for values that others for

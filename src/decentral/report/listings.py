@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from decentral.report.entries import Entry
+from decentral.report.style import byte_unit
 from decentral.report.tables import harmless, markdown_table, word
 from decentral.store.files import csv_text
 
@@ -66,3 +68,63 @@ class Listing(ABC):
     def board(self, results: Results) -> Board | None:
         """Return what report.html shows instead of cells; None if this listing does not change the page."""
         return None
+
+
+@dataclass
+class ToTarget(Listing):
+    """What each method needed to reach the target, a column for each axis, its end value, and the tuned value.
+
+    budget_s  simulated seconds of each run
+    tuned     setting that was tuned; '' for none
+    """
+
+    name: str = "to_target"
+    budget_s: float = 0.0
+    tuned: str = ""
+
+    def lines(self, results: Results) -> list[list[str]]:
+        """A row for each cell."""
+        cells: dict[tuple[str, ...], dict[str, Entry]] = {}
+        for entry in results.entries():
+            axis = entry.metric.partition(" to ")[0]
+            cells.setdefault(tuple(entry.labels.values()), {})[axis if axis in _AXES else entry.metric] = entry
+        labels = [k for k, label in enumerate(results.labels) if len({key[k] for key in cells}) > 1 or not k]
+        axes = list(dict.fromkeys(axis for entries in cells.values() for axis in entries))
+        heads = [_AXES.get(axis, f"{axis} at the end") for axis in axes]
+        tuned = [self.tuned] if self.tuned else []
+        rows = []
+        for key, entries in cells.items():
+            numbers = [self._number(axis, entries[axis]) if axis in entries else "-" for axis in axes]
+            chosen = [_chosen(results, next(iter(entries.values())))] if self.tuned else []
+            rows.append([*(key[k] for k in labels), *numbers, *chosen])
+        return [[*(results.labels[k] for k in labels), *heads, *tuned], *rows]
+
+    def sentences(self, results: Results) -> list[str]:
+        """Return what the numbers are."""
+        edge = " An arrow marks a chosen value at the lower or upper end of those tried." if self.tuned else ""
+        return [
+            f"Mean ± standard deviation over seeds; the model is averaged over the workers; each run had "
+            f"{self.budget_s:.6g} simulated seconds.{edge}"
+        ]
+
+    def _number(self, axis: str, entry: Entry) -> str:
+        if not entry.values:
+            missed = f"not within {self.budget_s:.3g} s" if axis == "simulated_s" else "-"
+            return "diverged" if entry.diverged == entry.runs else missed
+        size, unit = byte_unit(entry.mean) if axis == "bytes_sent" else (1.0, "")
+        text = " ± ".join(f"{one / size:.4g}" for one in (entry.mean, entry.std) if one is not None)
+        lost = f" ({len(entry.values)} of {entry.runs} runs)" if entry.lost else ""
+        return f"{text} {unit}".strip() + lost
+
+
+_AXES = {"simulated_s": "simulated s", "bytes_sent": "sent", "step": "steps", "epoch": "epochs", "wall_s": "wall s"}
+
+
+def _chosen(results: Results, entry: Entry) -> str:
+    """Return the chosen values of a cell, with an arrow where it is the smallest or largest of those tried."""
+    own = results.values
+    for label, value in entry.labels.items():
+        own = own[own[label] == value]
+    tried, rates = own["rate"].dropna(), entry.rates
+    arrow = "" if not entry.at_edge else " <" if rates[0] <= tried.min() else " >"
+    return ", ".join(f"{rate:.4g}" for rate in rates) + arrow

@@ -284,6 +284,11 @@ def pretty(label: str, value: str) -> str:
     return _PHRASES.get(label, heading(label) + " = {}").format(value)
 
 
+def byte_unit(value: float) -> tuple[float, str]:
+    """Return the size and the name of the unit of a number of bytes: 10^9 and GB."""
+    return next((one for one in _BYTES if value >= one[0]), _BYTES[-1])
+
+
 def amount(value: float, axis: str) -> str:
     """A place on an axis of the metrics with its unit.
 
@@ -292,7 +297,7 @@ def amount(value: float, axis: str) -> str:
     """
     unit = {"bytes_sent": "bytes", "simulated_s": "s", "wall_s": "s"}.get(axis, f"{axis}s")
     if axis == "bytes_sent" and value >= 1e3:
-        size, unit = next(one for one in _BYTES if value >= one[0])
+        size, unit = byte_unit(value)
         value /= size
     return f"{value:,.0f} {unit}" if value >= 1e3 else f"{value:.3g} {unit}"
 

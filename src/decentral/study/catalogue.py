@@ -142,7 +142,6 @@ def write_study(
         "seeds": seeds,
         "measure": {"split": metric.split, "metric": metric.name, "worker": "worst"},
         "curves": ["worst"],
-        "scales": {"laptop": {}},
         "report": {
             "table": {"rows": ["method", "topology"], "columns": columns, "format": form, "precise": True},
             "figures": [{"name": "curves", "panels": columns, **figure}],
@@ -150,8 +149,14 @@ def write_study(
     }
     path = folder / "study" / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, _HEAD.format(name=name, folder=folder) + yaml.safe_dump(study, sort_keys=False, width=110))
+    write_text(path, as_yaml(name, folder, study))
     return path
+
+
+def as_yaml(name: str, folder: Path, study: dict[str, Any]) -> str:
+    """Return the text of a study file, which defines scale=laptop."""
+    study = {**study, "scales": {"laptop": {}}}
+    return _HEAD.format(name=name, folder=folder) + yaml.safe_dump(study, sort_keys=False, width=110)
 
 
 def _setting(word: str) -> tuple[str, Any]:

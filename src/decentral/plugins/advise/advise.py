@@ -21,7 +21,7 @@ CLOSE = 1.1
 """All-reduce is advised if nothing is faster by more than this."""
 CAUTION = (
     "Time per step is not time to accuracy: methods that average less, later, or less exactly may need more steps, "
-    "which only training shows."
+    "which only training shows: decentral-run -m algo=... target='test accuracy:90' tune=lr (docs/recipes.md)."
 )
 _ASSUMED_BACKWARD = 2 / 3
 """Of a pass, the share that is backward where that is not measured: it has twice the products of the forward one."""

@@ -22,7 +22,7 @@ from decentral.scheduling.job import Job
 from decentral.store import Status
 from decentral.study.measure import DAMAGED, Measure
 from decentral.study.study import Cell, Row, Study, overrides_of, points
-from decentral.study.tuning.rule import Choice, Rule
+from decentral.study.tuning.rule import Choice, Fixed, Rule
 from decentral.topology.rounds import Rounds, mean_delay
 
 
@@ -50,6 +50,21 @@ class ComposedRun(NamedTuple):
     """The user's folder of configurations."""
 
 
+def value_of(config: Any, key: str) -> Any:
+    """Return a setting such as `lr` or `algo.gamma`; None if the configuration does not have it."""
+    head, _, rest = key.partition(".")
+    return value_of(getattr(config, head, None), rest) if rest else getattr(config, head, None)
+
+
+def with_value(config: Any, key: str, value: float) -> Any:
+    """Return the configuration with another value of a number, rounded if it is an integer. Raises ConfigError if it is
+    out of range."""
+    head, _, rest = key.partition(".")
+    if rest:
+        return replace(config, **{head: with_value(getattr(config, head), rest, value)})
+    return replace(config, **{head: round(value) if isinstance(getattr(config, head), int) else value})
+
+
 @dataclass
 class TunedCell(Cell):
     """Tries rates as its rule wants on the seeds for tuning, then runs all seeds with the best one.
@@ -64,6 +79,8 @@ class TunedCell(Cell):
     tuning: ComposedRun
     """The same with what is different in the runs for tuning."""
     rule: Rule
+    key: str
+    """The setting that is tuned."""
     study: Comparison
     measure: Measure
     published: str
@@ -79,7 +96,7 @@ class TunedCell(Cell):
     def to_come(self) -> list[Job]:
         """Return the jobs of the seeds during the search, with the initial rate."""
         _, choice = self._search()
-        return list(self._counting(self.final.config.lr)) if choice is None else []
+        return list(self._counting(value_of(self.final.config, self.key))) if choice is None else []
 
     def values(self) -> list[Value]:
         """One for each finished run, and those of `also`; only the seeds with the chosen rate count."""
@@ -124,14 +141,16 @@ class TunedCell(Cell):
         jobs: list[TrainingRun] = []
         searches = True
         while True:
-            rates = self.rule.wanted(tried, self.final.config.lr)
+            rates = self.rule.wanted(tried, value_of(self.final.config, self.key))
             if rates:
                 searches = len(rates) > 1 or bool(tried)  # a single given rate needs no tuning runs
-                tuning = {lr: self._runs(True, lr, self.study.tune_seeds) if searches else [] for lr in rates}
+                possible = [lr for lr in rates if not searches or self._possible(lr)]
+                tried |= dict.fromkeys(rates, math.nan)
+                tuning = {lr: self._runs(True, lr, self.study.tune_seeds) if searches else [] for lr in possible}
                 jobs += [job for runs in tuning.values() for job in runs]
                 scores = {lr: self._score(runs) if searches else 0.0 for lr, runs in tuning.items()}
                 known = {lr: score for lr, score in scores.items() if score is not None}
-                if len(known) < len(rates):
+                if len(known) < len(possible):
                     return jobs, None
                 tried |= known
                 continue
@@ -151,11 +170,20 @@ class TunedCell(Cell):
         composed = self.tuning if tuning else self.final
         for seed in seeds:
             if (tuning, lr, seed) not in self._made:
-                config = replace(composed.config, lr=lr, seed=seed)
-                command = run_command([*composed.overrides, f"lr={lr!r}", f"seed={seed}"], composed.config_dir)
-                title = f"{title_of(self.labels)}, lr {lr:g}, seed {seed}"
+                config = with_value(replace(composed.config, seed=seed), self.key, lr)
+                words = [f"{self.key}={value_of(config, self.key)!r}", f"seed={seed}"]
+                command = run_command([*composed.overrides, *words], composed.config_dir)
+                title = f"{title_of(self.labels)}, {self.key.rpartition('.')[2]} {lr:g}, seed {seed}"
                 self._made[tuning, lr, seed] = TrainingRun(config, title, command=command)
         return [self._made[tuning, lr, seed] for seed in seeds]
+
+    def _possible(self, value: float) -> bool:
+        """Return whether the setting may have this value."""
+        try:
+            with_value(self.tuning.config, self.key, value)
+        except ConfigError:
+            return False
+        return True
 
     def _counting(self, lr: float) -> list[TrainingRun]:
         return self._runs(False, lr, self.study.seeds)
@@ -176,11 +204,15 @@ class TunedCell(Cell):
         return sum(self._good(result, job) for result, job in zip(known, jobs, strict=True)) / len(known)
 
     def _good(self, result: Value, job: TrainingRun) -> float:
-        """Larger is better."""
-        return result.score
+        """Return the score of a run, larger is better: of runs that miss the target, by how much they miss it."""
+        if result.status != NOT_REACHED or self.measure.to_reach is None:
+            return result.score
+        gap = abs(replace(self.measure, to_reach=None).of(job.directory).value - self.measure.to_reach)
+        return -_MISSED * (1 + gap)
 
     def _value(self, job: TrainingRun, measure: Measure) -> Value:
-        return measure.of(job.directory, self.labels, job.config.seed)._replace(lr=job.config.lr, run=job.id)
+        value = measure.of(job.directory, self.labels, job.config.seed)
+        return value._replace(lr=value_of(job.config, self.key), run=job.id)
 
 
 @dataclass
@@ -199,6 +231,8 @@ class ComparisonRow(Row):
     worker: str = ""
 
 
+_MISSED = 1e9
+"""The score of a run that misses the target by 0: worse than any that reaches it within 30 years."""
 _CURVES = ("worst", "mean", "averaged", "each", "counted")
 
 
@@ -209,7 +243,8 @@ class Comparison(Study):
     rows        methods
     columns     label -> values, for example {alpha: [1, 0.1, 0.01]}; every combination is a column
     keys        label -> key of decentral-run, where the label is not the key itself: {drop: network.drop_probability}
-    tune        rule that finds a cell's learning rate: {rule: <name in tuning/>, and its settings}
+    tune        rule that finds a cell's learning rate: {rule: <name in tuning/>, and its settings}; with `key`, such as
+                algo.gamma, another number, in methods that have it
     tune_base   overrides of the tuning runs only, such as [epochs=50]
     tune_seeds  seeds of the tuning runs
     retreat     whether to discard a learning rate with which a seed diverges, and continue the search
@@ -239,13 +274,13 @@ class Comparison(Study):
     def decided_keys(self) -> set[str]:
         """Also the keys of the columns, and the learning rate where it is tuned."""
         known = {self.keys.get(label, label) for label in self.columns}
-        tuned = set() if self.tune.get("rule", "fixed") == "fixed" else {"lr"}
+        tuned = set() if self.tune.get("rule", "fixed") == "fixed" else {self.tune.get("key", "lr")}
         return super().decided_keys() | known | tuned
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row, column by column."""
         values, rules = dict(self.tune), components("study.tuning")
-        name = values.pop("rule", "fixed")
+        name, key = values.pop("rule", "fixed"), str(values.pop("key", "lr"))
         if name not in rules:
             raise ConfigError(f"tune.rule={name} does not exist.{suggest(str(name), rules)}")
         rule: Any = build(rules[name], values, f"tune.rule={name}")
@@ -269,7 +304,8 @@ class Comparison(Study):
                 labels={"method": row.method, "topology": row.topology, **point},
                 final=counting,
                 tuning=searching,
-                rule=rule,
+                rule=rule if _is_number(value_of(counting.config, key)) else Fixed(),
+                key=key if _is_number(value_of(counting.config, key)) else "lr",
                 study=self,
                 measure=replace(self.measure, worker=row.worker or self.measure.worker),
                 published=published_key(row.published, self.setting, **point),
@@ -284,6 +320,10 @@ class Comparison(Study):
         if len(row.lrs) != len(self.columns.get(first, [])):
             raise ConfigError(f"rows: {row.method} needs one of lrs per value of {first or 'the first column'}.")
         return row.lrs[self.columns[first].index(point[first])]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _composed(commands: list[list[str]], config_dir: str | None) -> list[ComposedRun]:

@@ -1,0 +1,237 @@
+"""`decentral-run -m target='test accuracy:90' tune=lr`: which method reaches a target first on a cluster.
+
+Every combination is a row of a study: all get the same budget of simulated time, a search for the tuned setting, and
+the same seeds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from decentral.algorithms.features import Feature
+from decentral.cli import study as studies
+from decentral.cli.sweep import axes_of, exit_status, report_refusal
+from decentral.cluster.cluster import VirtualCluster
+from decentral.config.composition import compose_each
+from decentral.config.overrides import checked
+from decentral.config.parsing import folders_of
+from decentral.config.prepared import Kind
+from decentral.config.schema import Config
+from decentral.errors import ConfigError, suggest
+from decentral.report.listings import ToTarget
+from decentral.report.make import Made
+from decentral.store.files import at_home, check_name, write_text
+from decentral.study import catalogue
+from decentral.study.kinds.comparison import value_of
+from decentral.study.study import Unfinished
+from decentral.terminal.console import REFUSED, aligned, say
+
+KEYS = ("target", "tune", "budget")
+_SEEDS = ["1", "2", "3"]
+_MEASURED_STEPS, _EVALUATIONS = 256, 40
+_MOST_PARAMETERS = 10**8
+_FREE = ("results_dir", "device", "processes", "progress", "launcher", "logger", "restarts", "checkpoint_every_s")
+
+
+class Asked(NamedTuple):
+    """What the command asks for.
+
+    metric  split and name of the target's metric, and its value in the displayed unit
+    tune    setting to tune; '' for none
+    budget  simulated seconds of each run; None: what the first combination takes
+    """
+
+    metric: tuple[str, str, float]
+    tune: str
+    budget: float | None
+
+
+def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | None = None) -> int:
+    """Carry out the comparison, or what is left of it, and print its table; return the exit status."""
+    words, given = list(overrides), {}
+    for key in KEYS:
+        given[key], words = catalogue.reserved(words, key)
+    asked = _asked(given)
+    words = checked(words, folders_of(config_dir), several=True)
+    axes = axes_of(words, config_dir)
+    seeds = [int(one[0].partition("=")[2]) for axis in axes if axis[0][0].startswith("seed=") for one in axis]
+    fixed = [axis[0] for axis in axes if len(axis) == 1 and not axis[0][0].startswith("seed=")]
+    varied = [axis for axis in axes if len(axis) > 1 and not axis[0][0].startswith("seed=")]
+    common = [word for word in chain.from_iterable(fixed) if word.split("=")[0].partition(".")[0] not in _FREE]
+    here = [word for word in chain.from_iterable(fixed) if word not in common]
+    combinations = [list(chain.from_iterable(one)) for one in product(*varied)]
+    rows, refused, budget = [], 0, asked.budget
+    configs = compose_each([[*common, *here, *own] for own in combinations], config_dir)
+    for own, config in zip(combinations, configs, strict=True):
+        try:
+            if isinstance(config, ConfigError):
+                raise config
+            _check(config)
+            if budget is None:
+                budget = _seconds(config, config.steps or max(1, round(config.epochs * _steps_per_epoch(config))))
+            steps = _steps_within(config, budget)
+            every = [f"evaluation.every_epochs={steps / _EVALUATIONS / _steps_per_epoch(config):.4g}"]
+            is_set = any(word.startswith("evaluation.every_epochs=") for word in [*common, *own])
+            rows.append({**_named(own, config), "base": [*own, f"steps={steps}", *([] if is_set else every)]})
+        except ConfigError as error:
+            report_refusal(" ".join(own), str(error))
+            refused += 1
+    if not rows:
+        return exit_status([REFUSED] * refused)
+    assert budget is not None
+    _check_metric(next(config for config in configs if isinstance(config, Config)), asked)
+    say(f"Budget:   {budget:.6g} simulated seconds for each of {len(rows)} methods")
+    if asked.tune and all(value_of(config, asked.tune) is None for config in configs if isinstance(config, Config)):
+        raise ConfigError(
+            f"tune={asked.tune} is not a setting of these methods: use lr, or a number such as algo.gamma."
+        )
+    definition = _definition(asked, rows, common, seeds or list(map(int, _SEEDS)), budget)
+    if save_study:
+        folder = Path(config_dir or "conf")
+        check_name(save_study, "--save-study")
+        file = folder / "study" / f"{save_study}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, catalogue.as_yaml(save_study, folder, definition))
+        say(f"Study:    {file}  (decentral-study {save_study} scale=laptop --config-dir {folder})")
+    return max(_carry_out(definition, here, overrides, config_dir, asked.tune), exit_status([REFUSED] * refused))
+
+
+def _asked(given: dict[str, str | None]) -> Asked:
+    """Return what the three keys say. Raises ConfigError."""
+    target, budget = given["target"], given["budget"]
+    if target is None:
+        raise ConfigError("tune= and budget= need target=, such as target='test accuracy:90'.")
+    name, _, value = target.rpartition(":")
+    try:
+        split, metric = ["test", *name.split()][-2:]
+        wanted = split, metric, float(value.removesuffix("%"))
+    except ValueError:
+        raise ConfigError(f"target={target} is not a metric and a value: write target='test accuracy:90'.") from None
+    try:
+        seconds = None if budget is None else float(budget.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if seconds is not None and not seconds > 0:
+        raise ConfigError(f"budget={budget} is not a time: give simulated seconds > 0, such as budget=60.")
+    return Asked(wanted, given["tune"] or "", seconds)
+
+
+def _check(config: Config) -> None:
+    """Raise ConfigError for a run without simulated time."""
+    if not Kind.of(config).has_clock or not isinstance(config.cluster, VirtualCluster):
+        raise ConfigError(
+            "target= compares methods by simulated time, which needs a cluster: choose one, such as "
+            "cluster=slow_network, and set its cluster.links.latency_s, cluster.links.bandwidth_gbps and "
+            "cluster.compute.mean_s."
+        )
+
+
+def _check_metric(config: Config, asked: Asked) -> None:
+    """Raise ConfigError if a run does not measure the metric; runs with large models are not opened for that."""
+    import torch
+
+    from decentral.network.world import World
+    from decentral.training.assemble import assemble
+
+    assert config.num_workers is not None
+    if config.num_workers * config.task.num_parameters(config) > _MOST_PARAMETERS:
+        return
+    split, metric, value = asked.metric
+    with torch.no_grad():
+        run = assemble(config, World(0, 1, torch.device("cpu")))
+    known = [each.words for each in run.problem.metrics]
+    run.close()
+    words = f"{split} {metric.replace('_', ' ')}"
+    if words not in known:
+        raise ConfigError(f"target={split} {metric}:{value:g} is not measured.{suggest(words, known)}")
+
+
+def _steps_per_epoch(config: Config) -> float:
+    assert config.num_workers is not None
+    examples, _ = config.task.num_examples(config) or (0, 0)
+    return examples / (config.num_workers * config.batch_size * config.accumulate) if examples else 1.0
+
+
+def _seconds(config: Config, steps: int) -> float:
+    """Return the simulated seconds of so many steps; of many, they are extrapolated from the first."""
+    from decentral.training.timing import timed
+
+    assert isinstance(config.cluster, VirtualCluster)
+    size = config.cluster.num_parameters or config.task.num_parameters(config)
+    few = min(steps, _MEASURED_STEPS)
+    return timed(config, few, size).simulated_s * steps / few
+
+
+def _steps_within(config: Config, budget: float) -> int:
+    """Return the number of steps that fit into the budget."""
+    return max(1, int(budget / _seconds(config, _MEASURED_STEPS) * _MEASURED_STEPS))
+
+
+def _named(own: Sequence[str], config: Config) -> dict[str, str]:
+    """Return the labels of a row: its algorithm with the other settings that vary, and its topology."""
+    settings = dict(word.lstrip("+").split("=", 1) for word in own)
+    further = [f"{key}={value}" for key, value in settings.items() if key not in ("algo", "topology")]
+    topology = config.topology.name if Feature.topology in config.algo.supports else ""
+    return {"method": ", ".join([config.algo.name, *further]), "topology": topology}
+
+
+def _definition(asked: Asked, rows: list[Any], common: list[str], seeds: list[int], budget: float) -> dict[str, Any]:
+    """Return the comparison as the keys of a study."""
+    split, metric, value = asked.metric
+    measure = {"split": split, "metric": metric, "worker": "averaged"}
+    reach = {**measure, "to_reach": value}
+    figure = {
+        "name": "curves",
+        "kind": "curves",
+        "worker": "averaged",
+        "x": "simulated_s",
+        "lines": ["method", "topology"],
+    }
+    listing = {"name": "to_target", "kind": "to_target", "budget_s": budget, "tuned": asked.tune}
+    return {
+        "kind": "comparison",
+        "title": f"Simulated time to {split} {metric} {value:g} of the averaged model",
+        "paper": "sweeps",
+        "base": common,
+        "rows": rows,
+        "tune": {"rule": "powers_of_two", "key": asked.tune} if asked.tune else {"rule": "fixed"},
+        "tune_seeds": seeds[:1],
+        "seeds": seeds,
+        "measure": {**reach, "axis": "simulated_s"},
+        "also": [{**reach, "axis": "bytes_sent"}, {**reach, "axis": "step"}, measure],
+        "curves": ["averaged"],
+        "report": {
+            "figures": [{**figure, "spread": "std", "xlabel": "simulated seconds"}],
+            "listings": [{**listing, "title": f"To {split} {metric} {value:g}"}],
+        },
+    }
+
+
+def _carry_out(
+    definition: dict[str, Any], here: Sequence[str], overrides: Sequence[str], config_dir: str | None, tuned: str
+) -> int:
+    study = catalogue.study_from("of target=", definition)
+    directory = next((word.partition("=")[2] for word in here if word.startswith("results_dir=")), "results")
+    name = "to_target_" + hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:8]
+    again = ["decentral-run", "-m", *overrides, *(["--config-dir", config_dir] if config_dir else [])]
+    results = at_home(directory)
+    chosen = studies.ChosenStudy(
+        name, "", study, list(here), [], results, results / "tables" / name, shlex.join(again), config_dir
+    )
+    cells = studies.checked_cells(chosen)
+
+    def summary(made: Made) -> str:
+        """Return the table, its notes and where everything is."""
+        (listing,) = (one for one in made.results.spec.listings if isinstance(one, ToTarget))
+        table = aligned(listing.lines(made.results), left=1)
+        places = [f"Results:  {made.results.directory}", *(f"Figure:   {path}" for path in made.figures)]
+        notes = [*listing.sentences(made.results), *made.results.tried()]
+        return "\n\n".join([f"\n{listing.title}:", table, "\n".join(notes), "\n".join(places)])
+
+    return studies.carry_out(chosen, Unfinished(cells), cells, summary)
