@@ -1,2 +1,2 @@
-"""What has to be true of every algorithm: the properties, in words, and the checks that the tests and `decentral-check`
-share."""
+"""Properties that every algorithm must have: the properties, in words, and the checks that the tests and
+`decentral-check` share."""

@@ -43,7 +43,7 @@ _ASKED_OF = {
     **dict.fromkeys((_SGD, _ALONE), Feature.plain_sgd),
     _LOSSY: Feature.message_loss,
 }
-"""Property -> the feature of the algorithms of which it is asked."""
+"""Property -> the feature that an algorithm needs to be asked for it."""
 BREAKS_OFF = "it raises an exception"
 
 
@@ -65,20 +65,20 @@ class Found(NamedTuple):
 
 
 class NotAsked(Exception):
-    """The property is not asked of this algorithm; the message says why."""
+    """An exception for a property that is not asked of this algorithm; the message gives the reason."""
 
 
 class NotTested(Exception):
-    """The property could not be tested with these settings; the message says why."""
+    """An exception for a property that could not be tested with these settings; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Checks:
-    """Each property of the algorithm that the overrides choose, carried out when it is asked for; more of them are
-    settings for all checks.
+    """The properties of the algorithm selected by the overrides, each checked when it is requested. Further overrides
+    are settings of all checks.
 
-    Raises ConfigError for what does not compose, with any of some topologies if none is chosen, and for an algorithm
-    that has no steps.
+    Raises ConfigError for overrides that do not compose (with any of some topologies if none is chosen), and for an
+    algorithm without steps.
     """
 
     overrides: Sequence[str]
@@ -95,7 +95,7 @@ class Checks:
             )
 
     def carry_out(self, name: str) -> Found:
-        """Whether the algorithm has a property; an exception is a failure, in the words of its sentence."""
+        """Return whether the algorithm has a property; an exception is a failure, in the words of its message."""
         supports, needed = self.base.algo.supports, _ASKED_OF.get(name)
         if needed not in (None, Feature.message_loss) and Feature.training not in supports:
             return Found(name, Verdict.not_asked, "it estimates a mean and does not train")
@@ -114,7 +114,7 @@ class Checks:
 
     @property
     def all(self) -> dict[str, Callable[[], str | None]]:
-        """What is checked, in this order, and how."""
+        """Return the properties and their checks, in this order."""
         n = self.base.num_workers
         return {
             "models are finite and start at the initial models": self._numbers,
@@ -135,7 +135,7 @@ class Checks:
 
     @cached_property
     def base(self) -> Config:
-        """The usual one: on the user's topology, or the first of some that suits the algorithm."""
+        """Return the usual configuration: on the user's topology, or the first suitable one of several."""
         if self._chosen("topology"):
             return self._compose()
         refusals = []
@@ -148,20 +148,20 @@ class Checks:
         raise refusals[0]
 
     def _compose(self, *settings: str) -> Config:
-        """With the user's settings, which win, and a small problem."""
+        """Compose a small problem with the user's settings, which take precedence."""
         return compose(_last_wins([*self._problem(), *settings, *_QUIETLY, *self.overrides]), self.config_dir)
 
     def _elsewhere(self, *settings: str) -> Config:
-        """With settings that win over the user's."""
+        """Compose a configuration with settings that take precedence over the user's."""
         return compose(_last_wins([*self._problem(), *_QUIETLY, *self.overrides, *settings]), self.config_dir)
 
     def _as_rows(self, *settings: str) -> Config:
-        """The same without what the user says of compression: what is compared with SGD is the method on rows."""
+        """Compose the configuration without the user's compression: the method on rows is compared with SGD."""
         overrides = [word for word in self.overrides if not word.lstrip("+").startswith(("compress=", "compress."))]
         return replace(self, overrides=overrides)._elsewhere(*settings)
 
     def _problem(self) -> list[str]:
-        """The small one that the algorithm is for, unless the user has chosen another task."""
+        """Return the small problem for the algorithm, unless the user has chosen another task."""
         if self._chosen("task"):
             return []
         return list(
@@ -174,7 +174,7 @@ class Checks:
 
     @property
     def _algorithm(self) -> Any:
-        """The class that `algo=` names; None if there is none."""
+        """Return the class of `algo=`; None if there is none."""
         return components("algorithms").get(self._name)
 
     def _chosen(self, key: str) -> bool:
@@ -182,12 +182,12 @@ class Checks:
 
     @cached_property
     def config(self) -> Config:
-        """The base configuration with as many steps as it takes until something is sent."""
+        """Return the base configuration, with as many steps as needed until something is sent."""
         return replace(self.base, steps=len(self.straight.iterates) - 1)
 
     @cached_property
     def straight(self) -> Walk:
-        """The usual run, in one process."""
+        """Return the usual run, in one process."""
         for steps in _STEPS if self.base.steps is None else [self.base.steps]:
             found = walk(replace(self.base, steps=steps), 1)
             if found.messages_sent:
@@ -196,7 +196,7 @@ class Checks:
 
     @property
     def _slower(self) -> int:
-        """How many times fewer messages there are than with one in each of the first steps."""
+        """Return the factor by which messages are rarer than one in each of the first steps."""
         return max(1, (self.config.steps or 0) // _STEPS[0])
 
     def _needs_messages(self) -> None:
@@ -313,14 +313,14 @@ class Checks:
 
 
 def _finite(walk: Walk) -> None:
-    """The models are numbers."""
+    """Check that the models are finite."""
     wrong = ~np.isfinite(walk.iterates).all(axis=(1, 2))
     if wrong.any():
         raise Violation(f"after step {int(np.argmax(wrong))} a model is not finite.")
 
 
 def _last_wins(words: Sequence[str]) -> list[str]:
-    """Each key once, with its last value."""
+    """Return each key once, with its last value."""
     known = {word.partition("=")[0]: word for word in words}
     return list(known.values())
 

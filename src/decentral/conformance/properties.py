@@ -1,5 +1,5 @@
 """A few steps of a configuration, in one process or in several, and the properties that the tests check, too, each with
-the sentence that says what was seen instead."""
+a message that describes the violation."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ _AGREED = 1e-9
 
 
 class Walk(NamedTuple):
-    """The models after each step, and what was sent for them."""
+    """The models after each step, and the data sent for them."""
 
     iterates: np.ndarray
-    """[steps + 1, n, P]."""
+    """Models: [steps + 1, n, P]."""
     bytes_sent: int
     messages_sent: int
     wire_bytes: int
-    """What all processes really sent."""
+    """Bytes that all processes actually sent."""
     all_reduced: bool
-    """Whether something was averaged over all workers at once, which processes send in their own way."""
+    """True if something was averaged over all workers at once, which processes send in another way."""
 
 
 def walk(config: Config, processes: int) -> Walk:
-    """The steps of the configuration with so many processes."""
+    """Take the steps of the configuration with this number of processes."""
     with TemporaryDirectory(prefix="decentral-check-") as folder:
         config = replace(config, processes=str(processes), restarts=0, run_dir=folder, device="cpu", progress=False)
         in_processes(prepare(config, Path(folder)), steps)
@@ -76,7 +76,7 @@ def steps(run: Prepared, world: World) -> Status:
 
 
 def _iterates(r: Run, number: int) -> np.ndarray:
-    """The models of all workers before the first and after each of so many steps."""
+    """Return the models of all workers before the first and after each of `number` steps."""
     found = []
     for t in range(number + 1):
         if t:
@@ -87,7 +87,7 @@ def _iterates(r: Run, number: int) -> np.ndarray:
 
 
 def _watch_mean(r: Run) -> list[bool]:
-    """Return a list that is no longer empty once a mean over all workers was begun."""
+    """Return a list that is no longer empty once a mean over all workers has begun."""
     asked: list[bool] = []
     begin = r.net.traffic.begin_collective
 
@@ -101,7 +101,8 @@ def _watch_mean(r: Run) -> list[bool]:
 
 
 def saved_and_loaded(config: Config, at: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The last models [n, P] of a run, and of one that was saved after `at` steps and loaded by a new one."""
+    """Return the last models [n, P] of a run, and those of a run that was saved after `at` steps and loaded by a new
+    one."""
     alone = World(0, 1, torch.device("cpu"))
     last: list[np.ndarray] = []
     with torch.no_grad():
@@ -128,7 +129,7 @@ class Impulses:
         self.first = first
 
     def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        """As an algorithm asks for it; every worker is asked for once in the first step."""
+        """Return the gradients that an algorithm asks for; every worker is asked for once in the first step."""
         if self.first is None:
             return torch.zeros_like(x)
         if workers is None:
@@ -140,7 +141,7 @@ class Impulses:
 
 
 def simulated(config: Config, x: Tensor, oracle: Any) -> Stepper:
-    """The algorithm in this process with learning rate 1, from the models x [n, P]."""
+    """Return the algorithm in this process with learning rate 1, from the models x [n, P]."""
     net = LocalNetwork(config.rounds(), Losses(0.0, config.seed))
     return Stepper(with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1])), net, oracle, x)
 
@@ -149,11 +150,12 @@ def simulated(config: Config, x: Tensor, oracle: Any) -> Stepper:
 
 
 class Violation(AssertionError):
-    """A property does not hold; the message says what was seen."""
+    """A property does not hold; the message describes the violation."""
 
 
 def same(one: Walk, many: Walk, processes: int, tolerance: float = 1e-12) -> None:
-    """Whatever the number of processes: the same iterates but for rounding, and the same bytes and messages counted."""
+    """Check that the number of processes does not matter: iterates agree up to rounding, and bytes and messages are
+    equal."""
     scale = float(np.abs(one.iterates).max())
     error = np.abs(many.iterates - one.iterates).max(axis=(1, 2))
     if not (error <= tolerance * scale).all():
@@ -170,7 +172,7 @@ def same(one: Walk, many: Walk, processes: int, tolerance: float = 1e-12) -> Non
 
 
 def mean_kept(config: Config, slower: int = 1) -> None:
-    """Check that without gradients nothing moves, and that every worker's update counts as much as any other's.
+    """Check that models stay constant without gradients, and that every worker's update has the same weight.
 
     The workers have to agree within 3,000 steps, times `slower`.
     """
@@ -211,7 +213,8 @@ def mean_kept(config: Config, slower: int = 1) -> None:
 
 
 def plain_sgd(n: int, zeta2: float, number: int, optimizer: object, dimension: int = 6) -> np.ndarray:
-    """`optimizer`, a function of parameters, on 1/n sum_i 1/2 ||A_i x - b_i||^2, by torch: [steps + 1, dimension]."""
+    """Run `optimizer`, a function of parameters, on 1/n sum_i 1/2 ||A_i x - b_i||^2 by torch: [steps + 1,
+    dimension]."""
     problem = random_problem(n, dimension, 0.5, 1.0, zeta2, 1.0, seed=0)
     with torch.enable_grad():
         x = problem.x0.clone().requires_grad_()
@@ -227,7 +230,8 @@ def plain_sgd(n: int, zeta2: float, number: int, optimizer: object, dimension: i
 
 
 def as_sgd(walk: Walk, reference: np.ndarray, where: str) -> None:
-    """All models are those of plain SGD on the mean gradient: iterates [steps + 1, n, P], reference [steps + 1, P]."""
+    """Check that all models are those of plain SGD on the mean gradient: iterates [steps + 1, n, P], reference [steps +
+    1, P]."""
     error = np.abs(walk.iterates - reference[:, None]).max(axis=(1, 2))
     if not (error <= 1e-12).all():
         step = int(np.argmax(~(error <= 1e-12)))

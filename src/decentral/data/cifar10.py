@@ -36,18 +36,18 @@ _NAMES = {
 
 
 def is_tree(path: str) -> bool:
-    """Whether `path` holds train/ and test/ (or val/), as an image folder does."""
+    """Return whether `path` contains train/ and test/ (or val/), like an image folder."""
     root = at_home(path)
     return (root / "train").is_dir() and any((root / name).is_dir() for name in _SPLITS[1:])
 
 
 def is_arrays(path: str) -> bool:
-    """Whether `path` is called an .npz file."""
+    """Return whether `path` has the name of an .npz file."""
     return path.endswith(".npz")
 
 
 def check_place(path: str) -> None:
-    """Refuse what can be seen not to be a folder that holds, or could hold, CIFAR-10. Raises ConfigError."""
+    """Raise ConfigError if `path` visibly is not a folder that has, or could have, CIFAR-10."""
     root = at_home(path)
     if not is_arrays(path) and root.is_file():
         raise ConfigError(
@@ -69,7 +69,8 @@ def check_place(path: str) -> None:
 
 
 def check_tree(path: str) -> str:
-    """Which files the images are, such as 'JPEG'. Raises ConfigError if they are not those of CIFAR-10, by number."""
+    """Return the format of the images, such as 'JPEG'. Raises ConfigError if their numbers are not those of
+    CIFAR-10."""
     return _kind(path, find_tree(path).digest())
 
 
@@ -161,9 +162,9 @@ class Cifar10(AugmentedImages):
 
     `download=false` never uses the network; `download=true` also replaces damaged or incomplete files. `path` may also
     be a folder of image files, train/<class>/ and test/<class>/, or an .npz file with x_train, y_train, x_test and
-    y_test; results on JPEG-compressed images carry a note.
-    Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009. Training images are padded by 4, cropped
-    and flipped at random (`augment`). `normalisation=imagenet` is what Bohl's thesis (2022) used, by oversight or not.
+    y_test; results on JPEG-compressed images carry a note. Krizhevsky, Learning Multiple Layers of Features from Tiny
+    Images, 2009. Training images are padded by 4, cropped and flipped at random (`augment`). Bohl's thesis (2022) used
+    `normalisation=imagenet`, perhaps by oversight.
     """
 
     name: str = "cifar10"
@@ -178,7 +179,7 @@ class Cifar10(AugmentedImages):
     TIMEOUT_S: ClassVar[float] = 30.0
 
     def inspect(self) -> ImageData:
-        """Constants: what is missing is downloaded by `prepare`."""
+        """Return constants: missing files are downloaded by `prepare`."""
         if is_tree(self.path):
             check_tree(self.path)
         else:
@@ -186,26 +187,26 @@ class Cifar10(AugmentedImages):
         return self.INFO
 
     def files_digest(self) -> str:
-        """A digest of what is not the published files: names and contents of images, or checksums of arrays."""
+        """Return a digest of unpublished files: names and contents of images, or checksums of arrays."""
         if is_tree(self.path):
             return find_tree(self.path).digest()
         return digest_of_arrays(self.path) if is_arrays(self.path) else ""
 
     def notes(self) -> tuple[str, ...]:
-        """Which files the images come from, where they are not the published ones."""
+        """Return the source of the images if they are not the published files."""
         if is_tree(self.path):
             return (f"the data are CIFAR-10 ({check_tree(self.path)})",)
         return ()
 
     def missing(self) -> str:
-        """CIFAR-10, unless it is in the cache or in `path`."""
+        """Describe what would be downloaded: CIFAR-10, unless it is in the cache or in `path`."""
         if is_tree(self.path) or is_arrays(self.path):
             return ""
         here = (cache_folder() / _CACHED, at_home(self.path) / _FOLDER)
         return "" if any(folder.is_dir() for folder in here) else f"CIFAR-10, which is not in data.path={self.path}"
 
     def prepare(self) -> Path:
-        """Downloads with torchvision, or decodes, once: later processes do not import torchvision."""
+        """Download with torchvision, or decode, once: later processes do not import torchvision."""
         if is_tree(self.path):
             check_tree(self.path)
             return decoded_tree(find_tree(self.path), _SIZE, exactly=True)
@@ -220,7 +221,7 @@ class Cifar10(AugmentedImages):
         return self.in_memory(read_arrays(self.prepare()), device, seed)
 
     def in_memory(self, arrays: dict[str, np.ndarray], device: torch.device | str, seed: int) -> InMemory:
-        """Images and labels, normalized, padded and flipped as the settings say."""
+        """Return images and labels, normalized, padded and flipped according to the settings."""
         from decentral.data.loading.in_memory import InMemory
 
         return InMemory(
@@ -243,7 +244,7 @@ class Cifar10(AugmentedImages):
             np.save(folder / f"{split}_labels.npy", labels)
 
     def _check(self) -> None:
-        """Raises ConfigError if the folder is the wrong one, or CIFAR-10 is missing and may not be downloaded."""
+        """Raise ConfigError if the folder is the wrong one, or CIFAR-10 is missing and may not be downloaded."""
         path = at_home(self.path)
         if (path / "data_batch_1").is_file():
             raise ConfigError(

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DataDescription(ABC):
-    """Data of some kind: a subclass for each, with what a model has to know of it.
+    """A description of data: a subclass for each kind, with the inputs of a model's construction.
 
-    num_train, num_test   examples for training and for testing
-    names                 of the labels 0, 1, ...: classes or sources; () if unknown
+    num_train, num_test   numbers of training and test examples
+    names                 names of the labels 0, 1, ...: classes or sources; () if unknown
     """
 
     kind: ClassVar[str]
@@ -47,7 +47,7 @@ class DataDescription(ABC):
 
     @abstractmethod
     def batch_shape(self, size: int) -> tuple[int, ...]:
-        """The shape of what a model takes in one call, a batch of `size` examples: [size, ...]."""
+        """Return the shape of a model's input in one call, a batch of `size` examples: [size, ...]."""
 
     @property
     def num_labels(self) -> int:
@@ -59,9 +59,9 @@ class DataDescription(ABC):
 class LabelledData(DataDescription):
     """Examples of some shape, each of one of several classes.
 
-    shape         of one example
+    shape         shape of one example
     num_classes   labels are 0 ... num_classes - 1
-    first_class   the smallest label that there is
+    first_class   smallest label
     """
 
     kind: ClassVar[str] = "labeled examples"
@@ -70,12 +70,12 @@ class LabelledData(DataDescription):
     first_class: int = field(default=0, repr=False, compare=False)
 
     def batch_shape(self, size: int) -> tuple[int, ...]:
-        """[size, *shape]."""
+        """Return [size, *shape]."""
         return size, *self.shape
 
     @property
     def num_labels(self) -> int:
-        """The classes."""
+        """Return the number of classes."""
         return self.num_classes
 
 
@@ -88,16 +88,16 @@ class ImageData(LabelledData):
 
 
 PADDING = 0
-"""The token that fills up sequences that are shorter than others of their batch."""
+"""The token that pads sequences to the longest of their batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenData(DataDescription):
-    """Sequences of tokens, whole numbers below `vocabulary`: [size, L] int64, filled up at the end with `PADDING`.
+    """Sequences of tokens, whole numbers below `vocabulary`: [size, L] int64, padded at the end with `PADDING`.
 
     vocabulary    number of tokens, with `PADDING`
     longest       maximum number of tokens in a sequence
-    usual         tokens in a sequence, about; infinity where that is not known
+    usual         approximate number of tokens in a sequence; infinity if unknown
     """
 
     kind: ClassVar[str] = "sequences of tokens"
@@ -106,7 +106,7 @@ class TokenData(DataDescription):
     usual: float = math.inf
 
     def batch_shape(self, size: int) -> tuple[int, ...]:
-        """Of the longest sequences: [size, longest]."""
+        """Return the shape of a batch of the longest sequences: [size, longest]."""
         return size, self.longest
 
 
@@ -119,26 +119,25 @@ class LabelledTokens(TokenData):
 
     @property
     def num_labels(self) -> int:
-        """The classes."""
+        """Return the number of classes."""
         return self.num_classes
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokens(TokenData):
-    """Pieces of running text in tokens, each from one of several sources; the target of a token is the one that follows
-    it."""
+    """Pieces of running text in tokens, each from one of several sources; the target of a token is the next one."""
 
     kind: ClassVar[str] = "running text"
     num_sources: int = 1
 
     @property
     def num_labels(self) -> int:
-        """The sources."""
+        """Return the number of sources."""
         return self.num_sources
 
 
 class DataSet(Settings, ABC, where="data"):
-    """A data set as the user chooses it. The concrete ones are dataclasses: their fields are the configuration."""
+    """A data set as the user chooses it. Concrete data sets are dataclasses; their fields are the configuration."""
 
     @abstractmethod
     def inspect(self) -> DataDescription:
@@ -173,18 +172,18 @@ class DataSet(Settings, ABC, where="data"):
 
     @abstractmethod
     def load(self, device: torch.device | str, seed: int) -> Loaded:
-        """The prepared data, ready to be drawn from; `seed` is the run's, it addresses the augmentation."""
+        """Load the prepared data. `seed` is the run's seed; it addresses the augmentation."""
 
 
 NO_TEST = "data.test_share=0.2 holds out a fifth of the examples of each class for testing"
-"""The advice where there are no test examples."""
+"""Advice for data without test examples."""
 
 
 @dataclass(kw_only=True)
 class DivisibleData(DataSet):
-    """Data that need no test examples: a share of the training examples can be held out.
+    """Data without test examples: a share of the training examples can be held out.
 
-    test_share   share of the training examples of each class to hold out for testing, drawn from the run's seed, where
+    test_share   share of the training examples of each class to hold out for testing, drawn from the run's seed, if
                  there are no test examples
     """
 
@@ -236,7 +235,7 @@ class AugmentedImages(DataSet):
 
     augment: Any
     policy: ClassVar[str] = "cifar10"
-    """Of AutoAugment."""
+    """AutoAugment's policy."""
 
     def __post_init__(self) -> None:
         said = str(self.augment)
@@ -248,7 +247,7 @@ class AugmentedImages(DataSet):
 
     @property
     def crops(self) -> bool:
-        """Whether training images are cropped and flipped at random."""
+        """Return whether training images are cropped and flipped at random."""
         return self.augment in (True, "autoaugment")
 
     def transform(self, shape: tuple[int, ...], seed: int) -> Transform | None:
@@ -266,10 +265,10 @@ class Loaded(ABC):
     num_test: int
     exact: bool = False  # whether to keep examples in float64 instead of float32
     drawn_apart: ClassVar[bool] = False
-    """Whether workers that are not at the same step may draw together."""
+    """True if workers at different steps may draw together."""
 
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
-        """Yield what is `drawn` for start <= step < stop; `workers` numbers the rows of `order(step)` globally.
+        """Yield the `drawn` batches for start <= step < stop; `workers` numbers the rows of `order(step)` globally.
 
         Close the iterator to stop its background work early.
         """
@@ -289,10 +288,10 @@ class Loaded(ABC):
     def test_batches(
         self, batch_size: int, chosen: Tensor | None = None, part: int = 0, parts: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs [b, ...], not augmented, and targets [b, ...], in a fixed order; the last batch may be smaller.
+        """Yield inputs [b, ...], not augmented, and targets [b, ...], in a fixed order; the last batch may be smaller.
 
-        All of the test set, or those `chosen` (LongTensor of numbers); of these batches every `parts`-th, from number
-        `part` on.
+        They are the whole test set, or the `chosen` examples (LongTensor of numbers). Of these batches every `parts`-th
+        is yielded, beginning with number `part`.
         """
         import torch
 
@@ -300,17 +299,17 @@ class Loaded(ABC):
         return self.test_examples(numbers.split(batch_size)[part::parts])
 
     def test_labels(self) -> np.ndarray:
-        """The classes of all test examples: int64 [num_test]. Here: by reading them."""
+        """Return the classes of all test examples: int64 [num_test]. By default, all of them are read."""
         import torch
 
         return torch.cat([targets for _, targets in self.test_batches(500)]).cpu().numpy()
 
     def not_finite(self) -> tuple[str, ...]:
-        """A sentence for each split in which examples are known to hold NaN or infinite numbers."""
+        """Return a sentence for each split in which examples are known to have NaN or infinite numbers."""
         return ()
 
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
-        """Inputs and targets, as above, for each of these batches: LongTensors [b] of numbers in the test set."""
+        """Yield inputs and targets, as above, for each of these batches: LongTensors [b] of numbers in the test set."""
         return map(self.tested, batches)
 
     def tested(self, numbers: Tensor) -> tuple[Any, Tensor]:
@@ -318,11 +317,11 @@ class Loaded(ABC):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Release what is held, if it does not go with the object, which is not used afterwards."""
+        """Release resources that are not freed with the object, which is not used afterwards."""
 
 
 class Divided(Loaded):
-    """The training and the test examples of data that have the same examples for both."""
+    """Training and test examples of data whose examples are divided into both."""
 
     def __init__(self, whole: Loaded, train: np.ndarray, test: np.ndarray) -> None:
         import torch
@@ -365,11 +364,11 @@ class Divided(Loaded):
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """The folder `name` of the cache, filled by `build(empty folder)` unless it is there already.
+    """Return the folder `name` of the cache, filled by `build(empty folder)` if it does not exist.
 
     One process builds while the others wait. The folder appears by one rename when it is complete, so a process that is
-    killed midway leaves nothing that looks finished; what it does leave is removed by the next one.
-    Raises ConfigError if the cache cannot be written, and whatever `build` raises.
+    killed midway leaves no folder that looks complete. The next process removes its remains. Raises ConfigError if the
+    cache cannot be written, and whatever `build` raises.
     """
     from filelock import FileLock
 

@@ -1,4 +1,4 @@
-"""Image files, decoded. Imports neither torch nor torchvision."""
+"""Decoding of image files, without torch or torchvision."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def open_image(file: Path) -> Image:
-    """The decoded image in RGB. Raises ConfigError that names the file if it is broken."""
+    """Return the decoded image in RGB. Raises ConfigError that names the file if it is broken."""
     import PIL.Image
 
     try:

@@ -35,11 +35,11 @@ class Digits(AugmentedImages):
     STD: ClassVar[float] = 6.02
 
     def inspect(self) -> ImageData:
-        """Constants."""
+        """Return constants."""
         return self.INFO
 
     def prepare(self) -> Path:
-        """Copies the images out of scikit-learn, whose import costs every process a second."""
+        """Copy the images from scikit-learn, whose import takes a second in every process."""
         return cached("digits-1", self._build)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:

@@ -38,7 +38,7 @@ class HuggingFace(PlainData):
     text        columns of the text instead, as in [sentence]; several are concatenated
     label       column of the class, a whole number >= 0, or text: its classes are in natural order, 2 before 10
     image_size  resize the shorter side of images to this many pixels, and crop them to a square
-    tokens, tokenizer, vocabulary, longest    of texts, as for data=textfolder
+    tokens, tokenizer, vocabulary, longest    settings of texts, as for data=textfolder
     cache_dir   the library's download folder
     """
 
@@ -60,7 +60,7 @@ class HuggingFace(PlainData):
         return super().settings() | ({} if self.config is None else {"name": self.config})
 
     def called(self) -> Any:
-        """The two splits as pairs of inputs and classes."""
+        """Return the two splits as pairs of inputs and classes."""
         splits = self._splits()
         names = self._names(splits)
         made = tuple(Rows(rows, self, names) for rows in splits)
@@ -75,7 +75,7 @@ class HuggingFace(PlainData):
         return list(getattr(feature, "names", None) or ())
 
     def _splits(self) -> Sequence[Any]:
-        """The two splits, each with its columns. Raises ConfigError for a split or a column that is not there."""
+        """Return the two splits, each with its columns. Raises ConfigError for a missing split or column."""
         columns = [*(self.text or [self.image]), self.label]
         with blame.named(f"data={self.name} cannot be loaded"):
             found = super().called()
@@ -144,26 +144,26 @@ class HuggingFace(PlainData):
 
 @dataclass(kw_only=True)
 class Texts(TextFiles):
-    """Texts that are there already."""
+    """Texts that are already in memory."""
 
     parts: list[Part] = field(repr=False)
     classes: list[str]
 
     def files(self) -> list[Path]:
-        """None."""
+        """Return no files."""
         return []
 
     def files_digest(self) -> str:
-        """Of the texts and labels."""
+        """Return the digest of the texts and labels."""
         return hashlib.sha256(json.dumps([part[:2] for part in self.parts]).encode()).hexdigest()[:16]
 
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
-        """The texts and the classes."""
+        """Return the texts and the classes."""
         return self.parts[0], self.parts[-1], self.classes
 
 
 def numbered(labels: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """Return labels as numbers: a text's place among the names, or its value."""
+    """Return labels as numbers: a text's index among the names, or its value."""
     places = {name: place for place, name in enumerate(names)}
     texts = {label: places[label] if label in places else int(label) for label in labels if isinstance(label, str)}
     return [texts[label] if isinstance(label, str) else label for label in labels]

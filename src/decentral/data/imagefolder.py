@@ -1,4 +1,4 @@
-"""Folders of images, <split>/<class>/<image>: small enough for memory, or ImageNet and anything as large."""
+"""Folders of images, <split>/<class>/<image>: small enough for memory, or as large as ImageNet."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Of images, as torchvision's `ImageFolder` knows them."""
+"""Extensions of image files, those of torchvision's `ImageFolder`."""
 _RECENT_NS = 2_000_000_000
-"""A folder that has changed so lately may change again without another time of change."""
+"""A folder that has changed this recently may change again without a new modification time."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +52,18 @@ class Tree:
         return [len(_class(split, name).images) for name in self.classes]
 
     def files(self, split: Path) -> tuple[list[str], np.ndarray]:
-        """Paths relative to the split, by class, and labels [N] int64."""
+        """Return paths relative to the split, by class, and labels [N] int64."""
         names = [_class(split, name).images for name in self.classes]
         labels = np.repeat(np.arange(len(names)), [len(n) for n in names]).astype(np.int64)
         return [file for group in names for file in group], labels
 
     def digest(self) -> str:
-        """A digest of the images' names and contents, in the order of torchvision's `ImageFolder`."""
+        """Return a digest of the images' names and contents, in the order of torchvision's `ImageFolder`."""
         named = Tree(self.train, self.test, sorted(self.classes))
         return "".join(folder_digest(split, named.files(split)[0]) for split in (self.train, self.test))
 
     def notes(self) -> tuple[str, ...]:
-        """Which images are left out."""
+        """Return notes on the images that are left out."""
         splits = dict.fromkeys((self.train, self.test))
         found = [split / file for split in splits for name in self.classes for file in _class(split, name).left_out]
         number = f"{len(found):,} image{'s' * (len(found) > 1)} that are hidden or GIFs"
@@ -83,9 +83,9 @@ _CLASSES: dict[Path, _Class] = {}  # a study reads it for each of its configurat
 
 
 def _class(split: Path, name: str) -> _Class:
-    """Images of a class, with paths relative to the split. Looks through its folders unless none has changed.
+    """Return the images of a class, with paths relative to the split. Its folders are searched unless none has changed.
 
-    Raises ConfigError for an image that is not a regular file: reading a pipe, say, would never end.
+    Raises ConfigError for an image that is not a regular file: reading a pipe would never end.
     """
     folder = split / name
     known = _CLASSES.get(folder)
@@ -109,7 +109,7 @@ def _class(split: Path, name: str) -> _Class:
 
 
 def _state(folder: str, seen_ns: int) -> tuple[int, tuple[str, ...]]:
-    """When a folder last changed, and what is in it if that was just before it was seen."""
+    """Return when a folder last changed, and its content if that was just before it was seen."""
     try:
         changed = os.stat(folder).st_mtime_ns
         return changed, tuple(os.listdir(folder)) if changed > seen_ns - _RECENT_NS else ()
@@ -120,7 +120,7 @@ def _state(folder: str, seen_ns: int) -> tuple[int, tuple[str, ...]]:
 def find_tree(path: str | None, test_share: float | None = None, test_path: str | None = None) -> Tree:
     """Return the tree at `path`: train/ and test/ (or val/) with the same class folders in each.
 
-    With `test_share` or `test_path`, a folder with the classes of the test images, there is train/ alone, or the class
+    With `test_share`, or `test_path` (a folder with the test images by class), there is only train/, or the class
     folders are directly in `path`. Raises ConfigError if there is no such tree.
     """
     if path is None:
@@ -180,8 +180,8 @@ def decode(
 ) -> None:
     """Write images as `array_file`, a .npy of [N, 3, image_size, image_size] uint8.
 
-    `exactly`: they have that size. Raises ConfigError that names an image that is broken, or of another size then,
-    OSError if the disk is full.
+    With `exactly`, all images must have that size. Raises ConfigError that names a broken image or one of another size,
+    and OSError if the disk is full.
     """
     shape = (len(files), 3, image_size, image_size)
     offset = np.lib.format.open_memmap(array_file, mode="w+", dtype=np.uint8, shape=shape).offset
@@ -211,10 +211,10 @@ def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, i
 
 
 def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, exactly: bool = False) -> Path:
-    """The folder of the four arrays (see `read_arrays`), decoded unless no file was added, removed or changed since.
+    """Return the folder of the four arrays (see `read_arrays`). They are decoded unless no file has changed since.
 
-    The shorter side of an image is resized to `image_size`, then it is center-cropped to a square; where they have to
-    have that size `exactly`, ConfigError is raised that names one of another size.
+    The shorter side of an image is resized to `image_size`, then it is center-cropped to a square. With `exactly`, an
+    image of another size raises a ConfigError that names it.
     """
     words = f"imagefolder-3 {image_size}{' exactly' * exactly} {tree.digest()}"
 
@@ -238,12 +238,12 @@ class Normalisation(Enum):
 
     @property
     def mean(self) -> list[float]:
-        """Means of the three channels."""
+        """Return the means of the three channels."""
         return [255 * fraction for fraction in _MEAN[self.value]]
 
     @property
     def std(self) -> list[float]:
-        """Standard deviations of the three channels."""
+        """Return the standard deviations of the three channels."""
         return [255 * fraction for fraction in _STD[self.value]]
 
 
@@ -255,12 +255,12 @@ _STD = {"cifar10": (0.2023, 0.1994, 0.2010), "imagenet": (0.229, 0.224, 0.225)}
 class ImageFolder(DivisibleData, AugmentedImages):
     """Your own images, in folders `path`/train/<class>/ and `path`/test/<class>/ (or val/), small enough for memory.
 
-    They are found as torchvision's `ImageFolder` finds them, in folders below that of the class, too, and behind links;
-    hidden ones are left out. Classes are in natural order, 2 before 10, where torchvision sorts names as text;
-    names.json lists them. Without test/, `test` is another folder with test images, by class, or `test_share` holds out
-    training images; class folders may then be in `path`.
-    They are decoded once, into the cache: the shorter side resized to `image_size`, then center-cropped to a square.
-    Training images are padded by `image_size` / 8, cropped and flipped at random (`augment`).
+    Images are found as by torchvision's `ImageFolder`, including subfolders of a class and links; hidden files are left
+    out. Classes are in natural order, 2 before 10 (torchvision sorts names as text); names.json lists them. Without
+    test/, `test` is another folder with test images by class, or `test_share` holds out training images; class folders
+    may then be in `path`. Images are decoded once, into the cache: the shorter side resized to `image_size`, then
+    center-cropped to a square. Training images are padded by `image_size` / 8, cropped and flipped at random
+    (`augment`).
     """
 
     name: str = "imagefolder"
@@ -272,7 +272,7 @@ class ImageFolder(DivisibleData, AugmentedImages):
     num_processes: int | None = setting(None, at_least=1, volatile=True)  # for decoding; null: one per core
 
     def inspect(self) -> ImageData:
-        """Counts the files."""
+        """Count the files, and return the description."""
         tree = find_tree(self.path, self.test_share, self.test)
         return ImageData(
             **counts(self.test_share, tree.counts(tree.train), tree.count(tree.test)),
@@ -282,15 +282,15 @@ class ImageFolder(DivisibleData, AugmentedImages):
         )
 
     def files_digest(self) -> str:
-        """Of the images: other files beside them make no difference."""
+        """Return the digest of the images; other files in the folder have no effect."""
         return find_tree(self.path, self.test_share, self.test).digest()
 
     def notes(self) -> tuple[str, ...]:
-        """Which images are left out."""
+        """Return notes on the images that are left out."""
         return find_tree(self.path, self.test_share, self.test).notes()
 
     def prepare(self) -> Path:
-        """Decodes all images, unless none was added, removed or changed since the last time."""
+        """Decode all images, unless none has been added, removed or changed since the last time."""
         return decoded_tree(find_tree(self.path, self.test_share, self.test), self.image_size, self.num_processes)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
@@ -314,10 +314,10 @@ class ImageFolder(DivisibleData, AugmentedImages):
 class ImageNet(DivisibleData, AugmentedImages):
     """ImageNet, or other images too large for memory, in `path`/train/<class>/ and `path`/val/<class>/ (or test/).
 
-    Russakovsky et al., IJCV 2015. Loader processes decode while the models train. Training: a random crop of 8-100 % of
-    the area, resized to `image_size`, flipped at random (`augment`: none is as for tests, and module:transform gets the
-    whole image, which it has to cut to `image_size`); test: the shorter side resized to `image_size` * 256 / 224,
-    the central square of `image_size` cut out.
+    Russakovsky et al., IJCV 2015. Loader processes decode while the models train. Training images: a random crop of
+    8-100 % of the area, resized to `image_size`, flipped at random. (`augment=none`: as for tests; module:transform
+    gets the whole image, and has to crop it to `image_size`.) Test images: the shorter side resized to `image_size` *
+    256 / 224, the central square of `image_size` cut out.
     """
 
     name: str = "imagenet"
@@ -332,7 +332,7 @@ class ImageNet(DivisibleData, AugmentedImages):
     policy: ClassVar[str] = "imagenet"
 
     def inspect(self) -> ImageData:
-        """Counts the files."""
+        """Count the files, and return the description."""
         if self.single_folder and self.test_share is None:
             raise ConfigError(f"data.single_folder=true has no test images: {NO_TEST}.")
         tree, shape = find_tree(self.path, self.test_share, self.test), (3, self.image_size, self.image_size)
@@ -340,11 +340,11 @@ class ImageNet(DivisibleData, AugmentedImages):
         return ImageData(shape=shape, num_classes=len(tree.classes), names=tree.classes, **numbers)
 
     def files_digest(self) -> str:
-        """Of the images: other files beside them make no difference."""
+        """Return the digest of the images; other files in the folder have no effect."""
         return find_tree(self.path, self.test_share, self.test).digest() if self.path is not None else ""
 
     def notes(self) -> tuple[str, ...]:
-        """Which images are left out."""
+        """Return notes on the images that are left out."""
         return find_tree(self.path, self.test_share, self.test).notes() if self.path is not None else ()
 
     def nominal(self) -> ImageData | None:
@@ -355,7 +355,7 @@ class ImageNet(DivisibleData, AugmentedImages):
         return ImageData(shape=shape, num_classes=1000, num_train=1_281_167, num_test=50_000)
 
     def prepare(self) -> None:
-        """Nothing to prepare but the check of the folders: a broken image is named when it is met."""
+        """Check the folders; nothing is prepared. A broken image is named when it is read."""
         find_tree(self.path, self.test_share, self.test)
 
     def load(self, device: torch.device | str, seed: int) -> Streamed:

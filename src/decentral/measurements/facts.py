@@ -28,9 +28,10 @@ _MAX_STEPS = 1_000_000
 class GraphFacts(Measurement):
     """A quantity of config.topology for each number of workers.
 
-    quantity      name of a quantity of the topology (see `quantities`), or measured_correction, of the algorithm
+    quantity      name of a quantity of the topology (see `quantities`), or measured_correction, a quantity of the
+                  algorithm
     num_workers   numbers of workers
-    metric        name of the numbers; '': the quantity
+    metric        name of the metric; '': that of the quantity
     """
 
     name: str = "facts"
@@ -42,7 +43,7 @@ class GraphFacts(Measurement):
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers"})
 
     def check(self) -> None:
-        """The quantity has to exist."""
+        """Check that the quantity exists."""
         known = [*quantities(), measured_correction.__name__]
         if self.quantity not in known:
             raise ConfigError(f"quantity={self.quantity} is unknown.{suggest(self.quantity, known)}")
@@ -50,41 +51,42 @@ class GraphFacts(Measurement):
         self.config = replace(self.config, num_workers=self.num_workers[0])
 
     def parameters(self) -> dict[str, Any]:
-        """Quantity, numbers of workers, and the topology where the run's identity leaves it out."""
+        """Return the quantity, the numbers of workers, and the topology if the run's identity leaves it out."""
         own = {"quantity": self.quantity, "sizes": self.num_workers}
         if "topology" in identity(self.config):
             return own
         return {**own, "topology": component_identity(self.config.topology)}
 
     def parts(self) -> list[dict[str, Any]]:
-        """One number of workers after the other."""
+        """Return a part for each number of workers."""
         return [{"num_workers": n} for n in self.num_workers]
 
     def line(self, num_workers: int) -> dict[str, Any]:
-        """The number."""
+        """Return the quantity."""
         config = replace(self.config, num_workers=num_workers)
         if self.quantity == measured_correction.__name__:
             return {"value": measured_correction(config)}
         return {"value": quantities()[self.quantity](config.rounds())}
 
     def numbers(self) -> dict[int, float]:
-        """Number of workers -> value, as far as they are known."""
+        """Return number of workers -> value, for the numbers known so far."""
         return {int(line["num_workers"]): float(line["value"]) for line in self.found()}
 
     def cells(self) -> list[Labels]:
-        """One for each number of workers."""
+        """Return a cell for each number of workers."""
         return [self.labels | {"num_workers": n} for n in self.num_workers]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """The number."""
+        """Return the quantity for the cell's number of workers."""
         yield Value(labels, self.numbers()[int(labels["num_workers"])], self.metric or self.quantity, 0)
 
 
 def measured_correction(config: Config) -> float:
-    """By how much a change of one worker counts less than with all-reduce: all models go up by 1 once, 1 / the mean.
+    """Return how much less a change of one worker counts than with all-reduce: 1 / the final mean, after all models
+    once rise by 1.
 
-    The algorithm of the configuration with learning rate 1, from zero, until the workers agree (relative 1e-10); the
-    authors stop at a standard deviation of 1e-4.
+    The algorithm of the configuration runs with learning rate 1, from zero, until the workers agree (relative 1e-10);
+    the authors stop at a standard deviation of 1e-4.
     """
     import torch
 

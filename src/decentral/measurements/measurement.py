@@ -1,4 +1,4 @@
-"""Jobs whose results are the lines of a file, so that an interrupted one resumes after its last line, and the interface
+"""Jobs whose results are the lines of a file, so that an interrupted job resumes after its last line, and the interface
 of the measurements based on them."""
 
 from __future__ import annotations
@@ -40,45 +40,45 @@ _STATUS_EVERY_S = 2.0
 _TELL_EVERY_S = 0.5
 
 Stop = Callable[[], bool]
-"""Whether to stop early."""
+"""A function that returns whether to stop early."""
 Show = Callable[[float, str], None]
-"""Takes the share that is done, and a few words."""
+"""A function that receives the completed share and a short text."""
 
 
 @dataclass
 class Computation(Job):
-    """A job in one process that adds line after line to a file in its directory.
+    """A job in one process that appends lines to a file in its directory.
 
-    labels    what tells it from others, for its title
+    labels    labels that distinguish it from others, for its title
     """
 
     config: Config = None  # type: ignore[assignment]
     labels: Labels = field(default_factory=dict)
 
     folder: ClassVar[str]
-    """Below the results directory."""
+    """Name of its folder below the results directory."""
     lines: ClassVar[str] = "lines.jsonl"
-    """The name of the file that the job adds to."""
+    """Name of the file that the job appends to."""
     one_per_worker: ClassVar[bool] = False
-    """Whether something is timed in a process for each worker: nothing else runs meanwhile."""
+    """True if it times something in one process per worker: nothing else runs meanwhile."""
 
     def parameters(self) -> dict[str, Any]:
-        """Return what the result depends on besides the configuration, as JSON values: part of the job's ID. By default
-        all settings."""
+        """Return the values that determine the result besides the configuration, as JSON values: part of the job's ID.
+        By default they are all settings."""
         known = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("inner")}
         own = {name: value for name, value in known.items() if name not in ("config", "labels", "name")}
         return {name: vars(value) if isinstance(value, Settings) else value for name, value in own.items()}
 
     def parts(self) -> list[dict[str, Any]]:
-        """How each line begins that there has to be in the end: by default with each of its seeds, if it has any."""
+        """Return the first keys of each required line: by default one line for each seed, if there are seeds."""
         return [{"seed": seed} for seed in self.seeds] if hasattr(self, "seeds") else [{}]
 
     def line(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Compute the rest of the line that begins so."""
+        """Compute the rest of the line that begins with these keys."""
         raise NotImplementedError
 
     def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
-        """Compute what the lines do not hold yet, and add it to them; whether all is done now."""
+        """Compute the missing lines, and append them. Return whether all are complete now."""
         keys, known = self.parts(), lines.known
         for number, key in enumerate(keys, start=1):
             if any(key.items() <= line.items() for line in known):
@@ -91,30 +91,30 @@ class Computation(Job):
 
     @cached_property
     def id(self) -> str:  # type: ignore[override]
-        """12 hexadecimal digits: a hash of the folder, the configuration's identity and the parameters."""
+        """Return 12 hexadecimal digits: a hash of the folder, the configuration's identity and the parameters."""
         known = {"kind": self.folder, "config": identity(self.config), **self.parameters()}
         canonical = json.dumps(known, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     @cached_property
     def directory(self) -> Path:  # type: ignore[override]
-        """`<results directory>/<folder>/<id>`."""
+        """Return `<results directory>/<folder>/<id>`."""
         return at_home(self.config.results_dir) / self.folder / self.id
 
     @property
     def title(self) -> str:
-        """By its labels, or else the id."""
+        """Return the labels as a title, or else the ID."""
         return title_of(self.labels) or self.id
 
     @property
     def n(self) -> int:
-        """The number of workers."""
+        """Return the number of workers."""
         assert self.config.num_workers is not None
         return self.config.num_workers
 
     @property
     def demand(self) -> Demand:
-        """A core, or all of the machine."""
+        """Return the demand: one core, or the whole machine."""
         return Demand(self.n, "cpu", alone=True) if self.one_per_worker else Demand()
 
     def provenance(self) -> dict[str, Any]:
@@ -124,11 +124,11 @@ class Computation(Job):
         return collect(["cpu"], self.demand.processes or 1)
 
     def found(self) -> list[dict[str, Any]]:
-        """The lines written so far."""
+        """Return the lines written so far."""
         return read_lines(self.directory / self.lines)
 
     def wall_s(self) -> float:
-        """Seconds that it took, all attempts together; 0 if it is not done."""
+        """Return the seconds that it took, over all attempts; 0 if it is not finished."""
         return float((RunStore.peek(self.directory) or {}).get("wall_s", 0.0))
 
     def finished(self) -> Status | None:
@@ -189,7 +189,7 @@ class Computation(Job):
 
 
 class InProcesses(Computation):
-    """A computation in several processes, by default one for each worker, all of which work at a line together."""
+    """A computation in several processes, by default one for each worker, which compute each line together."""
 
     one_per_worker: ClassVar[bool] = True
 
@@ -199,10 +199,11 @@ class InProcesses(Computation):
 
     @abstractmethod
     def part(self, world: World, opened: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """One process's part of the line that begins so; on the leader the rest of the line."""
+        """Compute one process's part of the line that begins with these keys; on the leader, return the rest of the
+        line."""
 
     def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
-        """In new processes, whose leader adds the lines."""
+        """Compute the missing lines in new processes, whose leader appends them."""
         parts = self.parts()
         show(len(lines.known) / len(parts), f"{len(parts)} parts")
         return in_processes(prepare(self.config, self.directory), partial(_take_part, job=self)) is Status.done
@@ -233,7 +234,7 @@ def _take_part(run: Prepared, world: World, *, job: InProcesses) -> Status:
 
 
 def check_losses(config: Config) -> None:
-    """Raises ConfigError if messages may get lost."""
+    """Raise ConfigError if messages may get lost."""
     drop = config.network.drop_probability
     if drop:
         raise ConfigError(
@@ -243,7 +244,7 @@ def check_losses(config: Config) -> None:
 
 
 def without_seed_and_rate(config: Config) -> Config:
-    """The configuration less what a job decides itself (seed, lr): equal jobs get equal ids."""
+    """Return the configuration without the keys that a job sets itself (seed, lr): equal jobs get equal IDs."""
     return replace(config, seed=0, lr=0.0, run_dir=None)
 
 
@@ -258,21 +259,21 @@ class Measurement(Settings, Computation):
     """
 
     row_labels: ClassVar[tuple[str, ...]] = ("method", "topology")
-    """Keys of a row that tell it from the others."""
+    """Keys of a row that distinguish it from the others."""
     decides: ClassVar[frozenset[str]] = frozenset({"lr"})
-    """Keys of decentral-run that a user cannot override; where lr is among them, neither rate nor seed decides."""
+    """Keys of decentral-run that a user cannot override. If lr is among them, neither rate nor seed matters."""
     timed: ClassVar[frozenset[str]] = frozenset()
-    """Keys that elsewhere say where and how something is computed, but change what is measured: times."""
+    """Keys that usually only say where and how something is computed, but affect this measurement's times."""
     meanings: ClassVar[dict[str, Meaning]] = {}
     """The known meanings of its metrics, by name."""
 
     @property
     def compared(self) -> str | None:
-        """The metric that the published numbers are; None: all."""
+        """Return the metric that the published numbers refer to; None: all."""
         return None
 
     def check(self) -> None:
-        """Raises ConfigError for a configuration that cannot be measured."""
+        """Raise ConfigError for a configuration that cannot be measured."""
 
     @classmethod
     def variants(cls, base: list[str], settings: dict[str, object]) -> dict[str, list[str]]:
@@ -288,7 +289,7 @@ class Measurement(Settings, Computation):
         return [self]
 
     def cells(self) -> list[Labels]:
-        """The labels of its cells."""
+        """Return the labels of its cells."""
         return [self.labels]
 
     def values(self, labels: Labels) -> Iterable[Value]:
@@ -296,5 +297,5 @@ class Measurement(Settings, Computation):
         raise NotImplementedError
 
     def curves(self, labels: Labels) -> Iterable[Row]:
-        """The lines of curves.csv of a cell, when all jobs are done."""
+        """Yield the lines of curves.csv of a cell, when all jobs are done."""
         return []

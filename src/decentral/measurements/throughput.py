@@ -1,4 +1,4 @@
-"""Images per second of a training set-up, against those of a baseline in the same processes at the same time."""
+"""Images per second of a training setup, relative to a baseline in the same processes at the same time."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ IMAGES, RATIO = "throughput (images/s)", "ratio to all-reduce"
 
 @dataclass
 class Throughput(Measurement, InProcesses):
-    """Times one configuration and a baseline in turn, iteration by iteration, so that a slow machine is slow for both.
+    """Throughput of one configuration and a baseline, timed in turn, iteration by iteration, so that a slow moment of
+    the machine affects both alike.
 
-    All processes begin an iteration together, and it ends when the last of them has finished on its device; the first
-    process holds the clock. `config.processes` says how many there are; the launcher gives the job the machine.
-    On GPUs cuDNN chooses its algorithms by their times; without `precision=`, all is computed in float32 (no TF32).
+    All processes begin an iteration together, and it ends when the last process has finished on its device; the first
+    process measures the time. `config.processes` sets their number; the launcher reserves the machine for the job. On
+    GPUs cuDNN chooses its algorithms by their times; without `precision=`, everything is computed in float32 (no TF32).
 
     baseline    overrides of the baseline
     warm_up     steps before the timing
@@ -50,7 +51,7 @@ class Throughput(Measurement, InProcesses):
     steps: int = setting(10, at_least=1)
     compares: Literal["speed", "ratio"] = "speed"
     held_against: Config | None = field(default=None, metadata={"inner": True})
-    """The baseline."""
+    """Configuration of the baseline."""
 
     folder: ClassVar[str] = "throughput"
     one_per_worker: ClassVar[bool] = False
@@ -59,11 +60,11 @@ class Throughput(Measurement, InProcesses):
 
     @classmethod
     def variants(cls, base: list[str], settings: dict[str, Any]) -> dict[str, list[str]]:
-        """The baseline."""
+        """Return the overrides of the baseline."""
         return {"held_against": settings["baseline"]}
 
     def check(self) -> None:
-        """A number of processes."""
+        """Check that the number of processes is given."""
         assert self.held_against is not None
         if "auto" in (self.config.processes, self.held_against.processes):
             raise ConfigError("processes=auto cannot be used, because throughput depends on it: give a number.")
@@ -75,16 +76,16 @@ class Throughput(Measurement, InProcesses):
 
     @property
     def demand(self) -> Demand:
-        """All of the machine."""
+        """Return the demand: the whole machine."""
         return Demand(self.processes, self.config.device, alone=True)
 
     def placed(self, processes: int) -> Throughput:
-        """On whichever GPUs are visible then."""
+        """Return the measurement for the GPUs that are visible then."""
         return replace(self, config=replace(self.config, device=self._device))
 
     @property
     def _device(self) -> str:
-        """'cpu', 'cuda' or 'auto'."""
+        """Return 'cpu', 'cuda' or 'auto'."""
         return self.config.device.partition(":")[0]
 
     def parameters(self) -> dict[str, Any]:
@@ -101,7 +102,7 @@ class Throughput(Measurement, InProcesses):
         }
 
     def provenance(self) -> dict[str, Any]:
-        """With the devices of all processes, and how they compute."""
+        """Return the provenance with the devices of all processes, and their arithmetic."""
         from decentral.store.provenance import collect
 
         kind = device_kind(self.config)
@@ -109,13 +110,13 @@ class Throughput(Measurement, InProcesses):
         return collect(devices, self.processes) | _arithmetic(self.config, kind)
 
     def parts(self) -> list[dict[str, Any]]:
-        """Iteration by iteration."""
+        """Return the parts, iteration by iteration."""
         return [{"iteration": number} for number in range(self.iterations)]
 
     @contextmanager
     def opened(self, config: Config, world: World, known: list[dict[str, Any]]) -> Iterator[tuple[Run, Run]]:
-        """The baseline and the run, warmed up; on a GPU cuDNN chooses its algorithms by their times, as in the thesis.
-        Raises ConfigError if another device did some of the iterations."""
+        """Yield the baseline and the run, warmed up. On a GPU, cuDNN chooses its algorithms by their times, as in the
+        thesis. Raises ConfigError if another device computed some of the iterations."""
         import torch
 
         from decentral.training.assemble import assemble
@@ -141,7 +142,7 @@ class Throughput(Measurement, InProcesses):
             cudnn.benchmark = before
 
     def part(self, world: World, opened: tuple[Run, Run], iteration: int) -> dict[str, Any]:
-        """First one, then the other; in the next iteration the other way around."""
+        """Time one run, then the other; the next iteration reverses the order."""
         seconds = {place: timed(opened[place], self.steps) for place in ((0, 1) if iteration % 2 == 0 else (1, 0))}
         config = opened[1].config
         images = int(config.batch_sizes().sum()) * self.steps
@@ -150,11 +151,12 @@ class Throughput(Measurement, InProcesses):
 
     @property
     def compared(self) -> str:
-        """Of the two."""
+        """Return the metric, speed or ratio."""
         return IMAGES if self.compares == "speed" else RATIO
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """Images per second in total, and the ratio to the baseline's in the same iteration; first what is compared."""
+        """Yield images per second in total, and the ratio to the baseline's in the same iteration; the compared metric
+        comes first."""
         for metric in sorted((IMAGES, RATIO), key=lambda metric: metric != self.compared):
             for line in self.found():
                 speed, baseline = float(line["images_per_s"]), float(line["baseline_images_per_s"])
@@ -164,7 +166,7 @@ class Throughput(Measurement, InProcesses):
 
 
 def _arithmetic(config: Config, kind: str) -> dict[str, Any]:
-    """How it is computed on a GPU, for the records."""
+    """Return the arithmetic on a GPU, for the records."""
     return {"tf32": config.precision is Precision.tf32, "cudnn_benchmark": True} if kind == "cuda" else {}
 
 

@@ -1,4 +1,4 @@
-"""How fast methods are in a virtual cluster, and how long its gradients take: time alone, nothing is trained."""
+"""Speed of methods in a virtual cluster, and duration of its gradients: time alone, without training."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Timeline(Measurement):
     """`steps` steps of config.algo in config.cluster, in simulated time alone.
 
     A line for each seed: {"seed", "step_s": seconds in which the workers take as many gradients as there are workers,
-    "waiting_share": of all workers' time, "simulated_s": until the last has done its last step, "mb_sent": by a worker
-    in a step (10^6 bytes), "mean_age" and "stale_share": of the contributions of methods that meet in groups, by how
-    many versions they were old, and how many were so at all (null for other methods)}.
+    "waiting_share": share of all workers' time, "simulated_s": time of the last worker's last step, "mb_sent": sent by
+    a worker per step (10^6 bytes), "mean_age" and "stale_share": mean age in versions of the contributions to group
+    averages, and share of stale ones (null for methods without groups)}.
 
-    baseline   method with which each is compared in the same column, with the same delays: its speed-up is the ratio of
-               the times per step, that of the row over its own
+    baseline   method that each row is compared with in the same column, under the same delays: its speed-up is the
+               row's time per step divided by its own
     seeds      seeds of the delays
     steps      steps of every run; the time per step averages over all of them
     compares   metric of the published numbers, which comes first: speed-up, or throughput
@@ -45,12 +45,12 @@ class Timeline(Measurement):
     steps: int = setting(200, at_least=1)
     compares: Literal["speed-up", "throughput"] = "speed-up"
     reference: Timeline | None = field(default=None, metadata={"inner": True})
-    """The baseline at the same column."""
+    """Baseline at the same column."""
 
     folder: ClassVar[str] = "simulated_time"
 
     def check(self) -> None:
-        """Time has to be known, and the size of messages."""
+        """Check that times and the size of messages are known."""
         check_losses(self.config)
         cluster_of(self.config, sized=True)
 
@@ -59,12 +59,12 @@ class Timeline(Measurement):
         return replace(self, reference=baseline_of(self.baseline, column))
 
     def parameters(self) -> dict[str, Any]:
-        """Seeds and steps, and the topology where the run's identity leaves it out."""
+        """Return the seeds and steps, and the topology if the run's identity leaves it out."""
         over = component_identity(self.config.topology)
         return {"seeds": self.seeds, "steps": self.steps, "over": over}
 
     def line(self, seed: int) -> dict[str, Any]:
-        """As above."""
+        """Return the simulated times."""
         from decentral.training.timing import timed
 
         num_parameters = cluster_of(self.config).num_parameters
@@ -83,23 +83,24 @@ class Timeline(Measurement):
         }
 
     def jobs(self) -> list[Job]:
-        """Its own, and the baseline's, without which there is no speed-up."""
+        """Return its own job, and the baseline's, which the speed-up needs."""
         assert self.reference is not None
         return [self] if self.reference.id == self.id else [self, self.reference]
 
     @property
     def speed_up(self) -> str:
-        """The name of the metric."""
+        """Return the name of the metric."""
         return f"speed-up of {self.baseline}"
 
     @property
     def compared(self) -> str:
-        """Of the two."""
+        """Return the metric, speed-up or throughput."""
         return THROUGHPUT if self.compares == "throughput" else self.speed_up
 
     @property
     def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
-        """More of what the baseline is compared by is better for the baseline: neither good nor bad of the row."""
+        """Return the meanings: a larger speed-up is better for the baseline, and neither better nor worse for the
+        row."""
         return {
             THROUGHPUT: Meaning(True, "1/s"),
             STEP: Meaning(False, "s"),
@@ -111,7 +112,7 @@ class Timeline(Measurement):
         }
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """For each seed what is compared, then the rest."""
+        """Yield for each seed the compared metric, then the others."""
         assert self.reference is not None
         theirs = {line["seed"]: line for line in self.reference.found()}
         for line in self.found():
@@ -132,7 +133,8 @@ M = TypeVar("M", bound=Measurement)
 
 
 def baseline_of(baseline: str, column: Sequence[M]) -> M:
-    """The row of a column whose method is the baseline. Raises ConfigError if none is, or if two are called alike."""
+    """Return the row of a column whose method is the baseline. Raises ConfigError if there is none, or if two have its
+    name."""
     by_method = {one.labels["method"]: one for one in column}
     if baseline not in by_method:
         raise ConfigError(f"baseline={baseline} is not the method of a row.{suggest(baseline, map(str, by_method))}")
@@ -143,9 +145,10 @@ def baseline_of(baseline: str, column: Sequence[M]) -> M:
 
 @dataclass
 class SimulatedTimeline(Computation):
-    """simulate=timeline: what `config.steps` steps of the method take in its cluster, and how late contributions are.
+    """simulate=timeline: the time of `config.steps` steps of the method in its cluster, and the staleness of
+    contributions.
 
-    One line; beside it workers.csv, the same for each worker, and timeline.json, the beginning for ui.perfetto.dev.
+    It writes one line; workers.csv, the same for each worker; and timeline.json, the beginning for ui.perfetto.dev.
     """
 
     folder: ClassVar[str] = "timelines"
@@ -181,12 +184,13 @@ class SimulatedTimeline(Computation):
 SHARE = "gradients that take no longer (%)"
 _QUANTILES = {"median (s)": 50, "95 % take at most (s)": 95, "least (s)": 0, "most (s)": 100}
 _POINTS = 101
-"""Quantiles of a distribution that are kept: the least, every hundredth, and the most."""
+"""Number of stored quantiles of a distribution: the minimum, every hundredth, and the maximum."""
 
 
 @dataclass
 class GradientTimes(Measurement):
-    """How long the first `steps` gradients of all workers of config.cluster take, which are measured if it says so.
+    """Durations of the first `steps` gradients of all workers of config.cluster, measured if the cluster's gradient
+    times are.
 
     A line for each seed: {"seed", "mean": seconds, "quantiles": those of 0, 0.01, ..., 1}.
     """
@@ -198,11 +202,11 @@ class GradientTimes(Measurement):
     folder: ClassVar[str] = "gradient_times"
 
     def check(self) -> None:
-        """There has to be a cluster."""
+        """Check that there is a cluster."""
         cluster_of(self.config)
 
     def line(self, seed: int) -> dict[str, Any]:
-        """As above."""
+        """Return the mean and the quantiles."""
         times = cluster_of(self.config).gradient_times(self.n, seed)
         if times.passes:
             times = times.measured(_measured(replace(self.config, seed=seed), times.passes))
@@ -211,7 +215,7 @@ class GradientTimes(Measurement):
         return {"mean": float(seconds.mean()), "quantiles": quantiles.tolist()}
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """Median, high quantile, range and mean in seconds."""
+        """Return median, high quantile, range and mean in seconds."""
         for line in self.found():
             for metric, percent in _QUANTILES.items():
                 yield Value(labels, line["quantiles"][percent], metric, line["seed"])
@@ -241,8 +245,8 @@ def _measured(config: Config, passes: int) -> np.ndarray:
 
 
 def cluster_of(config: Config, sized: bool = False) -> VirtualCluster:
-    """The cluster. Raises ConfigError if there is none, or, where it has to be `sized`, if it does not say how large
-    the model is whose messages take time."""
+    """Return the cluster. Raises ConfigError if there is none, or, with `sized`, if it does not set the size of the
+    model whose messages take time."""
     if not isinstance(config.cluster, VirtualCluster):
         raise ConfigError(
             "cluster=none has no simulated time, which this study needs: choose a cluster, such as two_delayed."

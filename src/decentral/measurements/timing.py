@@ -1,6 +1,6 @@
-"""Several things timed in turn, round after round, so that a slow machine is slow for all of them.
+"""Several pieces of work timed in turn, round after round, so that a slow moment of the machine affects all alike.
 
-In one process, or in many that begin a thing together, where it ends with the last of them.
+They run in one process, or in many that begin each piece together; it ends with the last process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TIMES = "times.json"
 
 
 def turned(names: list[str], number: int) -> list[str]:
-    """Whose turn it is in a round."""
+    """Return the order of the names in a round."""
     shift = number % len(names)
     return names[shift:] + names[:shift]
 
@@ -52,22 +52,22 @@ class Work(ABC):
 
     @abstractmethod
     def __call__(self) -> None:
-        """Once."""
+        """Do the work once."""
 
     net: Any = None
-    """Its network, which counts data sent from this process, except within it."""
+    """Network whose sent data are counted for this process; None: not counted."""
 
     def sent(self) -> tuple[int, int]:
-        """Bytes and messages that this process has sent to others so far, where it counts them."""
+        """Return the bytes and messages that this process has sent to others so far, if it counts them."""
         return getattr(self.net, "wire_bytes", 0), getattr(self.net, "wire_messages", 0)
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release resources."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Works that take turns: for each name what makes the work in every process, and can be pickled.
+    """Works that take turns: for each name a function that creates the work in every process, and can be pickled.
 
     `warm_up` calls are not timed; a time is that of `repeats` calls, divided by their number.
     """
@@ -81,8 +81,9 @@ class Turns:
 def in_group(size: int, turns: Sequence[Turns]) -> list[dict[str, dict[str, Any]]]:
     """Time works in `size` new gloo processes with one thread each; one group of works after the other.
 
-    Of each group, by the names of its works, for one call: `wall`, the time until the last process is done, and `cpu`,
-    the sum over all of them, in seconds, a number per round; `sent`, the bytes and messages of all processes.
+    The result has for each group, by the names of its works, values for one call: `wall`, the time until the last
+    process is done, and `cpu`, the sum over all processes, in seconds, a number per round; `sent`, the bytes and
+    messages of all processes.
 
     Raises `failures.RunFailed` if one of the processes fails, ConfigError if one of them refuses its part.
     """
@@ -96,7 +97,7 @@ def in_group(size: int, turns: Sequence[Turns]) -> list[dict[str, dict[str, Any]
 
 
 def host(algo: str, topology: str) -> list[str]:
-    """Overrides of a run whose processes only host what is timed."""
+    """Return the overrides of a run whose processes only host timed work."""
     known = ["task=quadratics", "task.zeta2=0", "restarts=0", "progress=false", "device=cpu"]
     return [*known, f"algo={algo}", f"topology={topology}"]
 
@@ -121,7 +122,7 @@ def take_turns(run: Prepared, world: World, turns: Sequence[Turns]) -> Status:
 
 
 def in_turn_together(world: World, works: Mapping[str, Work], turns: Turns) -> dict[str, Any]:
-    """`wall`, `cpu` and `sent` of each work, as in `in_group`; the order turns from round to round."""
+    """Return `wall`, `cpu` and `sent` of each work, as in `in_group`; the order changes from round to round."""
     import torch
     import torch.distributed as dist
 
@@ -150,13 +151,13 @@ def in_turn_together(world: World, works: Mapping[str, Work], turns: Turns) -> d
 
 
 class Stepping(Work):
-    """A run that takes a step at each call."""
+    """A run that takes a step in each call."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.net = run, run.net
 
     def __call__(self) -> None:
-        """One step of all workers."""
+        """Take one step of all workers."""
         self.run.stepper.step()
 
     def close(self) -> None:
@@ -181,7 +182,7 @@ class Verb(Work):
             self.m, self.out = self.net.no_messages(self.x), torch.zeros_like(self.x)
 
     def __call__(self) -> None:
-        """Once, with what the last one gave."""
+        """Apply the operation once, to its last result."""
         if self.verb == "mix":
             self.x = self.net.mix(self.x, self.t)
         elif self.verb == "mean":
@@ -198,12 +199,12 @@ class Verb(Work):
 
 @dataclass
 class Still(Quadratics):
-    """Rows of `dimension` numbers, with gradients that are zero and there at once."""
+    """Rows of `dimension` numbers, with immediate zero gradients."""
 
     name: str = "quadratics"
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The problem, for the local workers."""
+        """Open the problem, for the local workers."""
         import torch
 
         from decentral.tasks.task import Problem as Base
@@ -227,9 +228,10 @@ class Still(Quadratics):
 
 
 class Sleeping(Stepping):
-    """A method between processes, whose workers sleep for all of what the cluster says that a gradient takes.
+    """A method between processes, whose workers sleep as long as a gradient takes in the cluster.
 
-    A call is `steps` steps, from a pause to the next one. Before the first one there are `warm_up` steps without sleep.
+    A call takes `steps` steps, from one pause to the next. Before the first call there are `warm_up` steps without
+    sleep.
     """
 
     def __init__(self, config: Config, steps: int, warm_up: int, world: World) -> None:
@@ -241,12 +243,13 @@ class Sleeping(Stepping):
         let_sleep(self.run, all=True)
 
     def __call__(self) -> None:
-        """So many steps."""
+        """Take the steps."""
         advance(self.run, self.steps)
 
 
 def advance(run: Run, steps: int) -> int:
-    """So many steps, from a pause to the next one; when they were over for this process, in nanoseconds."""
+    """Take `steps` steps, from one pause to the next. Return the time at which this process finished them, in
+    nanoseconds."""
     stepper = run.stepper
     stepper.may_go_on_to(stepper.t + steps)
     for _ in range(steps):
@@ -257,8 +260,8 @@ def advance(run: Run, steps: int) -> int:
 
 
 def let_sleep(run: Run, all: bool | None) -> None:
-    """From now on workers sleep before their gradients, for `all` of the time that they take, or for a straggler's
-    delay alone; None: nobody does."""
+    """Let workers sleep before their gradients from now on, for `all` of the gradients' time, or only for a straggler's
+    delay; None: without sleep."""
     from decentral.training.between_processes import ThreadedStepper
     from decentral.training.gradient_times import Sleep, uneven
 

@@ -36,10 +36,12 @@ class TrainingRun(Job):
     config: Config
     name: str = ""
     afterwards: Callable[[Path], object] | None = None
-    """Called with the directory once the run is over, in the process that carried it out; it can be pickled."""
+    """Function that is called with the directory when the run is over, in the process that carried it out; it can be
+    pickled."""
     command: str = ""
     stale: int | None = None
-    """With `rerun=true`, when the sweep began: `written` of the directory. A run that has ended since is finished."""
+    """With `rerun=true`, the result of `written` for the directory at the start of the sweep. A run with a newer status
+    is finished."""
 
     @cached_property
     def prepared(self) -> Prepared:
@@ -58,13 +60,13 @@ class TrainingRun(Job):
 
     @property
     def title(self) -> str:
-        """What distinguishes the run from the others."""
+        """Return the settings that distinguish the run from the others."""
         return self.name or self.id
 
     @cached_property
     def demand(self) -> Demand:  # type: ignore[override]
-        """The configured number of processes, on the configured device; one where time is simulated, or steps are too
-        short for more."""
+        """Return the configured number of processes, on the configured device; one if time is simulated, or steps are
+        too short for more."""
         config = self.config
         processes = None if config.processes == "auto" else int(config.processes)
         if processes is None and (self.prepared.kind.in_one_process or config.task.useful_processes(config) <= 1):
@@ -73,16 +75,16 @@ class TrainingRun(Job):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """PyTorch, and what comes afterwards: it draws."""
+        """Return PyTorch, and the modules of `afterwards`, which draws figures."""
         if self.afterwards is None:
             return super().modules
         return (*super().modules, self.afterwards.__module__, "matplotlib.backends.backend_agg", "matplotlib.figure")
 
     def placed(self, processes: int) -> TrainingRun:
-        """With so many processes, but no more than there are workers, on whichever GPUs are visible then.
+        """Return the job with this number of processes, but no more than there are workers, on the GPUs that are
+        visible then.
 
-        Where their number is part of the id it stays as it was configured: `auto` then takes what it may
-        use.
+        If the number is part of the ID, it remains as configured: `auto` then uses the available cores or GPUs.
         """
         config = replace(self.config, device=self.config.device.partition(":")[0])
         assert config.num_workers is not None
@@ -91,12 +93,12 @@ class TrainingRun(Job):
         return replace(self, config=config)
 
     def finished(self) -> Status | None:
-        """done or diverged, if the run has ended so; with `rerun=true`, since the sweep began."""
+        """Return done or diverged if the run has ended so; with `rerun=true`, only since the sweep began."""
         ended = super().finished()
         return None if ended is not None and self.config.rerun and written(self.directory) == self.stale else ended
 
     def carry_out(self) -> Status:
-        """Launch it here."""
+        """Launch the run here."""
         from decentral.runtime.launch import launch
 
         outcome = launch(self.prepared)

@@ -9,14 +9,14 @@ Labels = dict[str, str | float | int]
 """The labels that identify a cell, for example {'method': 'RelaySGD', 'topology': 'dbt', 'alpha': 0.1}."""
 
 Row = dict[str, Any]
-"""A line of curves.csv: labels, metric, worker, seed, value, and where it is on the axes that are known."""
+"""A line of curves.csv: labels, metric, worker, seed, value, and its position on the known axes."""
 
 NOT_REACHED = "not reached"
-"""Status of a value where no rate, or no time, led to the target."""
+"""Status of a value if no rate, or no time, led to the target."""
 
 
 def title_of(labels: Labels) -> str:
-    """For example 'RelaySGD, dbt, alpha 0.1'."""
+    """Return the labels as a title, for example 'RelaySGD, dbt, alpha 0.1'."""
     return ", ".join(f"{v}" if k in ("method", "topology") else f"{k} {v}" for k, v in labels.items() if v != "")
 
 
@@ -40,19 +40,20 @@ class Value(NamedTuple):
     seed: int
     lr: float | None = None
     chosen: bool = True
-    """Whether the table counts it; the other runs of a search for the learning rate have False."""
+    """True if the table counts it; other runs of a search for the learning rate have False."""
     at_edge: bool = False
-    """Whether the chosen rate is at the edge of the searched range."""
+    """True if the chosen rate is at the edge of the searched range."""
     status: str = "done"
     """done, diverged, damaged (the run's numbers cannot be read), or not reached (no rate led to the target)."""
     worst: float | None = None
     mean: float | None = None
     averaged: float | None = None
-    """The same for the worst worker, the mean over workers, and the averaged model, where they are known."""
+    """Value of the averaged model; `worst` and `mean` are those of the worst worker and the mean over workers, if
+    known."""
     published: str = ""
-    """'algorithm|topology|setting' of the published number that this one is to be compared with."""
+    """'algorithm|topology|setting' of the published number to compare with."""
     run: str = ""
-    """The id of the job that it comes from."""
+    """ID of the job that it comes from."""
     wall_s: float = 0.0
     setting: str = ""
     """Settings tuned besides the learning rate, as arguments of decentral-run."""
@@ -75,9 +76,10 @@ def curve(
     worker: str = "",
     axes: Sequence[str] = ("step", "epoch"),
 ) -> list[Row]:
-    """Rows of curves.csv: a number over time in one run, as (place, value); the place is the same on all `axes`.
+    """Return rows of curves.csv: a number over time in one run, as (position, value); the position is the same on all
+    `axes`.
 
-    `worker` is 'worst', 'mean', 'averaged', a worker's number, or '' where there is no such thing.
+    `worker` is 'worst', 'mean', 'averaged', a worker's number, or '' if it does not apply.
     """
     head = {**labels, "metric": metric, "worker": worker, "seed": seed}
     return [{**head, **dict.fromkeys(axes, place), "value": value} for place, value in points]

@@ -32,12 +32,12 @@ class MLP(ImageModel):
     hidden: list[int] = setting([64, 64], at_least=1)
 
     def multiplications(self, data: ImageData) -> float:
-        """One for each weight."""
+        """Return one multiplication for each weight."""
         widths = [prod(data.shape), *self.hidden, data.num_classes]
         return sum(before * after for before, after in pairwise(widths))
 
     def build(self, data: ImageData) -> nn.Module:
-        """Linear layers: images [B, C, H, W] -> logits [B, num_classes]."""
+        """Build linear layers: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
         layers: list[nn.Module] = [nn.Flatten()]
@@ -52,16 +52,16 @@ class MLP(ImageModel):
 class CNN(ImageModel):
     """Small convolutional network without normalization, for digits and quick experiments.
 
-    The end is two 3x3 convolutions with ReLU, 4x4 max pooling and one linear layer. Images of 16 pixels or more are
-    halved before that, as often as it takes, by a 3x3 convolution, 2x2 max pooling and ReLU. The first convolution has
+    It ends with two 3x3 convolutions with ReLU, 4x4 max pooling and one linear layer. Larger images, of 16 pixels or
+    more, are first halved as often as needed by a 3x3 convolution, 2x2 max pooling and ReLU. The first convolution has
     `width` channels, the others twice as many. On 1 x 8 x 8 digits with 10 classes and the default width that is two
     convolutions and 6,090 parameters.
 
-    Pooling comes before ReLU, which has fewer pixels to look at then: a tenth off the time of a pass of 32 x 32 pixels.
-    Values and gradients are those of ReLU before pooling, bit for bit, since ReLU is monotonic.
+    Pooling comes before ReLU, which then has fewer pixels. This saves a tenth of the time of a pass with 32 x 32
+    pixels. Values and gradients are those of ReLU before pooling, bit for bit, since ReLU is monotonic.
 
-    Convolutions start at N(0, 2 / fan_in) with bias 0 (He et al., ICCV 2015), so that the deeper networks that larger
-    images get train as well.
+    Convolutions start at N(0, 2 / fan_in) with bias 0 (He et al., ICCV 2015), so that the deeper networks for larger
+    images train, too.
 
     Raises:
         ConfigError: `width` is below 1.
@@ -82,7 +82,7 @@ class CNN(ImageModel):
         return total + channels * height * width * data.num_classes
 
     def build(self, data: ImageData) -> nn.Module:
-        """The convolutions, and a linear layer: images [B, C, H, W] -> logits [B, num_classes]."""
+        """Build the convolutions, and a linear layer: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
         from decentral.models.layers.convolutions import MaxPool2d, he_convolution
@@ -99,7 +99,7 @@ class CNN(ImageModel):
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, data.num_classes))
 
     def _pooling(self, data: ImageData) -> list[int]:
-        """By how much the image shrinks after each convolution."""
+        """Return the factors by which the image shrinks after each convolution."""
         pooling, (_, height, width) = [1, 4], data.shape
         while min(height, width) >= 16:
             pooling.insert(0, 2)
@@ -131,7 +131,7 @@ class VGG11(ImageModel):
     min_image_size: ClassVar[int] = 32
 
     def build(self, data: ImageData) -> nn.Module:
-        """Convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""
+        """Build convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
         from decentral.models.layers.convolutions import convolutions, small_head
@@ -175,7 +175,7 @@ class VGG16(ImageModel):
     min_image_size: ClassVar[int] = 32
 
     def build(self, data: ImageData) -> nn.Module:
-        """Convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""
+        """Build convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
         from decentral.models.layers.convolutions import convolutions, large_head, small_head
@@ -208,7 +208,7 @@ class AlexNet(ImageModel):
     min_image_size: ClassVar[int] = 64
 
     def build(self, data: ImageData) -> nn.Module:
-        """Images [B, C, H, W] -> logits [B, num_classes]."""
+        """Build the network: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
         from torchvision.models import alexnet
 

@@ -31,7 +31,7 @@ class Stem(Enum):
 
 
 class ResidualNetwork(ImageModel):
-    """A residual network of torchvision, whose stem suits the images.
+    """A residual network of torchvision, with a stem that fits the images.
 
     The stages after the stem halve the images three times, the `imagenet` stem twice more.
     """
@@ -41,13 +41,13 @@ class ResidualNetwork(ImageModel):
     min_image_size: ClassVar[int] = 8
 
     def network(self, num_classes: int) -> ResNet:
-        """The architecture, for color images and with the `imagenet` stem: torchvision's of this name."""
+        """Return the architecture for color images with the `imagenet` stem: torchvision's network of this name."""
         from torchvision import models
 
         return getattr(models, self.name)(weights=None, num_classes=num_classes)  # type: ignore[no-any-return]
 
     def check(self, data: DataDescription) -> None:
-        """Raise a `ConfigError` if these are no images, or too small for this model or for its stem."""
+        """Raise a `ConfigError` if the data are not images, or are too small for this model or for its stem."""
         super().check(data)
         assert isinstance(data, ImageData)
         _, height, width = data.shape
@@ -59,7 +59,7 @@ class ResidualNetwork(ImageModel):
             )
 
     def build(self, data: ImageData) -> nn.Module:
-        """The network with a stem for these images [B, C, H, W] -> logits [B, num_classes]."""
+        """Build the network with a stem for these images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
         channels, height, width = data.shape
@@ -108,17 +108,17 @@ class ResNet50(ResidualNetwork):
 class ResNetEvoNorm(ResidualNetwork):
     """ResNet-18 with EvoNorm-S0: the ImageNet model of the RelaySum paper (11.7 million parameters).
 
-    Vogels et al., NeurIPS 2021 (arXiv:2110.04175), table 3 and appendix B.2, as in the authors' code: EvoNorm-S0
-    (32 groups, see `layers.evonorm.EvoNormS0`) replaces each batch normalization that is followed directly by ReLU: the
-    one of the stem and the first of each block. The second of each block and those of the shortcuts stay, and take the
-    statistics of the current batch in evaluation too: there is nothing to average but parameters, yet a prediction
-    depends on the other images of its batch. 11,691,496 parameters on color images with 1000 classes and
-    `stem=imagenet`: ResNet-18's and one v for each of the 1,984 channels that EvoNorm acts on.
+    Vogels et al., NeurIPS 2021 (arXiv:2110.04175), table 3 and appendix B.2, as in the authors' code: EvoNorm-S0 (32
+    groups, see `layers.evonorm.EvoNormS0`) replaces each batch normalization that is followed directly by ReLU: the one
+    of the stem and the first of each block. The second of each block and those of the shortcuts remain, and use the
+    statistics of the current batch in evaluation, too: only parameters are averaged, but a prediction depends on the
+    other images of its batch. 11,691,496 parameters on color images with 1000 classes and `stem=imagenet`: ResNet-18's
+    and one v for each of the 1,984 channels that EvoNorm acts on.
 
-    The paper says ResNet-20; the authors' code, and the results that they published with it, have ResNet-18.
-    Their code keeps v = 1, as `model.learn_v=false` does (11,689,512 parameters); Liu et al. learn v, the default here.
-    It also has the unbiased variance, not the biased one: below 0.1 % of the standard deviation at 224 pixels.
-    `stem` is described in `Stem`; the paper has 224-pixel images and `imagenet`.
+    The paper says ResNet-20; the authors' code, and the results that they published with it, have ResNet-18. Their code
+    keeps v = 1, as `model.learn_v=false` does (11,689,512 parameters); Liu et al. learn v, the default here. It also
+    has the unbiased variance, not the biased one: below 0.1 % of the standard deviation at 224 pixels. `stem` is
+    described in `Stem`; the paper uses 224-pixel images and `imagenet`.
     """
 
     name: str = "resnet_evonorm"
@@ -146,14 +146,14 @@ class ResNetEvoNorm(ResidualNetwork):
 class MobileNetwork(ImageModel):
     """A network of inverted residual blocks: torchvision's of the same name.
 
-    It halves the images five times. Of images below 64 pixels the first convolution, the first of the five, keeps the
-    size.
+    It halves the images five times. For images below 64 pixels the first convolution keeps the size, so that they are
+    halved four times.
     """
 
     min_image_size: ClassVar[int] = 8
 
     def build(self, data: ImageData) -> nn.Module:
-        """The network with a stem for these images [B, C, H, W] -> logits [B, num_classes]."""
+        """Build the network with a stem for these images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
         from torchvision import models
 
@@ -214,7 +214,7 @@ class ViTL16(ImageModel):
     min_image_size: ClassVar[int] = 64
 
     def check(self, data: DataDescription) -> None:
-        """Raise a `ConfigError` if these are no images, too small ones, or cannot be cut in patches."""
+        """Raise a `ConfigError` if the data are not images, are too small, or cannot be cut into patches."""
         super().check(data)
         assert isinstance(data, ImageData)
         _, height, width = data.shape
@@ -226,7 +226,7 @@ class ViTL16(ImageModel):
             )
 
     def build(self, data: ImageData) -> nn.Module:
-        """Images [B, C, H, W] -> logits [B, num_classes]."""
+        """Build the network: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
         from torchvision.models import vit_l_16
 

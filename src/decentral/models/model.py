@@ -37,7 +37,7 @@ class Model(Settings, ABC, where="model"):
         )
 
     def multiplications(self, data: Any) -> float:
-        """Estimate the multiplications of a forward pass per example, without torch; infinity for many.
+        """Estimate the multiplications of a forward pass per example, without torch; infinity if there are many.
 
         `processes=auto` uses it to decide whether a run is long enough for several processes.
         """
@@ -59,7 +59,7 @@ class ImageModel(Model):
     min_image_size: ClassVar[int] = 1
 
     def check(self, data: DataDescription) -> None:
-        """Raise a `ConfigError` if these are no images, or too small for this model."""
+        """Raise a `ConfigError` if the data are not images, or are too small for this model."""
         super().check(data)
         assert isinstance(data, ImageData)
         _, height, width = data.shape
@@ -85,6 +85,6 @@ class TextModel(Model):
 
 
 class LanguageModel(Model):
-    """An architecture that predicts the next token at every place of a text."""
+    """An architecture that predicts the next token at every position of a text."""
 
     takes: ClassVar[type[DataDescription]] = NextTokens

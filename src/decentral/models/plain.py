@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 GIVEN = ("num_classes", "in_channels", "in_features", "input_shape")
-"""Parameters that the data decide: how many classes, the first number of the shape, all of it, the shape."""
+"""Parameters that the data determine: the number of classes, the first number of the shape, their product, the
+shape."""
 
 
 class PlainModel(Plain, Model):
@@ -24,9 +25,10 @@ class PlainModel(Plain, Model):
     takes: ClassVar[type[DataDescription]] = LabelledData
 
     def build(self, data: LabelledData) -> nn.Module:
-        """A copy of what the class makes, tried out on two examples of zeros. Raises ConfigError if that fails.
+        """Return a copy of the class's object, after a trial on two examples of zeros. Raises ConfigError if that
+        fails.
 
-        Its numbers are as exact as they were made. It is in train mode, but for parts of it that were not.
+        Its numbers keep their precision. It is in train mode, except for parts that were not.
         """
         return self.tried(self.made(data), data)
 
@@ -39,11 +41,12 @@ class PlainModel(Plain, Model):
             return call(self.target(), dict(zip(GIVEN, given, strict=True)), **known)
 
     def _of_timm(self) -> bool:
-        """Whether it is a function of timm, which all take these by name, but do not declare them."""
+        """Return whether it is a function of timm: all of these take the parameters by name, but do not declare
+        them."""
         return getattr(self, "plain_module", "").partition(".")[0] == "timm" and bool(further(self.target()))
 
     def tried(self, original: Any, data: LabelledData) -> nn.Module:
-        """A copy of what was made, as `build` returns it."""
+        """Return a copy of the created module, as `build` does."""
         from decentral.models.layers.foreign import tried
 
         return tried(self, original, data)
@@ -51,5 +54,5 @@ class PlainModel(Plain, Model):
 
 @cache
 def plain(name: str) -> type:
-    """The model for `module:Name`. Raises ConfigError if there is no such thing."""
+    """Return the model for `module:Name`. Raises ConfigError if it does not exist."""
     return component_from("models", name, PlainModel, GIVEN)

@@ -1,4 +1,4 @@
-"""Networks for texts: they sort them into classes, or continue them."""
+"""Networks for texts: classification, and prediction of the next token."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Raise ConfigError unless the heads can share the dimensions."""
+    """Raise ConfigError unless `heads` divides `dim`."""
     if dim % heads:
         raise ConfigError(f"model.dim={dim} is not divisible by model.heads={heads}: use a multiple of {heads}.")
 
 
 def transformer_multiplications(length: float, dim: int, layers: int, hidden: int) -> float:
-    """Of a forward pass for a sequence: L d (4 d + 2 h) with weights and 2 L^2 d of the attention, in each layer."""
+    """Return the multiplications of a forward pass for a sequence: in each layer L d (4 d + 2 h) with weights and 2 L^2
+    d of the attention."""
     return layers * (length * dim * (4 * dim + 2 * hidden) + 2 * length**2 * dim)
 
 
@@ -33,8 +34,8 @@ def transformer_multiplications(length: float, dim: int, layers: int, hidden: in
 class FastText(TextModel):
     """The mean of the embeddings of a text's tokens, and a linear layer (Joulin et al., EACL 2017, arXiv:1607.01759).
 
-    Embeddings begin uniform in [-1 / dim, 1 / dim], the linear layer as torch has it. Departure: no features of several
-    words, and an ordinary softmax instead of a hierarchical one.
+    Embeddings are initially uniform in [-1 / dim, 1 / dim]; the linear layer has torch's initial values. Departures: no
+    n-gram features, and an ordinary softmax instead of a hierarchical one.
 
     dim   embedding dimension
     """
@@ -43,11 +44,11 @@ class FastText(TextModel):
     dim: int = setting(64, at_least=1)
 
     def multiplications(self, data: LabelledTokens) -> float:
-        """One for each number of each embedding, and those of the linear layer."""
+        """Return the multiplications: one for each number of each embedding, and those of the linear layer."""
         return self.dim * (data.usual + data.num_classes)
 
     def build(self, data: LabelledTokens) -> nn.Module:
-        """Tokens [B, L] -> logits [B, num_classes]."""
+        """Build the network: tokens [B, L] -> logits [B, num_classes]."""
         from torch import nn
 
         embeddings = nn.EmbeddingBag(data.vocabulary, self.dim, mode="mean", padding_idx=PADDING)
@@ -70,7 +71,7 @@ class SmallTransformer(Model):
         check_heads(self.dim, self.heads)
 
     def multiplications(self, data: Any) -> float:
-        """Of the products with weights, and of the attention."""
+        """Return the multiplications of the products with weights, and of the attention."""
         return transformer_multiplications(data.usual, self.dim, self.layers, self.hidden)
 
 
@@ -78,8 +79,9 @@ class SmallTransformer(Model):
 class TextTransformer(SmallTransformer, TextModel):
     """Transformer encoder with layer normalization before each part, as in Xiong et al., ICML 2020 (arXiv:2002.04745).
 
-    Embeddings of tokens and of their places are added; `layers` times x <- x + attention(norm(x)), x <- x + W2 gelu(W1
-    norm(x)); the mean over the tokens of the text, normalized, goes through a linear layer. Padding takes no part.
+    Embeddings of tokens and of their positions are added. Each of `layers` layers computes x <- x + attention(norm(x)),
+    x <- x + W2 gelu(W1 norm(x)). The normalized mean over the tokens of the text goes through a linear layer. Padding
+    is ignored.
 
     dim      model dimension
     layers   number of layers
@@ -91,7 +93,7 @@ class TextTransformer(SmallTransformer, TextModel):
     name: str = "text_transformer"
 
     def build(self, data: LabelledTokens) -> nn.Module:
-        """Tokens [B, L] -> logits [B, num_classes]."""
+        """Build the network: tokens [B, L] -> logits [B, num_classes]."""
         from decentral.models.layers.transformer import TextEncoder
 
         sizes = self.dim, self.layers, self.heads, self.hidden, self.dropout
@@ -115,12 +117,13 @@ class CharLSTM(LanguageModel):
     layers: int = setting(1, at_least=1)
 
     def multiplications(self, data: NextTokens) -> float:
-        """4 h (d + h) for each token in the first layer, 8 h^2 in the others, and those of the outputs."""
+        """Return the multiplications: 4 h (d + h) for each token in the first layer, 8 h^2 in the others, and those of
+        the outputs."""
         first, others = 4 * self.hidden * (self.dim + self.hidden), 8 * self.hidden**2 * (self.layers - 1)
         return data.usual * (first + others + self.hidden * data.vocabulary)
 
     def build(self, data: NextTokens) -> nn.Module:
-        """Tokens [B, L] -> logits [B, L, vocabulary]."""
+        """Build the network: tokens [B, L] -> logits [B, L, vocabulary]."""
         from decentral.models.layers.transformer import Recurrent
 
         return Recurrent(data.vocabulary, self.dim, self.hidden, self.layers)
@@ -128,9 +131,11 @@ class CharLSTM(LanguageModel):
 
 @dataclass
 class CharTransformer(SmallTransformer, LanguageModel):
-    """Transformer decoder with layer normalization before each part, as GPT-2 (Radford et al., 2019), for any tokens.
+    """Transformer decoder with layer normalization before each part, as in GPT-2 (Radford et al., 2019), for any
+    tokens.
 
-    As model=text_transformer, but a token looks only at itself and those before it, and every place gets an output.
+    It is like model=text_transformer, but a token attends only to itself and to previous tokens, and every position has
+    an output.
 
     dim      model dimension
     layers   number of layers
@@ -142,11 +147,11 @@ class CharTransformer(SmallTransformer, LanguageModel):
     name: str = "char_transformer"
 
     def multiplications(self, data: NextTokens) -> float:
-        """Of the layers, and of the outputs."""
+        """Return the multiplications of the layers, and of the outputs."""
         return super().multiplications(data) + data.usual * self.dim * data.vocabulary
 
     def build(self, data: NextTokens) -> nn.Module:
-        """Tokens [B, L] -> logits [B, L, vocabulary]."""
+        """Build the network: tokens [B, L] -> logits [B, L, vocabulary]."""
         from decentral.models.layers.transformer import NextToken
 
         sizes = self.dim, self.layers, self.heads, self.hidden, self.dropout
@@ -158,15 +163,15 @@ _HUB = "distilbert-base-uncased"
 
 @dataclass
 class DistilBert(TextModel):
-    """DistilBERT with a layer for classes (Sanh et al., 2019, arXiv:1910.01108), as transformers builds it.
+    """DistilBERT with a classification layer (Sanh et al., 2019, arXiv:1910.01108), as transformers builds it.
 
-    Random, or fine-tuned from weights in a folder. Those of distilbert-base-uncased have 30,522 tokens: use them with
-    the tokenizer.json in the same folder, data.tokenizer=FOLDER/tokenizer.json. Nothing is downloaded unless
-    model.download=true.
+    The weights are random, or from a folder and then fine-tuned. Those of distilbert-base-uncased have 30,522 tokens:
+    use them with the tokenizer.json in the same folder, data.tokenizer=FOLDER/tokenizer.json. Nothing is downloaded
+    unless model.download=true.
 
     path      a folder with config.json and weights, as saved by transformers (null: random weights)
     download  download distilbert-base-uncased from the Hugging Face Hub if `path` is not given
-    dim       model dimension; this and the next ones apply to random weights only
+    dim       model dimension; this and the following settings apply to random weights only
     layers    number of layers
     heads     number of attention heads
     hidden    width of the feed-forward layer
@@ -195,11 +200,12 @@ class DistilBert(TextModel):
             raise ConfigError(f"model.path={self.path} has no config.json: give a folder saved by transformers.")
 
     def multiplications(self, data: LabelledTokens) -> float:
-        """Of the products with weights, and of the attention."""
+        """Return the multiplications of the products with weights, and of the attention."""
         return transformer_multiplications(data.usual, self.dim, self.layers, self.hidden)
 
     def build(self, data: LabelledTokens) -> nn.Module:
-        """Tokens [B, L] -> logits [B, num_classes]. Raises ConfigError if the weights are for other tokens."""
+        """Build the network: tokens [B, L] -> logits [B, num_classes]. Raises ConfigError if the weights are for other
+        tokens."""
         from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
         from decentral.models.layers.transformer import WithoutPadding

@@ -25,10 +25,10 @@ class Quadratics(Task):
     """Heterogeneous least squares with a known optimum, random (RelaySum paper, B.4) or from a file; float64.
 
         f(x) = 1/n sum_i ||A_i x - b_i||^2
-        g_i(x) = A_i^T (A_i x - b_i)                         half of the gradient, as the authors use it
+        g_i(x) = A_i^T (A_i x - b_i)                         half of the gradient, as in the authors' code
 
     problem            .npz file with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]`, or `x0 [n, d]` with a start for
-                       each worker (else zeros); the generator's keys other than the noise are then ignored
+                       each worker (default: zeros); the generator's keys other than the noise are then ignored
     dimension          dimension d
     singular_min       mu, the smallest singular value of the A_i (null: rescale only by the largest)
     singular_max       L, the largest
@@ -59,21 +59,21 @@ class Quadratics(Task):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the problem is a random one."""
+        """Return whether the problem is random."""
         return not self.problem
 
     def resolve_num_workers(self, config: TaskConfig) -> int:
-        """The file's n, where there is a file."""
+        """Return the file's n if there is a file."""
         if self.problem is None:
             return super().resolve_num_workers(config)
         return _workers_of(f"task.problem={self.problem}", read_problem(self.problem), config)
 
     def own_starts(self) -> bool:
-        """Whether the file says so."""
+        """Return whether the file has a start for each worker."""
         return self.problem is not None and read_problem(self.problem)["x0"].ndim == 2
 
     def check(self, config: TaskConfig) -> None:
-        """A single worker is not heterogeneous; A [n, d, d] has to fit into memory."""
+        """Check that zeta2 is possible for this number of workers, and that A [n, d, d] fits into memory."""
         if self.problem is None:
             assert config.num_workers is not None
             refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * config.num_workers * self.dimension**2)
@@ -81,7 +81,7 @@ class Quadratics(Task):
             raise ConfigError(f"task.zeta2={self.zeta2:g} needs several workers: with num_workers=1 use task.zeta2=0.")
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The problem on the device."""
+        """Open the problem on the device."""
         import torch
 
         from decentral.tasks.problems.convex import LeastSquares, QuadraticProblem, random_problem
@@ -103,13 +103,14 @@ class Quadratics(Task):
 
 
 def read_problem(path: str) -> dict[str, np.ndarray]:
-    """A [n, d, d], b [n, d] and x0 [d] or [n, d], float64, from an .npz file. Raises ConfigError for anything else."""
+    """Read A [n, d, d], b [n, d] and x0 [d] or [n, d], float64, from an .npz file. Raises ConfigError for other
+    content."""
     wanted = "give an .npz file with finite real numbers A [n, d, d], b [n, d] and, if any, x0 [d] or [n, d]"
     return _read_arrays(f"task.problem={path}", path, wanted, square=True)
 
 
 def _workers_of(said: str, arrays: dict[str, np.ndarray], config: TaskConfig) -> int:
-    """The file's n. Raises ConfigError for another one."""
+    """Return the file's n. Raises ConfigError for another number of workers."""
     n = len(arrays["A"])
     if config.num_workers not in (None, n):
         raise ConfigError(
@@ -119,7 +120,7 @@ def _workers_of(said: str, arrays: dict[str, np.ndarray], config: TaskConfig) ->
 
 
 def _read_arrays(said: str, path: str, wanted: str, square: bool) -> dict[str, np.ndarray]:
-    """A [n, m, d], b [n, m] and x0 from an .npz file; m = d if `square`."""
+    """Read A [n, m, d], b [n, m] and x0 from an .npz file; m = d if `square`."""
     file = at_home(path)
     if not file.is_file():
         raise ConfigError(f"{said} is not a file: {wanted}.")
@@ -142,7 +143,7 @@ def _read_arrays(said: str, path: str, wanted: str, square: bool) -> dict[str, n
 
 
 class Loss(Enum):
-    """Of a sample (a, b) at the margin z = a^T x.
+    """Loss of a sample (a, b) at the margin z = a^T x.
 
     - linear: (z - b)^2 / 2
     - logistic: log(1 + exp(-b z)) with labels b = -1 or 1
@@ -161,16 +162,16 @@ class Regression(Task):
         linear: b_is = a_is^T w_i + noise e_is, e normal    logistic: b_is = sign(a_is^T w_i + noise e_is), e logistic
 
     m samples and d = dimension for each worker, full gradients. The optimum is the solution of the normal equations
-    (linear), or is found by Newton's method to machine precision (logistic). The metrics are f(x) - f(x*),
-    ||x - x*|| and ||x - x*||^2 / ||x*||^2. All of it is drawn from the run's seed, or read from a file.
+    (linear), or is found by Newton's method to machine precision (logistic). The metrics are f(x) - f(x*), ||x - x*||
+    and ||x - x*||^2 / ||x*||^2. All data are drawn from the run's seed, or read from a file.
 
     samples              .npz file with samples `A [n, m, d]`, labels `b [n, m]` (logistic: -1 or 1), and optionally the
-                         start `x0 [d]`, or `x0 [n, d]` with one for each worker (else zeros); all keys below other than
-                         l2 and loss are then ignored
+                         start `x0 [d]`, or `x0 [n, d]` with one for each worker (default: zeros); all keys below other
+                         than l2 and loss are then ignored
     loss                 linear or logistic
     samples_per_worker   samples per worker m
     dimension            dimension d
-    l2                   weight of the L2 regularization; logistic regression needs some, or may have no optimum
+    l2                   weight of the L2 regularization; without it, logistic regression may have no optimum
     noise                scale of the label noise
     heterogeneity        distance between the workers' true models
     """
@@ -194,8 +195,8 @@ class Regression(Task):
             )
 
     def check(self, config: TaskConfig) -> None:
-        """Without regularization, fewer samples than coordinates do not determine the optimum; all have to fit into
-        memory."""
+        """Check that the optimum is unique, which without regularization requires at least as many samples as
+        coordinates, and that all data fit into memory."""
         if self.samples is not None:
             n, m, d = self._arrays()["A"].shape
         else:
@@ -209,17 +210,17 @@ class Regression(Task):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the samples are random ones."""
+        """Return whether the samples are random."""
         return not self.samples
 
     def resolve_num_workers(self, config: TaskConfig) -> int:
-        """The file's n, where there is a file."""
+        """Return the file's n if there is a file."""
         if self.samples is None:
             return super().resolve_num_workers(config)
         return _workers_of(f"task.samples={self.samples}", self._arrays(), config)
 
     def own_starts(self) -> bool:
-        """Whether the file says so."""
+        """Return whether the file has a start for each worker."""
         return self.samples is not None and self._arrays()["x0"].ndim == 2
 
     def _arrays(self) -> dict[str, np.ndarray]:
@@ -234,7 +235,7 @@ class Regression(Task):
         return found
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The data of all workers, and the optimum."""
+        """Open the data of all workers, and the optimum."""
         import torch
 
         from decentral.tasks.problems.convex import LOSSES, RegressionProblem, Samples, draw
@@ -257,7 +258,7 @@ class Regression(Task):
 
 @dataclass
 class MeanEstimation(Task):
-    """Every worker draws a sample in every step; all of them estimate the mean (RelaySum paper, section 3).
+    """Distributed mean estimation: every worker draws a sample in every step (RelaySum paper, section 3).
 
         s_i^t ~ N(mean, std^2) in each of `dimension` coordinates;  gradient x_i - s_i^t, of 1/2 ||x_i - s_i^t||^2
 
@@ -273,11 +274,11 @@ class MeanEstimation(Task):
     precision: ClassVar[Precision | None] = Precision.fp64
 
     def check(self, config: TaskConfig) -> None:
-        """The models have to fit into memory."""
+        """Check that the models fit into memory."""
         refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * config.num_workers * self.dimension)
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The stream of samples."""
+        """Open the stream of samples."""
         from decentral.tasks.problems.convex import SampleMean
 
         return SampleMean(self.mean, self.std, self.dimension, config.seed, workers, device)

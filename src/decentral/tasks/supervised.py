@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from decentral.tasks.task import Problem
 
 COUNTED = ("accuracy", "f1", "macro_f1", "per_class_accuracy")
-"""Metrics that every task with classes, or tokens, has."""
+"""Metrics of every task with classes or tokens."""
 RECORDED = ("accuracy", "loss", "consensus_distance", "gain", "gain_of_norms", "compression_error", "density")
-"""Names of what runs of tasks with classes record anyway."""
+"""Names of metrics that runs of tasks with classes always record."""
 LOSSES = ("cross_entropy", "mse")
 _MOST_CLASSES, _MOST_OUTPUTS = 200, 2e8  # a metric for each; 1.6 GB
 _MULTIPLICATIONS_PER_S = 5e10
@@ -36,13 +36,13 @@ class SupervisedTask(Task):
 
     name: str
     reshuffle: bool
-    """Whether a worker's examples are shuffled anew in every epoch."""
+    """True if a worker's examples are shuffled again in every epoch."""
     drop_last: bool
-    """Whether the examples that fill no batch are left out at the end of an epoch."""
+    """True if the examples that do not fill a batch are left out at the end of an epoch."""
     takes: ClassVar[type[DataDescription]]
-    """The kind of data."""
+    """The supported kind of data."""
     wants: ClassVar[str]
-    """The same in words, for the sentence that refuses other data."""
+    """The same in words, for the message that refuses other data."""
     example_data: ClassVar[str]
     """A data set of that kind."""
     uses: ClassVar[tuple[str, ...]] = ("data", "partition", "model")
@@ -51,7 +51,7 @@ class SupervisedTask(Task):
     own_batches: ClassVar[bool] = True
 
     def check(self, config: TaskConfig) -> None:
-        """The data is there, can be split, and the model takes it; functions that are named are there."""
+        """Check that the data exist and can be split, that the model takes them, and that named functions exist."""
         info = config.data.inspect()
         if not isinstance(info, self.takes):
             fits = [name for name, task in components("tasks").items() if isinstance(info, getattr(task, "takes", ()))]
@@ -88,7 +88,7 @@ class SupervisedTask(Task):
             )
 
     def _check_metrics(self, config: TaskConfig, info: DataDescription) -> None:
-        """Raise ConfigError for metrics that are not there, or that would take too much memory."""
+        """Raise ConfigError for metrics that do not exist, or that would take too much memory."""
         names, own = config.metrics, [name for name in config.metrics if ":" in name]
         for name in names:
             if name not in (*COUNTED, *own):
@@ -145,17 +145,18 @@ class SupervisedTask(Task):
         config.data.prepare()
 
     def num_examples(self, config: TaskConfig) -> tuple[int, int]:
-        """Of the data set, and of `evaluation.part`."""
+        """Return the numbers of examples of the data set, and of `evaluation.part`."""
         info = config.data.inspect()
         return info.num_train, len(config.evaluation.numbers(info.num_test))
 
     def useful_processes(self, config: TaskConfig) -> float:
-        """The most of which each still saves more time than it takes to start: W / (k - 1) - W / k > s for the k-th.
+        """Return the largest k for which the k-th process saves more time than its start takes: W / (k - 1) - W / k >
+        s.
 
-        All passes take W, a process s = 1 second to start. A step of n workers with batches of B takes about
-        3 n B m / (5e10 per second) + 50 us n on a core, for a model of m multiplications: forward and backward passes,
-        and their calls. (Measured on a core: cnn, n = 16, B = 32, 11 ms on 8 x 8 digits, 64 ms on 28 x 28; mlp, n = 64,
-        B = 16, 3.4 ms.)
+        All passes take time W, and a process takes s = 1 second to start. A step of n workers with batches of B takes
+        about 3 n B m / (5e10 per second) + 50 us n on a core, for a model of m multiplications: forward and backward
+        passes, and their calls. (Measured on a core: cnn, n = 16, B = 32, 11 ms on 8 x 8 digits, 64 ms on 28 x 28; mlp,
+        n = 64, B = 16, 3.4 ms.)
         """
         info, n = config.data.inspect(), config.num_workers
         examples = config.accumulate * int(config.batch_sizes().sum())
@@ -165,7 +166,8 @@ class SupervisedTask(Task):
         return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
 
     def num_parameters(self, config: TaskConfig) -> int:
-        """Of the model, which is built without memory for its values, and without the data."""
+        """Return the number of parameters of the model, which is built without memory for its values, and without the
+        data."""
         import torch
 
         with torch.device("meta"):
@@ -175,7 +177,7 @@ class SupervisedTask(Task):
 
 @dataclass(kw_only=True)
 class ClassificationTask(SupervisedTask):
-    """Which of several classes an example is of.
+    """Classification of examples.
 
     loss             cross_entropy, mse (of the outputs to 1 for the class and 0 for all others), or module:function
     label_smoothing  s: cross-entropy to (1 - s) + s / C for the class and s / C for the other classes, of C classes;
@@ -195,7 +197,7 @@ class ClassificationTask(SupervisedTask):
             )
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The local workers' models and data."""
+        """Open the local workers' models and data."""
         from decentral.tasks.problems.classification import Classification
 
         return Classification(self, config, workers, device)
@@ -281,7 +283,7 @@ class Language(SupervisedTask):
     eval_every_epochs: ClassVar[float | None] = 3.0
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The local workers' models and text."""
+        """Open the local workers' models and text."""
         from decentral.tasks.problems.classification import NextTokenPrediction
 
         return NextTokenPrediction(self, config, workers, device)

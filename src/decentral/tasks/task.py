@@ -36,16 +36,16 @@ _FEW_EXAMPLES = 1000  # up to this number, all are evaluated: that takes seconds
 
 @dataclass
 class EvaluationSettings(Settings, where="evaluation"):
-    """When and on how much the models are tested on the way. The last evaluation is on all test examples of `part`.
+    """Times and extent of evaluations during a run. The last evaluation is on all test examples of `part`.
 
     every_epochs  evaluation interval, in passes over the data (null: the task's default; where a pass is one step,
                 about 100 evaluations per run)
     every_simulated_s  evaluation interval in simulated seconds of a virtual cluster, instead: evaluate after the step
                        that completes it
-    examples    number of test examples, always the same ones, drawn by the seed: a number, all, or auto: as many as
-                keep the time of all evaluations, including the last one, at a tenth of that of the training passes, but
-                at least 200, and all if there are at most 1000. The iterates and the last evaluation do not depend on
-                it, so auto and all share one run ID
+    examples    number of test examples, always the same ones, drawn by the seed: a number, all, or auto. auto limits
+                the time of all evaluations, including the last one, to a tenth of that of the training passes, but uses
+                at least 200 examples, and all if there are at most 1000. The iterates and the last evaluation do not
+                depend on it, so auto and all share one run ID
     part        all test examples, or the validation or the test half: half of a random order that depends only on their
                 number. Choose settings on one half, and report results on the other
     split       test examples of each worker's model: global, all of them; local, the worker's own test set, with its
@@ -77,7 +77,7 @@ class EvaluationSettings(Settings, where="evaluation"):
             )
 
     def numbers(self, num_test: int) -> np.ndarray:
-        """The numbers of the test examples of `part`, in their order; the halves are the same in every run."""
+        """Return the numbers of the test examples of `part`, in their order; the halves are the same in every run."""
         if self.part == "all":
             return np.arange(num_test)
         shuffled = numpy_generator(0, "halves of the test examples").permutation(num_test)
@@ -110,11 +110,11 @@ class Scope(NamedTuple):
     examples: int | None = None
     """Number of test examples, always the same ones; None for all."""
     tell: Callable[[str], None] = silent
-    """Called with words such as 'worker 3 of 16', now and then."""
+    """Function that is called from time to time with text such as 'worker 3 of 16'."""
     numbers: Tensor | None = None
-    """Which test examples, in their order; None for those that the whole test set begins with, or has at random."""
+    """Numbers of the test examples, in their order; None for the first ones of the test set, or for a random choice."""
     local: bool = False
-    """Whether each worker's own test set is meant."""
+    """True for each worker's own test set."""
 
 
 WHOLE = Scope()
@@ -136,7 +136,7 @@ class TaskConfig(Protocol):
     cluster: Any
     evaluation: EvaluationSettings
     num_workers: Any
-    """n; None, where nothing was said, until `Task.resolve_num_workers` has found it."""
+    """n; None if the configuration does not set it, until `Task.resolve_num_workers` determines it."""
     batch_size: int
     batch_size_per_worker: list[Any] | None
     accumulate: int
@@ -156,10 +156,10 @@ class TaskConfig(Protocol):
 
 
 class Task(Settings, ABC, where="task"):
-    """A dataclass whose fields are its configuration."""
+    """A task: a dataclass whose fields are its configuration."""
 
     uses: ClassVar[tuple[str, ...]] = ()
-    """The groups of the configuration that this task reads: they are part of the run's identity."""
+    """Groups of the configuration that this task reads: they are part of the run's identity."""
 
     eval_every_epochs: ClassVar[float | None] = 1.0
     """Default interval of evaluations; None: about 100 per run."""
@@ -175,20 +175,20 @@ class Task(Settings, ABC, where="task"):
     """The precision of its models, if it overrides the configuration."""
 
     has_samples: ClassVar[bool] = True
-    """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
+    """True if x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
 
     has_classes: ClassVar[bool] = False
-    """Whether test examples have classes, of which each worker has its own distribution (`evaluation.split`)."""
+    """True if test examples have classes, of which each worker has its own distribution (`evaluation.split`)."""
 
     own_batches: ClassVar[bool] = False
-    """Whether workers may have different batch sizes (`batch_size_per_worker`)."""
+    """True if workers may have different batch sizes (`batch_size_per_worker`)."""
 
     def num_examples(self, config: TaskConfig) -> tuple[int, int] | None:
         """Return the numbers of training and test examples; None for problems without examples."""
         return None
 
     def own_starts(self) -> bool:
-        """Whether workers start from different models."""
+        """Return whether workers start from different models."""
         return False
 
     def resolve_num_workers(self, config: TaskConfig) -> int:
@@ -201,17 +201,17 @@ class Task(Settings, ABC, where="task"):
         return config.data.inspect() if "data" in self.uses else None
 
     def check(self, config: TaskConfig) -> None:
-        """Refuse, quickly and without torch, what cannot work. Raises ConfigError."""
+        """Check, quickly and without torch, that the configuration can work. Raises ConfigError."""
 
     def prepare(self, config: TaskConfig) -> None:
-        """Do slow things once, before any worker starts: download, decode. Raises ConfigError."""
+        """Prepare slow things once, before any worker starts: download, decode. Raises ConfigError."""
 
     def useful_processes(self, config: TaskConfig) -> float:
-        """The most processes that `processes=auto` should start; math.inf for one per core."""
+        """Return the maximum number of processes that `processes=auto` should start; math.inf for one per core."""
         return 1
 
     def num_parameters(self, config: TaskConfig) -> int:
-        """P, of the model that is trained. Here: by opening the problem for one worker."""
+        """Return the number of parameters P of the trained model. By default, the problem is opened for one worker."""
         import torch
 
         problem = self.open(config, range(1), torch.device("cpu"))
@@ -222,11 +222,11 @@ class Task(Settings, ABC, where="task"):
 
     @abstractmethod
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The problem, for the local workers."""
+        """Open the problem, for the local workers."""
 
 
 class Problem(ABC):
-    """n functions F_i on R^P with a stochastic gradient, and what can be said of a model."""
+    """n functions F_i on R^P with stochastic gradients, and the metrics of a model."""
 
     metrics: tuple[Metric, ...]
     """The metrics of an evaluation on one test set; the first is the target metric."""
@@ -235,19 +235,19 @@ class Problem(ABC):
     """The evaluation data: see `EvaluationSettings`."""
 
     loss_unit: str = ""
-    """Of the training loss, such as nats."""
+    """Unit of the training loss, such as nats."""
 
     notes: tuple[str, ...] = ()
     """Notes for readers of the metrics, for example on which data batch-norm statistics were recomputed."""
 
     facts: Mapping[str, Any] = {}
-    """How it computes, for the provenance."""
+    """Facts on its computation, for the provenance."""
 
     writes: bool = False
-    """Whether a gradient may also change the models x: `forward` of user code may."""
+    """True if a gradient may also change the models x, as `forward` of user code may."""
 
     data_s: float = 0.0
-    """Time that the gradients so far have waited for their batches."""
+    """Seconds that the gradients so far have waited for their batches."""
 
     steps_per_epoch: float
 
@@ -268,15 +268,15 @@ class Problem(ABC):
     def prove(self, x: Tensor, draws: np.ndarray) -> None:
         """Compare the fast computation of gradients with the one-by-one computation, on a batch of all local workers.
 
-        Before the first of these draws [k], at models x [k, P]. If they differ, gradients are computed one by one from
-        then on, which `facts` and `notes` report. Raises ConfigError if that is not allowed.
+        It is called before the first of these draws [k], at models x [k, P]. If the results differ, gradients are
+        computed one by one from then on, which `facts` and `notes` report. Raises ConfigError if that is not allowed.
         """
 
     @abstractmethod
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
-        """Statistics of local workers' own models x [k, P]: [r, S], float64 on the CPU.
+        """Return statistics of local workers' own models x [k, P]: [r, S], float64 on the CPU.
 
-        Of all k of them, or of `workers`: distinct local indices.
+        They are those of all k workers, or of `workers`: distinct local indices.
 
         Metrics are computed from statistics summed over test examples, such as the number of correct ones, the sum of
         losses, and the count. See `finish`.
@@ -286,8 +286,8 @@ class Problem(ABC):
         """Return the same statistics of one model, the average of all: [P] -> [S], float64 on the CPU.
 
         The results for part = 0, ..., parts - 1 sum to those of all test examples: every process evaluates its share;
-        of local test sets, that is those of its workers.
-        Here, for problems without examples, the first part is everything.
+        with local test sets, the share is its workers' test sets. By default, for problems without examples, the first
+        part is everything.
         """
         found = self.worker_statistics(x[None], scope=scope)[0]
         return found if part == 0 else found.new_zeros(found.shape)
@@ -314,14 +314,14 @@ class Problem(ABC):
         return None
 
     def names(self) -> dict[str, list[str]]:
-        """Return the names of what has numbers, such as {'class': ['cat', 'dog']}; only those with names."""
+        """Return the names of numbered things, such as {'class': ['cat', 'dog']}; only of those with names."""
         return {}
 
     def save_tables(self, directory: Path) -> None:
-        """Write what describes the problem, such as the distribution of the data (partition.csv)."""
+        """Write tables that describe the problem, such as the distribution of the data (partition.csv)."""
 
     def save_outputs(self, x: Tensor, net: Network, world: World, directory: Path) -> None:
-        """Write what the average of all models gives in the end, such as translations.csv: all processes call this with
+        """Write final outputs of the average of all models, such as translations.csv: all processes call this with
         their x [k, P] after the last evaluation, and the leader writes."""
 
     def model_states(self) -> list[dict[str, Any]]:
@@ -340,13 +340,14 @@ class Problem(ABC):
         return []
 
     def load_state(self, state: list[Any]) -> None:
-        """Go on from what `state` once gave: the entries of the local workers; not called where there were none."""
+        """Restore a result of `state`: the entries of the local workers. It is not called if there are none."""
 
     def model_tensors(self, x: Tensor, state: Mapping[str, Any] | None) -> dict[str, Any]:
         """Return a model x [P] with one of the `model_states` in saved form, the module's `state_dict`; without a
         state, the averaged model.
 
-        {} if no `nn.Module` is trained: x is then of little use without its problem, and no models are saved.
+        The result is {} if no `nn.Module` is trained: x is then of little use without its problem, and no models are
+        saved.
         """
         return {}
 
@@ -355,7 +356,7 @@ class Problem(ABC):
         return RowLayout.flat(len(x))
 
     def average_states(self, net: Network, members: Sequence[int] | None = None) -> None:
-        """Let the averaged model have what fits it of the `model_states` of all workers, or of these: all processes
+        """Give the averaged model the averages of the `model_states` of all workers, or of `members`. All processes
         call this before `average_statistics` and `model_tensors` of the averaged model."""
 
     def take_over_states(self, donors: Mapping[int, Sequence[int]], net: Network) -> int:
@@ -366,11 +367,11 @@ class Problem(ABC):
         return 0
 
     def begin_with(self, tensors: Mapping[str, Any]) -> Tensor:
-        """The model x^0 [P] with these tensors, by name, for all workers, and their states.
+        """Return the common start x^0 [P] with these tensors, by name, and adopt their states.
 
-        Raises ConfigError if they are those of another model, or there are no modules here.
+        Raises ConfigError if they belong to another model, or if this problem has no modules.
         """
         raise ConfigError("init= needs a task that trains networks, such as task=images: leave it out.")
 
     def close(self) -> None:
-        """Release what the problem holds."""
+        """Release the resources of the problem."""

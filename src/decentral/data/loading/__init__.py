@@ -1,1 +1,2 @@
-"""From prepared data to batches on the device; these modules import torch, so only `DataSet.load` imports them."""
+"""Loading of prepared data as batches on the device; these modules import torch, so only `DataSet.load` imports
+them."""

@@ -25,8 +25,8 @@ class Transform:
     """
 
     def __init__(self, name: str, policy: str, shape: Sequence[int], seed: int) -> None:
-        """name: autoaugment, with the policy of that name in torchvision, or module:transform, which is a function, an
-        object that can be called, or the class of one. `shape` [C, H, W] is what it has to give."""
+        """Create the transform `name`: autoaugment, with torchvision's policy of that name, or module:transform. The
+        latter is a function, a callable object, or the class of one. `shape` [C, H, W] is the required output shape."""
         self.name, self.policy, self.shape, self.seed = name, policy, tuple(shape), seed
         self._passport, self._made = plugins.passport(), list[Callable[[Tensor], Any]]()
 
@@ -34,7 +34,7 @@ class Transform:
         return vars(self) | {"_made": []}
 
     def __call__(self, images: Sequence[Tensor], worker: int, draw: int) -> Tensor:
-        """Images [C, H, W] -> [B, C, H, W]. Raises ConfigError for what is no image of this shape."""
+        """Transform images [C, H, W] -> [B, C, H, W]. Raises ConfigError if a result is not an image of this shape."""
         with blame.calling(f"data.augment={self.name}"), seeded(self.seed, "augment", worker, draw):
             self._made = self._made or [self._make()]
             found = [self._made[0](image) for image in images]

@@ -1,4 +1,4 @@
-"""Data sets that live on the device: images as bytes, one random batch for each worker, texts in tokens."""
+"""Data sets that are stored on the device: images as bytes, one random batch for each worker, texts in tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Normalize:
         self.shift = -torch.tensor(mean, dtype=torch.float32, device=device)[:, None, None] / deviation
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Always a new float32 tensor."""
+        """Return a new float32 tensor."""
         return images.to(torch.float32).mul_(self.scale).add_(self.shift)
 
 
@@ -39,10 +39,10 @@ class InMemory(Loaded):
     """Images [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalized there.
 
     A training image is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
-    torchvision) and, if `flip`, mirrored with probability 1/2: one of 2 (2 pad + 1)^2 equally likely variants. Which
-    one is a hash of (seed, worker, step, position), computed for the whole batch at once, the same on every device.
-    Then it is transformed, if there is a `transform`.
-    `mean` and `std` are per channel, in units of the stored bytes. Nothing here waits for the device.
+    torchvision) and, if `flip`, mirrored with probability 1/2: one of 2 (2 pad + 1)^2 equally likely variants. The
+    variant is a hash of (seed, worker, step, position), computed for the whole batch at once, the same on every device.
+    Then the image is transformed, if there is a `transform`. `mean` and `std` are per channel, in units of the stored
+    bytes. Nothing here waits for the device.
     """
 
     drawn_apart = True
@@ -102,7 +102,7 @@ class InMemory(Loaded):
         return images, self._test_labels.index_select(0, numbers)
 
     def _crop_and_flip(self, images: Tensor, workers: Sequence[int], steps: Sequence[int]) -> Tensor:
-        """[k B, C, H, W] uint8 -> the same, every image in its own variant."""
+        """Crop and flip every image to its own variant, [k B, C, H, W] uint8 -> the same shape."""
         shifts = 2 * self.pad + 1
         positions = np.arange(len(images) // len(workers))
         draw = uniform(self.seed, "augment", np.asarray(workers)[:, None], np.asarray(steps)[:, None], positions)
@@ -111,7 +111,7 @@ class InMemory(Loaded):
         return self._windows(padded, variants) if self.device.type == "cpu" else self._gathered(padded, variants)
 
     def _windows(self, padded: Tensor, variants: np.ndarray) -> Tensor:
-        """On a CPU: a copy of each image's window, row by row of its pixels."""
+        """Copy each image's window, row by row of its pixels: the fast way on a CPU."""
         shifts = 2 * self.pad + 1
         size = tuple(self._images.shape[2:])
         windows = np.lib.stride_tricks.sliding_window_view(padded.numpy(), size, axis=(2, 3))
@@ -122,7 +122,7 @@ class InMemory(Loaded):
         return torch.from_numpy(images)
 
     def _gathered(self, padded: Tensor, variants: np.ndarray) -> Tensor:
-        """On a GPU: one gather from the padded batch."""
+        """Gather all windows from the padded batch at once: the fast way on a GPU."""
         shifts = 2 * self.pad + 1
         variant = self._to_device(torch.from_numpy(variants))
         down = variant % shifts
@@ -135,23 +135,24 @@ class InMemory(Loaded):
         return padded.flatten(2).gather(2, pixels).view(*padded.shape[:2], *self._images.shape[2:])
 
     def _to_device(self, host: Tensor) -> Tensor:
-        """A copy that the host does not wait for (from pinned memory, if the device is a GPU)."""
+        """Copy to the device without waiting (from pinned memory, if the device is a GPU)."""
         if self.device.type == "cuda":
             return host.pin_memory().to(self.device, non_blocking=True)
         return host.to(self.device)
 
 
 def read_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """The four arrays of a prepared data set: train_images, train_labels, test_images, test_labels.
+    """Return the four arrays of a prepared data set: train_images, train_labels, test_images, test_labels.
 
-    They are mapped, not read: the processes of a host share the pages ("c" is copy on write, which torch wants).
+    They are memory-mapped: the processes of a host share the pages ("c" is copy on write, which torch requires).
     """
     names = ("train_images", "train_labels", "test_images", "test_labels")
     return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
 
 
 class FixedBatch(Loaded):
-    """Images are standard normal and depend on (seed, worker) only; `train_labels` are for the partition alone."""
+    """One batch of images per worker, standard normal, a function of (seed, worker) only. `train_labels` are for the
+    partition."""
 
     def __init__(self, info: ImageData, train_labels: np.ndarray, *, device: torch.device | str, seed: int) -> None:
         self.device, self.seed, self.info = torch.device(device), seed, info
@@ -159,7 +160,7 @@ class FixedBatch(Loaded):
         self._drawn: dict[tuple[int, ...], tuple[Tensor, Tensor, int]] = {}
 
     def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `Loaded`; of rows only their number counts."""
+        """See `Loaded`; only the number of rows matters."""
         key = rows.shape[1], *workers
         if key not in self._drawn or self._drawn[key][0]._version != self._drawn[key][2]:  # a model has written into it
             each = [self._draw("training", rows.shape[1], worker) for worker in workers]
@@ -184,7 +185,7 @@ Part = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Padded:
-    """Sequences of tokens as rows [N, longest] on the device, filled up with padding."""
+    """Sequences of tokens as rows [N, longest] on the device, padded at the end."""
 
     def __init__(self, tokens: np.ndarray, lengths: np.ndarray, device: torch.device) -> None:
         rows = np.full((len(lengths), int(lengths.max(initial=1))), PADDING, dtype=np.int32)
@@ -196,13 +197,14 @@ class Padded:
         return len(self.lengths)
 
     def __call__(self, numbers: Tensor) -> Tensor:
-        """These sequences [b] on the CPU -> [b, L] int64 on the device, L being the length of the longest of them."""
+        """Return these sequences [b] on the CPU as [b, L] int64 on the device, where L is the length of the longest of
+        them."""
         longest = int(self.lengths[numbers].max())
         return self.rows[:, :longest].index_select(0, numbers.to(self.rows.device)).long()
 
 
 class TextsInMemory(Loaded):
-    """Texts with labels; every batch is filled up to its longest text."""
+    """Texts with labels; every batch is padded to its longest text."""
 
     def __init__(self, train: Part, test: Part, num_classes: int, device: torch.device | str) -> None:
         self.device, self.num_classes = torch.device(device), num_classes
@@ -214,7 +216,7 @@ class TextsInMemory(Loaded):
 
     @classmethod
     def read(cls, folder: Path, num_classes: int, device: torch.device | str) -> TextsInMemory:
-        """From the arrays of a prepared data set."""
+        """Read the arrays of a prepared data set."""
         parts = [
             tuple(np.load(folder / f"{split}_{what}.npy") for what in ("tokens", "lengths", "labels"))
             for split in ("train", "test")
@@ -247,7 +249,7 @@ class Windows(Loaded):
         self.train_labels, self.num_test = np.load(folder / "train_labels.npy"), info.num_test
         self._train, self._test = (Padded(*each, self.device) for each in (train, test))
         self.characters = torch.from_numpy(np.load(folder / "characters.npy")).to(self.device)
-        """[vocabulary]: number of characters of each token."""
+        """Number of characters of each token: [vocabulary]."""
         counts = np.bincount(train[0], minlength=info.vocabulary) + 1.0
         targets = np.delete(test[0], np.cumsum(test[1]) - test[1])
         self.unigram = float(math.log(counts.sum()) - np.log(counts[targets]).mean())

@@ -31,14 +31,14 @@ _KEPT_BYTES = 2e9  # test examples up to this size are read once
 class Look(NamedTuple):
     """The result of inspecting a data set.
 
-    where       what it is called
+    where       name of the data set
     labels      [N] int64
-    shape       of an example
-    shared      examples lie where others have lain: they are copied when they are read
-    agrees      the labels are those that an attribute tells, if there is one
+    shape       shape of an example
+    shared      examples reuse each other's memory: they are copied when they are read
+    agrees      the labels equal those of an attribute, if there is one
     inputs      [N, ...] all examples, if they are tensors in memory
-    odd         the first of the examples that were read, but are not finite; -1 if none is
-    digest      of what was looked at; '' if it is another one when it is read again
+    odd         index of the first inspected example that is not finite; -1 if all are
+    digest      digest of the inspected examples; '' if it differs when they are read again
     """
 
     where: str
@@ -52,10 +52,10 @@ class Look(NamedTuple):
 
 
 class MapStyle(Loaded):
-    """Training examples are read with their labels whenever they are drawn, test examples once; those of a
-    TensorDataset are gathered.
+    """A map-style data set on a device. Training examples are read with their labels whenever they are drawn, test
+    examples once; those of a TensorDataset are gathered.
 
-    Generators (torch, numpy, random) are seeded for the examples of each worker and step, and left as they were.
+    Generators (torch, numpy, random) are seeded for the examples of each worker and step, and restored.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class MapStyle(Loaded):
         return torch.stack([examples for examples, _ in read]).to(self.device), labels
 
     def tested(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """See `Loaded`; what has been read is kept, as long as there is room."""
+        """See `Loaded`; test examples are cached while there is room."""
         pairs = [self._test_example(number) for number in numbers.tolist()]
         labels = torch.tensor([label for _, label in pairs], device=self.device)
         return torch.stack([one for one, _ in pairs]).to(self.device, self._dtype), labels
@@ -116,7 +116,7 @@ class MapStyle(Loaded):
         return tuple(found)
 
     def close(self) -> None:
-        """Forget the test examples."""
+        """Release the test examples."""
         self._kept = {}
 
     def _read(self, worker: int, step: int, numbers: list[int]) -> tuple[Tensor, list[int]]:
@@ -149,7 +149,8 @@ class MapStyle(Loaded):
 
 
 def example(value: Any, number: int, where: str) -> Tensor:
-    """The first of a pair (example, label) as a tensor. Raises ConfigError if it is neither a tensor nor an array."""
+    """Return the first of a pair (example, label) as a tensor. Raises ConfigError if it is neither a tensor nor an
+    array."""
     try:
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(np.require(value, requirements=["C", "W"]))
@@ -213,7 +214,7 @@ def look_at(data: Any, where: str) -> Look:
 def _read(
     data: Any, numbers: Sequence[int], where: str, shape: torch.Size | None = None
 ) -> tuple[list[Tensor], list[Tensor], list[int]]:
-    """These examples as they come, copies of them, and their labels."""
+    """Return these examples as they are read, copies of them, and their labels."""
     read, copies, labels = list[Tensor](), list[Tensor](), list[int]()
     for number in numbers:
         first, label = _pair(data, number, where)
@@ -227,12 +228,12 @@ def _read(
 
 
 def _first_odd(examples: Sequence[Tensor] | Tensor) -> int:
-    """The number of the first example that is not finite; -1 if all are."""
+    """Return the number of the first example that is not finite; -1 if all are."""
     return next((number for number, one in enumerate(examples) if not one.isfinite().all()), -1)
 
 
 def _check_digits(examples: Tensor, what: str) -> None:
-    """Whole numbers become float32, which has 24 bits for them."""
+    """Check that integers fit into float32, which has 24 bits for them."""
     if examples.dtype in (torch.int32, torch.int64) and (examples.abs() > _MOST_EXACT).any():
         raise ConfigError(f"{what} has integers above {_MOST_EXACT:,}, which float32 rounds: give floats.")
 
@@ -301,7 +302,7 @@ def _pair(data: Any, number: int, where: str) -> tuple[Any, Any]:
 
 
 def _tensors(data: Any) -> Tensor | None:
-    """All examples of a TensorDataset, or of a subset of one."""
+    """Return all examples of a TensorDataset, or of a subset of one."""
     if type(data) is Subset:
         inner = _tensors(data.dataset)
         return None if inner is None else inner[torch.as_tensor(data.indices)]

@@ -42,7 +42,8 @@ class Piece(NamedTuple):
 class ImageFiles(Dataset[Tensor | str]):
     """The image files of a split, decoded a piece at a time: [B, 3, S, S] uint8.
 
-    A broken image gives the message instead: an exception would reach the user wrapped in a loader's traceback.
+    For a broken image, the message is returned instead: an exception would reach the user wrapped in a loader's
+    traceback.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class ImageFiles(Dataset[Tensor | str]):
         transform: Transform | None = None,
         whole: bool = False,
     ):
-        """`augment_seed`: seed of random crops (None: central crop); `whole`: `transform` gets uncropped images."""
+        """Store the settings. `augment_seed` is the seed of random crops (None: central crop). `whole`: `transform`
+        gets uncropped images."""
         self.root, self.image_size, self.augment_seed = root, image_size, augment_seed
         self.transform, self.whole = transform, whole
         self.files = np.array([file.encode() for file in files])  # one block of memory to pass to a loader
@@ -67,7 +69,7 @@ class ImageFiles(Dataset[Tensor | str]):
             return str(error)
 
     def decoded(self, piece: Piece) -> list[Tensor]:
-        """The images before they are transformed. Raises ConfigError that names a broken one."""
+        """Return the images before they are transformed. Raises ConfigError that names a broken image."""
         found = []
         for position, index in enumerate(piece.indices):
             image = self._cropped(open_image(self.root / self.files[index].decode()), piece, position)
@@ -86,10 +88,10 @@ class ImageFiles(Dataset[Tensor | str]):
 
 
 def crop_box(width: int, height: int, draws: np.random.Generator) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of a crop with 8-100 % of the area and an aspect ratio between 3/4 and 4/3.
+    """Return (left, top, right, bottom) of a crop with 8-100 % of the area and an aspect ratio between 3/4 and 4/3.
 
-    Area uniform, ratio log-uniform, place uniform (Szegedy et al., CVPR 2015; torchvision's `RandomResizedCrop`).
-    After ten crops that do not fit, the largest central one whose ratio is allowed.
+    The area is uniform, the ratio log-uniform, the position uniform (Szegedy et al., CVPR 2015; torchvision's
+    `RandomResizedCrop`). After ten crops that do not fit, it is the largest central crop with an allowed ratio.
     """
     for _ in range(10):
         area = width * height * draws.uniform(0.08, 1)
@@ -104,7 +106,7 @@ def crop_box(width: int, height: int, draws: np.random.Generator) -> tuple[int, 
 
 
 class Streamed(Loaded):
-    """Images decoded, cropped and flipped by `num_loaders` processes (0: in this one), normalized on the device.
+    """Images decoded, cropped and flipped by `num_loaders` processes (0: in this process), normalized on the device.
 
     The crop of an image is addressed by (seed, worker, step, position), so it depends neither on the number of loaders
     nor on that of processes. About `prefetch_steps` steps are decoded ahead.
@@ -170,7 +172,7 @@ class Streamed(Loaded):
     def _pieces(
         self, files: ImageFiles, pieces: Iterable[Piece], pieces_per_step: int
     ) -> Generator[Tensor, None, None]:
-        """The pieces in order, on the device; closing it stops the loaders."""
+        """Yield the pieces in order, on the device; closing the generator stops the loaders."""
         context = None
         if self.num_loaders:
             context = torch.multiprocessing.get_context("forkserver")
@@ -195,8 +197,8 @@ class Streamed(Loaded):
 
 
 def _die_with_parent(_: int) -> None:
-    """End this loader when the process that reads from it is gone, even if that was killed.
+    """End this loader when the process that reads from it ends, even if that was killed.
 
-    torch's own watch is on the parent by process number, which is the fork server.
+    Torch's own check watches the parent process, which is the fork server.
     """
     die_with_parent()

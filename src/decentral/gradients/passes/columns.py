@@ -24,7 +24,7 @@ _ALIGNED = 8  # numbers: products of matrices with rows of other lengths take ma
 
 
 class Geometry(NamedTuple):
-    """Of a convolution, vertically and horizontally."""
+    """Geometry of a convolution, vertical and horizontal."""
 
     kernel: Pair
     stride: Pair
@@ -33,7 +33,7 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(cls, layer: nn.Conv2d) -> Geometry:
-        """Of this layer."""
+        """Return the geometry of this layer."""
         kernel, stride, dilation = (cast("Pair", each) for each in (layer.kernel_size, layer.stride, layer.dilation))
         padding: Any = (0, 0) if layer.padding == "valid" else layer.padding
         if padding == "same":
@@ -49,11 +49,12 @@ class Geometry(NamedTuple):
 
 
 class Convolution(torch.autograd.Function):
-    """Weights [k, O, C, h, w] and biases [k, O] or None with images x [k, C, H, W, B] -> [k, O, H' W' B]."""
+    """A convolution with weights [k, O, C, h, w], biases [k, O] or None, and images x [k, C, H, W, B] -> [k, O, H' W'
+    B]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Any:
-        """One product of [O, C h w] and [C h w, H' W' B] for each worker, in the precision of autocast."""
+        """Compute a product of [O, C h w] and [C h w, H' W' B] for each worker, in the precision of autocast."""
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         outputs = geometry.outputs((x.shape[2], x.shape[3]))
@@ -85,7 +86,7 @@ class Convolution(torch.autograd.Function):
 
 
 def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    """out <- a [k, m, l] b [k, l, n], summed in the precision of `out` where the device can."""
+    """Compute out <- a [k, m, l] b [k, l, n], summed in the precision of `out` if the device supports it."""
     if a.dtype == out.dtype:
         return torch.bmm(a, b, out=out)
     return torch.bmm(a, b, out_dtype=out.dtype, out=out) if a.is_cuda else out.copy_(torch.bmm(a, b))
@@ -106,8 +107,8 @@ def forward(
     draws: Sequence[Tensor] = (),
     modules: Sequence[nn.Module] = (),
 ) -> Tensor:
-    """Logits [k, B, classes] for images [k, B, C, H, W], parameters [k, *shape] each, what layers with dropout multiply
-    with, [k, B, ...] each, and the workers' modules, which keep the statistics of batches."""
+    """Return logits [k, B, classes] for images [k, B, C, H, W] and parameters [k, *shape] each. `draws` are the dropout
+    masks, [k, B, ...] each; `modules` are the workers' modules, which keep the batch statistics."""
     given = dict(zip((own for layer in sequence for own in layer.parameters()), parameters, strict=True))
     norms = zip(_norms(sequence), *(_norms([module]) for module in modules), strict=True)
 
@@ -144,7 +145,7 @@ def _convolution(layer: nn.Conv2d, x: Tensor, own: Sequence[Tensor], rest: Rest)
 
 
 def _pooling(layer: nn.Module, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
-    """As images [k C, B, H, W] in the layout channels last."""
+    """Pool as images [k C, B, H, W] in the layout channels last."""
     images: Tensor = layer(x.flatten(0, 1).permute(0, 3, 1, 2))
     return images.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
 
@@ -165,7 +166,7 @@ def _alike(layer: nn.Module, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Te
 
 
 def _batch_norm(layer: nn.BatchNorm2d, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
-    """Of the k C channels of all workers at once; each worker's layer keeps its own statistics."""
+    """Normalize the k C channels of all workers at once; each worker's layer keeps its own statistics."""
     theirs = rest.norms[layer]
     weight, bias = (each.flatten() for each in own) if own else (None, None)
     mean = variance = None
@@ -188,7 +189,7 @@ def _sequence(block: nn.Sequential, x: Tensor, own: Sequence[Tensor], rest: Rest
 
 
 def _residual(block: BasicBlock | Bottleneck, x: Tensor, own: Sequence[Tensor], rest: Rest) -> Tensor:
-    """relu(y + x) for y of convolutions, each with batch normalization, all but the last with ReLU."""
+    """Return relu(y + x), with y from convolutions, each with batch normalization, all but the last with ReLU."""
     pairs = [(block.conv1, block.bn1), (block.conv2, block.bn2)]
     if isinstance(block, Bottleneck):
         pairs.append((block.conv3, block.bn3))
@@ -221,4 +222,4 @@ LAYERS: dict[type[nn.Module], layers.Layer] = {
     Bottleneck: _residual,
 }
 WAY = layers.Way(LAYERS, (nn.Sequential, BasicBlock, Bottleneck), {ResNet: _stages}, forward)
-"""That of a GPU."""
+"""The way of a GPU."""

@@ -3,7 +3,7 @@
 Layers exchange one of two kinds of tensors: features [k, B, F], or images [B, k C, H, W] with contiguous channels per
 worker. The input of a batch is [k, B, C, H, W] for images, [k, B, L] for tokens.
 
-Other layer classes may define a method `side_by_side` like a `Layer`, for features. Such a layer counts as one,
+Other layer classes may define a method `side_by_side` like a `Layer`, for features. Such a class counts as one layer,
 regardless of its content.
 """
 
@@ -29,17 +29,17 @@ class MaxPool2d(nn.MaxPool2d):
     """Max pooling of windows side by side, k x k pixels each (k: a power of 2).
 
     Without gradients, on a CPU, with the channels of a pixel side by side in memory, it is computed as maxima of whole
-    rows of pixels and then of columns, by halves: the same numbers, for 2 x 2 pixels two to four times as fast.
+    rows of pixels and then of columns, by halves. The numbers are the same; 2 x 2 pixels are two to four times as fast.
     """
 
     def __init__(self, size: int) -> None:
-        """size: k. Raises ValueError if it is not a power of 2."""
+        """Store the window size k. Raises ValueError if it is not a power of 2."""
         if size < 1 or size & (size - 1):
             raise ValueError(f"size={size} is not a power of 2")
         super().__init__(size)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W] -> [B, C, H // k, W // k]."""
+        """Pool images [B, C, H, W] -> [B, C, H // k, W // k]."""
         size = self.kernel_size
         assert isinstance(size, int)
         fits = images.shape[-2] % size == 0 and images.shape[-1] % size == 0  # no pixels are left over
@@ -54,11 +54,11 @@ class MaxPool2d(nn.MaxPool2d):
 
 
 class ChannelsLastPooling(torch.autograd.Function):
-    """Max pooling in the layout in which a CPU does it ten times faster, between layers in the usual one."""
+    """Max pooling in the layout that is ten times faster on a CPU, between layers in the usual layout."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: nn.MaxPool2d) -> Tensor:
-        """[B, C, H, W] -> [B, C, h, w]."""
+        """Pool [B, C, H, W] -> [B, C, h, w]."""
         x = x.contiguous(memory_format=torch.channels_last)
         ctx.how = [_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.padding), _pair(layer.dilation)]
         ctx.how.append(layer.ceil_mode)
@@ -68,7 +68,7 @@ class ChannelsLastPooling(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Each gradient goes to the largest number of its window."""
+        """Send each gradient to the largest number of its window."""
         x, places = ctx.saved_tensors
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
         g = torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *ctx.how, places)
@@ -80,16 +80,16 @@ def _pair(size: Any) -> list[int]:
 
 
 Layer = Callable[[Any, Tensor, Sequence[Tensor], Any], Tensor]
-"""(module, input, the parameters [k, *shape] of this layer, k or what dropout has drawn) -> output."""
+"""A function (module, input, the parameters [k, *shape] of this layer, k or the dropout mask) -> output."""
 
 
 class Way(NamedTuple):
-    """How workers share calls.
+    """A way for workers to share calls.
 
-    layers   by class, blocks of layers among them
-    blocks   classes of blocks, which compute nothing but their layers
-    opened   by class: what a module is a sequence of
-    forward  (sequence, inputs, the parameters [k, *shape], what dropout multiplies with, the k modules) -> outputs
+    layers   functions by class, including blocks of layers
+    blocks   classes of blocks, which only compute their layers
+    opened   functions by class that split a module into a sequence
+    forward  (sequence, inputs, the parameters [k, *shape], dropout masks, the k modules) -> outputs
     """
 
     layers: Mapping[type[nn.Module], Layer]
@@ -99,7 +99,7 @@ class Way(NamedTuple):
 
 
 def sequence(module: nn.Module, way: Way) -> list[nn.Module] | None:
-    """The layers of a sequence, in order; None if it is something else."""
+    """Return the layers of a sequence, in order; None if the module is not a sequence."""
     if hasattr(type(module), "side_by_side"):
         return [module]
     if type(module) in way.opened:
@@ -140,7 +140,7 @@ def is_known(module: nn.Module) -> bool:
 
 
 def refusal(module: nn.Module, way: Way) -> str | None:
-    """Why workers with this model cannot be computed side by side in this way, or None."""
+    """Explain why workers with this model cannot be computed side by side in this way; None if they can."""
     layers = sequence(module, way)
     if layers is None:
         return "it is not a plain sequence of layers"
@@ -158,7 +158,7 @@ def refusal(module: nn.Module, way: Way) -> str | None:
 
 
 def _oddity(layer: nn.Module, way: Way, inside: bool = False) -> str | None:
-    """Why workers cannot share a call of this layer, which may be inside a block, or None."""
+    """Explain why workers cannot share a call of this layer, which may be inside a block; None if they can."""
     if type(layer) is nn.Dropout and layer.p > 0 and (inside or way.layers[nn.Dropout] is _nothing):
         return "its dropout draws for one worker at a time (model.dropout=0 avoids this)"
     if type(layer) in way.blocks and not (layer._parameters or layer._buffers):
@@ -169,7 +169,8 @@ def _oddity(layer: nn.Module, way: Way, inside: bool = False) -> str | None:
 
 
 def _is_usual(layer: nn.Module) -> bool:
-    """Whether a layer of a known class has the parameters of its class, real ones, and settings that are computed."""
+    """Return whether a layer of a known class has exactly the parameters of its class, real-valued, and supported
+    settings."""
     own = {key for key, _ in layer.named_parameters()}
     if isinstance(layer, nn.BatchNorm2d):
         return layer.training and layer.momentum is not None and own in (set(), {"weight", "bias"})
@@ -188,7 +189,7 @@ def _is_usual(layer: nn.Module) -> bool:
 
 
 def misfit(layer: nn.Module, shape: Sequence[int]) -> str | None:
-    """Why workers cannot share a call of this layer for inputs of this shape [B, ...], or None."""
+    """Explain why workers cannot share a call of this layer for inputs of this shape [B, ...]; None if they can."""
     if hasattr(type(layer), "side_by_side") or len(shape) in _DIMENSIONS.get(type(layer), (2, 4)):
         return None
     return f"its {type(layer).__name__} gets inputs of {' x '.join(map(str, shape[1:]))} for each example"
@@ -201,7 +202,8 @@ def forward(
     draws: Sequence[Tensor] = (),
     modules: Sequence[nn.Module] = (),
 ) -> Tensor:
-    """Logits [k, B, classes] for images [k, B, C, H, W] and parameters [k, *shape] each. Nothing is drawn or kept."""
+    """Return logits [k, B, classes] for images [k, B, C, H, W] and parameters [k, *shape] each. No random numbers are
+    drawn, and no state is kept."""
     remaining: Iterator[Tensor] = iter(parameters)
     x = images
     for layer in layers:
@@ -212,7 +214,7 @@ def forward(
 
 
 def _beside(x: Tensor) -> Tensor:
-    """Images [k, B, C, H, W] as [B, k C, H, W]."""
+    """Return images [k, B, C, H, W] as [B, k C, H, W]."""
     return x.transpose(0, 1).flatten(1, 2) if x.dim() == 5 else x
 
 
@@ -229,9 +231,11 @@ def _linear(layer: nn.Linear, x: Tensor, own: Sequence[Tensor], k: int) -> Tenso
 
 
 def _mean_embedding(layer: nn.EmbeddingBag, x: Tensor, own: Sequence[Tensor], k: int) -> Tensor:
-    """Tokens [k, B, L] -> [k, B, F]: how often each token occurs, as a share, times the embeddings.
+    """Return the mean embedding, tokens [k, B, L] -> [k, B, F], as the relative frequency of each token times the
+    embeddings.
 
-    One product, also backwards, instead of gathering and scattering rows for one worker after the other.
+    This is one product, also in the backward pass, instead of gathering and scattering rows for one worker after the
+    other.
     """
     (weight,) = own
     counted = x.ne(cast("int", layer.padding_idx)).to(weight.dtype)
@@ -252,7 +256,7 @@ def _max_pool(layer: nn.MaxPool2d, x: Tensor, own: Sequence[Tensor], k: int) -> 
 
 
 def _alike(layer: nn.Module, x: Tensor, own: Sequence[Tensor], k: int) -> Tensor:
-    """A layer that does the same to every number or channel."""
+    """Compute a layer that treats every number or channel alike."""
     return layer(_beside(x))
 
 
@@ -278,14 +282,15 @@ LAYERS: dict[type[nn.Module], Layer] = {
 }
 _IMAGES = nn.Conv2d, nn.MaxPool2d, MaxPool2d, nn.AdaptiveAvgPool2d
 _DIMENSIONS = dict.fromkeys(_IMAGES, (4,)) | {nn.Linear: (2,), nn.EmbeddingBag: (2,)}
-"""Of the inputs [B, ...] of one worker: features [B, F] or images [B, C, H, W], or of other layers both."""
+"""Number of dimensions of the inputs [B, ...] of one worker: features [B, F], images [B, C, H, W], or for other layers
+both."""
 
 
 _CONVOLUTION, _PRODUCT = 6e6, 1e6
-"""Multiplications in a layer's call for one worker from which on a CPU computes workers as fast one by one as together:
-below, setting up a convolution, or any call, takes as long as the arithmetic."""
+"""Multiplications in a layer's call for one worker above which a CPU computes workers one by one as fast as together.
+Below, the setup of a convolution, or of any call, takes as long as the arithmetic."""
 _BAG = 3e6
-"""The same of a mean of embeddings, in multiplications of the product that workers side by side take for it."""
+"""The same for a mean of embeddings, in multiplications of the product used for workers side by side."""
 _LEAST_ROWS = 32  # a product of so few rows or fewer takes as long as reading its weights
 _CPU_BYTES, _GPU_BYTES = 1.25e6, 8e9
 """Memory targets for batched workers: the largest tensor fits in a core's cache; all tensors take little of a GPU's
@@ -305,7 +310,7 @@ class Dropout(NamedTuple):
 
 
 class CallSizes(NamedTuple):
-    """How large the calls of a plain sequence of layers are, for one worker and its batch."""
+    """The sizes of the calls of a plain sequence of layers, for one worker and its batch."""
 
     load: float  # mean over the layers with parameters: multiplications over the number from which on loops are better
     largest_bytes: int  # of the largest activation or all parameters
@@ -314,7 +319,7 @@ class CallSizes(NamedTuple):
     dropouts: tuple[Dropout, ...]
 
     def batched_is_faster(self, num_workers: int, device: torch.device) -> bool:
-        """Whether workers are computed faster side by side than one by one."""
+        """Return whether workers are faster side by side than one by one."""
         measured_on_gpu = device.type != "cpu" and self.convolutions and self.kept_bytes <= _MEASURED_BYTES
         return num_workers >= _LEAST_WORKERS[self.convolutions] and (self.load <= 1 or measured_on_gpu)
 
@@ -325,14 +330,15 @@ class CallSizes(NamedTuple):
 
 
 WAY = Way(LAYERS, (), {}, forward)
-"""That of a CPU."""
+"""The way of a CPU."""
 
 
 def shared(workload: Workload, way: Way = WAY) -> tuple[list[nn.Module], CallSizes] | str:
-    """The layers of workers that can be computed side by side, and how large their calls are; or why they cannot be.
+    """Return the layers of workers that can be computed side by side with the sizes of their calls, or why they cannot
+    be.
 
-    From one forward pass of one example of a batch, (B, C, H, W) of images, through copies of the layers. It takes as
-    long as an example does. Torch's `meta` device would compute nothing, but its first product imports torch's
+    The sizes are from one forward pass of one example of a batch, (B, C, H, W) of images, through copies of the layers.
+    It takes the time of an example. Torch's `meta` device would compute nothing, but its first product imports torch's
     compiler, which takes longer than a small run.
     """
     layers, reason = sequence(workload.models.modules[0], way), refusal(workload.models.modules[0], way)
@@ -385,10 +391,10 @@ _LEAST_IMAGES = 4
 
 
 class MemoryFormat:
-    """Images as a module computes with them fastest: on a CPU, before small convolutions, channels last.
+    """The fastest memory format of images for a module: on a CPU, channels last before small convolutions.
 
-    Convolutions hand the format on to what follows. Pooling is several times faster in it, and convolutions of few
-    channels a little; those of many channels are slower.
+    Convolutions pass the format on to the next layers. Pooling is several times faster in it, and convolutions of few
+    channels are slightly faster; those of many channels are slower.
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
@@ -397,12 +403,12 @@ class MemoryFormat:
         self.channels_last = device.type == "cpu" and small and convolutions and is_known(module)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The same images [..., C, H, W]."""
+        """Return the same images [..., C, H, W] in this format."""
         return channels_last(images) if self.channels_last else images
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """The same images [..., C, H, W], with the channels of a pixel side by side in memory."""
+    """Return the same images [..., C, H, W], with the channels of a pixel side by side in memory."""
     images = images.movedim(-3, -1).contiguous().movedim(-1, -3)
     if images.shape[-3] > 1:
         return images

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Lanes:
-    """One after the other, where everything is computed."""
+    """Lanes for the passes of workers; by default they run one after the other."""
 
     def __call__(self, turn: int) -> AbstractContextManager[object]:
         """Return a context for the passes of the worker at position `turn`."""
@@ -41,7 +41,7 @@ class Passes(ABC):
     """Its name for `execution=`, for the run's records."""
 
     takes_lists: bool = False
-    """Whether workers may have batches of different shapes: then inputs and targets are lists of r."""
+    """True if workers may have batches of different shapes: then inputs and targets are lists of r."""
 
     seconds: list[float] | None = None
     """A list to receive the time of each row's pass in the last call; on a GPU each pass then synchronizes. It stays
@@ -56,18 +56,18 @@ class Passes(ABC):
         workers: Sequence[int],
         seed: Callable[[int], None],
     ) -> tuple[Tensor, Tensor]:
-        """Mean losses [r] and their gradients g [r, P], for inputs [r, B, ...], such as images [r, B, C, H, W], and
-        targets [r, B, ...], such as labels [r, B]; or, where this `takes_lists`, for lists of r. Then inputs[j] is what
-        the module of row j takes as its argument, a tensor or a tuple of them.
+        """Return mean losses [r] and their gradients g [r, P] for inputs [r, B, ...], such as images [r, B, C, H, W],
+        and targets [r, B, ...], such as labels [r, B]. If this `takes_lists`, both are lists of r, and inputs[j] is the
+        argument of the module of row j, a tensor or a tuple of tensors.
 
-        `workers` are the places of the r workers among the local ones, each once. g is the same memory in every call,
-        which the caller may overwrite until the next. `seed(j)` addresses the randomness of the worker of row j; it is
-        called right before that worker's forward pass, if that may draw anything.
+        `workers` are the distinct indices of the r workers among the local ones. g is the same memory in every call;
+        the caller may overwrite it until the next call. `seed(j)` addresses the randomness of the worker of row j; it
+        is called right before that worker's forward pass, if that may draw random numbers.
         """
 
     def doubt(self, x: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
-        """Why these are not the gradients of a first batch of all local workers at models near x [k, P]; None if they
-        are, but for rounding. Leaves nothing behind."""
+        """Explain why these passes are wrong for a first batch of all local workers at models near x [k, P]; None if
+        they are right up to rounding. The state is unchanged."""
         return None
 
 
@@ -106,7 +106,7 @@ class OneByOne(Passes):
         self.models, self.precision, self.loss = models, precision, loss
         self.memory_format = MemoryFormat(models.modules[0], models.device)
         self.draws: bool | None = None
-        """Whether passes draw random numbers, or may in a later step: known after the first one."""
+        """True if passes draw random numbers, or may in a later step; known after the first pass."""
         self.lanes = Lanes()
         self.g = torch.empty(0)
         self._gradients: list[list[Tensor]] = []
@@ -119,7 +119,8 @@ class OneByOne(Passes):
         workers: Sequence[int],
         seed: Callable[[int], None],
     ) -> tuple[Tensor, Tensor]:
-        """For each worker in turn: its module's forward pass, the loss, the backward pass, a copy into its row of g."""
+        """Compute for each worker in turn its module's forward pass, the loss, the backward pass, and a copy into its
+        row of g."""
         models, device = self.models, self.models.device
         if not self._gradients:
             self.g = x.new_empty(len(models.modules), x.shape[1])
@@ -151,7 +152,7 @@ class OneByOne(Passes):
         seed: Callable[[int], None],
         precise: AbstractContextManager[object],
     ) -> Tensor:
-        """The loss of worker i, whose gradient goes to row j."""
+        """Return the loss of worker i; its gradient goes to row j."""
         models, device = self.models, self.models.device
         if self.draws is not False:
             seed(j)
@@ -186,7 +187,7 @@ _PLACES = 2  # how many places of x are remembered, for algorithms in which two 
 
 
 class SideBySide(Passes):
-    """The parameters of a group of workers are views [c, *shape] of their rows of x.
+    """Passes of groups of workers, whose parameters are views [c, *shape] of their rows of x.
 
     The gradients are copied into the rows of g. Besides the rows there are only one group's activations and gradients.
     """
@@ -200,7 +201,7 @@ class SideBySide(Passes):
         sizes: CallSizes,
         way: Way,
     ) -> None:
-        """layers, sizes: what `shared` finds for this way."""
+        """Store `layers` and `sizes`, the result of `shared` for this way."""
         self.workload = workload
         self.models, self.layers, self.precision = workload.models, layers, workload.precision
         self.loss, self.ignored = workload.loss, workload.ignored
@@ -215,7 +216,8 @@ class SideBySide(Passes):
     def __call__(
         self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int], seed: Callable[[int], None]
     ) -> tuple[Tensor, Tensor]:
-        """For each group: one forward pass, the losses, one backward pass for their sum, a copy into the rows of g."""
+        """Compute for each group one forward pass, the losses, one backward pass for their sum, and a copy into the
+        rows of g."""
         device, r = self.models.device, len(workers)
         if r not in self._groups:
             if not self._groups:
@@ -242,7 +244,7 @@ class SideBySide(Passes):
         return torch.cat(losses), g
 
     def _losses(self, outputs: Tensor, targets: Tensor, group: slice, seed: Callable[[int], None]) -> Tensor:
-        """The mean losses [c] of the rows of a group, for their outputs and targets [c, B, ...]."""
+        """Return the mean losses [c] of the rows of a group, for their outputs and targets [c, B, ...]."""
         if is_foreign_loss(self.loss):
             found = []
             for j, one, their in zip(range(group.start, group.stop), outputs, targets, strict=True):
@@ -307,12 +309,12 @@ class SideBySide(Passes):
         return [torch.stack(each) for each in zip(*drawn, strict=True)]
 
     def groups(self, r: int) -> list[slice]:
-        """The groups of r rows, of about the same size."""
+        """Return the groups of r rows, of about the same size."""
         bounds = torch.arange(r).tensor_split(-(-r // self.workers_at_once))
         return [slice(int(group[0]), int(group[-1]) + 1) for group in bounds]
 
     def _bound(self, x: Tensor, groups: Sequence[slice]) -> list[list[Tensor]]:
-        """The parameters of each group, as leaves of autograd."""
+        """Return the parameters of each group, as leaves of autograd."""
         place = x.data_ptr(), x.stride(), len(x)
         if place not in self._leaves:
             if len(self._leaves) >= _PLACES:

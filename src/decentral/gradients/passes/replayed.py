@@ -20,15 +20,15 @@ _PLACES = 4  # of x, batch shape and workers: each has a recording with its own 
 
 
 def replayed(passes: OneByOne | SideBySide) -> Passes:
-    """On a GPU `passes`, recorded; elsewhere themselves."""
+    """Return `passes`, recorded if they are on a GPU."""
     return Replayed(passes, _LANES) if passes.models.device.type == "cuda" else passes
 
 
 @dataclass
 class Recording:
-    """A CUDA graph, where it reads its batch, and where it leaves losses [r] and gradients [r, P].
+    """A CUDA graph, with its inputs' memory, and the memory of its losses [r] and gradients [r, P].
 
-    `generators` are what its forward passes draw from, one for each worker; none if they draw nothing.
+    `generators` are the random generators of its forward passes, one for each worker; none if they draw nothing.
     """
 
     graph: torch.cuda.CUDAGraph
@@ -39,7 +39,7 @@ class Recording:
     g: Tensor
 
     def __call__(self, inputs: Tensor, targets: Tensor, seed: Callable[[int], None]) -> tuple[Tensor, Tensor]:
-        """Copies the batch, addresses the draws, and launches everything at once."""
+        """Copy the batch, address the draws, and launch the whole graph."""
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
         if self.generators:
@@ -72,8 +72,8 @@ class Replayed(Passes):
     def __call__(
         self, x: Tensor, inputs: Any, targets: Any, workers: Sequence[int], seed: Callable[[int], None]
     ) -> tuple[Tensor, Tensor]:
-        """See `Passes`. Does not record batches of tokens, whose length varies, nor calls that need the seconds of each
-        worker, which a graph does not provide."""
+        """See `Passes`. Batches of tokens, whose length varies, are not recorded, nor are calls that need the seconds
+        of each worker, which a graph does not provide."""
         self.passes.seconds = self.seconds
         recordable = self.replays and isinstance(inputs, Tensor) and inputs.is_floating_point()
         if self.seconds is not None or not recordable:
@@ -128,7 +128,7 @@ class Replayed(Passes):
 
 @contextmanager
 def drawing_from(generators: Sequence[torch.Generator], device: torch.device) -> Iterator[Callable[[int], None]]:
-    """Within this, a function that lets the device's default generator be the j-th of these."""
+    """Yield a function that makes the j-th of these the device's default generator within the context."""
     index = torch.cuda.current_device() if device.index is None else device.index
     default = torch.cuda.default_generators[index]
     before = default.graphsafe_get_state()

@@ -22,7 +22,7 @@ _BLOCK = 1024  # numbers per kernel program
 
 
 def unfold(x: Tensor, outputs: tuple[int, int], geometry: Any) -> Tensor:
-    """The inputs of each output [k, C h w, H' W' B], for x [k, C, H, W, B] and H', W' outputs."""
+    """Return the inputs of each output [k, C h w, H' W' B], for x [k, C, H, W, B] and H', W' outputs."""
     k, channels, height, width, batch = x.shape
     if geometry.kernel == (1, 1) and geometry.padding == (0, 0):
         return x[:, :, :: geometry.stride[0], :: geometry.stride[1]].reshape(k, channels, -1)
@@ -39,7 +39,7 @@ def unfold(x: Tensor, outputs: tuple[int, int], geometry: Any) -> Tensor:
 
 
 def fold(columns: Tensor, shape: torch.Size, outputs: tuple[int, int], geometry: Any) -> Tensor:
-    """The transpose of `unfold`, x [k, C, H, W, B] of this shape: the sum of what was taken from each input."""
+    """Compute the transpose of `unfold`, x [k, C, H, W, B] of this shape: the sum of all columns of each input."""
     k, channels, height, width, batch = shape
     if geometry.kernel == (1, 1) and geometry.padding == (0, 0) and geometry.stride == (1, 1):
         return columns.view(shape)
@@ -62,7 +62,7 @@ def fold(columns: Tensor, shape: torch.Size, outputs: tuple[int, int], geometry:
 
 
 def _windows(x: Tensor, outputs: tuple[int, int], geometry: Any) -> Tensor:
-    """A view [k, C, h, w, H', W', B]."""
+    """Return a view [k, C, h, w, H', W', B]."""
     if any(geometry.padding):
         above, before = geometry.padding
         x = F.pad(x, (0, 0, before, before, above, above))

@@ -74,7 +74,7 @@ def _put_tensor(module: nn.Module, name: str, value: Tensor | None, first: Tenso
 
 
 def make_room(module: nn.Module, tensors: Mapping[str, Any]) -> None:
-    """Let buffers be of the shapes and types that training has given them, so that `load_state_dict` takes them."""
+    """Adapt buffers to the shapes and types that training has given them, so that `load_state_dict` accepts them."""
     owners = dict(module.named_modules())
     for name, value in tensors.items():
         path, _, leaf = name.rpartition(".")
@@ -86,7 +86,8 @@ def make_room(module: nn.Module, tensors: Mapping[str, Any]) -> None:
 
 
 def with_versions(module: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """These as a `state_dict` of the module, with the versions of its parts: `load_state_dict` migrates nothing."""
+    """Return these tensors as a `state_dict` of the module, with the versions of its parts: `load_state_dict` migrates
+    nothing."""
     found = module.state_dict()
     found.clear()
     found.update(tensors)
@@ -98,7 +99,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two states, or two packed values, are equal."""
+    """Return whether two states, or two packed values, are equal."""
     if type(one) is not type(other):
         return False
     if isinstance(one, Tensor):
@@ -159,7 +160,7 @@ class WorkerModels:
             self.modules.append(copied(template, memo).to(device))
         self.leaves = [_trained(module) for module in self.modules]
         self.foreign = any(map(_is_foreign, template.modules()))
-        """Whether a forward pass may change more than batch-norm statistics: the code is not known."""
+        """True if a forward pass may change more than batch-norm statistics, since its code is unknown."""
         self.unused: tuple[str, ...] = ()
         """Trained parameters without a gradient in the first pass."""
         self._known = names_of(template)
@@ -168,15 +169,15 @@ class WorkerModels:
         self._views: list[dict[int, list[Tensor]]] = [{} for _ in range(num_workers)]
 
     def views(self, rows: Tensor) -> list[Tensor]:
-        """Rows [..., P] as the module's trained parameters, [..., *shape] each: views, nothing is copied."""
+        """Return rows [..., P] as the module's trained parameters, [..., *shape] each: views, without copies."""
         parts = rows.split([shape.numel() for shape in self.shapes], dim=-1)
         return [part.view((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def bind(self, x: Tensor, workers: Sequence[int] | None = None) -> None:
-        """Let the parameters of the modules `workers`, by default all, be the rows of x [r, P].
+        """Bind the parameters of the modules `workers`, by default all, to the rows of x [r, P].
 
-        Costs next to nothing while the algorithm keeps x where it is. The views of two rows are kept for each module,
-        for algorithms in which x and another row tensor take turns.
+        The cost is negligible while the algorithm keeps x in the same memory. The views of two rows are kept for each
+        module, for algorithms in which x and another row tensor take turns.
         """
         start, step = x.data_ptr(), x.stride(0) * x.element_size()
         for j, i in enumerate(range(len(x)) if workers is None else workers):
@@ -199,7 +200,7 @@ class WorkerModels:
                 leaf.data = view.copy_(leaf.data)
 
     def release(self) -> None:
-        """Forget the rows: they may be freed."""
+        """Release the rows: they may be freed."""
         for known in self._views:
             known.clear()
         self._bound = [-1] * len(self.modules)
@@ -207,14 +208,14 @@ class WorkerModels:
             leaf.data = _placeholder(leaf.shape, leaf.dtype, leaf.device)
 
     def for_tests(self, i: int) -> nn.Module:
-        """Module i for forward passes of which nothing may stay: of foreign code a copy, which is used once."""
+        """Return module i for forward passes without lasting effects: for foreign code a copy, which is used once."""
         if not self.foreign:
             return self.modules[i]
         return copied(self.modules[i], {id(leaf): nn.Parameter(leaf.data.clone()) for leaf in self.leaves[i]})
 
     @contextmanager
     def keeping_buffers(self) -> Iterator[None]:
-        """After this, the modules' buffers are as they were."""
+        """Restore the modules' buffers when the context ends."""
         buffers = [buffer for module in self.modules for buffer in module.buffers()]
         before = [buffer.clone() for buffer in buffers]
         try:
@@ -236,7 +237,7 @@ class WorkerModels:
 
     @property
     def are_stateless(self) -> bool:
-        """Whether no module can have state besides its trained parameters; equal on all processes."""
+        """Return whether no module can have state besides its trained parameters; equal on all processes."""
         return not (self.foreign or state_of(self.modules[0]))
 
     def state(self) -> list[dict[str, Any]]:
@@ -252,7 +253,7 @@ class WorkerModels:
 
 
 def flat(module: nn.Module) -> Tensor:
-    """All trained parameters as one new row [P]."""
+    """Return all trained parameters as one new row [P]."""
     return torch.cat([p.detach().reshape(-1) for p in _trained(module)])
 
 
@@ -278,7 +279,7 @@ def _is_foreign(module: nn.Module) -> bool:
 
 
 def seed_draws(device: torch.device, seed: int, *indices: int, purpose: str = "dropout", foreign: bool = True) -> None:
-    """Address the randomness of the forward pass that follows (dropout, say, has no generator argument).
+    """Seed the randomness of the next forward pass (dropout, for example, has no generator argument).
 
     In training the indices are worker and draw. Foreign code may draw from the generators of numpy and Python, too.
     """
@@ -291,7 +292,8 @@ def seed_draws(device: torch.device, seed: int, *indices: int, purpose: str = "d
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """How far the generators are that a forward pass can draw from: it has drawn something if this has changed."""
+    """Return the states of the generators that a forward pass can draw from: a change means that it has drawn random
+    numbers."""
     return [generator.get_state() for generator in _generators(device)]
 
 

@@ -11,7 +11,7 @@ from decentral.gradients.passes.layers import MaxPool2d
 
 
 def he_convolution(in_channels: int, out_channels: int, fan: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
-    """A 3x3 convolution that keeps the image size: weights ~ N(0, 2 / (9 * channels in or out)), bias 0."""
+    """Return a 3x3 convolution that keeps the image size: weights ~ N(0, 2 / (9 * channels in or out)), bias 0."""
     convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
     nn.init.kaiming_normal_(convolution.weight, mode=fan, nonlinearity="relu")
     assert convolution.bias is not None
@@ -20,7 +20,7 @@ def he_convolution(in_channels: int, out_channels: int, fan: Literal["fan_in", "
 
 
 def convolutions(channels: int, stages: Sequence[Sequence[int]]) -> list[nn.Module]:
-    """3x3 convolutions with ReLU to as many channels as each stage lists; 2x2 max pooling ends a stage."""
+    """Return 3x3 convolutions with ReLU and each stage's numbers of channels; 2x2 max pooling ends a stage."""
     layers: list[nn.Module] = []
     for stage in stages:
         for next_channels in stage:
@@ -31,7 +31,7 @@ def convolutions(channels: int, stages: Sequence[Sequence[int]]) -> list[nn.Modu
 
 
 def small_head(units: int, num_classes: int, dropout: float) -> list[nn.Module]:
-    """Dropout, `units` units and ReLU, twice, then the classes: torch's initial values."""
+    """Return dropout, `units` units and ReLU, twice, then the classes: torch's initial values."""
     layers: list[nn.Module] = []
     for _ in range(2):
         layers += [nn.Dropout(dropout), nn.Linear(units, units), nn.ReLU(inplace=True)]
@@ -39,7 +39,7 @@ def small_head(units: int, num_classes: int, dropout: float) -> list[nn.Module]:
 
 
 def large_head(features: int, units: int, num_classes: int, dropout: float) -> list[nn.Module]:
-    """`units` units, ReLU and dropout, twice, then the classes: weights ~ N(0, 0.01^2), bias 0."""
+    """Return `units` units, ReLU and dropout, twice, then the classes: weights ~ N(0, 0.01^2), bias 0."""
     layers: list[nn.Module] = []
     for width in (features, units):
         layers += [nn.Linear(width, units), nn.ReLU(inplace=True), nn.Dropout(dropout)]

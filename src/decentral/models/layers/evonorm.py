@@ -28,7 +28,7 @@ class EvoNormS0(nn.Module):
         self.beta = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, channels, height, width] -> the same."""
+        """Normalize and activate x: [B, channels, height, width] -> the same shape."""
         activated = functional.silu(x) if self.v is None else x * torch.sigmoid(self.v[:, None, None] * x)
         groups = x.unflatten(1, (self.groups, -1))  # [B, groups, channels / groups, height, width]
         inverse_std = (groups.var(dim=(2, 3, 4), correction=0) + self.eps).rsqrt()  # [B, groups]
@@ -46,12 +46,12 @@ class EvoNormBlock(BasicBlock):
         self.bn1 = EvoNormS0(planes, learn_v=self.learn_v)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inplanes, height, width] -> [B, planes, height / stride, width / stride]."""
+        """Compute the block: [B, inplanes, height, width] -> [B, planes, height / stride, width / stride]."""
         shortcut = x if self.downsample is None else self.downsample(x)
         return functional.relu(self.bn2(self.conv2(self.bn1(self.conv1(x)))) + shortcut, inplace=True)
 
 
 class FixedSlopeEvoNormBlock(EvoNormBlock):
-    """The same with v = 1."""
+    """The same block with v = 1."""
 
     learn_v = False

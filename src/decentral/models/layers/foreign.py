@@ -1,4 +1,4 @@
-"""Modules of a user's own: what cannot be trained as rows is refused before it is tried out."""
+"""Checks of a user's modules: a module that cannot be trained as rows is refused before it is run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def tried(model: PlainModel, original: Any, data: LabelledData) -> nn.Module:
-    """A copy of what was made, as `PlainModel.build` returns it, tried out on two examples of zeros."""
+    """Return a copy of the created module, as `PlainModel.build` does, after a trial on two examples of zeros."""
     check(original, model.name)
     module = copied(original).cpu()
     kept = [part for part in module.modules() if module.training and not part.training]
@@ -144,7 +144,8 @@ def _refused_tensor(module: nn.Module) -> str | None:
 
 
 def shared_memory(module: nn.Module) -> str | None:
-    """Two tensors in the same memory, of which one is trained: copies would not be tied."""
+    """Describe two tensors that share memory, if one is trained: copies would not be tied. Return None if there are
+    none."""
     found = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if not is_lazy(tensor) and tensor.layout == torch.strided and tensor.numel():
@@ -166,7 +167,7 @@ def _uninitialized(module: nn.Module) -> str | None:
 
 
 def _leaves(output: Tensor) -> set[Tensor]:
-    """The tensors that autograd would give a gradient of it."""
+    """Return the tensors that would receive gradients of the output from autograd."""
     found, seen, waiting = set[Any](), set[Any](), [output.grad_fn]
     while waiting:
         node = waiting.pop()

@@ -21,7 +21,7 @@ from decentral.host.torch_state import default_dtype
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
-    """Whether the module has layers that keep running means and variances for evaluation, and change them."""
+    """Return whether the module has layers that keep running means and variances for evaluation, and change them."""
     return bool(_layers_with_statistics(module))
 
 
@@ -38,7 +38,8 @@ def statistics_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def is_averaged(module: nn.Module, name: str, tensor: Tensor) -> bool:
-    """Return whether the averaged model uses the workers' mean of this buffer or frozen parameter, else worker 0's.
+    """Return whether the averaged model uses the workers' mean of this buffer or frozen parameter; otherwise it has
+    worker 0's.
 
     A frozen batch norm has the same statistics on all workers.
     """
@@ -47,10 +48,10 @@ def is_averaged(module: nn.Module, name: str, tensor: Tensor) -> bool:
 
 
 def has_mean(module: nn.Module, name: str, tensor: Tensor) -> bool:
-    """Whether there is a mean of this buffer or parameter.
+    """Return whether this buffer or parameter has a meaningful mean.
 
-    Counters and flags have none, nor have the singular vectors of spectral norm, whose signs are arbitrary, and floats
-    of 8 bits, which torch does not add.
+    Counters and flags have none. Neither do the singular vectors of spectral norm, whose signs are arbitrary, and 8-bit
+    floats, which torch does not add.
     """
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
@@ -70,7 +71,7 @@ def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> 
     arXiv:2105.07576, section 3). Every batch weighs the same, so take batches of equal size, and large ones. Layers in
     evaluation mode keep their statistics.
 
-    Parameters do not change, dropout is off and nothing is drawn at random; modes and momenta are put back. A module
+    Parameters do not change, dropout is off and nothing is drawn at random; modes and momenta are restored. A module
     without statistics takes no batch. `batches` ([B, channels, height, width] each, on the module's device) must not be
     empty.
     """
@@ -107,7 +108,7 @@ def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> 
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Within this, modules are in evaluation mode; afterwards every layer trains or not, as it did."""
+    """Put modules in evaluation mode within the context; afterwards every layer has its former mode."""
     modes = [(layer, layer.training) for module in modules for layer in module.modules()]
     for module in modules:
         module.eval()

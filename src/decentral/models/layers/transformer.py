@@ -11,7 +11,7 @@ from decentral.data.dataset import PADDING
 
 
 class Block(nn.Module):
-    """x <- x + attention(norm(x)), then x <- x + W2 gelu(W1 norm(x)): [B, L, d] -> [B, L, d]."""
+    """A Transformer block: x <- x + attention(norm(x)), then x <- x + W2 gelu(W1 norm(x)): [B, L, d] -> [B, L, d]."""
 
     def __init__(self, dim: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -22,7 +22,8 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
-        """mask [B, 1, 1, L]: which tokens are looked at; causal: only those up to the one that looks."""
+        """Compute the block. `mask` [B, 1, 1, L] marks the tokens to attend to; `causal`: only previous tokens and the
+        token itself."""
         together = self.queries_keys_values(self.attention_norm(x))
         q, k, v = together.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
@@ -31,7 +32,7 @@ class Block(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Tokens [B, L] -> logits [B, num_classes]; see model=text_transformer."""
+    """A network from tokens [B, L] to logits [B, num_classes]; see model=text_transformer."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class TextEncoder(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, num_classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, num_classes] for tokens [B, L]."""
+        """Return logits [B, num_classes] for tokens [B, L]."""
         there = tokens != PADDING
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
         for block in self.blocks:
@@ -60,9 +61,9 @@ class TextEncoder(nn.Module):
 
 
 class NextToken(nn.Module):
-    """Tokens [B, L] -> logits [B, L, vocabulary] of the tokens that follow; see model=char_transformer.
+    """A network from tokens [B, L] to logits [B, L, vocabulary] of the next tokens; see model=char_transformer.
 
-    Padding is at the end, where no token looks.
+    Padding is at the end, where no token attends to it.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class NextToken(nn.Module):
         self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, L, vocabulary] for tokens [B, L]."""
+        """Return logits [B, L, vocabulary] for tokens [B, L]."""
         x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, None, causal=True)
@@ -82,7 +83,7 @@ class NextToken(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Tokens [B, L] -> logits [B, L, vocabulary], by an LSTM; see model=char_lstm."""
+    """A network from tokens [B, L] to logits [B, L, vocabulary], by an LSTM; see model=char_lstm."""
 
     def __init__(self, vocabulary: int, dim: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -91,12 +92,12 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, L, vocabulary] for tokens [B, L]; every sequence begins with a state of zeros."""
+        """Return logits [B, L, vocabulary] for tokens [B, L]; every sequence begins with a state of zeros."""
         return self.head(self.lstm(self.tokens(tokens))[0])
 
 
 def _embeddings(vocabulary: int, longest: int, dim: int) -> tuple[nn.Embedding, nn.Embedding]:
-    """Of tokens and of places, N(0, 0.02^2) in the beginning, as in GPT-2 (Radford et al., 2019)."""
+    """Return embeddings of tokens and of positions, initially N(0, 0.02^2), as in GPT-2 (Radford et al., 2019)."""
     tokens, places = nn.Embedding(vocabulary, dim), nn.Embedding(longest, dim)
     for embedding in (tokens, places):
         nn.init.normal_(embedding.weight, std=0.02)
@@ -104,12 +105,12 @@ def _embeddings(vocabulary: int, longest: int, dim: int) -> tuple[nn.Embedding, 
 
 
 class WithoutPadding(nn.Module):
-    """Tokens [B, L] -> logits [B, num_classes], with a padding mask for the model."""
+    """A wrapper of a model: tokens [B, L] -> logits [B, num_classes], with a padding mask for the model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits [B, num_classes] for tokens [B, L]."""
+        """Return logits [B, num_classes] for tokens [B, L]."""
         return self.model(input_ids=tokens, attention_mask=tokens != PADDING).logits

@@ -1,4 +1,4 @@
-"""What honest-but-curious workers can reconstruct from the messages they receive.
+"""Reconstruction of private values by honest-but-curious workers from the messages that they receive.
 
 Every worker j has a private constant v_j. The attackers A follow the protocol, know the graph and W, and pool their
 own values and every message to one of them. All of it is linear in v. With gossip, x^{t+1} = W_t x^t from x^0 = v, the
@@ -36,10 +36,10 @@ _LONGEST_PAUSE = 64
 class Knowledge:
     """The knowledge of some attackers once further rounds add nothing.
 
-    attackers   who pool what they see
+    attackers   numbers of the workers that pool what they see
     matrix      the reduced row echelon form of K_T modulo PRIME: uint64 [rank, n]
     rounds      T, the rounds until the rank stops growing
-    heard       who has sent them something
+    heard       numbers of the workers from which they have received messages
     """
 
     attackers: frozenset[int]
@@ -144,8 +144,9 @@ def share_given_away(found: Sequence[Knowledge]) -> float:
 def exact_weights(W: MixingMatrix) -> list[Fraction]:
     """Return the weights as fractions, so that rows or columns that sum to one do so exactly.
 
-    Off-diagonal entries use the smallest denominators up to 10^6; the diagonal is the rest of the row (or column).
-    If they disagree with the floating-point numbers (`recovered`), those numbers as binary fractions.
+    Off-diagonal entries use the smallest denominators up to 10^6; the diagonal is the rest of the row (or column). If
+    these fractions disagree with the floating-point numbers (see `recovered`), the result has the floating-point
+    numbers as binary fractions.
     """
     return _recovered(W) or [Fraction(weight) for weight in W.weight.tolist()]
 

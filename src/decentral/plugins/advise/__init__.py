@@ -1,1 +1,1 @@
-"""`decentral-advise`: what a step takes, by method, for a model on a network that is described or measured."""
+"""`decentral-advise`: predicted time of a step, by method, for a model on a described or measured network."""

@@ -1,4 +1,4 @@
-"""From a model and a network to a ranked table of methods: `decentral-advise`."""
+"""Ranking of methods for a model and a network: `decentral-advise`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from decentral.training.gradient_times import mean_seconds, uneven
 Tell = Callable[[str], None]
 
 CLOSE = 1.1
-"""All-reduce is advised if nothing is faster by more than this."""
+"""All-reduce is advised unless another method is faster by more than this factor."""
 CAUTION = (
     "Time per step is not time to accuracy: methods that average less, later, or less exactly may need more steps, "
     "which only training shows: decentral-run -m algo=... target='test accuracy:90' tune=lr (docs/recipes.md)."
 )
 _ASSUMED_BACKWARD = 2 / 3
-"""Of a pass, the share that is backward where that is not measured: it has twice the products of the forward one."""
+"""Assumed share of the backward pass in a gradient if it is not measured: it has twice the products of the forward
+pass."""
 _STEPS, _LEAST_STEPS, _GRADIENTS = 200, 40, 20_000
 
 
@@ -97,7 +98,8 @@ def advise(
 
 
 def has_cluster(words: Sequence[str]) -> bool:
-    """Whether these overrides describe a cluster. Raises ConfigError if they speak of one that is not chosen."""
+    """Return whether these overrides describe a cluster. Raises ConfigError if they set keys of a cluster without
+    choosing one."""
     chosen = any(word.startswith("cluster=") and word != "cluster=none" for word in words)
     about = [word for word in words if word.startswith("cluster.")]
     if about and not chosen:

@@ -39,7 +39,7 @@ _COMPARED = ("algo", "topology", "compress", "communication", "simulate", "steps
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `decentral-advise`. Exit status: 0 done, 2 refused, 130 interrupted."""
+    """Run `decentral-advise`. Exit status: 0 done, 2 refused, 130 interrupted."""
     guarded("decentral-advise", _carry_out, arguments)
 
 
@@ -67,12 +67,12 @@ def _carry_out(arguments: list[str]) -> int:
 
 
 def _tell(sentence: str) -> None:
-    """Progress: not on the standard output, which is the result's."""
+    """Print progress to standard error; standard output is for the result."""
     print(f"{sentence} ...", file=sys.stderr, flush=True)
 
 
 def _check_compared(words: Sequence[str]) -> None:
-    """Raise ConfigError for what every method has its own of."""
+    """Raise ConfigError for overrides of settings that each method chooses itself."""
     for word in words:
         key = word.lstrip("+~").partition("=")[0]
         if key.partition(".")[0] in _COMPARED:
@@ -83,7 +83,7 @@ def _check_compared(words: Sequence[str]) -> None:
 
 
 def _taken_processes(words: Sequence[str]) -> tuple[int | None, list[str]]:
-    """How many processes are to be measured, and the other words."""
+    """Return the number of processes to measure, and the other words."""
     given = [word.partition("=")[2] for word in words if word.startswith("processes=")]
     others = [word for word in words if not word.startswith("processes=")]
     if not given or given[-1] == "auto":

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from decentral.network.world import World
 
 _SMALL, _LARGE = 256, (250_000, 4_000_000)
-"""Numbers of float32 in the rows from whose exchange latency and bandwidth follow."""
+"""Numbers of float32 in the two sizes of rows whose exchange times determine latency and bandwidth."""
 _BYTES = 4
 _TELLING = 3.0
 """Minimum ratio of the times of large and small rows for a reliable bandwidth."""
 _ROUNDS, _EXCHANGES, _LEAST_S = 5, 2, 1e-12
 _PASSES_S, _MOST_PASSES = 15.0, 20
 _STARTS_S = 5.0
-"""Until processes have begun."""
+"""Estimated time until the processes have started."""
 
 
 class MeasuredLinks(NamedTuple):
-    """Links as `cluster.links` has them."""
+    """Link settings in the terms of `cluster.links`."""
 
     latency_s: float
     bandwidth_gbps: float
@@ -50,18 +50,18 @@ class MeasuredLinks(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """Measurements of K processes that do the same simultaneously."""
+    """Measurements of K processes that compute and communicate simultaneously."""
 
     gradient_s: float
-    """Of a pass."""
+    """Seconds of a forward and backward pass."""
     backward: float
-    """The share of a pass that is backward."""
+    """Share of the backward pass."""
     links: MeasuredLinks
     num_processes: int
 
     @property
     def words(self) -> list[str]:
-        """Overrides."""
+        """Return the measurements as overrides."""
         links = [f"cluster.links.{key}={value}" for key, value in self.links._asdict().items()]
         return ["cluster=machines", f"cluster.compute.mean_s={self.gradient_s}", *links]
 
@@ -77,8 +77,8 @@ def described(config: Config) -> DataDescription:
 
 
 def layout_of(config: Config) -> RowLayout:
-    """Where the parameters lie that are sent; of a task without a model, and of another model that the cluster speaks
-    of (`cluster.num_parameters`), no more than their number.
+    """Return the layout of the transmitted parameters. For a task without a model, or a cluster that sets another model
+    size (`cluster.num_parameters`), it has only the number of parameters.
 
     Raises ConfigError if the model cannot take the data.
     """
@@ -131,7 +131,7 @@ def measure(config: Config, ring: Config, size: int, tell: Callable[[str], None]
 
 
 def _measured_links(ring: Config, size: int) -> MeasuredLinks:
-    """From rows of a megabyte; or larger ones, where these take no longer than next to nothing does."""
+    """Return links fitted to rows of one megabyte, or to larger rows if these take hardly longer than tiny ones."""
     seconds, large = dict[str, float](), 0
     for large in _LARGE:
         works: dict[str, Setup] = {"copy": partial(_Copy, large)}
@@ -146,11 +146,11 @@ def _measured_links(ring: Config, size: int) -> MeasuredLinks:
 
 
 def fitted(seconds: Mapping[str, float], num_processes: int, large: int) -> MeasuredLinks:
-    """Links with which exchanges on a ring take as long as those that were measured:
+    """Return links with which exchanges on a ring take as long as measured:
 
-        seconds = latency + d N / bandwidth for rows of N bytes, d = 2 neighbors (1 of two processes)
+        seconds = latency + d N / bandwidth for rows of N bytes, d = 2 neighbors (1 with two processes)
 
-    and, of an all-reduce of the larger rows (of `large` bytes), the collective whose formula comes closest.
+    The collective is the one whose formula is closest to the measured all-reduce of the larger rows (of `large` bytes).
     """
     small, neighbors = _SMALL * _BYTES, min(num_processes - 1, 2)
     per_byte = max(seconds["mix large"] - seconds["mix small"], _LEAST_S) / (neighbors * (large - small))
@@ -165,7 +165,7 @@ def fitted(seconds: Mapping[str, float], num_processes: int, large: int) -> Meas
 
 
 class Pass(Work):
-    """A forward and perhaps a backward pass of the configured model on a batch of random examples."""
+    """A forward pass and optionally a backward pass of the configured model on a batch of random examples."""
 
     def __init__(self, config: Config, backward: bool, world: World | None = None) -> None:
         data = described(config)
@@ -182,7 +182,7 @@ class Pass(Work):
             self.y = torch.randint(data.num_classes, (config.batch_size,))
 
     def __call__(self) -> None:
-        """Once."""
+        """Compute one pass."""
         self.module.zero_grad(set_to_none=True)
         with torch.set_grad_enabled(self.backward):
             with self.precision.forward(self.x.device):
@@ -192,7 +192,7 @@ class Pass(Work):
 
 
 class _Copy(Work):
-    """Copies of a row within memory."""
+    """Copies of a row in memory."""
 
     def __init__(self, num_coordinates: int, world: World) -> None:
         self.x = torch.ones(num_coordinates)

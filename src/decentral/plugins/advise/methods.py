@@ -1,4 +1,4 @@
-"""The methods that are compared, and how the time of a step is predicted for each."""
+"""The compared methods, and the prediction of a step's time for each."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ from decentral.randomness import torch_generator
 from decentral.training.gradient_times import uneven
 
 _BUCKET_BYTES = 25e6
-"""Of float32 gradients that DistributedDataParallel sends together, by default."""
+"""Bytes of float32 gradients that DistributedDataParallel sends together by default."""
 _LARGEST = 32_000_000
-"""Coordinates that are encoded; of a larger model the first parameters are, and the rest is taken to be like them."""
+"""Maximum number of coordinates that are encoded. For a larger model only the first parameters are encoded and timed,
+and the rest is assumed to behave like them."""
 _CALLS = 2
 _HEARD = 8
 _LENGTH_BYTES = 8
 
 
 class Case(NamedTuple):
-    """What a method is asked about: its configuration with a cluster, the model's layout, and the share of a pass that
-    is backward."""
+    """A question about a method: its configuration with a cluster, the model's layout, and the share of the backward
+    pass."""
 
     config: Config
     layout: RowLayout
     backward: float
     num_steps: int
     measured: bool = False
-    """Whether encoding and decoding are timed on this machine, or are as in `CODING_NS`."""
+    """True to time encoding and decoding on this machine, False to use `CODING_NS`."""
 
     @property
     def n(self) -> int:
-        """The number of workers."""
+        """Return the number of workers."""
         assert self.config.num_workers is not None
         return self.config.num_workers
 
     def clock(self) -> Clock:
-        """Of the cluster, at the start."""
+        """Return the cluster's clock at time 0."""
         cluster = self.config.cluster
         assert isinstance(cluster, VirtualCluster)
         times = uneven(cluster.gradient_times(self.n, self.config.seed), self.config)
@@ -57,8 +58,7 @@ class Case(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Seconds of a step, bytes that a worker sends in it on average, and the seconds of it that are encoding and
-    decoding."""
+    """Seconds per step, mean bytes that a worker sends per step, and the seconds of encoding and decoding per step."""
 
     step_s: float
     bytes_per_step: float
@@ -69,16 +69,16 @@ class Prediction(NamedTuple):
 
 
 class CodingCost(NamedTuple):
-    """Nanoseconds for each coordinate of the model."""
+    """Nanoseconds per coordinate of the model."""
 
     mean: float
-    """Of encoding, and of decoding one message, where a mean of all is compressed."""
+    """Encoding, and decoding one message, for a compressed mean over all workers."""
     heard: float
-    """Seconds to decode each further message."""
+    """Decoding each further message."""
     encode: float = 0.0
-    """Of encoding a message to neighbors."""
+    """Encoding a message to neighbors."""
     decode: float = 0.0
-    """Of decoding one of them."""
+    """Decoding a message from a neighbor."""
 
 
 CODING_NS = {
@@ -88,11 +88,12 @@ CODING_NS = {
     "powersgd": CodingCost(7.7, 0.0),
     "int8": CodingCost(6.4, 0.55),
 }
-"""Of the settings in `METHODS`, for 10 million float32 coordinates on one core of an AMD EPYC with torch 2.14.1."""
+"""Costs with the settings in `METHODS`, for 10 million float32 coordinates on one core of an AMD EPYC with torch
+2.14.1."""
 
 
 class Sent(NamedTuple):
-    """A collective, its bytes as the clock wants them, how often each worker sends them."""
+    """A collective, its number of bytes as the clock expects it, and how often each worker sends it per step."""
 
     name: str
     num_bytes: float
@@ -107,12 +108,13 @@ class Coding(NamedTuple):
 
     @property
     def bytes_per_worker(self) -> float:
-        """That a worker sends in a step, on average."""
+        """Return the mean bytes that a worker sends per step."""
         return sum(each.num_bytes * each.times for each in self.sent)
 
 
 class _Others:
-    """The `Collectives` of a compressor with one real worker of n, where the others send the same; records the sends.
+    """The `Collectives` of a compressor with one real worker of n. The others are assumed to send the same. Records the
+    sends.
 
     `heard` is the number of payloads it decodes.
     """
@@ -137,8 +139,9 @@ class _Others:
 
 
 def in_means(compressor: Compressor, layout: RowLayout, num_workers: int, measured: bool = False) -> Coding:
-    """The mean of all workers' rows of float32, compressed: by `CODING_NS`, or `measured` with one and with several
-    messages to decode, of which all others take as long. Raises ConfigError if it cannot compress such rows."""
+    """Return the cost of the compressed mean of all workers' float32 rows, by `CODING_NS`, or `measured` on this
+    machine. The time to decode n messages is extrapolated from one and several. Raises ConfigError if the compressor
+    cannot compress such rows."""
     part, row, scale = _beginning(layout)
     calls = _CALLS if measured else 0
 
@@ -164,8 +167,9 @@ def in_means(compressor: Compressor, layout: RowLayout, num_workers: int, measur
 
 
 def in_messages(compressor: Encoder, layout: RowLayout, num_neighbors: float, measured: bool = False) -> Coding:
-    """A message to so many neighbors, whose own are decoded, and one's own three times (CHOCO-SGD: two sums, and what
-    neighbors know). Its bytes are not said here."""
+    """Return the cost of a compressed message to `num_neighbors` neighbors: encoding it, decoding each neighbor's
+    message, and decoding the worker's own message three times (CHOCO-SGD: two sums, and the neighbors' estimate). The
+    bytes are not included."""
     if not measured:
         cost = CODING_NS[compressor.name]
         return Coding(1e-9 * layout.num_coordinates * (cost.encode + (num_neighbors + 2) * cost.decode))
@@ -182,8 +186,8 @@ def in_messages(compressor: Encoder, layout: RowLayout, num_neighbors: float, me
 
 
 def _beginning(layout: RowLayout) -> tuple[RowLayout, Tensor, float]:
-    """The first parameters of a layout, as many as are measured, at least one; a row of normal numbers for them; and
-    how many times as large the whole is."""
+    """Return the first parameters of a layout, as many as are measured but at least one; a row of normal numbers for
+    them; and the size of the whole relative to them."""
     count, total = 0, 0
     for shape in layout.shapes:
         if count and total + math.prod(shape) > _LARGEST:
@@ -205,9 +209,9 @@ def predict_rows(case: Case) -> Prediction:
 
 
 def predict_messages(case: Case) -> Prediction:
-    """Compressed messages between neighbors: the exchange by the clock, encoding and decoding as measured here.
+    """Predict compressed messages between neighbors: exchanges by the clock, encoding and decoding from `in_messages`.
 
-    Work of every worker in every step adds exactly its time to the step, for any waiting pattern.
+    Work that every worker does in every step adds exactly its own time to the step, whatever the waiting pattern.
     """
     compressor = case.config.compress
     assert isinstance(compressor, Encoder)
@@ -218,8 +222,8 @@ def predict_messages(case: Case) -> Prediction:
 
 
 def predict_means(case: Case) -> Prediction:
-    """An all-reduce of something compressed, after the gradient: t <- max over all t + encode + decode, then what its
-    verbs take."""
+    """Predict a compressed all-reduce after the gradient: t <- max over all t + encode + decode, then the time of its
+    network operations."""
     coding, clock = in_means(case.config.compress, case.layout, case.n, case.measured), case.clock()
     for _ in range(case.num_steps):
         clock.gradient()
@@ -230,13 +234,14 @@ def predict_means(case: Case) -> Prediction:
 
 
 def predict_overlapped(case: Case) -> Prediction:
-    """An all-reduce of gradients in buckets of 25 MB, each as soon as all workers have it, while the backward pass goes
-    on: DistributedDataParallel.
+    """Predict an all-reduce of gradients in buckets of 25 MB that overlaps with the backward pass, as in
+    DistributedDataParallel. The all-reduce of a bucket begins as soon as all workers have it.
 
         begin_b = max(end_(b-1), max_i (s_i + (1 - w + w b / B) g_i)),   end_b = begin_b + all-reduce of bucket b
 
-    for b = 1 ... B, a worker that begins its gradient at s_i, takes g_i and spends the share w of it backwards. All
-    begin the next step at end_B. Messages of bf16 have half the bytes, and are encoded and decoded within the step.
+    Here b = 1 ... B, worker i begins its gradient at s_i, takes g_i, and spends the share w of g_i on the backward
+    pass. All workers begin the next step at end_B. Messages of bf16 have half the bytes, and are encoded and decoded
+    within the step.
     """
     config, n = case.config, case.n
     num_bytes = dense = 4.0 * case.layout.num_coordinates
@@ -260,7 +265,7 @@ def predict_overlapped(case: Case) -> Prediction:
 
 
 def _work(clock: Clock, seconds: float) -> None:
-    """All workers compute for so long."""
+    """Let all workers compute for this many seconds."""
     clock.now = clock.now + seconds
     clock.compute_s += seconds
 
@@ -270,14 +275,14 @@ def _work(clock: Clock, seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Method:
-    """A method as a person and as `decentral-run` calls it."""
+    """A method: its title and its overrides for `decentral-run`."""
 
     title: str
     words: tuple[str, ...]
     predict: Callable[[Case], Prediction] = predict_rows
     is_ddp: bool = False
     needs_shapes: bool = False
-    """Whether it is impossible to say anything where only the number of parameters is known."""
+    """True if no prediction is possible from the number of parameters alone."""
 
 
 _MEAN, _ONE_PEER = ("algo=allreduce", "topology=ring"), ("algo=dpsgd", "topology=one_peer_exponential")

@@ -79,7 +79,7 @@ one for it alone: cifar10.data.path=FOLDER. Finished runs are never repeated.
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `decentral-benchmark`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
+    """Run `decentral-benchmark`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
     guarded("decentral-benchmark", _carry_out_command, arguments)
 
 
@@ -109,7 +109,7 @@ def _carry_out_command(arguments: list[str]) -> int:
 
 
 def _composed(options: argparse.Namespace) -> tuple[ChosenStudy, list[Cell], list[BenchmarkCell]]:
-    """The study, all its cells, and those that are asked for."""
+    """Return the study, all its cells, and the selected cells."""
     bare = next((word for word in options.words if "=" not in word), None)
     if bare is not None:
         raise ConfigError(f"{bare} is not a setting: write methods=[{bare}] or scenarios=[{bare}], or see --list.")
@@ -154,10 +154,11 @@ def _study(scale: str, config_dir: str | None) -> Benchmark:
 
 
 def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
-    """These cells, where what is neither asked for nor has runs here has the numbers that were collected here before,
-    or else the published ones, of a folder results/ here, or of the checkout or wheel; and what earlier commands have
-    left of others: of scenarios whose data this one was not given, and of methods that it does not know. All of them
-    only where the rules of the scenario are those of today."""
+    """Return these cells, with stored numbers for those that are neither selected nor have runs here.
+
+    The numbers are those collected here before, or else the published ones (from results/ here, or of the checkout or
+    wheel). Cells left by earlier commands are added: scenarios whose data this command was not given, and methods that
+    it does not know. All of them count only if the rules of their scenario have not changed."""
     here, place = chosen.directory, chosen.directory.relative_to(chosen.results_dir)
     wanted = {id(cell) for cell in selected}
     others, absent = [cell for cell in cells if id(cell) not in wanted], list[Cell]()
@@ -184,7 +185,8 @@ def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]
 
 
 def _same_rules(chosen: ChosenStudy, directory: Path) -> Callable[[Labels], bool]:
-    """Whether a cell's scenario has today's rules (target, steps, rates, seeds) in what `directory` has collected."""
+    """Return a test whether a cell's scenario has the current rules (target, steps, rates, seeds) in the results
+    collected in `directory`."""
     study = chosen.study
     assert isinstance(study, Benchmark)
     now = {told["scenario"]: rules(told) for scenario in study.scenarios for told in problems(scenario)}
@@ -193,7 +195,7 @@ def _same_rules(chosen: ChosenStudy, directory: Path) -> Callable[[Labels], bool
 
 
 def _report_again(chosen: ChosenStudy, cells: Sequence[Cell]) -> int:
-    """From the runs that are here, and else from what was collected before, or is published."""
+    """Write the report from the runs that are here, and otherwise from collected or published numbers."""
     source = Unfinished(cells)
     source.pending()
     if any(cell.values() for cell in cells):
@@ -233,7 +235,7 @@ def _submit(chosen: ChosenStudy, cells: Sequence[BenchmarkCell], options: argpar
 
 
 def _verify(options: argparse.Namespace) -> int:
-    """Check a submission; 0 if it agrees."""
+    """Check a submission, and return 0 if it agrees."""
     folder = options.verify
     if options.config_dir:
         raise ConfigError(f"--verify reads components from {folder / submission.OWN}: leave --config-dir out.")
@@ -316,7 +318,7 @@ def _computed_again(
 
 
 def _verdict(options: argparse.Namespace, facts: dict[str, Any], wrong: Sequence[str], done: str) -> int:
-    """Say and keep it."""
+    """Print the verdict and store it."""
     if wrong:
         say(
             "\n".join(
@@ -337,7 +339,7 @@ def _verdict(options: argparse.Namespace, facts: dict[str, Any], wrong: Sequence
 
 
 def _summary(made: Made) -> str:
-    """The ranks, and where everything is."""
+    """Return the ranks and the locations of all results, as text."""
     results = made.results
     title = str(results.facts.get("title") or "")
     blocks = [f"decentral-benchmark scale={results.scale}: {title[:1].lower()}{title[1:]}"]
@@ -351,7 +353,7 @@ def _summary(made: Made) -> str:
 
 
 def _listing(config_dir: str | None) -> str:
-    """Methods and scenarios, as --list says them."""
+    """Return the methods and scenarios, as --list prints them."""
     told = ["Methods: title, what decentral-run is told, and what is searched beside the learning rate", ""]
     for one in entries.methods():
         told.append(f"{one.name:<21} {one.title}: {' '.join(one.base)}".removesuffix(": "))
@@ -370,7 +372,8 @@ def _listing(config_dir: str | None) -> str:
 
 
 def _names(key: str, words: Sequence[str]) -> tuple[list[str] | None, list[str]]:
-    """The names in '[a,b]' or 'a,b' that are given for the key, if it is among the words; and the others of these."""
+    """Return the names in '[a,b]' or 'a,b' given for the key (None if the words do not have it), and the other
+    words."""
     text, rest = catalogue.reserved(words, key)
     if text is None:
         return None, rest

@@ -16,7 +16,7 @@ from decentral.study.measure import Measure
 
 @dataclass
 class Method(Settings):
-    """A line of methods.yaml: an algorithm, the settings that are not its defaults, and those that are searched.
+    """An entry of methods.yaml: an algorithm, its non-default settings, and the settings to search.
 
     title   name in tables and figures
     base    overrides of its runs, after those of the scenario
@@ -44,7 +44,7 @@ class Method(Settings):
 
     @property
     def searched(self) -> str:
-        """For a person: 'topology: ring, base_graph; algo.gamma: 0.1 to 1'; '' if nothing is."""
+        """Return what is searched, as text: 'topology: ring, base_graph; algo.gamma: 0.1 to 1'; '' if nothing is."""
         return "; ".join(
             f"{key}: {' to '.join(map(str, space.values())) if isinstance(space, dict) else ', '.join(map(str, space))}"
             for key, space in self.search.items()
@@ -53,7 +53,7 @@ class Method(Settings):
 
 @dataclass
 class Scenario(Settings):
-    """A file of scenario/: a task, the clusters that time it, what has to be reached, and what may be spent for it.
+    """A file in scenario/: a task, the clusters that time it, the target, and the budget.
 
     title         description in one line
     base          overrides of its runs: task, data, model, number of workers
@@ -106,36 +106,38 @@ class Scenario(Settings):
 
     @property
     def reduced(self) -> Scenario:
-        """As at scale=smoke: `base` is appended to, all else is replaced."""
+        """Return the scenario at scale=smoke: `base` is extended, all other values are replaced."""
         changes = {**self.smoke, "base": [*self.base, *self.smoke.get("base", [])], "smoke": {}}
         reduced: Scenario = _built(Scenario, self.name, {**vars(self), **changes})
         return reduced
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are test examples, of which trials see one half and the runs that count the other."""
+        """Return whether there are test examples: trials use one half, the runs that count use the other."""
         return self.target.split == "test"
 
 
 class Trial(NamedTuple):
-    """A choice of what is searched."""
+    """One choice of the searched settings."""
 
     overrides: list[str]
     lr: float
 
     @property
     def setting(self) -> str:
-        """As decentral-run takes it."""
+        """Return the choice as overrides of decentral-run."""
         return " ".join([*self.overrides, f"lr={self.lr:g}"])
 
 
 def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
-    """The first `count` of a sequence that does not depend on results: first choices and the middle of each range, then
-    the second and further points of a Halton sequence (Numerische Mathematik 2, 1960) in the unit cube of what is
-    searched; the first one has the middle learning rate, too.
+    """Return the first `count` trials of a sequence that does not depend on results.
 
-    The learning rate is the first coordinate, on a logarithmic scale; with heavy-ball momentum m it is 1 - m times as
-    large, since 1 / (1 - m) steps then act as one.
+    It begins with the first choices and the middle of each range. The second and further points of a Halton sequence
+    (Numerische Mathematik 2, 1960) in the unit cube of the searched settings follow. The first trial has the middle
+    learning rate, too.
+
+    The learning rate is the first coordinate, on a logarithmic scale; with heavy-ball momentum m it is scaled by 1 - m,
+    since 1 / (1 - m) steps then act as one.
     """
     from scipy.stats import qmc
 
@@ -156,7 +158,7 @@ def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
 
 
 def _at(u: float, space: Any) -> Any:
-    """The value at u in [0, 1)."""
+    """Return the value at u in [0, 1)."""
     if isinstance(space, dict):
         return float(f"{space['low'] * (space['high'] / space['low']) ** u:.3g}")
     return space[math.floor(u * len(space))]
@@ -190,8 +192,8 @@ def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
 
 
 def scenarios(names: list[str]) -> list[Scenario]:
-    """The scenarios with these names, then those in one's own folder. Raises ConfigError for one that does not exist,
-    or whose file is wrong."""
+    """Return the scenarios with these names, then those in the user's folder. Raises ConfigError for an unknown name or
+    an invalid file."""
     files, mine = scenario_files(), plugins.folder()
     theirs = [name for name, path in files.items() if mine is not None and mine in path.parents]
     found = []
@@ -203,7 +205,7 @@ def scenarios(names: list[str]) -> list[Scenario]:
 
 
 def scenario_files() -> dict[str, Path]:
-    """The scenarios that there are, ours and one's own."""
+    """Return the files of all scenarios, bundled and in the user's folder."""
     return {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
 
 

@@ -1,4 +1,5 @@
-"""What report.html of a benchmark shows instead of cells: ranks with submissions, profiles, and a plot per scenario."""
+"""The leaderboard in report.html of a benchmark, instead of cells: ranks with submissions, profiles, and a plot per
+scenario."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from decentral.plugins.benchmark.listings.ranking import Ranks
 
 FOLDER = "submissions"
-"""Beside the folder of the benchmark: a folder for each."""
+"""Name of the folder beside the benchmark's, with a folder for each submission."""
 AXES = {
     "factor": "performance ratio to the best, at most",
     "simulated_s": "simulated seconds",
@@ -66,7 +67,7 @@ def _profiles(results: Results, ranks: Ranks) -> list[dict[str, Any]]:
 
 
 def _courses(curves: pandas.DataFrame, rows: list[list[str]]) -> list[dict[str, Any]]:
-    """Of the first seed of each method in each scenario, in the order of the ranks."""
+    """Return the curves of the first seed of each method in each scenario, in the order of the ranks."""
     order = {row[0]: number for number, row in enumerate(rows)}
     found = []
     for (scenario, method, metric), own in curves.groupby(["scenario", "method", "metric"], sort=False):
@@ -81,8 +82,8 @@ def _number(value: float) -> float | None:
 
 
 def _with_submissions(results: Results) -> tuple[Results, pandas.DataFrame, list[list[str]], dict[str, str]]:
-    """The results with the rows of submissions, which are whole and of the same scale and rules; their curves; a table
-    of all submissions; and of which one a method is."""
+    """Return the results with the rows of complete submissions of the same scale and rules; their curves; a table of
+    all submissions; and the submission of each method."""
     tables, curves, by_method = [results.values], [results.curves], dict[str, str]()
     lines = [["method", "hash", "version", "verified"]]
     for path in sorted((results.directory.parents[1] / FOLDER).glob(f"*/{submission.FACTS}")):

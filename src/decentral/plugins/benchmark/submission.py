@@ -34,14 +34,15 @@ from decentral.study.collect import StoredCell, collect
 from decentral.study.study import Cell
 
 FACTS, VERIFIED, OWN = "submission.json", "verification.json", "mine"
-"""File names: its hashes; the result of a verification, which is not part of it; the user's components."""
+"""File names: the hashes of a submission; the result of a verification, which is not part of it; the user's
+components."""
 EXACT = 1e-6
-"""Relative: time and bytes follow from the step, and are kept with nine digits."""
+"""Relative tolerance: time and bytes follow from the step, and are stored with nine digits."""
 EVALUATIONS, SHARE = 4, 0.03
-"""Evaluations, or share of all evaluations, that are added on both sides to the range in which a run may reach the
-target on another processor. Rounding differs there; docs/benchmark.md says what was tried."""
+"""Number of evaluations, or share of all evaluations, added at both ends of the range in which a run may reach the
+target on another processor, where rounding differs. See docs/benchmark.md for the experiments."""
 NEAR, POINTS, RELATIVE = 1.0, 5.0, 0.03
-"""Points by which a percentage may differ near the target and at the end of a trial; relative, any other metric."""
+"""Tolerances: percentage points near the target and at the end of a trial, and a relative one for other metrics."""
 _ALIKE = 1e-8  # scores of trials: values are kept with nine digits
 _MOST_BYTES = 10_000_000
 _README = """\
@@ -67,7 +68,7 @@ whether they agree (`repeat=20` repeats more). It carries out the code in `{own}
 
 
 def is_whole(cell: Cell) -> bool:
-    """Whether all that the cell needs is finished here."""
+    """Return whether all jobs of the cell are finished here."""
     if not isinstance(cell, BenchmarkCell) or cell.choice() is None:
         return False
     return all(job.finished() is not None for job in cell.jobs())
@@ -76,8 +77,8 @@ def is_whole(cell: Cell) -> bool:
 def write(
     folder: Path, study: Benchmark, cells: Sequence[BenchmarkCell], facts: dict[str, Any], own: Path | None
 ) -> str:
-    """Write the folder of a submission of these cells, which are whole, and return its hash. `own`: where components of
-    one's own are, whose code and configuration are copied. Raises ConfigError if these are too many."""
+    """Write the folder of a submission of these finished cells, and return its hash. `own` is the folder of the user's
+    components; their code and configuration are copied. Raises ConfigError if these are too many."""
     study.methods = list({cell.entry.method.name: cell.entry.method for cell in cells}.values())
     files = sorted(_code(own)) if own is not None else []
     size = sum(path.stat().st_size for path in files)
@@ -134,7 +135,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def damage(folder: Path, facts: dict[str, Any]) -> list[str]:
-    """A sentence for each file that is not as it was submitted."""
+    """Return a sentence for each file that differs from the submitted one."""
     wrong = []
     if hash_of(facts) != facts["hash"]:
         wrong.append(f"{FACTS} was changed: its hash does not match.")
@@ -148,7 +149,7 @@ def damage(folder: Path, facts: dict[str, Any]) -> list[str]:
 
 
 def hash_of(facts: dict[str, Any]) -> str:
-    """Return the SHA-256 of submission.json, which has those of all files: the name of a submission."""
+    """Return the SHA-256 of submission.json, which contains the hashes of all files: the name of a submission."""
     return _sha256(json.dumps({k: v for k, v in facts.items() if k != "hash"}, sort_keys=True).encode())
 
 
@@ -174,12 +175,13 @@ def _code(own: Path) -> Iterable[Path]:
 
 @dataclass
 class Check(Cell):
-    """A run of a submitted cell: repeated, with what sets its target; or only its times, which take no training."""
+    """A run of a submitted cell: repeated, with the runs that set its target; or only its times, which need no
+    training."""
 
     cell: BenchmarkCell
     run: Ran
     submitted: dict[str, Value]
-    """Metric -> what the submission has."""
+    """Metric -> submitted value."""
     repeated: bool = False
 
     @property
@@ -189,15 +191,15 @@ class Check(Cell):
 
     @property
     def wall_s(self) -> float:
-        """By the submission."""
+        """Return the wall-clock time that the submission states, in seconds."""
         return next(iter(self.submitted.values())).wall_s
 
     def jobs(self) -> list[Job]:
-        """Return its remaining jobs."""
+        """Return the jobs that are left."""
         return [*self.cell.target.jobs(self.cell.varied), *self.run.jobs] if self.repeated else self.run.jobs[1:]
 
     def values(self) -> list[Value]:
-        """Return its values, if it was repeated."""
+        """Return the values if the run was repeated."""
         return self.cell.told(self.run) if self.repeated else []
 
     def differences(self) -> list[str]:
@@ -210,7 +212,7 @@ class Check(Cell):
 
     @property
     def submitted_setting(self) -> str:
-        """Which run it is, for a person."""
+        """Return the submitted run's name for messages."""
         return f"{self.cell.entry.trials[self.run.trial].setting}, seed {self.run.seed}"
 
     def _of_places(self, told: dict[str, float]) -> list[str]:
@@ -255,9 +257,11 @@ class Check(Cell):
 
 
 def is_near(step: float, course: Course, target: float, entry: Entry) -> bool:
-    """Whether rounding explains that one run reaches the target at `step` (nan: never), and its repetition has this
-    course. The step must lie between those at which the repetition reaches a slightly easier and a slightly harder
-    target, with a slack of a few evaluations: a run that hovers around the target may cross it anywhere in between."""
+    """Return whether rounding explains the difference between a run that reaches the target at `step` (nan: never) and
+    this course of its repetition.
+
+    The step must lie between those at which the repetition reaches a slightly easier and a slightly harder target, with
+    a slack of a few evaluations: a run that hovers around the target may cross it anywhere in between."""
     steps, margin = course.places["step"], _tolerance(NEAR, target, entry)
 
     def place(step: float) -> int:
@@ -282,8 +286,8 @@ def _tolerance(points: float, value: float, entry: Entry) -> float:
 
 
 def checks(cells: Sequence[BenchmarkCell], submitted: Sequence[StoredCell]) -> tuple[list[Check], list[str]]:
-    """The runs of these cells; and a sentence for each cell whose rows are not of the runs that its configuration makes
-    here, or whose trial that counts is not the best one."""
+    """Return the runs of these cells, and a sentence for each cell whose rows are not those of its configuration here,
+    or whose chosen trial is not the best one."""
     rows = {tuple(cell.labels.values()): cell.values() for cell in submitted}
     found, wrong = [], []
     for cell in cells:
@@ -312,17 +316,17 @@ def checks(cells: Sequence[BenchmarkCell], submitted: Sequence[StoredCell]) -> t
 
 
 class Repeated(NamedTuple):
-    """What is repeated."""
+    """The repeated runs."""
 
     runs: int
     baseline: int
-    """More runs, which set targets."""
+    """Number of additional runs that set targets."""
     about_s: float
 
 
 def choose(found: Sequence[Check], number: int) -> Repeated:
-    """Mark the cheapest runs as repeated: of each family of scenarios one that counts, those first whose target needs
-    no runs, then further ones; all cells of a run together."""
+    """Mark the cheapest runs as repeated: one that counts for each family of scenarios, preferring those whose target
+    needs no runs, then further ones. All cells of a run are marked together."""
     by_run: dict[str, list[Check]] = {}
     for check in sorted(found, key=lambda one: (not one.run.counts, one.cell.varied is not None, one.wall_s)):
         by_run.setdefault(check.run.jobs[0].id, []).append(check)

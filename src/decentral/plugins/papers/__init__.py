@@ -1,1 +1,1 @@
-"""What serves single items of the papers: fish school, stragglers, exchanges, collectives, searches, validation."""
+"""Single items of the papers: fish school, stragglers, exchanges, collectives, searches, validation."""

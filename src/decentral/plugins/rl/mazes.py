@@ -1,4 +1,4 @@
-"""Mazes of several kinds, with the shortest ways between all of their cells, and many walks through them."""
+"""Mazes of several kinds, with the shortest paths between all of their cells, and many walks through them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from decentral.randomness import numpy_generator
 _DENSITY = 0.3  # of the obstacles in `blocks`
 _OPENED = 0.3  # of the inner walls of `maze` that are taken away again, so that there are several ways
 MOVES = np.array([(-1, 0), (0, 1), (1, 0), (0, -1)])
-"""Rows and columns of the actions: north, east, south, west."""
+"""Row and column offsets of the actions: north, east, south, west."""
 
 
 def _open(size: int, random: np.random.Generator) -> np.ndarray:
-    """No walls but those around it."""
+    """Return a maze with only the outer walls."""
     return np.zeros((size, size), dtype=bool)
 
 
 def _blocks(size: int, random: np.random.Generator) -> np.ndarray:
-    """Single cells that are blocked."""
+    """Return a maze with single blocked cells."""
     return random.random((size, size)) < _DENSITY
 
 
 def _rooms(size: int, random: np.random.Generator) -> np.ndarray:
-    """Four rooms with a door between each two neighbors."""
+    """Return four rooms with a door between each two neighbors."""
     walls = np.zeros((size, size), dtype=bool)
     row, column = random.integers(size // 3, size - size // 3, 2)
     walls[row], walls[:, column] = True, True
@@ -39,7 +39,7 @@ def _rooms(size: int, random: np.random.Generator) -> np.ndarray:
 
 
 def _bars(size: int, random: np.random.Generator) -> np.ndarray:
-    """Every third row (or column) is a wall with one gap."""
+    """Return a maze in which every third row (or column) is a wall with one gap."""
     walls = np.zeros((size, size), dtype=bool)
     for row in range(int(random.integers(1, 3)), size, 3):
         walls[row] = True
@@ -48,7 +48,7 @@ def _bars(size: int, random: np.random.Generator) -> np.ndarray:
 
 
 def _maze(size: int, random: np.random.Generator) -> np.ndarray:
-    """Corridors: a spanning tree of every second cell, by depth-first search, and some more openings."""
+    """Return corridors: a spanning tree of every second cell, by depth-first search, and some more openings."""
     walls = np.ones((size, size), dtype=bool)
     walls[::2, ::2] = False
     way, seen = [(0, 0)], {(0, 0)}
@@ -79,11 +79,11 @@ LAYOUTS: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
     "bars": _bars,
     "maze": _maze,
 }
-"""Kind of maze -> what draws the walls of one: bool [size, size]."""
+"""Kind of maze -> function that draws its walls: bool [size, size]."""
 
 
 def draw(kind: str, size: int, seed: int, purpose: str, number: int) -> np.ndarray:
-    """The walls [size, size] of a maze of this kind, a function of its address; all free cells hang together.
+    """Draw the walls [size, size] of a maze of this kind, a function of its address; all free cells are connected.
 
     Cells that cannot be reached from the largest region are filled; without two free cells, all are free.
     """
@@ -109,7 +109,8 @@ class Mazes(NamedTuple):
 
     @classmethod
     def of(cls, walls: Sequence[np.ndarray], view: int) -> Mazes:
-        """For walls [size, size] each, seen through a window of V = `view` cells each way, an odd number."""
+        """Return the mazes with walls [size, size] each, seen through a window of V = `view` cells each way, an odd
+        number."""
         from scipy.sparse import csr_array
         from scipy.sparse.csgraph import shortest_path
 
@@ -142,9 +143,9 @@ class Mazes(NamedTuple):
 
 
 class Walks(Running):
-    """k x E walks, each in one of the mazes, from a start to a goal; see `env=gridworld` for what they are.
+    """k x E walks, each in one of the mazes, from a start to a goal; see `env=gridworld`.
 
-    The chances of an episode are those of its maze, its start and its goal.
+    The random numbers of an episode choose its maze, its start and its goal.
     """
 
     def __init__(
@@ -157,7 +158,8 @@ class Walks(Running):
         step_cost: float,
         max_steps: int,
     ) -> None:
-        """`numbers` are what the mazes are called, in order; `own`, for each of k workers, places of its among them."""
+        """`numbers` are the numbers of the mazes, in order; `own` are the indices of each of the k workers' mazes among
+        them."""
         self.numbers = numbers
         self.mazes, self.own, self.max_steps = mazes, own, max_steps
         self.progress, self.step_cost = progress, step_cost
@@ -191,7 +193,7 @@ class Walks(Running):
         self.steps[i, e], self.shortest[i, e], self.left[i, e] = 0, way, way
 
     def observe(self, places: Sequence[int]) -> np.ndarray:
-        """Two channels [r, E, 2, V, V]: walls, and the goal, at the border of the window where it is outside."""
+        """Return two channels [r, E, 2, V, V]: walls, and the goal, at the border of the window if it is outside."""
         maze, at, goal = self.maze[places], self.at[places], self.goal[places]
         (r, E), V = at.shape, self.view
         found = np.zeros((r, E, 2, V, V), dtype=np.float32)
@@ -223,7 +225,7 @@ class Walks(Running):
         return Moves(rewards, ended, facts)
 
     def state(self, place: int) -> Any:
-        """The numbers that describe each walk."""
+        """Return the numbers that describe each walk."""
         found = {name: getattr(self, name)[place].tolist() for name in _NUMBERS}
         return found | {"maze": self.numbers[self.maze[place]].tolist()}
 

@@ -1,4 +1,4 @@
-"""Layers of policies, and how they begin."""
+"""Layers of policies, and their initialization."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Weighted = TypeVar("Weighted", nn.Linear, nn.Conv2d)
 
 
 def orthogonal(layer: Weighted, gain: float = math.sqrt(2)) -> Weighted:
-    """The layer with orthogonal weights of this gain and biases of 0."""
+    """Return the layer with orthogonal weights of this gain and biases of 0."""
     nn.init.orthogonal_(layer.weight, gain)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
@@ -23,7 +23,7 @@ def orthogonal(layer: Weighted, gain: float = math.sqrt(2)) -> Weighted:
 
 
 def output_layer(width: int, num_actions: int) -> nn.Linear:
-    """From `width` features to the value and a number for each action: [..., 1 + num_actions]."""
+    """Return the layer from `width` features to the value and a number for each action: [..., 1 + num_actions]."""
     layer = nn.Linear(width, 1 + num_actions)
     with torch.no_grad():
         for rows, gain in ((slice(0, 1), 1.0), (slice(1, None), 0.01)):
@@ -40,11 +40,11 @@ class WithLogStd(nn.Module):
         self.log_std = nn.Parameter(torch.zeros(num_actions))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., 1 + A] -> [..., 1 + 2 A]."""
+        """Append the log standard deviations: [..., 1 + A] -> [..., 1 + 2 A]."""
         return self.side_by_side(x[None], [self.log_std[None]], 1)[0]
 
     def side_by_side(self, x: Tensor, own: Sequence[Tensor], k: int) -> Tensor:
-        """The same for k workers, [k, ..., 1 + A] -> [k, ..., 1 + 2 A]: see `gradients.passes.layers`."""
+        """Compute `forward` for k workers, [k, ..., 1 + A] -> [k, ..., 1 + 2 A]: see `gradients.passes.layers`."""
         (log_std,) = own
         shape = (k, *[1] * (x.dim() - 2), -1)
         return torch.cat([x, log_std.view(shape).expand(*x.shape[:-1], -1)], dim=-1)
@@ -71,19 +71,21 @@ class Recurrent(nn.Module):
 
     @property
     def memory(self) -> int:
-        """The size of its memory: h and c."""
+        """Return the size of its memory: h and c."""
         return 2 * self.width
 
     def forward(self, pieces: Tensor) -> Tensor:
-        """[B, T (F + 1) + 2 H] -> [B, T, num_outputs]."""
+        """Return the outputs of pieces: [B, T (F + 1) + 2 H] -> [B, T, num_outputs]."""
         return self.side_by_side(pieces[None], [parameter[None] for parameter in self.parameters()], 1)[0]
 
     def side_by_side(self, x: Tensor, own: Sequence[Tensor], k: int) -> Tensor:
-        """The same for k workers, [k, B, T (F + 1) + 2 H] -> [k, B, T, num_outputs]: see `gradients.passes.layers`."""
+        """Compute `forward` for k workers, [k, B, T (F + 1) + 2 H] -> [k, B, T, num_outputs]: see
+        `gradients.passes.layers`."""
         return self.remembering(x, own)[0]
 
     def remembering(self, x: Tensor, own: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The same, and what is remembered after the last step [k, B, 2 H]; `own` is in the order of `parameters`."""
+        """Return the same outputs, and the memory after the last step [k, B, 2 H]; `own` is in the order of
+        `parameters`."""
         known = dict(zip([name for name, _ in self.named_parameters()], own, strict=True))
         B, H = x.shape[1], self.width
         steps, h, c = x[..., : -2 * H].unflatten(-1, (-1, self.features + 1)), x[..., -2 * H : -H], x[..., -H:]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from decentral.plugins.rl.tasks.rl import RL
 
 _SCALED_BY = 2048
-"""Frames of the random policy that observations are standardized by."""
+"""Number of frames of the random policy that determine the standardization of observations."""
 _TESTS_KEPT = 4
 
 
@@ -104,7 +104,7 @@ class PolicyOptimization(Problem):
         return self.passes(x, inputs.to(self.device), targets.to(self.device), places, lambda j: None)
 
     def prove(self, x: Tensor, draws: np.ndarray) -> None:
-        """See `Problem`; the batch is of the rollouts that workers hold, zeros at first, with noise."""
+        """See `Problem`; the batch is from the rollouts that workers hold, zeros at first, with noise."""
         if self.passes.execution == "loop":
             return
         inputs, targets = (each.to(self.device) for each in self.rollouts.batch(range(len(x)), draws))
@@ -113,10 +113,10 @@ class PolicyOptimization(Problem):
         self.facts = {"execution": self.passes.execution}
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
-        """Sums over the episodes of tests, for local workers' own models: [r, S], S = metrics of an episode + 3.
+        """Return sums over the test episodes, for local workers' own models: [r, S], S = metrics of an episode + 3.
 
-        These are those of the environment, the return and the length, then how many episodes there were; and how many
-        frames the worker has taken, of one worker.
+        The sums are the environment's metrics, the return, the length, and the number of episodes. The last number is
+        the worker's frames so far.
         """
         places = list(range(len(self.workers)) if workers is None else workers)
         found = self._test(x[places], self._scenes(scope), scope)
@@ -124,18 +124,20 @@ class PolicyOptimization(Problem):
         return torch.cat([found, torch.stack([frames, torch.ones_like(frames)], dim=1)], dim=1)
 
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
-        """The same of one averaged model [P] in this part's scenes, and the frames of the local workers: [S]."""
+        """Return the same for one averaged model [P] in this part's scenes, and the frames of the local workers:
+        [S]."""
         found = self._test(x[None], self._scenes(scope)[part::parts], scope)[0]
         counts = torch.tensor([self.rollouts.frames.sum(), len(self.workers)], dtype=torch.float64)
         return torch.cat([found, counts])
 
     def finish(self, statistics: Tensor) -> Tensor:
-        """Means over episodes, and frames of a worker: [..., S] -> [..., S - 2]."""
+        """Return means over episodes, and frames of a worker: [..., S] -> [..., S - 2]."""
         episodes, frames, workers = statistics[..., -3:].unbind(-1)
         return torch.cat([statistics[..., :-3] / episodes[..., None], (frames / workers)[..., None]], dim=-1)
 
     def save_tables(self, directory: Path) -> None:
-        """partition.csv: the kinds of scenes of the workers; observations.csv: how observations are standardized."""
+        """Write partition.csv, the kinds of scenes of the workers, and observations.csv, the standardization of
+        observations."""
         from decentral.store.files import csv_text, write_text
 
         counts = class_counts(self.labels, self.indices, int(self.labels.max()) + 1)
@@ -155,7 +157,7 @@ class PolicyOptimization(Problem):
             self.rollouts.load_state(i, one)
 
     def model_tensors(self, x: Tensor, state: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Parameters [...] by name, those of the module's `state_dict`."""
+        """Return parameters [...] by name, those of the module's `state_dict`."""
         return dict(zip(self.models.names, self.models.views(x), strict=True))
 
     def layout(self, x: Tensor) -> RowLayout:
@@ -185,7 +187,7 @@ class PolicyOptimization(Problem):
         return self.config.batch_size // T, T * (int(np.prod(self.info.shape)) + 1) + self.memory
 
     def _acting(self, x: Tensor, places: Sequence[int]) -> Acting:
-        """The policies of these workers at x [r, P], side by side where their layers can be: see `Acting`."""
+        """Return the policies of these workers at x [r, P], side by side if their layers support it: see `Acting`."""
         if self._layers is None:
             return self._one_by_one(x, places)
         layers, parameters = self._layers, self.models.views(x)
@@ -202,7 +204,7 @@ class PolicyOptimization(Problem):
         return outputs
 
     def _one_by_one(self, x: Tensor, places: Sequence[int]) -> Acting:
-        """The same of policies whose layers nothing is known of."""
+        """Return the same for policies with unknown layers."""
         self.models.bind(x, places)
 
         def outputs(observed: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
@@ -213,7 +215,7 @@ class PolicyOptimization(Problem):
         return outputs
 
     def _scenes(self, scope: Scope) -> np.ndarray:
-        """The scenes of an evaluation, always the same ones, in their order."""
+        """Return the scenes of an evaluation, always the same ones, in their order."""
         scenes = np.arange(self.info.num_test)
         if scope.examples is None:
             return scenes
@@ -221,7 +223,7 @@ class PolicyOptimization(Problem):
         return np.sort(chosen)
 
     def _test(self, x: Tensor, scenes: np.ndarray, scope: Scope) -> Tensor:
-        """Sums over an episode in each of these scenes, for models x [r, P]: [r, S - 2] float64, see
+        """Return sums over an episode in each of these scenes, for models x [r, P]: [r, S - 2] float64, see
         `worker_statistics`."""
         found = torch.zeros(len(x), len(self.env.metrics) + 3, dtype=torch.float64)
         if len(scenes) == 0:
@@ -235,7 +237,7 @@ class PolicyOptimization(Problem):
         return found
 
     def _episodes(self, x: Tensor, scenes: np.ndarray) -> np.ndarray:
-        """The same of a few models, side by side: [r, S - 2]."""
+        """Return the same for a few models, side by side: [r, S - 2]."""
         r, N, continuous = len(x), len(scenes), self.info.continuous
         places, key = range(r), (r, scenes.tobytes())
         if key not in self._tests:  # environments are opened once
@@ -269,8 +271,8 @@ class PolicyOptimization(Problem):
         return np.concatenate([totals.sum(1), np.full((r, 1), float(N))], axis=1)
 
     def _scale(self) -> Scale:
-        """Means and standard deviations of what the random policy sees in all scenes for training: for all workers the
-        same ones, since models that are averaged have to see the same things."""
+        """Return means and standard deviations of the random policy's observations in all training scenes. They are the
+        same for all workers, since averaged models need equal inputs."""
         env, E = self.env, self.task.num_envs
         running = env.open([np.arange(self.info.num_train)], E)
         random, places, seen = numpy_generator(self.seed, "scale of observations"), range(1), []

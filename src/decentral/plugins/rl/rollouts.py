@@ -1,4 +1,4 @@
-"""PPO: advantages, the loss, how actions are drawn; rollouts of environments, and the batches that they are cut into.
+"""PPO: advantages, the loss, sampling of actions; rollouts of environments, and their batches.
 
 Schulman et al. 2017 (arXiv:1707.06347), in the details of CleanRL's `ppo.py` and `ppo_continuous_action.py` (Huang et
 al., JMLR 23(274), 2022). Shapes: r workers, E environments each, T steps of a rollout.
@@ -50,10 +50,10 @@ def read(outputs: Tensor, continuous: bool) -> Policy:
 
 
 def sample(outputs: Tensor, continuous: bool, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Actions [..., columns] of the policy and the logarithms of their probabilities [...].
+    """Sample actions [..., columns] of the policy, and return them with their log-probabilities [...].
 
-    noise   [..., columns]: uniform in [0, 1), or standard normal; an action a of several is the least with
-            P(0) + ... + P(a) > noise
+    noise   [..., columns]: uniform in [0, 1), or standard normal; a discrete action a is the smallest with P(0) + ... +
+            P(a) > noise
     """
     if continuous:
         mean, log_std = outputs[..., 1:].chunk(2, dim=-1)
@@ -74,7 +74,7 @@ def likeliest(outputs: Tensor, continuous: bool) -> Tensor:
 def advantages(
     rewards: Tensor, values: Tensor, ended: Tensor, last_value: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
-    """Generalized advantage estimates [..., T, E] (Schulman et al., ICLR 2016), from the last step to the first:
+    """Return generalized advantage estimates [..., T, E] (Schulman et al., ICLR 2016), from the last step to the first:
 
         delta_t = r_t + gamma (1 - d_t) V_{t+1} - V_t;    A_t = delta_t + gamma lambda (1 - d_t) A_{t+1}
 
@@ -93,7 +93,7 @@ def advantages(
 
 @dataclass(frozen=True)
 class PPOLoss:
-    """The loss of outputs [..., num_outputs] for targets [..., COLUMNS + action], as `gradients` ask for it:
+    """The loss of outputs [..., num_outputs] for targets [..., COLUMNS + action], in the form that `gradients` expect:
 
         max(-A w, -A clip(w, 1 - c, 1 + c)) + c_v / 2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) - c_e H
 
@@ -107,7 +107,7 @@ class PPOLoss:
     clips_value: bool
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-        """Its mean, its sum, or it for each of [...] with reduction="none"."""
+        """Return the mean, the sum, or with reduction="none" the loss of each of [...]."""
         advantage, wanted, old_value, old_log_prob, *_ = targets.unbind(-1)
         policy, c = read(outputs, self.continuous), self.clip
         ratio = (policy.log_prob(targets[..., COLUMNS:]) - old_log_prob).exp()
@@ -125,23 +125,23 @@ _MOST = 10.0  # of what is normalized
 
 
 class Scale(NamedTuple):
-    """How observations are standardized."""
+    """The standardization of observations."""
 
     mean: np.ndarray  # [*shape]
     std: np.ndarray  # [*shape]
 
     def __call__(self, observed: np.ndarray) -> np.ndarray:
-        """[..., *shape], cut off at 10."""
+        """Standardize observations [..., *shape], clipped at 10."""
         return np.clip((observed - self.mean) / self.std, -_MOST, _MOST).astype(np.float32)
 
 
 Acting = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Policies: (observations [r, E, *shape], memory [r, E, M], whether episodes begin [r, E]) -> outputs
-[r, E, num_outputs], and the next memory."""
+"""A function of policies: (observations [r, E, *shape], memory [r, E, M], whether episodes begin [r, E]) -> outputs [r,
+E, num_outputs], and the next memory."""
 
 
 class Rollouts:
-    """The newest rollout of each of k workers, and where their environments are."""
+    """The newest rollout of each of k workers, and the state of their environments."""
 
     def __init__(
         self,
@@ -156,7 +156,8 @@ class Rollouts:
         dtype: torch.dtype,
         normalises: bool,
     ) -> None:
-        """memory: numbers that a policy remembers; 0: batches are single frames. normalises: the rewards."""
+        """`memory` is the number of values that a policy remembers; 0: batches are single frames. `normalises` scales
+        rewards."""
         self.running, self.task, self.workers, self.seed, self.dtype = running, task, workers, seed, dtype
         self.batch_size, self.remembers, self.continuous, self.normalises = (
             batch_size,
@@ -165,25 +166,25 @@ class Rollouts:
             normalises,
         )
         self.columns = info.num_actions if info.continuous else 1
-        """Numbers of an action."""
+        """Numbers per action."""
         self.scale: Scale | None = None
         k, T, E = len(workers), task.rollout_steps, task.num_envs
         self.held = np.full(k, -1, dtype=np.int64)
-        """[k]: the number of the rollout that each worker holds; -1 for none."""
+        """Number of the rollout that each worker holds; -1 for none: [k]."""
         self.frames = np.zeros(k, dtype=np.int64)
-        """[k]: how many frames each has taken."""
+        """Number of frames that each worker has taken: [k]."""
         self.observations = torch.zeros(k, T, E, *info.shape)
         self.targets = torch.zeros(k, T, E, COLUMNS + self.columns, dtype=dtype)
         self.began = torch.zeros(k, T, E, dtype=dtype)
-        """Whether an episode begins with this observation."""
+        """True if an episode begins with this observation."""
         self.remembered = torch.zeros(k, E, memory, dtype=dtype)
-        """The memory before the first step."""
+        """Memory before the first step."""
         self.memory = torch.zeros(k, E, memory, dtype=dtype)
         self.begins = torch.ones(k, E, dtype=dtype)
-        """The memory after the last step, and whether an episode begins then."""
+        """`memory` is the policies' memory after the last step; `begins` is true if an episode begins then."""
         self.returns = np.zeros((k, E))
         self.spread = np.tile(np.array([0.0, 1.0, 1e-4]), (k, 1))
-        """Discounted returns so far; their running mean, variance and count."""
+        """`returns` are the discounted returns so far; `spread` has their running mean, variance and count."""
         self._orders: dict[int, tuple[int, Tensor]] = {}
 
     def collect(self, acting: Acting, places: Sequence[int], numbers: np.ndarray) -> None:
@@ -222,7 +223,7 @@ class Rollouts:
         self.frames[rows] += T * E
 
     def batch(self, places: Sequence[int], draws: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The batches [r, B, ...] that these workers draw from the rollouts that they hold, and their targets."""
+        """Return the batches [r, B, ...] that these workers draw from their rollouts, and their targets."""
         rows = torch.tensor(list(places))[:, None]
         order = torch.stack([self._order(i, int(draw)) for i, draw in zip(places, draws, strict=True)])
         if self.remembers:
@@ -255,7 +256,7 @@ class Rollouts:
         return {**tensors, **numbers, **counts, "environments": self.running.state(i)}
 
     def load_state(self, i: int, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore a worker's state."""
         self.held[i] = state["held"]
         self.frames[i] = state.get("frames", 0)
         if self.held[i] < 0:
@@ -268,7 +269,7 @@ class Rollouts:
         self.running.load_state(i, state["environments"])
 
     def _drawn(self, rows: list[int], numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """The noise of actions [r, T, E, columns] and the chances of episodes [r, T, E, 3]."""
+        """Draw the noise of actions [r, T, E, columns] and the random numbers of episodes [r, T, E, 3]."""
         noise, chances, shape = [], [], (self.task.rollout_steps, self.task.num_envs)
         for i, number in zip(rows, numbers.tolist(), strict=True):
             random = numpy_generator(self.seed, "rollout", self.workers[i], number)
@@ -278,7 +279,7 @@ class Rollouts:
         return torch.from_numpy(np.stack(noise)).to(self.dtype), np.stack(chances)
 
     def _order(self, i: int, draw: int) -> Tensor:
-        """The frames (or environments, where policies remember) in this batch of a worker's rollout."""
+        """Return the frames (or environments, if policies remember) in this batch of a worker's rollout."""
         task = self.task
         each = self.batch_size // task.rollout_steps if self.remembers else self.batch_size
         pass_number, batch = divmod(draw, task.frames // self.batch_size)
@@ -291,7 +292,7 @@ class Rollouts:
         return order[batch * each : (batch + 1) * each]
 
     def _scaled(self, rows: list[int], rewards: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Rewards [r, E] over the running standard deviation of the discounted return, which they are counted for.
+        """Divide rewards [r, E] by the running standard deviation of the discounted return, updated with them.
 
         The moments are those of gymnasium's `NormalizeReward`, of a worker's environments together.
         """

@@ -1,4 +1,4 @@
-"""Vector environments of gymnasium, one for each worker, whose episodes are all addressed."""
+"""Vector environments of gymnasium, one for each worker, with addressed episodes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Vectors(Running):
         self.observed = np.zeros((len(own), num_envs, *shape), dtype=np.float32)
         self.scene = np.zeros((len(own), num_envs), dtype=np.int64)
         self.taken: list[list[list[Any]]] = [[[] for _ in range(num_envs)] for _ in own]
-        """The actions of each episode so far."""
+        """Actions of each episode so far."""
 
     def begin(self, places: Sequence[int], chances: np.ndarray) -> None:
         """See `Running`."""
@@ -81,18 +81,18 @@ class Vectors(Running):
         return Moves(rewards, ended, facts)
 
     def _actions(self, actions: np.ndarray) -> np.ndarray:
-        """As the environments take them: vectors within their limits."""
+        """Convert actions for the environments: vectors within their limits."""
         if isinstance(self.space, spaces.Box):
             shaped = actions.reshape(len(actions), *self.space.shape)
             return np.clip(shaped, self.space.low, self.space.high).astype(self.space.dtype)
         return actions + self.space.start
 
     def state(self, place: int) -> Any:
-        """The scene of each episode, and its actions so far."""
+        """Return the scene of each episode, and its actions so far."""
         return {"scenes": self.scene[place].tolist(), "actions": [list(taken) for taken in self.taken[place]]}
 
     def load_state(self, place: int, state: Any) -> None:
-        """Play the episodes again, up to where they were."""
+        """Replay the episodes to the stored position."""
         self.scene[place] = state["scenes"]
         self.taken[place] = [list(taken) for taken in state["actions"]]
         self._reset(place, np.ones(len(self.taken[place]), dtype=bool))
@@ -103,22 +103,22 @@ class Vectors(Running):
                 self.observed[place, e] = self._seen(_stacked(observed))[0]
 
     def close(self) -> None:
-        """Close them all."""
+        """Close all environments."""
         for vector in self.vectors:
             vector.close()
 
 
 def _stacked(observed: Any) -> Any:
-    """An observation as a batch of one."""
+    """Return an observation as a batch of one."""
     if isinstance(observed, dict):
         return {key: _stacked(value) for key, value in observed.items() if key == "image"}
     return np.asarray(observed)[None]
 
 
 class DepthAndGoal(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Bytes [height, width, 3]: depth, and distance and direction of the goal, the same at each pixel.
+    """Observations as bytes [height, width, 3]: depth, and distance and direction of the goal, the same at each pixel.
 
-    Distance is that up to 10 m, direction from -pi to pi.
+    Distance is clipped at 10 m; direction ranges from -pi to pi.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -127,7 +127,7 @@ class DepthAndGoal(gymnasium.ObservationWrapper[Any, Any, Any]):
         self.observation_space = spaces.Box(0, 255, (*depth.shape[:2], 3), np.uint8)
 
     def observation(self, observation: Any) -> np.ndarray:
-        """See above."""
+        """Return the combined observation."""
         depth = np.asarray(observation["depth"], dtype=np.float64)[..., 0]
         distance, direction = observation["pointgoal_with_gps_compass"]
         constant = np.ones_like(depth)

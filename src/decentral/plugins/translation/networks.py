@@ -49,7 +49,7 @@ class EncoderDecoder(nn.Module):
         self._positions = torch.empty(0)
 
     def forward(self, sentences: Sentences) -> Tensor:
-        """Logits [B, T, vocabulary] of the token after each of the target's, given the source."""
+        """Return the logits [B, T, vocabulary] of the token after each target token, given the source."""
         memory, mask = self.encode(sentences.source)
         x = self._embedded(sentences.target, 0)
         for layer, known in zip(self.decoder, self._known(memory), strict=True):
@@ -57,7 +57,7 @@ class EncoderDecoder(nn.Module):
         return F.linear(self.decoder_norm(x), self.embedding.weight)
 
     def encode(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """The source [B, S] as the decoder sees it, [B, S, dim], and where its tokens are: bool [B, 1, 1, S]."""
+        """Encode the source [B, S] for the decoder: [B, S, dim], and the mask of its tokens: bool [B, 1, 1, S]."""
         mask = (source != PAD)[:, None, None]
         x = self._embedded(source, 0)
         for layer in self.encoder:
@@ -65,14 +65,15 @@ class EncoderDecoder(nn.Module):
         return self.encoder_norm(x), mask
 
     def begin(self, source: Tensor) -> Written:
-        """Nothing is written yet of the translations of source [B, S]."""
+        """Return the cache for translations of source [B, S], without any written token."""
         memory, mask = self.encode(source)
         known = self._known(memory)
         nothing = [(k[:, :, :0], v[:, :, :0]) for k, v in known]
         return Written(mask, known, nothing)
 
     def write(self, tokens: Tensor, written: Written) -> tuple[Tensor, Written]:
-        """Add a token [B] to each translation: logits [B, vocabulary] of the one after it, and what is known now."""
+        """Add a token [B] to each translation. Return the logits [B, vocabulary] of the next token, and the new
+        cache."""
         x = self._embedded(tokens[:, None], written.target[0][0].shape[2])
         grown = []
         for layer, source, before in zip(self.decoder, written.source, written.target, strict=True):
@@ -85,7 +86,7 @@ class EncoderDecoder(nn.Module):
         return [cast("Layer", layer).source.keys_values(memory) for layer in self.decoder]
 
     def _embedded(self, tokens: Tensor, first: int) -> Tensor:
-        """Tokens [B, T] at the places first, first + 1, ...: [B, T, dim]."""
+        """Embed tokens [B, T] at positions first, first + 1, ...: [B, T, dim]."""
         last, dim = first + tokens.shape[1], self.embedding.embedding_dim
         if len(self._positions) < last or self._positions.device != tokens.device:
             self._positions = sines(max(64, 2 * last), dim).to(tokens.device)
@@ -94,7 +95,7 @@ class EncoderDecoder(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of the encoder, or with `cross` of the decoder, which looks at the source, too."""
+    """A layer of the encoder, or with `cross` of the decoder, which also attends to the source."""
 
     def __init__(self, dim: int, heads: int, hidden: int, dropout: float, *, cross: bool) -> None:
         super().__init__()
@@ -109,7 +110,8 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None, source: tuple[tuple[Tensor, Tensor], Tensor] | None) -> Tensor:
-        """x [B, T, dim] -> the same shape. Attends where `mask` is True; without one, causally."""
+        """Return the layer's output for x [B, T, dim], same shape. It attends where `mask` is True; without a mask,
+        causally."""
         h = self.own_norm(x)
         x = x + self.dropout(self.own(h, self.own.keys_values(h), mask, causal=mask is None))
         return self._rest(x, source)
@@ -117,7 +119,8 @@ class Layer(nn.Module):
     def grow(
         self, x: Tensor, before: tuple[Tensor, Tensor], source: tuple[tuple[Tensor, Tensor], Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One more token x [B, 1, dim], after those whose keys and values are known; with its own, they are too."""
+        """Add one token x [B, 1, dim] after those with cached keys and values. Return its output, and the extended
+        cache."""
         h = self.own_norm(x)
         k, v = (torch.cat(pair, dim=2) for pair in zip(before, self.own.keys_values(h), strict=True))
         x = x + self.dropout(self.own(h, (k, v), None, causal=False))
@@ -141,7 +144,7 @@ class Attention(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of x [B, S, dim]: [B, H, S, d/H] each."""
+        """Return keys and values of x [B, S, dim]: [B, H, S, d/H] each."""
         k, v = self.key_value(x).chunk(2, dim=-1)
         return self._heads(k), self._heads(v)
 
@@ -155,7 +158,8 @@ class Attention(nn.Module):
 
 
 def sines(places: int, dim: int) -> Tensor:
-    """Positions [places, dim]: sin(p / 10000^(2i / dim)) in the first half of the columns, cosines in the other."""
+    """Return positions [places, dim]: sin(p / 10000^(2i / dim)) in the first half of the columns, cosines in the
+    other."""
     rates = 10_000.0 ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     angles = torch.arange(places, dtype=torch.float64)[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ORDER = 4
 COUNTS = 2 * ORDER + 2
-"""Matches of 1 to 4 words in a row, how many such rows the translations have, words of translations and references."""
+"""Number of counts: matched n-grams and all n-grams for n = 1 to 4, words of translations, and words of references."""
 
 
 class WordBleu:
@@ -64,10 +64,10 @@ class WordBleu:
 
 
 class TextBleu:
-    """Sacrebleu's own counts, with its usual tokens (13a): what papers report."""
+    """Sacrebleu's own counts, with its default tokenizer (13a): the score that papers report."""
 
     def __init__(self) -> None:
-        """Raises ConfigError if the package is missing."""
+        """Import sacrebleu. Raises ConfigError if it is missing."""
         require("sacrebleu", "task=translation with texts", "pip install 'decentral[translation]'")
         from sacrebleu.metrics import BLEU
 
@@ -76,13 +76,13 @@ class TextBleu:
         self.signature = str(self._bleu.get_signature())
 
     def counts(self, translations: Sequence[str], references: Sequence[str]) -> list[int]:
-        """As sacrebleu counts."""
+        """Return sacrebleu's counts."""
         found = self._bleu.corpus_score(list(translations), [list(references)])
         return [*found.counts, *found.totals, found.sys_len, found.ref_len]
 
 
 def bleu(counts: Tensor) -> Tensor:
-    """The score, 0 to 100, of each row of sums: [..., COUNTS] -> [...], float64.
+    """Return the score, 0 to 100, of each row of sums: [..., COUNTS] -> [...], float64.
 
         min(1, exp(1 - references / written)) (p_1 p_2 p_3 p_4)^(1/4),  p_n = 100 matches_n / totals_n
 
@@ -127,10 +127,10 @@ class Buckets(DrawOrder):
         max_tokens: int,
         seed: int,
     ) -> None:
-        """indices [n]: the pairs of each worker, for training."""
+        """Store `indices` [n]: the training pairs of each worker."""
         self.workers, self.seed, self.bucket = workers, seed, pairs.train_labels
         self.most = np.clip(max_tokens // pairs.bounds, 1, batch_size)
-        """[buckets]: pairs in a batch."""
+        """Pairs in a batch: [buckets]."""
         self.slack = pairs.train[1].lengths - pairs.train[0].lengths
         self.parts = []
         """Bucket and pairs of each nonempty bucket of each local worker."""
@@ -140,12 +140,12 @@ class Buckets(DrawOrder):
         pairs_of = [np.bincount(self.bucket[part], minlength=len(self.most)) for part in indices]
         counts = [int(-(-each // self.most).sum()) for each in pairs_of]
         self.steps_per_epoch = sum(counts) / len(counts)
-        """The total number of batches divided by the number of workers."""
+        """Total number of batches divided by the number of workers."""
         self.batches_per_pass = [counts[i] for i in workers]
         self._passes: list[tuple[int, list[np.ndarray]]] = [(-1, []) for _ in workers]
 
     def row(self, i: int, draw: int) -> np.ndarray:
-        """The numbers [B] of local worker i."""
+        """Return the numbers [B] of local worker i."""
         number, place = divmod(draw, self.batches_per_pass[i])
         if self._passes[i][0] != number:
             self._passes[i] = number, self._pass(i, number)
@@ -162,9 +162,10 @@ class Buckets(DrawOrder):
 
 
 def greedy(module: nn.Module, source: Tensor, extra_length: int) -> list[list[int]]:
-    """The translations of source [B, S]: the most likely token at a time, until the one that ends a sentence.
+    """Translate source [B, S]: choose the most likely token, until the end token.
 
-    At most as many as the source has, and `extra_length`. Sentences that are complete are dropped on the way.
+    A translation has at most the number of source tokens plus `extra_length` tokens. Complete sentences are dropped on
+    the way.
     """
     network = cast("EncoderDecoder", module)
     written, most = network.begin(source), _most(source, extra_length)
@@ -226,7 +227,7 @@ def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int
 
 
 def written(module: nn.Module, source: Tensor, task: Translation, words: Callable[[Sequence[int]], str]) -> list[str]:
-    """The translations of source [B, S] as text."""
+    """Return the translations of source [B, S] as text."""
     if task.beam == 1:
         found = greedy(module, source, task.extra_length)
     else:
@@ -245,7 +246,7 @@ def translations(
     part: int = 0,
     parts: int = 1,
 ) -> dict[int, str]:
-    """The translations of sources by their numbers, of this part's batches: as in an evaluation of all of them."""
+    """Return the translations of this part's sources, by number, with the batches of an evaluation of all sources."""
     found = dict[int, str]()
     with evaluating(module), evaluation.precision.testing(device):
         for batch in by_length(sources, numbers, evaluation.batch_size)[part::parts]:
@@ -257,7 +258,7 @@ def translations(
 def translate(
     module: nn.Module, sentences: Sequence[str], data: DataSet, task: Translation, evaluation: EvaluationSettings
 ) -> list[str]:
-    """The translations of any sentences. Raises ConfigError for what has no tokens, or too many."""
+    """Translate any sentences. Raises ConfigError for sentences without tokens, or with too many."""
     text, longest = cast("Pairs", data.load("cpu", 0)).text, cast("SentencePairs", data.inspect()).longest
     if isinstance(sentences, str) or not all(isinstance(sentence, str) for sentence in sentences):
         raise ConfigError(f"sentences={sentences!r} is not a list of sentences: give one, such as ['a b c'].")
@@ -275,7 +276,7 @@ def translate(
 
 
 def by_length(sources: Corpus, numbers: np.ndarray, size: int) -> list[np.ndarray]:
-    """These sentences by their length: numbers of each batch."""
+    """Return batches of these sentences, sorted by length: the numbers of each batch."""
     ordered = numbers[np.argsort(sources.lengths[numbers], kind="stable")]
     return [ordered[first : first + size] for first in range(0, len(ordered), size)]
 
@@ -286,9 +287,9 @@ def _most(source: Tensor, extra_length: int) -> Tensor:
 
 
 def smoothed_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean", smoothing: float = 0.0) -> Tensor:
-    """Cross-entropy with label smoothing of logits [B, T, vocabulary] and tokens [B, T], without what fills up.
+    """Return the cross-entropy with label smoothing of logits [B, T, vocabulary] and tokens [B, T], without padding.
 
-    The mean over tokens, their sum, or [B, T].
+    It is the mean over tokens, their sum, or [B, T].
     """
     flat = outputs.flatten(0, -2), targets.flatten()
     found = F.cross_entropy(*flat, ignore_index=PAD, label_smoothing=smoothing, reduction=reduction)
@@ -296,9 +297,10 @@ def smoothed_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean
 
 
 class Translating(Supervised):
-    """Every worker's batches have shapes of their own; a test example is translated, and compared with its reference.
+    """Translation with batches of different shapes per worker; a test example is translated, and compared with its
+    reference.
 
-    Its statistics are the counts of BLEU, the sum of the cross-entropies of tokens, and the number of tokens.
+    The statistics are the counts of BLEU, the sum of the cross-entropies of tokens, and the number of tokens.
     """
 
     data: Pairs
@@ -318,7 +320,7 @@ class Translating(Supervised):
         self.facts = {**self.facts, "bleu": self.bleu.signature}
 
     def prepare_batches(self) -> None:
-        """Batches of a bucket each, see `Buckets`."""
+        """Prepare batches of one bucket each, see `Buckets`."""
         config = self.config
         self.indices = config.partition.indices(self.data.train_labels, config.num_workers, config.seed)
         most = self.translation.max_tokens
@@ -326,17 +328,17 @@ class Translating(Supervised):
         self.steps_per_epoch = self.order.steps_per_epoch
 
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
-        """Of the cross-entropies alone, without smoothing."""
+        """Add the sums of the cross-entropies, without smoothing."""
         total[COUNTS] += F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=PAD, reduction="sum")
         total[COUNTS + 1] += (targets != PAD).sum()
 
     def usual_values(self, statistics: Tensor) -> Tensor:
-        """BLEU and mean cross-entropy per token: [..., COUNTS + 2] -> [..., 2]."""
+        """Return BLEU and mean cross-entropy per token: [..., COUNTS + 2] -> [..., 2]."""
         loss = statistics[..., COUNTS] / statistics[..., COUNTS + 1]
         return torch.stack([bleu(statistics[..., :COUNTS]), loss], dim=-1)
 
     def save_tables(self, directory: Path) -> None:
-        """partition.csv: how many sentences of each bucket each worker has; buckets.csv: what the buckets are."""
+        """Write partition.csv, the number of sentences per bucket and worker, and buckets.csv, the buckets."""
         super().save_tables(directory)
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
         each = zip(self.data.bounds.tolist(), self.order.most.tolist(), counts.sum(0).tolist(), strict=True)
@@ -345,7 +347,7 @@ class Translating(Supervised):
         write_text(directory / "buckets.csv", csv_text(head, rows))
 
     def _tested(self, modules: dict[str, nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
-        """The statistics of this part's batches of the test sentences: [modules, S]."""
+        """Return the statistics of this part's batches of the test sentences: [modules, S]."""
         size = self.config.evaluation.batch_size
         batches = by_length(self.data.test[0], self._chosen(scope).numpy(), size)[part::parts]
         totals, task = torch.zeros(len(modules), self.num_summed, dtype=torch.float64), self.translation
@@ -362,7 +364,7 @@ class Translating(Supervised):
         return totals
 
     def save_outputs(self, x: Tensor, net: Network, world: World, directory: Path) -> None:
-        """translations.csv: test sentences, their references, and what the averaged model writes for them."""
+        """Write translations.csv: test sentences, their references, and the averaged model's translations."""
         task, text, (sources, _) = self.translation, self.data.text, self.data.test
         if not task.translations:
             return

@@ -29,17 +29,17 @@ _NAMED = 3
 
 
 class AveragedModel:
-    """A module that takes the parameters of any model [P], and the states that were averaged last."""
+    """A module for the parameters of any model [P], with the states that were averaged last."""
 
     def __init__(self, template: nn.Module, device: torch.device) -> None:
         self.device, self.models = device, WorkerModels(template, 1, device)
         (self._state,) = self.models.state()
 
     def average(self, states: Sequence[dict[str, Any]], net: Network) -> None:
-        """Take over the states of all workers, of which those of the k local ones are given; all processes call this.
+        """Adopt the average of all workers' states, given those of the k local workers; all processes call this.
 
-        Floating-point buffers and frozen parameters are means, see `is_averaged`. All else is worker 0's: what has
-        another shape or type at another worker, too.
+        Floating-point buffers and frozen parameters are means, see `is_averaged`. Everything else is worker 0's,
+        including values with different shapes or types on different workers.
         """
         (module,) = self.models.modules
         own = [state.get("tensors", {}) for state in states]
@@ -59,17 +59,17 @@ class AveragedModel:
         self._state = state
 
     def average_of(self, members: Sequence[int], states: Sequence[dict[str, Any]], net: Network) -> None:
-        """Beside the frozen parameters of the last average, take over the states of some workers: see `means`."""
+        """Adopt the averaged states of some workers, with the frozen parameters of the last average: see `means`."""
         (found,) = self.means([members], states, net)
         self._state = found | {"tensors": self._state.get("tensors", {}) | found["tensors"]}
 
     def means(
         self, of: Sequence[Sequence[int]], states: Sequence[dict[str, Any]], net: Network
     ) -> list[dict[str, Any]]:
-        """Average the workers' module states over each of these lists of workers, without frozen parameters, from the
-        states of the k local ones; all processes call this.
+        """Return the averages of the workers' module states over each of these lists of workers, without frozen
+        parameters, given the states of the k local workers; all processes call this.
 
-        Floating-point buffers of equal shape are averaged, all else is the first worker's.
+        Floating-point buffers of equal shape are averaged, everything else is the first worker's.
         """
         (module,), found = self.models.modules, []
         buffers = dict(module.named_buffers(remove_duplicate=False)).keys()
@@ -89,7 +89,7 @@ class AveragedModel:
 
     @contextmanager
     def at(self, x: Tensor, batches: Callable[[], Iterable[Tensor]]) -> Iterator[WorkerModels]:
-        """Within this, the module has these parameters [P], and batch statistics recomputed on the batches."""
+        """Yield the module with these parameters [P], and batch statistics recomputed on the batches."""
         self.models.bind(x[None])
         self.models.load_state([self._state])
         module = self.models.for_tests(0)
@@ -102,7 +102,8 @@ class AveragedModel:
         self.models.release()
 
     def state_dict(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
-        """That of the module with parameters [P] and a state, on the CPU: views of x, if x is there."""
+        """Return the `state_dict` of the module with parameters [P] and a state, on the CPU: views of x, if x is on the
+        CPU."""
         (module,), x = self.models.modules, x.to(self.device)
         self.models.bind(x[None])
         self.models.load_state([dict(state)])
@@ -115,7 +116,8 @@ class AveragedModel:
         return dict(found)
 
     def begun_with(self, tensors: Mapping[str, Any], num_parameters: int) -> tuple[Tensor, dict[str, Any]]:
-        """The parameters [P] and the state of a `state_dict`. Raises ConfigError if it is another module's."""
+        """Return the parameters [P] and the state of a `state_dict`. Raises ConfigError if it belongs to another
+        module."""
         (module,), x = self.models.modules, self.models.leaves[0][0].new_zeros(num_parameters)
         self.models.bind(x[None])
         make_room(module, tensors)

@@ -1,4 +1,4 @@
-"""Which examples a worker draws when: a pure function, whatever the number of processes."""
+"""The order in which workers draw examples: a pure function, independent of the number of processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decentral.randomness import torch_generator
 
 
 class DrawOrder(ABC):
-    """`order(draw)` -> each local worker's sample, in the form that `Loaded.drawn` of the data takes."""
+    """A function `order(draw)` -> each local worker's sample, in the form that `Loaded.drawn` of the data takes."""
 
     workers: range
 
@@ -23,21 +23,22 @@ class DrawOrder(ABC):
         return self.of(*range(len(self.workers)))(draw)
 
     def of(self, *local: int) -> Callable[[int], Any]:
-        """The same of some local workers alone: draw -> [r, B], or a list."""
+        """Return the same function for some local workers: draw -> [r, B], or a list."""
         return lambda draw: [self.row(i, draw) for i in local]
 
     @abstractmethod
     def row(self, i: int, draw: int) -> Any:
-        """The indices [B] of one draw of local worker i; fewer in the last batch of an epoch if that is not dropped."""
+        """Return the indices [B] of one draw of local worker i; fewer in the last batch of an epoch if that is not
+        dropped."""
 
 
 class BatchOrder(DrawOrder):
-    """`order(draw)` -> indices [k, B] into the training set, one row per local worker.
+    """A function `order(draw)` -> indices [k, B] into the training set, one row per local worker.
 
     All workers take the same number of samples per epoch, m = floor(N / n): batch b of an epoch is positions b B ... of
     the worker's shuffled part, wrapping around if the part is smaller than m. The shuffle is addressed by (seed,
     worker, epoch); without `reshuffle` by (seed, worker) alone. Workers with different batch sizes iterate over their
-    parts independently: `of` several is for equal sizes (`is_even`).
+    parts independently: `of` with several workers needs equal sizes (`is_even`).
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class BatchOrder(DrawOrder):
         return passes * min(self.passes[worker] * size, m) + min(batches * size, m)
 
     def steps_per_epoch(self, shares: Sequence[float] = ()) -> float:
-        """In how many steps the workers take a pass on average, of whom worker i draws in this share of them, or in
-        each."""
+        """Return the number of steps in which the workers take one pass on average; worker i draws in the share
+        shares[i] of the steps (default: all)."""
         if self.is_even and not shares:
             return float(self.passes[0])
         shares = shares or [1.0] * len(self.passes)

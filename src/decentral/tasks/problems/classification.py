@@ -1,4 +1,4 @@
-"""Losses of examples with classes, and cross-entropy of the next token of running text."""
+"""Classification of examples, and cross-entropy of the next token of running text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Classification(Supervised):
-    """Which of several classes an example is of."""
+    """Classification of examples."""
 
     num_statistics = 3
 
@@ -35,23 +35,24 @@ class Classification(Supervised):
         )
 
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
-        """Correct, sum of losses, count: [3]."""
+        """Add the number of correct examples, the sum of losses, and the count: [3]."""
         total[0] += (outputs.argmax(1) == targets).sum()
         total[1] += self.test_loss(outputs, targets, reduction="sum")
         total[2] += len(targets)
 
     def usual_values(self, statistics: Tensor) -> Tensor:
-        """Accuracy and mean loss: [..., 3] -> [..., 2]."""
+        """Return accuracy and mean loss: [..., 3] -> [..., 2]."""
         return statistics[..., :2] / statistics[..., 2:]
 
 
 def next_token_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-    """-log p of targets [B, L] for outputs [B, L, vocabulary]: mean, sum, or of each [B L]; padding has 0, no part."""
+    """Return -log p of targets [B, L] for outputs [B, L, vocabulary]: mean, sum, or one for each [B L]. Padding has the
+    loss 0, and does not count in the mean."""
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction=reduction)
 
 
 class NextTokenPrediction(Supervised):
-    """Cross-entropy of every token of a batch that is no padding, each with the same weight."""
+    """Cross-entropy of every token of a batch except padding, each with the same weight."""
 
     loss = staticmethod(next_token_loss)
     ignored: ClassVar[int | None] = PADDING
@@ -72,12 +73,12 @@ class NextTokenPrediction(Supervised):
         )
 
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
-        """Sum of -log p, tokens, characters that they stand for: [3]."""
+        """Add the sum of -log p, the number of tokens, and the number of their characters: [3]."""
         total[0] += self.loss(outputs, targets, reduction="sum")
         total[1] += (targets != PADDING).sum()
         total[2] += self.data.characters[targets].sum()
 
     def usual_values(self, statistics: Tensor) -> Tensor:
-        """Nats per token, bits per character, perplexity: [..., 3] -> [..., 3]."""
+        """Return nats per token, bits per character, perplexity: [..., 3] -> [..., 3]."""
         nats, tokens, characters = statistics.unbind(-1)
         return torch.stack([nats / tokens, nats / math.log(2) / characters, (nats / tokens).exp()], dim=-1)

@@ -18,30 +18,31 @@ _TOLERANCE = 1e-5
 
 
 class LeastSquares(NamedTuple):
-    """f(x) = 1/n sum_i ||A_i x - b_i||^2, all float64."""
+    """Least squares f(x) = 1/n sum_i ||A_i x - b_i||^2, all float64."""
 
     A: Tensor  # [n, d, d]
     b: Tensor  # [n, d]
     x0: Tensor  # [d], or [n, d]
 
     def optimum(self) -> Tensor:
-        """The x* [d] with the least f (and the least norm, if there are several)."""
+        """Return the x* [d] with the smallest f (and the smallest norm, if there are several)."""
         d = self.A.shape[-1]
         return torch.linalg.lstsq(self.A.reshape(-1, d), self.b.reshape(-1, 1), driver="gelsd").solution[:, 0]
 
     def gradients(self, x: Tensor) -> Tensor:
-        """A_i^T (A_i x - b_i) for one x [d]: [n, d]. (Half the gradient of ||A_i x - b_i||^2, as the paper uses it.)"""
+        """Return A_i^T (A_i x - b_i) for one x [d]: [n, d]. (Half the gradient of ||A_i x - b_i||^2, as in the
+        paper.)"""
         return torch.einsum("nij,ni->nj", self.A, torch.einsum("nij,j->ni", self.A, x) - self.b)
 
     def heterogeneity(self) -> float:
-        """zeta^2 = 1/n sum_i ||A_i^T (A_i x* - b_i)||^2."""
+        """Return zeta^2 = 1/n sum_i ||A_i^T (A_i x* - b_i)||^2."""
         return self.gradients(self.optimum()).square().sum(1).mean().item()
 
 
 def random_problem(
     n: int, d: int, singular_min: float | None, singular_max: float, zeta2: float, initial_distance: float, seed: int
 ) -> LeastSquares:
-    """A random problem of the RelaySum paper's appendix B.4, in the authors' order of draws.
+    """Draw a random problem of the RelaySum paper's appendix B.4, in the authors' order of draws.
 
     1. A_i standard normal; its singular values, largest first, become linspace(singular_min, singular_max, d), or it is
        divided by its largest singular value where singular_min is None. (They are singular values: the Hessian's
@@ -69,9 +70,10 @@ def random_problem(
 
 
 def _heterogeneous(problem: LeastSquares, directions: Tensor, zeta2: float) -> LeastSquares:
-    """The problem with b_i = s A_i directions_i, shifted so that its optimum is 0, and the s that gives this zeta^2.
+    """Return the problem with b_i = s A_i directions_i, shifted so that its optimum is 0, with the s that gives this
+    zeta^2.
 
-    zeta^2 is s^2 times that for s = 1, which predicts each step of the bisection, except near rounding errors.
+    zeta^2 is s^2 times its value at s = 1, which predicts each step of the bisection, except near rounding errors.
     """
 
     def scaled(s: float) -> LeastSquares:
@@ -92,7 +94,7 @@ def _heterogeneous(problem: LeastSquares, directions: Tensor, zeta2: float) -> L
 
 
 def _local(x0: Tensor, workers: range) -> Tensor:
-    """A copy of the start [d] of all, or of the rows of x0 [n, d] that are the workers' own."""
+    """Return a copy of the common start [d], or the local workers' rows of x0 [n, d]."""
     return x0.clone() if x0.dim() == 1 else x0[workers.start : workers.stop].clone()
 
 
@@ -114,11 +116,11 @@ class QuadraticProblem(Problem):
         self.mean_H = torch.einsum("nij,nik->jk", A, A) / len(A)
 
     def init(self) -> Tensor:
-        """The problem's x^0 [d], or those of the local workers [k, d]."""
+        """Return the problem's x^0 [d], or those of the local workers [k, d]."""
         return _local(self.problem.x0, self.workers)
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """||A_i x_i - b_i||^2 [r] and A_i^T (A_i x_i - b_i) + noise [r, d]."""
+        """Return ||A_i x_i - b_i||^2 [r] and A_i^T (A_i x_i - b_i) + noise [r, d]."""
         A, At, b = (self.A, self.At, self.b) if workers is None else (p[workers] for p in (self.A, self.At, self.b))
         residual = A @ x[..., None] - b
         g = (At @ residual)[..., 0]
@@ -129,10 +131,10 @@ class QuadraticProblem(Problem):
         return residual[..., 0].square().sum(1), g
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
-        """f(x_i) - f(x*) and ||x_i - x*||: [r, 2].
+        """Return f(x_i) - f(x*) and ||x_i - x*||: [r, 2].
 
-        The first as (x_i - x*)^T mean_H (x_i - x*), mean_H = 1/n sum_j A_j^T A_j: equal to the difference of the two
-        values, but without cancellation, and without reading all A_j.
+        The first is computed as (x_i - x*)^T mean_H (x_i - x*), mean_H = 1/n sum_j A_j^T A_j. This equals the
+        difference of the two values, without cancellation, and without reading all A_j.
         """
         x = x if workers is None else x[workers]
         e = x - self.optimum
@@ -157,11 +159,11 @@ class Loss(NamedTuple):
     slope: Callable[[Tensor, Tensor], Tensor]  # (z, b): derivative by z
     curvature: Callable[[Tensor, Tensor], Tensor]  # (z, b): second derivative
     excess: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """(z, z*, b): value(z) - value(z*) - slope(z*) (z - z*), without the cancellation of this difference."""
+    """Excess loss (z, z*, b): value(z) - value(z*) - slope(z*) (z - z*), computed without cancellation."""
 
 
 def _logistic_excess(z: Tensor, least: Tensor, b: Tensor) -> Tensor:
-    """With s = sigmoid(-b z*) and delta = -b (z - z*): log(1 - s + s e^delta) - s delta."""
+    """Return log(1 - s + s e^delta) - s delta, with s = sigmoid(-b z*) and delta = -b (z - z*)."""
     s, delta = torch.sigmoid(-b * least), b * (least - z)
     return torch.log1p(s * torch.expm1(delta)) - s * delta
 
@@ -183,7 +185,7 @@ LOSSES = {
 
 
 def draw(n: int, m: int, d: int, loss: str, noise: float, heterogeneity: float, seed: int) -> Samples:
-    """The samples of n workers, as task=regression describes them; each number is addressed by what it belongs to."""
+    """Draw the samples of n workers as in task=regression; each number is addressed by its role."""
     worker, sample, coordinate = np.arange(n), np.arange(m), np.arange(d)
     A = normal(seed, "regression samples", worker[:, None, None], sample[:, None], coordinate)
     w = normal(seed, "regression model", coordinate)
@@ -200,10 +202,11 @@ def draw(n: int, m: int, d: int, loss: str, noise: float, heterogeneity: float, 
 
 
 def optimum(data: Samples, loss: Loss, l2: float) -> Tensor:
-    """The x* [d] with the least f, by Newton's method: one step for linear regression, until rounding for logistic.
+    """Return the x* [d] with the smallest f, by Newton's method: one step for linear regression, until rounding for
+    logistic.
 
-    A step that does not lower f enough is halved, so that it ends from everywhere. Raises ArithmeticError if it does
-    not.
+    A step that does not decrease f enough is halved, so that it converges from any start. Raises ArithmeticError if it
+    does not.
     """
     A, b = data.A.flatten(0, 1), data.b.flatten()
 
@@ -241,7 +244,7 @@ class RegressionProblem(Problem):
     def __init__(
         self, data: Samples, loss: Loss, l2: float, workers: range, device: torch.device, x0: Tensor | None = None
     ) -> None:
-        """`x0` is the start [d], or those of all workers [n, d]; None: zeros."""
+        """Store the data. `x0` is the start [d], or the starts of all workers [n, d]; None: zeros."""
         self.loss, self.l2, self.workers = loss, l2, workers
         self.optimum = optimum(data, loss, l2).to(device)
         self.x0 = torch.zeros_like(self.optimum) if x0 is None else x0.to(device)
@@ -252,18 +255,19 @@ class RegressionProblem(Problem):
         self.least = self.all.A @ self.optimum  # the margins [n, m] at x*
 
     def init(self) -> Tensor:
-        """x^0 [d], or those of the local workers [k, d]."""
+        """Return x^0 [d], or those of the local workers [k, d]."""
         return _local(self.x0, self.workers)
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """F_i(x_i) [r] and its gradient 1/m A_i^T slope(A_i x_i, b_i) + l2 x_i [r, d], the same in every draw."""
+        """Return F_i(x_i) [r] and its gradient 1/m A_i^T slope(A_i x_i, b_i) + l2 x_i [r, d], the same in every
+        draw."""
         A, At, b = (self.A, self.At, self.b) if workers is None else (p[workers] for p in (self.A, self.At, self.b))
         z, m = (A @ x[..., None])[..., 0], b.shape[1]
         g = (At @ self.loss.slope(z, b)[..., None])[..., 0].div_(m).add_(x, alpha=self.l2)
         return self.loss.value(z, b).mean(1) + self.l2 / 2 * x.square().sum(1), g
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
-        """f(x_i) - f(x*), ||x_i - x*|| and ||x_i - x*||^2 / ||x*||^2: [r, 3].
+        """Return f(x_i) - f(x*), ||x_i - x*|| and ||x_i - x*||^2 / ||x*||^2: [r, 3].
 
         The gradient of f is zero at x*, so that the first is the mean excess of the losses + l2/2 ||x_i - x*||^2.
         """
@@ -275,7 +279,7 @@ class RegressionProblem(Problem):
 
 
 class SampleMean(Problem):
-    """s_i^t ~ N(mean, std^2), the gradient is x_i - s_i^t; float64."""
+    """Samples s_i^t ~ N(mean, std^2) with the gradient x_i - s_i^t; float64."""
 
     metrics = (Metric("objective", "squared_error"),)
     steps_per_epoch = 1.0
@@ -285,11 +289,11 @@ class SampleMean(Problem):
         self.numbers = np.arange(workers.start, workers.stop)
 
     def init(self) -> Tensor:
-        """Zeros [d]."""
+        """Return zeros [d]."""
         return torch.zeros(self.d, dtype=torch.float64, device=self.device)
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """1/2 ||x_i - s_i||^2 [r] and x_i - s_i [r, d]."""
+        """Return 1/2 ||x_i - s_i||^2 [r] and x_i - s_i [r, d]."""
         numbers = self.numbers if workers is None else self.numbers[workers]
         drawn = normal(self.seed, "sample", draws[:, None], numbers[:, None], np.arange(self.d))
         sample = self.mean + self.std * drawn
@@ -297,6 +301,6 @@ class SampleMean(Problem):
         return g.square().sum(1) / 2, g
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
-        """Mean over coordinates of (x_i - mean)^2: [r, 1]."""
+        """Return the mean over coordinates of (x_i - mean)^2: [r, 1]."""
         x = x if workers is None else x[workers]
         return (x - self.mean).square().mean(1, keepdim=True).cpu()

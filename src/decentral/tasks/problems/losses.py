@@ -19,21 +19,23 @@ _TRIED = 64  # examples, at least: some losses keep the hardest k
 
 
 def squared_error(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-    """Mean over classes of the squared distance of outputs [B, C] to 1 for the target, 0 for the others."""
+    """Return the mean over classes of the squared distance of outputs [B, C] to 1 for the target, 0 for the others."""
     each = (outputs - F.one_hot(targets, outputs.shape[1])).square().mean(1)
     return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
 
 
 class OwnLoss:
-    """`function(outputs [B, C], targets [B])` -> a number for each example of a worker's batch [B], or their mean.
+    """A user's loss: `function(outputs [B, C], targets [B])` -> a number for each example of a worker's batch [B], or
+    their mean.
 
-    Of a class, such as torch.nn:MultiMarginLoss, an object of it. Both get `num_classes` if they have this parameter.
+    For a class, such as torch.nn:MultiMarginLoss, an object is created. Both get `num_classes` if they have this
+    parameter.
     """
 
     foreign: ClassVar[bool] = True
 
     def __init__(self, name: str, num_classes: int) -> None:
-        """name: module:function, which is tried on outputs of zeros. Raises ConfigError if it gives something else."""
+        """Load `name`, module:function, and try it on outputs of zeros. Raises ConfigError for an invalid result."""
         target = function("task.loss", name)
         given, self.name, self.function = {"num_classes": num_classes}, name, target
         with blame.calling(f"task.loss={name}"):
@@ -59,7 +61,7 @@ class OwnLoss:
             )
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-        """Their mean or sum."""
+        """Return the mean or sum of the losses."""
         if isinstance(self.function, nn.Module):
             self.function.to(outputs.device)
         with blame.calling(f"task.loss={self.name}"):

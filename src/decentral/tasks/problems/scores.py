@@ -21,15 +21,16 @@ _TRIED = 4  # examples of each class
 
 
 class OwnMetric:
-    """A user's metric: `function(outputs [N, C], targets [N])` of all test examples -> one number; or a class of such.
+    """A user's metric: `function(outputs [N, C], targets [N])` of all test examples -> one number; or a class of such
+    functions.
 
-    It says by `larger_is_better` (or torchmetrics' `higher_is_better`) and `unit` what it is; a sign before its name,
-    + or -, decides. An object of a class serves one call, since it may be stateful. Functions and classes get
-    `num_classes`, and task="multiclass", if they have parameters of these names.
+    Its attributes `larger_is_better` (or torchmetrics' `higher_is_better`) and `unit` describe it; a sign before its
+    name, + or -, takes precedence. An object of a class is used for one call, since it may be stateful. Functions and
+    classes get `num_classes`, and task="multiclass", if they have parameters of these names.
     """
 
     def __init__(self, name: str, num_classes: int) -> None:
-        """Raises ConfigError unless it gives a number for random outputs."""
+        """Load the metric. Raises ConfigError unless it returns a number for random outputs."""
         self.name, path = name, name.lstrip("+-")
         self._given = {"num_classes": num_classes, "task": "multiclass"}
         if path.partition(":")[2] in ("nan", "inf"):  # in files, these are numbers
@@ -65,7 +66,7 @@ class OwnMetric:
 
 
 class Scores:
-    """Statistics of test examples that are added up, and the metrics that follow from them.
+    """Statistics of test examples that are summed, and the metrics computed from them.
 
         f1 = macro_f1 = mean over classes of 2 tp / (n + p)
 
@@ -77,12 +78,13 @@ class Scores:
     def __init__(
         self, names: Sequence[str], chance: float | None, num_classes: int, num_test: int, ignored: int | None
     ):
-        """names: as in `metrics=`; chance: of guessing the class of an example; ignored: targets that do not count."""
+        """Store the settings. `names` are those of `metrics=`; `chance` is the probability of guessing an example's
+        class; `ignored` are targets that do not count."""
         self.names, self.num_classes, self.num_test, self.ignored = list(names), num_classes, num_test, ignored
         self.own = {name: OwnMetric(name, num_classes) for name in names if ":" in name}
         self.num_counts = 3 * num_classes if len(self.own) < len(names) else 0
         self.size = self.num_counts + (num_test * (num_classes + 2) if self.own else 0)
-        """S, the number of statistics."""
+        """Number of statistics S."""
         percent: dict[str, Any] = {"larger_is_better": True, "unit": "%"}
         each = range(num_classes if "per_class_accuracy" in names else 0)
         known = {
@@ -94,7 +96,7 @@ class Scores:
         self.metrics = tuple(metric for name in names for metric in known[name])
 
     def add(self, total: Tensor, outputs: Tensor, targets: Tensor, numbers: Tensor) -> None:
-        """Add to total [S]: outputs [b, ..., C] for targets [b, ...], of test examples with these numbers [b]."""
+        """Add outputs [b, ..., C] for targets [b, ...], of test examples with these numbers [b], to total [S]."""
         C = self.num_classes
         if self.own and outputs.shape != (len(targets), C):
             raise ConfigError(
@@ -113,7 +115,7 @@ class Scores:
             total[self.num_counts :].view(self.num_test, C + 2).index_add_(0, numbers.to(total.device), rows)
 
     def finish(self, statistics: Tensor, dtype: torch.dtype) -> Tensor:
-        """[..., S] -> [..., metrics]; outputs have this type."""
+        """Return the metrics: [..., S] -> [..., metrics]. Outputs have this type."""
         rows = statistics.reshape(-1, self.size)
         tables = rows[:, self.num_counts :].view(len(rows), -1, self.num_classes + 2)
         found: dict[str, Tensor] = {}
@@ -128,7 +130,8 @@ class Scores:
 
 
 def _examples(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Outputs [N, C] and targets [N] of those that were looked at, as often as they were: [N', C + 2] -> ..."""
+    """Return outputs [N, C] and targets [N] of the evaluated examples, each as often as it was evaluated: [N', C + 2]
+    -> ..."""
     times = table[:, -1].long()
     seen = table[times > 0].repeat_interleave(times[times > 0], dim=0)
     seen = seen[:, :-1] / seen[:, -1:]

@@ -54,7 +54,7 @@ class Supervised(Problem):
     """
 
     def __init_subclass__(cls) -> None:
-        """Take the names of version 2 for what a subclass defines, with a warning."""
+        """Accept the names of version 2 in a subclass, with a warning."""
         for old, new in (("metrics", "usual_metrics"), ("finish", "usual_values")):
             if old in vars(cls):
                 warnings.warn(f"{cls.__name__}.{old} is now called {new}: rename it.", stacklevel=3)
@@ -65,17 +65,17 @@ class Supervised(Problem):
     loss: Loss
     loss_unit = "nats"
     ignored: ClassVar[int | None] = None
-    """Targets of this value count for nothing: the padding of sequences, say."""
+    """Targets of this value are ignored, such as the padding of sequences."""
     dealt: ClassVar[str] = "class"
     """The kind of labels that a partition uses."""
     num_statistics: int
-    """S, of `add_statistics`."""
+    """Number of statistics S of `add_statistics`."""
     usual_metrics: tuple[Metric, ...]
     """The metrics of the task, without requested ones (`metrics=`)."""
     together = True
-    """Whether batches of all workers at the same draw are of equal size."""
+    """True if batches of all workers at the same draw have equal sizes."""
     order: DrawOrder
-    """Which examples are drawn when, for `Loaded.train_batches`."""
+    """The order of draws, for `Loaded.train_batches`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Supervised(Problem):
         self.flipped = [i - workers.start for i in liars if i in workers]
         """Local workers that learn from wrong labels: C - 1 - c instead of c, of C classes."""
         self.statistics_examples: int = getattr(task, "statistics_images", 512)
-        """On how many training examples batch-norm statistics are recomputed."""
+        """Number of training examples for recomputing batch-norm statistics."""
         self.data, self.dtype = opened(config.data, device, config.seed), config.precision.dtype
         self.data.exact = self.dtype is torch.float64
         info = config.data.inspect()
@@ -125,7 +125,7 @@ class Supervised(Problem):
         )
 
     def _execution(self, config: TaskConfig) -> str:
-        """The name of the way to compute gradients: on a GPU side by side only where batches are of equal size."""
+        """Return the name of the way to compute gradients: on a GPU side by side only if batches have equal sizes."""
         if self.together or self.device.type == "cpu" or config.execution == "loop":
             return config.execution
         if config.execution == "batched":
@@ -148,19 +148,19 @@ class Supervised(Problem):
 
     @cached_property
     def asked(self) -> Scores:
-        """The metrics selected by `metrics=`."""
+        """Return the metrics selected by `metrics=`."""
         info, classes = self.config.data.inspect(), self.task.num_classes(self.config.data.inspect())
         chance = 1 / classes if hasattr(info, "num_classes") else None
         return Scores(self.config.metrics, chance, classes, self.data.num_test, self.ignored)
 
     @property
     def num_summed(self) -> int:
-        """The number of statistics, with those of `asked`."""
+        """Return the number of statistics, with those of `asked`."""
         return self.num_statistics + (self.asked.size if self.config.metrics else 0)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
-        """The requested metrics, then the others of the task."""
+        """Return the requested metrics, then the others of the task."""
         if not self.config.metrics:
             return self.usual_metrics
         return *self.asked.metrics, *(metric for metric in self.usual_metrics if metric not in self.asked.metrics)
@@ -190,7 +190,7 @@ class Supervised(Problem):
 
     @abstractmethod
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
-        """Add those of test examples, outputs [b, ...] for targets [b, ...], to total [S], in place."""
+        """Add the statistics of test examples, outputs [b, ...] for targets [b, ...], to total [S], in place."""
 
     def init(self) -> Tensor:
         """Return the initial model [P]; call it once."""
@@ -198,7 +198,7 @@ class Supervised(Problem):
         return x0
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Mean losses [r] of the batches and their gradients [r, P], by the passes of `execution`."""
+        """Return the mean losses [r] of the batches and their gradients [r, P], by the passes of `execution`."""
         places = range(len(self.workers)) if workers is None else workers
         began = time.perf_counter()
         if workers is None and self.together and (draws == draws[0]).all():
@@ -222,7 +222,7 @@ class Supervised(Problem):
         return losses, g
 
     def prove(self, x: Tensor, draws: np.ndarray) -> None:
-        """See `Problem`; the batch is that of the first of the draws."""
+        """See `Problem`; the batch is that of the first draws."""
         if self.passes.execution == "loop":
             return
         first = int(draws.min())
@@ -256,7 +256,8 @@ class Supervised(Problem):
 
     @contextmanager
     def _named(self, passes: str) -> Iterator[None]:
-        """Raise what foreign code raises within this as a ConfigError that names the model and the place."""
+        """Raise errors of foreign code within the context as a ConfigError that names the model and the code
+        position."""
         try:
             yield
         except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
@@ -277,7 +278,7 @@ class Supervised(Problem):
         return inputs.to(self.dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
 
     def suspects(self) -> tuple[str, ...]:
-        """Training or test examples that are not finite."""
+        """Return sentences on training or test examples that are not finite."""
         return self.data.not_finite()
 
     def keep_seconds(self) -> list[float] | None:
@@ -288,7 +289,7 @@ class Supervised(Problem):
         return self.passes.seconds
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
-        """Of the test examples, for local workers' own models: [r, S]."""
+        """Return the statistics of the test examples, for local workers' own models: [r, S]."""
         places = list(range(len(self.workers)) if workers is None else workers)
         self.models.bind(x)
         at_once = max(1, _COPIED_BYTES // max(1, x[0].nbytes)) if self.models.foreign else len(places)
@@ -302,7 +303,7 @@ class Supervised(Problem):
         return torch.cat(found)
 
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
-        """The same of one averaged model [P] on this part's batches of the test examples: [S]."""
+        """Return the same for one averaged model [P] on this part's batches of the test examples: [S]."""
         with self.average.at(x, self._statistics_batches) as models:
             model = {"averaged model": models.for_tests(0)}
             if not scope.local:
@@ -311,29 +312,29 @@ class Supervised(Problem):
             return torch.cat(each).sum(0)
 
     def _local(self, scope: Scope, i: int) -> Scope:
-        """The test set of local worker i, or the first of its examples, which are in a random order."""
+        """Return the test set of local worker i, or its first examples, which are in a random order."""
         return scope._replace(numbers=self.local_tests[self.workers[i]][: scope.examples])
 
     @cached_property
     def test_numbers(self) -> Tensor:
-        """The numbers of the test examples of `evaluation.part`, in their order."""
+        """Return the numbers of the test examples of `evaluation.part`, in their order."""
         return torch.from_numpy(self.config.evaluation.numbers(self.data.num_test))
 
     @cached_property
     def local_tests(self) -> list[Tensor]:
-        """The numbers of the test examples of each worker: see `own_test_set`."""
+        """Return the numbers of the test examples of each worker: see `own_test_set`."""
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
         labels = self.data.test_labels()[self.test_numbers.numpy()]
         each = (own_test_set(own, labels, self.seed, worker) for worker, own in enumerate(counts))
         return [self.test_numbers[places] for places in each]
 
     def names(self) -> dict[str, list[str]]:
-        """The names of the classes, or sources."""
+        """Return the names of the classes, or sources."""
         return {self.dealt: list(self.config.data.inspect().names)}
 
     def save_tables(self, directory: Path) -> None:
-        """partition.csv: how many examples of each class, or source, each worker has; local_tests.csv: how many of its
-        own test set, if there is one."""
+        """Write partition.csv, the number of examples per class (or source) and worker, and local_tests.csv, the same
+        for the workers' own test sets, if there are any."""
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
         save_table(counts, directory / "partition.csv", self.dealt)
         if self.split != "global":
@@ -342,7 +343,7 @@ class Supervised(Problem):
             save_table(counts, directory / "local_tests.csv", self.dealt)
 
     def model_states(self) -> list[dict[str, Any]]:
-        """Buffers, frozen parameters and extra state of each local worker's module."""
+        """Return buffers, frozen parameters and extra state of each local worker's module."""
         return self.models.state()
 
     state = model_states
@@ -369,8 +370,8 @@ class Supervised(Problem):
         return sum(size * len(donors[i]) for i, size in sizes.items())
 
     def model_tensors(self, x: Tensor, state: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The module's `state_dict`, on the CPU; of the averaged model with batch statistics recomputed on training
-        images."""
+        """Return the module's `state_dict`, on the CPU. For the averaged model, batch statistics are recomputed on
+        training images."""
         if state is None:
             with self.average.at(x, self._statistics_batches) as models:
                 (state,) = models.state()
@@ -392,15 +393,16 @@ class Supervised(Problem):
         return x0
 
     def close(self) -> None:
-        """Stop loaders."""
+        """Stop the loaders."""
         for stream in self._streams.values():
             stream.close()
         self.data.close()
 
     def batch_of(self, i: int | None, draw: int) -> Batch:
-        """The batch [1, B, ...] that local worker i draws, however far the others are; None: [k, B, ...] of all.
+        """Return the batch [1, B, ...] of local worker i, whatever the draws of the others; None: [k, B, ...] of all
+        workers.
 
-        Draw by draw batches are read ahead.
+        Batches of consecutive draws are prefetched.
         """
         if i not in self._streams:
             order, workers = (self.order, self.workers) if i is None else (self.order.of(i), self.workers[i : i + 1])
@@ -408,7 +410,7 @@ class Supervised(Problem):
         return self._streams[i](draw)
 
     def _batches(self, places: Sequence[int], draws: Sequence[int]) -> list[Batch]:
-        """The batches of local workers that are not equally far, in their order: each of one worker, or all in one."""
+        """Return the batches of local workers at different draws, in their order: one per worker, or all in one."""
         if not self.data.drawn_apart or not isinstance(self.order, BatchOrder):
             return [self.batch_of(i, draw) for i, draw in zip(places, draws, strict=True)]
         rows = [self.order.row(i, draw) for i, draw in zip(places, draws, strict=True)]
@@ -419,7 +421,7 @@ class Supervised(Problem):
         return [self.data.drawn(row[None], [number], [draw]) for row, number, draw in each]
 
     def _statistics_batches(self) -> Iterator[Tensor]:
-        """Training examples of all workers, always the same ones, in batches of about the same size."""
+        """Yield training examples of all workers, always the same ones, in batches of about the same size."""
         N, wanted = len(self.data.train_labels), self.statistics_examples
         picks = torch.randint(N, (1, wanted), generator=torch_generator("cpu", self.seed, "batch statistics"))
         batches = picks.tensor_split(-(-wanted // _STATISTICS_BATCH_SIZE), dim=1)
@@ -427,18 +429,18 @@ class Supervised(Problem):
             yield self.memory_format(self._as_exact(inputs[0]))
 
     def _test(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
-        """The statistics of this part's batches of the test examples: [modules, S].
+        """Return the statistics of this part's batches of the test examples: [modules, S].
 
-        All modules look at the same batches, with the same draws: equal models have equal statistics. Each gets a copy,
-        which it may write into.
+        All modules get the same batches, with the same draws: equal models have equal statistics. Each gets a copy,
+        which it may overwrite.
         """
         with evaluating(*modules.values()):
             return self._tested(modules, scope, part, parts)
 
     def _tested(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
-        """The same with modules in eval mode.
+        """Return the same with modules in eval mode.
 
-        A forward pass is on no more examples of a batch than are fast (`forward_examples`).
+        A forward pass has at most the fastest number of examples (`forward_examples`).
         """
         totals = torch.zeros(len(modules), self.num_summed, dtype=torch.float64, device=self.device)
         chosen, size = self._chosen(scope), self.config.evaluation.batch_size
@@ -462,7 +464,7 @@ class Supervised(Problem):
             return module(inputs).to(self.dtype)  # type: ignore[no-any-return]
 
     def _chosen(self, scope: Scope) -> Tensor:
-        """The numbers of the test examples that an evaluation looks at: for the same scope always the same ones."""
+        """Return the numbers of the test examples of an evaluation, always the same for the same scope."""
         if scope.numbers is not None or scope.examples is None:
             return self.test_numbers if scope.numbers is None else scope.numbers
         generator = torch_generator("cpu", self.seed, "test examples")
@@ -471,7 +473,7 @@ class Supervised(Problem):
 
 
 def _together(batches: Sequence[Batch]) -> Batch:
-    """The batches of several workers as one, if they are of the same shape; else lists."""
+    """Return the batches of several workers as one, if they have the same shape; otherwise as lists."""
     if len(batches) == 1:
         return batches[0]
     inputs, targets = (list(each) for each in zip(*batches, strict=True))
@@ -481,7 +483,7 @@ def _together(batches: Sequence[Batch]) -> Batch:
 
 
 class _Stream:
-    """Batches by draw number; consecutive ones come from a prefetching iterator."""
+    """A stream of batches by draw number; consecutive ones come from a prefetching iterator."""
 
     def __init__(self, batches_from: Callable[[int], Batches]) -> None:
         self._batches_from, self._next = batches_from, -1
@@ -495,6 +497,6 @@ class _Stream:
         return next(self._batches)
 
     def close(self) -> None:
-        """Stop what reads ahead."""
+        """Stop the prefetching."""
         if self._batches is not None:
             self._batches.close()

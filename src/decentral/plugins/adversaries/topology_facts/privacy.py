@@ -1,4 +1,4 @@
-"""What `decentral-run --help topology=NAME` says of a graph's privacy."""
+"""Privacy of a graph, as `decentral-run --help topology=NAME` prints it."""
 
 from __future__ import annotations
 

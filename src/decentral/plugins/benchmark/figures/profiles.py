@@ -1,4 +1,5 @@
-"""How methods compare over many problems: performance profiles, and factors behind the best as a colored table."""
+"""Comparison of methods over many problems: performance profiles, and factors relative to the best as a colored
+table."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from decentral.report.results import Results
 
 _PALEST = 8.0
-"""The factor from which on a place is as pale as it gets."""
+"""Factor above which the color of a cell gets no paler."""
 _NEVER = "#E4E4E4"
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)), "-.")
 
@@ -29,9 +30,9 @@ _DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)), "-.")
 class Profile(StudyFigure):
     """values.csv: rho(tau), the share of problems in which the median over seeds is at most tau times that of the best.
 
-    A line begins, at 1, with the share of problems in which the method is the best, and ends with the share in which it
-    gets to the target at all (Dolan & More, 2002). Those of the highest mean rank have colors, and all have their
-    name where they end.
+    A line begins, at 1, with the share of problems in which the method is the best. It ends with the share in which it
+    reaches the target at all (Dolan & More, 2002). The methods with the best mean ranks have colors. Every line has its
+    name at its end.
 
     problem    label that distinguishes problems
     coloured   number of colored lines; the others are gray
@@ -44,7 +45,7 @@ class Profile(StudyFigure):
     needs: ClassVar = ("lines",)
 
     def data(self, results: Results) -> list[Line]:
-        """A line for each method, from the best mean rank to the worst."""
+        """Return a line for each method, from the best mean rank to the worst."""
         found = costs(results, self.metric or results.metric, self.problem, self.lines)
         if not found.methods:
             return []
@@ -55,7 +56,7 @@ class Profile(StudyFigure):
         return [_line(found, one, taus, shares[one]) for one in found.order()]
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """One panel, logarithmic in tau; names to the right, apart from each other."""
+        """Draw one panel, logarithmic in tau, with names to the right that do not overlap."""
         # the first lines have the colors of their methods, two of a color different dashes; the others are gray
         small, known, colors, dashed = output.small, canvas.colors(self, lines), dict[Any, str](), dict[Any, Any]()
         for number, line in enumerate(lines):
@@ -102,7 +103,8 @@ def _line(found: Costs, method: int, x: list[float], y: np.ndarray) -> Line:
 
 
 def _apart(heights: list[float], gap: float) -> list[float]:
-    """The heights of labels, moved until two neighbors are `gap` apart, in the same order, around where they were."""
+    """Return the heights of labels, moved apart to a distance of `gap`, in the same order and near their old
+    positions."""
     order = sorted(range(len(heights)), key=lambda one: (heights[one], -one))
     groups: list[tuple[list[int], float]] = []  # labels that touch each other, and their middle
     for one in order:
@@ -125,8 +127,8 @@ def _apart(heights: list[float], gap: float) -> list[float]:
 class Factors(StudyFigure):
     """values.csv: for each method (a row) and problem (a column) the median over seeds, divided by that of the best.
 
-    The best of a column is 1; who never gets to the target has a cross. Rows are sorted by mean rank. This is a map of
-    who is best under which condition, with how much the others lose.
+    The best method of a column has 1; a method that never reaches the target has a cross. Rows are sorted by mean rank.
+    The table shows which method is best under which condition, and how much the others lose.
 
     problem   label that distinguishes problems
     """
@@ -137,13 +139,13 @@ class Factors(StudyFigure):
     needs: ClassVar = ("lines",)
 
     def data(self, results: Results) -> list[Line]:
-        """A line for each method: its factors, by the number of the problem."""
+        """Return a line for each method: its factors, by the number of the problem."""
         found = costs(results, self.metric or results.metric, self.problem, self.lines)
         places = [float(number) for number in range(len(found.problems))]
         return [_line(found, one, places, found.ratios[one]) for one in found.order()]
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """One panel; columns have the names of the problems."""
+        """Draw one panel; columns have the names of the problems."""
         from matplotlib import colormaps
         from matplotlib.colors import to_rgb
 

@@ -1,7 +1,7 @@
-"""Methods in fixed scenarios with one tuning budget, and what each of them takes to a target set by a tuned baseline.
+"""Methods in fixed scenarios with one tuning budget, and the cost of each to a target set by a tuned baseline.
 
-docs/benchmark.md has the rules. A method in rounds is trained once for all clusters: when it has taken how many steps
-follows from its steps alone, without training. Others are trained in each cluster, which decides what they compute.
+docs/benchmark.md has the rules. A synchronous method is trained once for all clusters: the times of its steps follow
+without training. Other methods are trained in each cluster, since the cluster affects what they compute.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from decentral.study.study import Cell, Study
 from decentral.study.tuning.rule import best_of
 
 VERSION = 2
-"""Of the rules: numbers of different versions are not shown side by side."""
+"""Version of the rules: numbers of different versions are not compared."""
 METRICS = {
     "simulated_s": "simulated seconds to the target",
     "bytes_sent": "MB sent by a worker to the target",
     "step": "steps to the target",
 }
-"""Axis -> what is compared: where on it the target is reached."""
+"""Axis -> compared quantity: the position on this axis where the target is reached."""
 HELD_OUT = " (held out)"
 _EARLIER = Meaning(larger_is_better=False)
 END = "value at the end of a trial"
@@ -52,13 +52,13 @@ class Course(NamedTuple):
 
     values: list[float]
     places: dict[str, list[float]]
-    """`bytes_sent` in 10^6 of one worker, on average."""
+    """Positions by axis; `bytes_sent` is the mean over workers, in 10^6 bytes."""
     status: str
     wall_s: float
 
     @property
     def end(self) -> float:
-        """The mean of the last evaluations; nan if the run diverged."""
+        """Return the mean of the last evaluations; nan if the run diverged."""
         return math.nan if self.status == Status.diverged else fmean(self.values[-_LAST:])
 
     def reached(self, target: float, sign: int) -> dict[str, float]:
@@ -71,7 +71,7 @@ class Course(NamedTuple):
 
 @dataclass
 class Entry:
-    """A method in a scenario: the runs of its trials, which its clocks share."""
+    """A method in a scenario: the runs of its trials, shared by its clocks."""
 
     scenario: Scenario
     method: Method
@@ -79,22 +79,22 @@ class Entry:
     commands: list[list[str]]
     """The command of each trial, without learning rate, seed, cluster and evaluation settings."""
     configs: list[Config]
-    """The same, composed without a cluster."""
+    """Configurations of these commands, composed without a cluster."""
     clusters: dict[str, Any]
-    """Name -> the cluster."""
+    """Name -> cluster."""
     config_dir: str | None
     _courses: dict[tuple[str, str], Course] = field(default_factory=dict)
     _jobs: dict[tuple[Any, ...], list[Job]] = field(default_factory=dict)
     _together: dict[tuple[Any, ...], StepTimes] = field(default_factory=dict)
-    """The times of runs that are computed together: of all trials, of all seeds, or of a variant."""
+    """Times of runs that are computed together: of all trials, of all seeds, or of a variant."""
     _rows: dict[str, list[Line]] = field(default_factory=dict)
-    """The recorded course of each run, shared by its clocks."""
+    """Recorded course of each run, shared by its clocks."""
     _clocked: dict[str, dict[tuple[str, str], dict[str, Any]]] = field(default_factory=dict)
-    """The lines of each StepTimes, by run and clock."""
+    """Lines of each StepTimes, by run and clock."""
 
     @property
     def sign(self) -> int:
-        """1 where larger values are better, -1 elsewhere."""
+        """Return 1 if larger values are better, otherwise -1."""
         return -1 if self.scenario.target.larger_is_better is False else 1
 
     @cached_property
@@ -103,7 +103,8 @@ class Entry:
         return [_is_in_rounds(config) for config in self.configs]
 
     def jobs(self, trial: int, seed: int, clock: str, varied: Config | None = None) -> list[Job]:
-        """The run, and, where it knows no time, what it takes in this cluster. `varied`: instead of the trial's own."""
+        """Return the run, and, if it has no times, the job that computes them in this cluster. `varied` replaces the
+        trial's configuration."""
         key = trial, seed, clock, id(varied)
         if key not in self._jobs:
             self._jobs[key] = [self._run(trial, seed, clock, varied)]
@@ -123,7 +124,8 @@ class Entry:
         return TrainingRun(config, title, command=run_command([*self.commands[trial], *own], self.config_dir))
 
     def _times(self, trial: int, seed: int, varied: Config | None) -> StepTimes:
-        """Of all trials, or of all seeds with this one, together: alone, each would take less time than its start."""
+        """Return the times of all trials, or of all seeds with this one, as one job: each alone would take less time
+        than its start."""
         scenario = self.scenario
         together = [(trial, each) for each in scenario.seeds]
         if varied is not None:
@@ -145,7 +147,7 @@ class Entry:
         return replace(config, evaluation=replace(config.evaluation, part=part))
 
     def course(self, jobs: Sequence[Job], clock: str) -> Course | None:
-        """Of a run in this cluster; None if it, or its times, are not finished."""
+        """Return the course of a run in this cluster; None if the run or its times are not finished."""
         key = jobs[0].id, clock
         if key not in self._courses and all(job.finished() is not None for job in jobs):
             self._courses[key] = self._read(jobs, clock)
@@ -181,7 +183,7 @@ class Entry:
 
 
 def _period(config: Config) -> int:
-    """After how many steps workers have communicated: models in between are not compared."""
+    """Return the number of steps after which all workers have communicated: models in between are not compared."""
     asynchronous = isinstance(config.algo, AsynchronousAlgorithm)  # Eager-SGD's is of something else
     own = 1 if asynchronous else getattr(config.algo, "period_steps", 1)
     return int(own * config.communication.every)
@@ -208,7 +210,7 @@ class Target:
         return next(iter(self.baseline.clusters))
 
     def jobs(self, varied: VariedRun | None = None) -> list[Job]:
-        """The trials; then the seeds, or a held-out run."""
+        """Return the jobs of the trials, followed by those of the seeds or of a held-out run."""
         one, scenario = self.baseline, self.baseline.scenario
         if scenario.target.to_reach is not None:
             return []
@@ -221,7 +223,8 @@ class Target:
         return [*tuning, *(job for seed in scenario.seeds for job in one.jobs(best, seed, self._clock))]
 
     def value(self, seeds: Sequence[int] = (), varied: VariedRun | None = None) -> float | None:
-        """That of the trials; of these seeds; or of a held-out run. None if its runs are not finished."""
+        """Return the target from the trials, from these seeds, or from a held-out run; None if its runs are not
+        finished."""
         one, scenario = self.baseline, self.baseline.scenario
         if scenario.target.to_reach is not None:
             return scenario.target.to_reach
@@ -250,7 +253,7 @@ class Target:
 
 @dataclass
 class VariedRun:
-    """A held-out variant of a scenario: the chosen trial, trained once on something else."""
+    """A held-out variant of a scenario: one run of the chosen trial on another setting."""
 
     name: str
     overrides: list[str]
@@ -258,7 +261,7 @@ class VariedRun:
     _configs: dict[tuple[str, int], Config] = field(default_factory=dict)
 
     def jobs(self, entry: Entry, trial: int, clock: str) -> list[Job]:
-        """Of the first seed."""
+        """Return the jobs with the first seed."""
         key = entry.method.name, trial
         if key not in self._configs:
             command = [*entry.commands[trial], "cluster=none", *self.overrides]
@@ -270,7 +273,7 @@ class Ran(NamedTuple):
     """A run of a cell."""
 
     jobs: list[Job]
-    """It, and, where it knows no time, what it takes."""
+    """The run, and, if it has no times, the job that computes them."""
     trial: int
     seed: int
     counts: bool
@@ -278,10 +281,10 @@ class Ran(NamedTuple):
 
 @dataclass
 class BenchmarkCell(Cell):
-    """A method in a scenario with a clock: the trials, and then the seeds with the best of them.
+    """A method in a scenario with a clock: the trials, and then the seeds with the best trial.
 
-    The best trial is the one that reaches the target first in simulated time, on the validation half with a seed of its
-    own; of those that never do, the one with the best value at the end.
+    The best trial reaches the target first in simulated time, on the validation half and with the tuning seed. If no
+    trial reaches it, the best trial has the best final value.
     """
 
     labels: Labels
@@ -289,7 +292,7 @@ class BenchmarkCell(Cell):
     clock: str
     target: Target
     varied: VariedRun | None = None
-    """None: the scenario itself."""
+    """None for the scenario itself."""
 
     def jobs(self) -> list[Job]:
         """Return the jobs of the target, of the trials, and of the counted runs."""
@@ -303,11 +306,11 @@ class BenchmarkCell(Cell):
         return [self._jobs(k, self.entry.scenario.tune_seed)[0] for k in self._all]
 
     def to_come(self) -> list[Job]:
-        """The runs that count, while none is chosen: with the first trial."""
+        """Return the runs that count while no trial is chosen, with the first trial."""
         return [] if self.choice() is not None else [job for jobs in self._counting(0) for job in jobs]
 
     def choice(self) -> int | None:
-        """The number of the best trial; None while the trials or the target are not finished."""
+        """Return the number of the best trial; None while the trials or the target are not finished."""
         target = self.target.value()
         scores = dict[float, float]()
         for k in self._all:
@@ -337,7 +340,7 @@ class BenchmarkCell(Cell):
         return self.target.value(self.entry.scenario.seeds, self.varied) if run.counts else self.target.value()
 
     def told(self, run: Ran) -> list[Value]:
-        """Return the values of one run; [] if it, or the baseline of the target, is not finished."""
+        """Return the values of one run; [] if it or the target's baseline is not finished."""
         jobs, trial, seed, counts = run
         course = self.entry.course(jobs, self.clock)
         target = self.aim(run)
@@ -359,11 +362,11 @@ class BenchmarkCell(Cell):
         return found if counts else [*found, end]
 
     def wanted(self) -> int:
-        """The runs that count."""
+        """Return the number of runs that count."""
         return len(self._seeds())
 
     def curves(self) -> list[Line]:
-        """The metric of the first seed over steps, simulated time and bytes, thinned out."""
+        """Return the metric of the first seed over steps, simulated time and bytes, thinned out."""
         choice = self.choice()
         if choice is None or self.varied is not None:
             return []
@@ -397,8 +400,8 @@ class BenchmarkCell(Cell):
         return [self._jobs(trial, seed) for seed in self._seeds()]
 
     def score(self, seconds: float, end: float) -> float:
-        """Of a trial: above 1 if the target is reached, and the larger the earlier; else below, and the larger the
-        better the value at the end is."""
+        """Return the score of a trial: above 1 if the target is reached, larger for an earlier time; otherwise below 1,
+        larger for a better final value."""
         if math.isfinite(seconds):
             return 1 + 1 / (1 + seconds)
         return -math.inf if math.isnan(end) else 0.5 + math.atan(self.entry.sign * end) / math.pi
@@ -414,7 +417,7 @@ class Benchmark(Study):
     baseline     method whose final value sets the target
     reduced      whether to reduce scenarios to their `smoke` settings
 
-    The definition of a study holds the lines and files themselves, so that it is another one when they change.
+    The definition of a study contains the entries and files themselves, so it changes when they change.
     """
 
     name: str = "benchmark"
@@ -434,17 +437,17 @@ class Benchmark(Study):
             raise ConfigError(f"version={self.version} uses other rules: this program implements version {VERSION}.")
 
     def decided_keys(self) -> set[str]:
-        """Also the budget, the learning rate, which is tuned, and the clock."""
+        """Return also the budget, the clock, and the learning rate, which is tuned."""
         return {*_DECIDED}
 
     def for_runs(self, override: str) -> str:
-        """Without the name of the scenario that it is for."""
+        """Return the override without the prefix that names its scenario."""
         first, _, rest = override.partition(".")
         return rest if first in {scenario.name for scenario in self.scenarios} else override
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
-        """Scenario by scenario. An override that begins with the name of a scenario is for that one only:
-        cifar10.data.path=FOLDER."""
+        """Return the cells, scenario by scenario. An override that begins with the name of a scenario applies to that
+        one only: cifar10.data.path=FOLDER."""
         found: list[Cell] = []
         for scenario in self.scenarios:
             entries = self._entries(scenario, overrides, config_dir)
@@ -470,7 +473,7 @@ class Benchmark(Study):
         }
 
     def _entries(self, scenario: Scenario, overrides: Sequence[str], config_dir: str | None) -> list[Entry]:
-        """Of the methods, and of the baseline."""
+        """Return the entries of the methods and of the baseline."""
         names = {one.name for one in self.scenarios}
         general = [word for word in overrides if word.partition(".")[0] not in names]
         local = [word.partition(".")[2] for word in overrides if word.partition(".")[0] == scenario.name]
@@ -504,7 +507,7 @@ class Benchmark(Study):
 
 
 def problem(scenario: Scenario, clock: str) -> str:
-    """The name of a scenario with a clock, or of a variant."""
+    """Return the name of a scenario with a clock, or of a variant."""
     return f"{scenario.name}.{clock}"
 
 

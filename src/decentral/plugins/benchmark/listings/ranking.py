@@ -1,4 +1,4 @@
-"""Tables of the benchmark: scenarios, ranks of methods, and which method when."""
+"""Tables of the benchmark: scenarios, ranks of methods, and the best methods of each problem."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scenarios(Listing):
     left: ClassVar[int] = 5
 
     def lines(self, results: Results) -> list[list[str]]:
-        """A row for each family."""
+        """Return a row for each family."""
         lines = [["family", "what", "clocks", "held out", "target", "steps", "learning rates", "seeds"]]
         for name, those in _families(results).items():
             one, clocks = those[0], ", ".join(str(each["clock"]) for each in those if "clock" in each)
@@ -38,7 +38,7 @@ class Scenarios(Listing):
         return lines
 
     def sentences(self, results: Results) -> list[str]:
-        """Why these targets."""
+        """Return the reasons for these targets."""
         reasons: dict[str, list[str]] = {}
         for name, (one, *_) in _families(results).items():
             reasons.setdefault(" ".join(str(one["because"]).split()), []).append(f"`{name}`")
@@ -54,13 +54,13 @@ def _families(results: Results) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass
 class Entries(Listing):
-    """The entries `entries` of study.json: what each method is told, and what is searched for it."""
+    """The entries `entries` of study.json: the settings of each method, and the searched ones."""
 
     name: str = "entries"
     left: ClassVar[int] = 3
 
     def lines(self, results: Results) -> list[list[str]]:
-        """A row for each method; a fixed one is marked so."""
+        """Return a row for each method; one without a search is marked as fixed."""
         known = results.facts.get("entries") or []
         head = ["method", "settings", "searched beside the learning rate"]
         return [head, *([one["method"], one["base"], one["searched"] or "nothing (fixed)"] for one in known)]
@@ -68,7 +68,7 @@ class Entries(Listing):
 
 @dataclass
 class Trials(Listing):
-    """What was tried, by each method in each family: the choices of its search, what was reached, and what was chosen.
+    """The trials of each method in each family: searched settings, results, and the choice.
 
     end    metric with a trial's value at the end
     time   metric with the time at which a trial reached the target
@@ -80,7 +80,7 @@ class Trials(Listing):
     left: ClassVar[int] = 3
 
     def lines(self, results: Results) -> list[list[str]]:
-        """A row for each trial; where clocks share its run, the times are in their order."""
+        """Return a row for each trial; if clocks share its run, the times are in their order."""
         lines = [["family", "method", "setting", "at the end", "at the target (s)", "chosen for"]]
         values = results.values
         if "setting" not in values:
@@ -105,7 +105,7 @@ class Trials(Listing):
         return lines
 
     def on_page(self, rows: list[list[str]]) -> list[list[str]]:
-        """Those of methods of which no trial is at the target, with one of the clocks at least."""
+        """Return the rows of methods without a trial that reaches the target, with at least one of the clocks."""
         times: dict[tuple[str, str], list[list[str]]] = {}
         for family, method, *_, at, _ in rows:
             times.setdefault((family, method), []).append(at.split(" / "))
@@ -115,7 +115,7 @@ class Trials(Listing):
         return [row for row in rows if (row[0], row[1]) in failed]
 
     def sentences(self, results: Results) -> list[str]:
-        """What the rows are."""
+        """Return an explanation of the rows."""
         return [
             f"Methods with no trial at the target on at least one clock; {self.file}.csv has all trials. "
             "Times are in the order of the clocks. Several final values: training differs between clocks."
@@ -132,22 +132,22 @@ class Costs:
     methods: list[tuple[str, ...]]
     problems: list[str]
     seeds: list[list[tuple[float, ...]]]
-    """[method][problem] -> a number for each seed."""
+    """Costs as [method][problem]: a number for each seed."""
     left_out: list[tuple[str, ...]]
-    """Methods that were not run in all problems, and so cannot be compared."""
+    """Methods that were not run in all problems, and cannot be compared."""
     families: list[str] = field(default_factory=list)
-    """The family of each problem; a family has the weight of one problem. []: each problem is its own."""
+    """Family of each problem; a family has the weight of one problem. []: each problem is a family."""
 
     @cached_property
     def _of_family(self) -> np.ndarray:
-        """[families, problems]: the weight of a problem in its family."""
+        """Return the weight of each problem in its family: [families, problems]."""
         names = self.families or self.problems
         found = np.array([[name == one for name in names] for one in dict.fromkeys(names)], dtype=float)
         return found / found.sum(axis=1, keepdims=True) if found.size else found
 
     @property
     def weights(self) -> np.ndarray:
-        """[problems], which sum to 1."""
+        """Return the weights of the problems, which sum to 1: [problems]."""
         return self._of_family.mean(axis=0) if self.problems else np.empty(0)
 
     @cached_property
@@ -164,7 +164,7 @@ class Costs:
         return np.where(np.isfinite(self.typical), self.typical / best, math.inf)
 
     def profile(self, taus: list[float]) -> np.ndarray:
-        """[methods, taus]: the share of problems in which a method takes at most tau times as much as the best.
+        """Return the share of problems in which a method takes at most tau times as much as the best: [methods, taus].
 
         Dolan & More, Mathematical Programming 91, 2002: rho_m(tau) = |{p : r_pm <= tau}| / |problems|, here with the
         problems' weights.
@@ -172,7 +172,7 @@ class Costs:
         return np.stack([(self.ratios <= tau * (1 + 1e-9)) @ self.weights for tau in taus], axis=1)
 
     def ranks(self) -> np.ndarray:
-        """[methods]: the mean over problems of a method's rank, 1 for the best; equals share their ranks' mean."""
+        """Return the mean over problems of a method's rank, 1 for the best: [methods]. Ties share their mean rank."""
         found: np.ndarray = _ranks(self.typical[None])[0] @ self.weights if self.methods else np.empty(0)
         return found
 
@@ -192,14 +192,14 @@ class Costs:
         return low, high
 
     def order(self) -> list[int]:
-        """Methods from the best to the worst: by mean rank."""
+        """Return the methods' numbers, from the best mean rank to the worst."""
         ranks = self.ranks()
         return sorted(range(len(self.methods)), key=lambda number: (ranks[number], self.methods[number]))
 
 
 def costs(results: Results, metric: str, problem: str, lines: list[str]) -> Costs:
-    """Of the study's numbers of a metric. `problem`: the label that tells problems apart, `lines` those that tell
-    methods. Raises ConfigError for a metric or a label that the study does not have."""
+    """Return the costs in a metric of the study. `problem` is the label that distinguishes problems, `lines` are those
+    that distinguish methods. Raises ConfigError for a metric or a label that the study does not have."""
     table = results.chosen
     if len(table):
         metrics = list(dict.fromkeys([*table["metric"], *(results.facts.get("metrics") or {})]))
@@ -247,18 +247,19 @@ class Comparison(Listing):
             raise ConfigError(f"the listing '{self.file}' needs `metrics`: a metric, and what its column is called.")
 
     def costs(self, results: Results) -> list[Costs]:
-        """Of each metric."""
+        """Return the costs in each metric."""
         return [costs(results, metric, self.problem, self.methods) for metric in self.metrics]
 
     def named(self, key: tuple[str, ...]) -> list[str]:
-        """The values of a method's labels as a person reads them."""
+        """Return the displayed values of a method's labels."""
         return [style.pretty(label, value) for label, value in zip(self.methods, key, strict=True)]
 
 
 @dataclass
 class Ranks(Comparison):
-    """A row for each method, from the best mean rank of the first metric to the worst: its mean rank by each metric, in
-    how many problems it gets to the target, and in how many it takes at most `within` times as much as the best.
+    """A row for each method, from the best mean rank of the first metric to the worst: the mean rank by each metric,
+    the number of problems in which it reaches the target, and the number in which it takes at most `within` times as
+    much as the best.
 
     metrics   metric -> heading of its column
     problem   label that distinguishes problems
@@ -270,7 +271,7 @@ class Ranks(Comparison):
     left: ClassVar[int] = 2
 
     def lines(self, results: Results) -> list[list[str]]:
-        """Mean ranks with 5 % and 95 % quantiles of the bootstrap."""
+        """Return mean ranks with 5 % and 95 % quantiles of the bootstrap."""
         first, *_ = found = self.costs(results)
         words = list(self.metrics.values())
         head = [*(style.heading(label) for label in self.methods), *(f"rank, {one}" for one in words)]
@@ -290,7 +291,7 @@ class Ranks(Comparison):
         return lines
 
     def sentences(self, results: Results) -> list[str]:
-        """What the numbers are."""
+        """Return an explanation of the numbers."""
         found = self.costs(results)[0]
         number, families = len(found.problems), len(set(found.families))
         problems = f"{number} {self.problem}{'s' if number != 1 else ''}"
@@ -306,7 +307,7 @@ class Ranks(Comparison):
         return texts
 
     def board(self, results: Results) -> Board | None:
-        """Ranks with submissions, performance profiles, and the curves of each scenario."""
+        """Return ranks with submissions, performance profiles, and the curves of each scenario."""
         from decentral.plugins.benchmark import leaderboard
 
         return leaderboard.board(results, self)
@@ -314,8 +315,8 @@ class Ranks(Comparison):
 
 @dataclass
 class Overview(Comparison):
-    """A table of at most a hundred lines for the README of a paper: of each method the mean ranks, and in each family
-    of problems how many times as much as the best it takes by the first metric.
+    """A table of at most a hundred lines for the README of a paper: each method's mean ranks, and for each family of
+    problems its cost in the first metric relative to the best.
 
     metrics   metric -> heading of its column
     problem   label that distinguishes problems
@@ -326,7 +327,7 @@ class Overview(Comparison):
     most: ClassVar[int] = 90
 
     def lines(self, results: Results) -> list[list[str]]:
-        """From the best mean rank by the first metric on."""
+        """Return the methods from the best mean rank by the first metric."""
         first, *_ = found = self.costs(results)
         families = list(dict.fromkeys(first.families))
         lines = [["method", *(f"rank, {one}" for one in self.metrics.values()), *families]]
@@ -341,7 +342,7 @@ class Overview(Comparison):
         return lines
 
     def sentences(self, results: Results) -> list[str]:
-        """How it is read, and where it comes from."""
+        """Return an explanation of the table and its source."""
         facts, one = results.facts, next(iter(self.metrics.values()))
         rules = (facts.get("rules") or {}).get("version")
         return [
@@ -354,7 +355,7 @@ class Overview(Comparison):
 
 @dataclass
 class Choices(Comparison):
-    """A row for each problem: by each metric the method that is first, with its number, and those that take at most
+    """A row for each problem: by each metric the best method, with its number, and the methods that take at most
     `within` times as much.
 
     metrics   metric -> heading of its column
@@ -369,7 +370,7 @@ class Choices(Comparison):
     left: ClassVar[int] = 9
 
     def lines(self, results: Results) -> list[list[str]]:
-        """The names of the best."""
+        """Return the names of the best methods."""
         first, *_ = found = self.costs(results)
         titles = {
             one["scenario"]: f"{one.get('title', '')}, {str(one.get('clock', '')).replace('_', ' ')}".rstrip(", ")
@@ -397,7 +398,8 @@ class Choices(Comparison):
         return ", ".join(words) + (f" and {more} more" if more > 0 else "")
 
     def sentences(self, results: Results) -> list[str]:
-        """What the numbers are; by each metric the best mean rank, and the method with the smallest worst case."""
+        """Return an explanation of the numbers, and by each metric the method with the best mean rank and the one with
+        the smallest worst case."""
         texts = [
             f"The number is the best method's cost, the median over seeds. Methods within {self.within:g} times the "
             "best follow. `a = b`: a tie."
@@ -421,6 +423,6 @@ class Choices(Comparison):
         return texts
 
     def _words(self, key: tuple[str, ...]) -> str:
-        """For example 'D-PSGD (ring)'."""
+        """Return a method's name, for example 'D-PSGD (ring)'."""
         first, *more = filter(None, self.named(key))
         return f"{first} ({', '.join(more)})" if more else first

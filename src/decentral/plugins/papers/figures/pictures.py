@@ -1,4 +1,4 @@
-"""Places in a plane after some steps, and groups of workers: rows of small panels."""
+"""Positions in a plane after some steps, and groups of workers: rows of small panels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _GROUP, _PARENT, _HOP = "group", "called by", "hop"
 
 @dataclass
 class Strip(StudyFigure):
-    """curves.csv: where everybody is after a few steps; a row for each value of `panels`, a column for each step.
+    """curves.csv: the positions of all workers after a few steps; a row for each value of `panels`, a column for each
+    step.
 
-    The metrics 'place x' and 'place y' of every worker of the first seed; where there are some, their 'heading'
-    (radians; they are drawn as arrows) and what they believe ('estimate x', 'estimate y').
+    The metrics 'place x' and 'place y' of every worker of the first seed; if recorded, their 'heading' (radians, drawn
+    as arrows) and their estimate ('estimate x', 'estimate y').
 
-    xlim, ylim  what is shown, the same everywhere; a panel's heading says how many estimates lie outside
+    xlim, ylim  shown range, the same in all panels; a panel's heading gives the number of estimates outside it
     unit        unit of both axes
     leader      worker drawn differently from the others: the one whose position they estimate
     radius      workers nearer than this are linked by a line; 0: no lines
@@ -57,9 +58,9 @@ class Strip(StudyFigure):
             raise ConfigError(f"the figure '{self.file}' needs four words: of workers, estimates, leader, links.")
 
     def data(self, results: Results) -> list[Line]:
-        """For each row and step: places, headings (as unit vectors) and estimates, and the leader's place.
+        """Return for each row and step: positions, headings (as unit vectors) and estimates, and the leader's position.
 
-        The key of a line is (what, step).
+        The key of a line is (kind, step).
         """
         wanted = ["place x", "place y", "heading", "estimate x", "estimate y"]
         table = self.limited(results.curves, results)
@@ -80,11 +81,11 @@ class Strip(StudyFigure):
         return found
 
     def seeds(self, results: Results) -> int:
-        """The first one only."""
+        """Return 1: only the first seed is drawn."""
         return 1
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """A panel for each row and step, all with the same axes."""
+        """Draw a panel for each row and step, all with the same axes."""
         rows = list(dict.fromkeys(line.panel for line in lines))
         of_row = {row: sorted({line.key[1] for line in lines if line.panel == row}, key=float) for row in rows}
         steps = max(map(len, of_row.values()))
@@ -127,7 +128,7 @@ class Strip(StudyFigure):
         ax.plot(here[_LEADER].x, here[_LEADER].y, ls="none", marker="X", ms=8, mec="white", color=_RED, zorder=4)
 
     def _link(self, ax: Axes, place: Line) -> None:
-        """A line between any two that are nearer than `radius`."""
+        """Draw a line between any two workers nearer than `radius`."""
         at = np.array([place.x, place.y]).T
         one, other = np.triu_indices(len(at), 1)
         near = np.hypot(*(at[one] - at[other]).T) <= self.radius
@@ -136,7 +137,7 @@ class Strip(StudyFigure):
         ax.plot(*path.T, lw=0.7, color=_LINK, zorder=1)
 
     def _outside(self, estimate: Line, called: str) -> str:
-        """For the heading: how many estimates are not in the picture, if any."""
+        """Return a phrase for the heading: the number of estimates outside the panel; '' if there are none."""
         (left, right), (low, high) = ([float(limit or 0) for limit in limits] for limits in (self.xlim, self.ylim))
         places = zip(estimate.x, estimate.y, strict=True)
         count = sum(x < left or x > right or y < low or y > high for x, y in places)
@@ -157,8 +158,9 @@ class Strip(StudyFigure):
 
 @dataclass
 class GroupsFigure(StudyFigure):
-    """curves.csv: a row for each value of the label `groups`. On the left the workers from left to right, versions from
-    above, a color for each group; on the right who calls whom when worker 1 sets a version off."""
+    """curves.csv: a row for each value of the label `groups`. The left panel shows the workers from left to right and
+    versions from top to bottom, with a color for each group. The right panel shows who calls whom when worker 1 starts
+    a version."""
 
     name: str = "groups"
 
@@ -167,7 +169,7 @@ class GroupsFigure(StudyFigure):
         self.panels = self.panels or "groups"
 
     def data(self, results: Results) -> list[Line]:
-        """For each row: (worker, version) of each group, of which the key is (what, number); then the tree."""
+        """Return for each row: (worker, version) of each group, with the key (kind, number); then the tree."""
         found: list[Line] = []
         for panel, _, rows in self.parts(self.limited(results.curves, results)):
             rows = rows.assign(worker=rows["worker"].astype(int)).sort_values(["step", "worker"])
@@ -180,11 +182,11 @@ class GroupsFigure(StudyFigure):
         return found
 
     def seeds(self, results: Results) -> int:
-        """There are none."""
+        """Return 0: there are no seeds."""
         return 1
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """Two panels for each row."""
+        """Draw two panels for each row."""
         from matplotlib.ticker import MaxNLocator
 
         rows = list(dict.fromkeys(line.panel for line in lines))

@@ -1,4 +1,5 @@
-"""Time to a target over bandwidth and latency, of methods in which all wait for all: trained once, timed everywhere."""
+"""Time to a target over bandwidth and latency, for synchronous all-reduce methods: trained once, timed for all
+links."""
 
 from __future__ import annotations
 
@@ -43,9 +44,10 @@ class LinkRow(ComparisonRow):
 class LinkCell(TunedCell):
     """A tuned method, with the time that its runs would have taken on other links.
 
-    A run of s steps takes s C + s a alpha + V beta: C of a gradient, a latencies alpha of each step, and V bytes, as
-    often as the collective sends them, at beta seconds per byte. The job says C and a; V follows from the run's own
-    time, and is what it really sent. With overlap o an exchange of a step costs what is left of it after o C.
+    A run of s steps takes s C + s a alpha + V beta: a gradient takes C, each step has a latencies alpha, and V bytes
+    (counted as often as the collective sends them) take beta seconds each. The job determines C and a. V follows from
+    the run's own time and is the volume actually sent. With overlap o, the exchange of a step costs only its part
+    beyond o C.
     """
 
     factors: LinkFactors | None = None
@@ -57,7 +59,8 @@ class LinkCell(TunedCell):
         return [*super().jobs(), self.factors]
 
     def values(self) -> list[Value]:
-        """The steps to the target, which no link changes; then the time at each place, of the runs that count."""
+        """Return the steps to the target, which no link changes, then the time for each link, for the runs that
+        count."""
         found = super().values()
         if self.factors is None or self.factors.finished() is not Status.done:
             return found
@@ -90,7 +93,7 @@ class OverLinks(Comparison):
     """A comparison of all-reduce SGD with compressors, whose runs are timed on many links.
 
     measure     needs to_reach; its axis is step
-    gbps, latency_ms    of all links: the labels of the map
+    gbps, latency_ms    bandwidths and latencies of all links: the labels of the map
     """
 
     name: str = "over_links"
@@ -110,7 +113,7 @@ class OverLinks(Comparison):
             raise ConfigError(f"columns={list(self.columns)} cannot be set here: the columns are gbps and latency_ms.")
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
-        """Row by row."""
+        """Return the cells, row by row."""
         cells = super().cells(overrides, config_dir)
         for row, cell in zip(self.rows, cells, strict=True):
             assert isinstance(cell, LinkCell)
@@ -123,7 +126,7 @@ class OverLinks(Comparison):
 
 
 def _check(config: Config) -> None:
-    """Raises ConfigError where the time on other links does not follow from that on some."""
+    """Raise ConfigError if the time on other links does not follow from the time on some."""
     cluster = config.cluster
     if not isinstance(config.algo, AllReduce):
         raise ConfigError("algo must be allreduce here, because waiting depends on the links for other methods.")
@@ -142,10 +145,10 @@ _STEPS = 4
 
 @dataclass
 class LinkFactors(Computation):
-    """A step of config.algo, with the layout of the configured model, on links of one second that carry anything.
+    """A step of config.algo, with the layout of the configured model, on links that take one second for any message.
 
-    A line: {"gradient_s": seconds of a gradient, "latencies": of a step}. With them, the time of a run on other links
-    follows from its time on some: see `study.kinds.over_links`.
+    A line: {"gradient_s": seconds per gradient, "latencies": latencies per step}. With them, the time of a run on other
+    links follows from its time on some: see `study.kinds.over_links`.
     """
 
     folder: ClassVar[str] = "link_factors"
@@ -155,7 +158,7 @@ class LinkFactors(Computation):
         return {"steps": _STEPS}
 
     def line(self) -> dict[str, Any]:
-        """A few steps with zeros for gradients."""
+        """Return the factors from a few steps with zero gradients."""
         import torch
 
         from decentral.cluster.clock import Clock

@@ -1,4 +1,4 @@
-"""How far simulated time can be trusted: real runs observed, replayed and predicted."""
+"""Validation of simulated time: real runs observed, replayed and predicted."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class Place(NamedTuple):
 
     @property
     def words(self) -> str:
-        """For example '8 processes, two delayed'."""
+        """Return the place as text, for example '8 processes, two delayed'."""
         passes = "" if self.compute == SLEEP else f", {self.compute}"
         return f"{self.processes} processes, {self.stragglers}{passes}"
 
 
 @dataclass
 class TimeValidation(Study):
-    """`rows` on every setting, with 4 and 8 processes, say; each is observed, replayed and predicted.
+    """`rows` on every setting, for example with 4 and 8 processes; each run is observed, replayed and predicted.
 
     rows            the methods
     processes       numbers of processes, with one worker each
@@ -96,7 +96,7 @@ class TimeValidation(Study):
     steps, warm_up, rounds  of each observed run, see `ObservedTimes`
     seed            seed of round 0
     calibrated_by   rows, such as "D-PSGD, ring", whose mean costs predict the other rows
-    target          training target, where gradients are computed and costs do not come from
+    target          training target, for places with computed gradients that do not calibrate costs
     """
 
     name: str = "time_validation"
@@ -133,11 +133,11 @@ class TimeValidation(Study):
 
     @property
     def methods(self) -> list[str]:
-        """The names of the rows."""
+        """Return the names of the rows."""
         return [title_of({"method": row.method, "topology": row.topology}) for row in self.rows]
 
     def places(self) -> dict[Place, Setting]:
-        """All of them."""
+        """Return all places with their settings."""
         return {
             Place(one.compute, n, one.stragglers): one for one in self.settings for n in one.processes or self.processes
         }
@@ -147,7 +147,7 @@ class TimeValidation(Study):
         return Place(compute, self.calibrated.processes[0], self.calibrated.stragglers)
 
     def decided_keys(self) -> set[str]:
-        """Also the numbers of workers and steps, and the rate: nothing is trained."""
+        """Return also the numbers of workers and steps, and the learning rate: nothing is trained."""
         return super().decided_keys() | {"lr", "num_workers", "processes", "steps", "record_operations"}
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
@@ -198,23 +198,23 @@ class ValidationCell(Cell):
     rounds: int
 
     def jobs(self) -> list[Job]:
-        """All that it reads."""
+        """Return all jobs that it reads."""
         return self.needed
 
     def values(self) -> list[Value]:
-        """With its labels."""
+        """Return the values with the cell's labels."""
         if any(job.finished() is not Status.done for job in self.needed):
             return []
         found = (value._replace(labels=self.labels) for value in self.read())
         return [value._replace(meaning=_MEANINGS.get(value.metric, Meaning())) for value in found]
 
     def wanted(self) -> int:
-        """A value for each round, where there is one place."""
+        """Return the number of values: one for each round if there is one place."""
         return self.rounds
 
 
 class Compared(NamedTuple):
-    """A run as observed, as replayed by the clock, and as predicted; with the times per step of null models, and of the
+    """A run as observed, as replayed by the clock, and as predicted; also the times per step of null models, and of the
     clock with the costs of other methods."""
 
     observed: Simulated
@@ -224,13 +224,14 @@ class Compared(NamedTuple):
 
     @property
     def errors(self) -> dict[str, float]:
-        """Return the error of each time per step, in percent of the observed one; above 0: too slow."""
+        """Return the error of each time per step, in percent of the observed one; above 0 if the clock is too slow."""
         times = {ERROR: self.predicted.step_s, REPLAY_ERROR: self.replayed.step_s, **self.others}
         return {metric: 100 * (seconds / self.observed.step_s - 1) for metric, seconds in times.items()}
 
     @property
     def stale_error(self) -> float | None:
-        """Predicted less observed share of stale contributions, in percentage points; None where there are none."""
+        """Return the predicted minus the observed share of stale contributions, in percentage points; None if there are
+        none."""
         if self.predicted.stale_share is None or self.observed.stale_share is None:
             return None
         return 100 * (self.predicted.stale_share - self.observed.stale_share)
@@ -253,7 +254,7 @@ class _Validation:
         self.constant = cache(self._constant)
 
     def cell(self, row: Row, where: Place | str, read: Callable[[], Iterable[Value]]) -> ValidationCell:
-        """In one place, or in several that are called so."""
+        """Return a cell for one place, or for several places with a common name."""
         place = where if isinstance(where, Place) else None
         case = where.words if isinstance(where, Place) else where
         known: dict[str, Any] = place._asdict() if place else dict.fromkeys(Place._fields, case)
@@ -276,7 +277,7 @@ class _Validation:
         return calibrated(*self._case(self.study.calibration_of(compute), method))
 
     def _compared(self, place: Place, method: str) -> list[Compared]:
-        """Each run of a method there."""
+        """Return each run of a method there."""
         (case, recordings), costs = self._case(place, method), self.costs(place.compute, method)
         found = []
         for one in recordings:
@@ -291,14 +292,14 @@ class _Validation:
         return found
 
     def _constant(self, compute: str, method: str) -> float:
-        """By how much a step of a method takes longer, where its costs come from, than gradients alone let it."""
+        """Return the extra time per step beyond gradients, from the place that calibrates the method's costs."""
         case, recordings = self._case(self.study.calibration_of(compute), method)
         longer = [one.step_s(case.free_running) - without_messages(case, one.round).step_s for one in recordings]
         return statistics.fmean(longer)
 
     def _to_target(self, place: Place, method: str) -> list[tuple[float, float]]:
-        """For each round: observed and predicted seconds to the target, nan for never; nothing where none is trained
-        for."""
+        """Return for each round the observed and predicted seconds to the target, nan for never; [] if nothing is
+        trained there."""
         if place not in self.targets:
             return []
         (case, recordings), target = self._case(place, method), self.study.target
@@ -311,7 +312,7 @@ class _Validation:
         return pairs
 
     def observed(self, place: Place, method: str) -> Iterator[Value]:
-        """For each round: the error, then the times."""
+        """Yield for each round the error, then the times."""
         job = self.jobs[place]
         values = []
         for number, one in enumerate(self.compared(place, method)):
@@ -332,8 +333,8 @@ class _Validation:
         yield from (value._replace(wall_s=spent_s / len(values)) for value in values)
 
     def summary(self, methods: Sequence[str], places: Sequence[Place]) -> Iterator[Value]:
-        """Median and 95th percentile of errors, over these held-out places, rounds and methods; of several methods also
-        the mean of Kendall's tau."""
+        """Yield the median and 95th percentile of errors over these held-out places, rounds and methods; for several
+        methods also the mean of Kendall's tau."""
         pairs = [(place, method) for place in places for method in methods if method in self.methods(place)]
         compared = [one for place, method in pairs for one in self.compared(place, method)]
         sizes: dict[str, list[float]] = {}
@@ -358,8 +359,8 @@ class _Validation:
         yield from (Value({}, number, metric, 0) for metric, number in numbers.items())
 
     def ranked(self, place: Place) -> Iterator[Value]:
-        """Whether methods are predicted to be as fast as each other in the order in which they are, for each round: by
-        time per step, and by time to the target of the methods that reach it both for real and by the clock."""
+        """Yield for each round how well the predicted order of methods agrees with the observed order: by time per
+        step, and by time to the target for the methods that reach it both in reality and by the clock."""
         methods = self.methods(place)
         for number, of_round in enumerate(zip(*(self.compared(place, one) for one in methods), strict=True)):
             pairs = [(one.predicted.step_s, one.observed.step_s) for one in of_round]
@@ -371,8 +372,8 @@ class _Validation:
 
 
 def kendall(pairs: Sequence[tuple[float, float]]) -> float:
-    """Kendall's tau-b: 1 where both have the same order, -1 where one is the other backwards; nan of fewer than two, or
-    where one of them does not tell any two apart."""
+    """Return Kendall's tau-b: 1 for equal orders, -1 for reversed ones; nan for fewer than two pairs, or if all values
+    of one side are equal."""
     from scipy.stats import kendalltau
 
     return float(kendalltau(*zip(*pairs, strict=True)).statistic) if len(pairs) > 1 else math.nan

@@ -37,43 +37,45 @@ SCHEMES: dict[str, list[tuple[Collective, float, float]]] = {
     "artopk_tree": [(BROADCAST, 0, _DENSE), (TREE, 0, _DENSE)],
     "topk_allgather": [(ALL_GATHER, 0, 2 * _DENSE)],
 }
-"""Each a way to average n rows of P parameters: its collectives, with their bytes for each parameter, and for each that
-is kept. AR-Topk: one worker's indices to all, then an all-reduce of values. AG-Topk: everybody's values and indices to
-all. `allgather` and `broadcast` are the paper's two other operations."""
+"""Ways to average n rows of P parameters: their collectives, each with its bytes per parameter and per kept parameter.
+AR-Topk: a broadcast of one worker's indices, then an all-reduce of values. AG-Topk: an all-gather of values and
+indices. `allgather` and `broadcast` are the paper's two other operations."""
 
 
 def seconds(scheme: str, n: int, parameters: float, keep: float, alpha: float, beta: float) -> float:
-    """Of an exchange of n rows of which a share is kept: alpha in seconds, beta in seconds per byte."""
+    """Return the seconds of an exchange of n rows of which the share `keep` is sent; alpha in seconds, beta in seconds
+    per byte."""
     parts = SCHEMES[scheme]
     sizes = [(dense or kept * keep) * parameters for _, dense, kept in parts]
     return sum(each.seconds(n, size, alpha, beta, math.log2) for (each, _, _), size in zip(parts, sizes, strict=True))
 
 
 PARTS = ("latency", "volume")
-"""What `term` can give: how many alpha, and how many times the bytes of a dense row (or of what is kept) beta."""
+"""Parts of `term`: the factor of alpha, and the factor of beta times the bytes of a dense row (or of its kept part)."""
 
 CROSSOVERS = {
     "c1": ("artopk_ring", "artopk_tree"),
     "c2": ("artopk_ring", "topk_allgather"),
     "c3": ("artopk_tree", "topk_allgather"),
 }
-"""The first costs as much as the second where alpha / beta is so many times the bytes of the values that are kept."""
+"""The two schemes cost the same where alpha / beta is this many times the bytes of the kept values."""
 
 
 def term(scheme: str, part: str, n: int) -> float:
-    """The factor of alpha (`latency`), or of the bytes of what is sent (M; compressed: Mc) times beta (`volume`)."""
+    """Return the factor of alpha (`latency`), or that of beta times the sent bytes (`volume`; M, compressed: Mc)."""
     return seconds(scheme, n, 1 / _DENSE, 1.0, float(part == "latency"), float(part == "volume"))
 
 
 def crossover(first: str, second: str, n: int) -> float:
-    """alpha / beta over the bytes of the values kept at which both cost the same; the first is cheaper below it."""
+    """Return alpha / beta over the bytes of the kept values at which both cost the same; below it the first is
+    cheaper."""
     fewer = term(second, "volume", n) - term(first, "volume", n)
     return fewer / (term(first, "latency", n) - term(second, "latency", n))
 
 
 @dataclass
 class CollectiveFacts(Measurement):
-    """Of a scheme the factors of latency and bandwidth, of a crossover the one number, for some numbers of workers.
+    """Factors of latency and bandwidth of a scheme, or the ratio at a crossover, for some numbers of workers.
 
     scheme        key of SCHEMES or CROSSOVERS
     num_workers   numbers of workers, from 4: with fewer, a tree is a ring
@@ -93,26 +95,26 @@ class CollectiveFacts(Measurement):
             raise ConfigError(f"scheme={self.scheme} is unknown.{suggest(self.scheme, known)}")
 
     def parameters(self) -> dict[str, Any]:
-        """The scheme and the numbers of workers."""
+        """Return the scheme and the numbers of workers."""
         return {"schemes": [self.scheme], "sizes": self.num_workers}
 
     def parts(self) -> list[dict[str, Any]]:
-        """Part by part."""
+        """Return a part for each factor and number of workers."""
         parts = [""] if self.scheme in CROSSOVERS else PARTS
         return [{"part": part, "num_workers": n} for part in parts for n in self.num_workers]
 
     def line(self, part: str, num_workers: int) -> dict[str, Any]:
-        """The number."""
+        """Return the factor."""
         if self.scheme in CROSSOVERS:
             return {"value": crossover(*CROSSOVERS[self.scheme], num_workers)}
         return {"value": term(self.scheme, part, num_workers)}
 
     def cells(self) -> list[Labels]:
-        """Part by part."""
+        """Return a cell for each part."""
         return [self.labels | key for key in self.parts()]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """The number."""
+        """Return the factor for each number of workers."""
         for line in self.found():
             if all(labels[key] == line[key] for key in ("part", "num_workers")):
                 yield Value(labels, float(line["value"]), FACTOR, 0)
@@ -120,13 +122,13 @@ class CollectiveFacts(Measurement):
 
 @dataclass
 class CollectiveMap(Measurement):
-    """Seconds of an exchange of a gradient by a scheme, at each place of a map; a line has nested lists
+    """Seconds of an exchange of a gradient by a scheme, at each point of a grid. A line has nested lists
     [n][keep][latency][bandwidth].
 
     scheme          key of SCHEMES
     num_parameters  parameters of the model
-    num_workers, keep, latency_ms, gbps   the places: every combination; `keep` is the share of the coordinates that
-                    the schemes with `topk` send
+    num_workers, keep, latency_ms, gbps   the grid: every combination; `keep` is the share of the coordinates that the
+                    schemes with `topk` send
     """
 
     name: str = "collective_map"
@@ -153,12 +155,12 @@ class CollectiveMap(Measurement):
         return {key: getattr(self, key) for key in ("num_workers", "keep", "latency_ms", "gbps")}
 
     def parameters(self) -> dict[str, Any]:
-        """The scheme and all places."""
+        """Return the scheme and the grid."""
         places = {"keep": self.keep, "gbps": self.gbps, "latency_ms": self.latency_ms}
         return {"scheme": self.scheme, "size": self.num_parameters, "sizes": self.num_workers, **places}
 
     def line(self) -> dict[str, Any]:
-        """All at once."""
+        """Return the seconds at all points."""
         size, links = self.num_parameters, [[(1e-3 * ms, 8e-9 / gbps) for gbps in self.gbps] for ms in self.latency_ms]
         return {
             "seconds": [
@@ -168,11 +170,11 @@ class CollectiveMap(Measurement):
         }
 
     def cells(self) -> list[Labels]:
-        """One, whose values say where."""
+        """Return one cell; its values have the grid's coordinates as labels."""
         return [self.labels | dict.fromkeys(self._places(), "")]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """The seconds at each place."""
+        """Return the seconds at each point."""
         (line,) = self.found()
         flat = [value for n in line["seconds"] for keep in n for latency in keep for value in latency]
         places = self._places()

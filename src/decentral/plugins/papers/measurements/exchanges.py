@@ -1,5 +1,5 @@
-"""Times of methods between real processes: of averaging, and of whole steps with sleep instead of computation, compared
-with the clock."""
+"""Times of methods between real processes: averaging, and whole steps with sleep instead of computation, compared with
+the clock."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _BYTES_PER_NUMBER = 4  # float32
 
 @dataclass
 class InTurn(Measurement):
-    """All rows of a column are one job: they take turns in the same processes, one for each worker.
+    """A measurement of all rows of a column in one job: they take turns in the same processes, one for each worker.
 
-    baseline   method with which each is compared
+    baseline   method that the others are compared with
     """
 
     baseline: str = ""
     column: Sequence[InTurn] = field(default=(), metadata={"inner": True})
-    """All rows with as many workers."""
+    """All rows with the same number of workers."""
 
     one_per_worker: ClassVar[bool] = True
 
     def check(self) -> None:
-        """Processes on the CPU."""
+        """Check that the processes use the CPU."""
         if self.config.device.startswith("cuda"):
             raise ConfigError(
                 f"device={self.config.device} cannot be used, because this is timed on the CPU: leave it out."
@@ -50,7 +50,7 @@ class InTurn(Measurement):
         return replace(column[0], column=column)
 
     def methods(self) -> list[dict[str, Any]]:
-        """For the id: every method, and what carries its rows."""
+        """Return, for the ID, every method and its transport."""
         return [
             {"name": each.labels["method"], "transport": each.config.network.transport.name} for each in self.column
         ]
@@ -58,11 +58,12 @@ class InTurn(Measurement):
 
 @dataclass
 class ExchangeTimes(InTurn):
-    """Times the exchanges of all rows in turn, round after round, so that a slow moment of the machine is slow for all.
+    """Times of the exchanges of all rows in turn, round after round, so that a slow moment of the machine affects all
+    alike.
 
-    There is a process for each worker. A round of an exchange begins when all processes are ready; its wall time ends
-    when the last of them has what it waits for, and its CPU time is the sum over all of them. A line for each size has
-    the times of all rounds, in seconds: {"megabytes": 44, "wall_s": {method: [...]}, "cpu_s": {method: [...]}}.
+    There is a process for each worker. A round of an exchange begins when all processes are ready. Its wall time ends
+    when the last process has received all messages. Its CPU time is the sum over all processes. A line for each size
+    has the times of all rounds, in seconds: {"megabytes": 44, "wall_s": {method: [...]}, "cpu_s": {method: [...]}}.
 
     verb         network operation to time: mix (with the topology's matrices) or mean (an all-reduce)
     megabytes    sizes of a worker's row, in 10^6 bytes of float32
@@ -83,7 +84,7 @@ class ExchangeTimes(InTurn):
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
 
     def parameters(self) -> dict[str, Any]:
-        """The exchanges with their topologies and transports, the sizes and the rounds."""
+        """Return the exchanges with their topologies and transports, the sizes and the rounds."""
         exchanges = [
             known
             | {
@@ -97,23 +98,23 @@ class ExchangeTimes(InTurn):
         return {"exchanges": exchanges, **own}
 
     def parts(self) -> list[dict[str, Any]]:
-        """One size after the other."""
+        """Return a part for each size."""
         return [{"megabytes": size} for size in self.megabytes]
 
     def line(self, megabytes: float) -> dict[str, Any]:
-        """In new processes."""
+        """Return the times, measured in new processes."""
         numbers = round(megabytes * BYTES_PER_MB / _BYTES_PER_NUMBER)
         setups = {str(each.labels["method"]): partial(Verb, each.config, numbers, each.verb) for each in self.column}
         (found,) = in_group(self.n, [Turns(setups, self.rounds, warm_up=self.warm_up)])
         return {"wall_s": found["wall"], "cpu_s": found["cpu"]}
 
     def cells(self) -> list[Labels]:
-        """Size by size."""
+        """Return a cell for each size."""
         first = {label: self.labels[label] for label in self.row_labels}
         return [{**first, "megabytes": size, **self.labels} for size in self.megabytes]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """Times, and their ratios to the baseline's in the same round."""
+        """Return times, and their ratios to the baseline's in the same round."""
         (line,) = (line for line in self.found() if line["megabytes"] == labels["megabytes"])
         for clock, metric, workers in (("wall", WALL_MS, 1), ("CPU", CPU_MS, self.n)):
             seconds = line[f"{clock.lower()}_s"]
@@ -131,14 +132,14 @@ BY_CLOCK, ERROR = "time per step by the clock (s)", "clock's time against the me
 
 @dataclass
 class SleepingSteps(InTurn):
-    """Real processes with a worker in each, who sleeps for all of what config.cluster says that a gradient takes.
+    """Time per step of real processes, one for each worker, that sleep as long as a gradient takes by config.cluster.
 
-    All rows take turns in the same processes, with the same delays, which each seed draws anew. A line for each seed:
-    {"seed", "measured_s": {method: seconds per step}, "clock_s": {method: what the clock says of these very
+    All rows take turns in the same processes, with the same delays. Each seed draws new delays. A line for each seed:
+    {"seed", "measured_s": {method: seconds per step}, "clock_s": {method: seconds per step by the clock for the same
     gradients}}. Rows have the size of the cluster's model.
 
-    baseline   method with which each is compared, with the same delays: its speed-up is the ratio of the times per
-               step, that of the row over its own
+    baseline   method that each row is compared with, under the same delays: its speed-up is the row's time per step
+               divided by its own
     seeds      seeds of the delays
     steps      timed steps, from one pause of all workers to the next
     warm_up    untimed steps before that, without sleep
@@ -154,13 +155,13 @@ class SleepingSteps(InTurn):
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers", "processes", "steps"})
 
     def check(self) -> None:
-        """The clock knows their time, too."""
+        """Check the processes, and that the clock can time the methods."""
         super().check()
         check_losses(self.config)
         cluster_of(self.config, sized=True)
 
     def parameters(self) -> dict[str, Any]:
-        """Seeds and steps, and every method with its topology and transport."""
+        """Return the seeds and steps, and every method with its topology and transport."""
         methods = [
             known | {"config": identity(each.config), "over": component_identity(each.config.topology)}
             for known, each in zip(self.methods(), self.column, strict=True)
@@ -168,7 +169,7 @@ class SleepingSteps(InTurn):
         return {"seeds": self.seeds, "steps": self.steps, "warm_up": self.warm_up, "methods": methods}
 
     def line(self, seed: int) -> dict[str, Any]:
-        """As above."""
+        """Return the measured and simulated times per step."""
         from decentral.training.timing import timed
 
         size = cluster_of(self.config).num_parameters
@@ -189,7 +190,8 @@ class SleepingSteps(InTurn):
 
     @property
     def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
-        """More of what the baseline is compared by is better for the baseline: neither good nor bad of the row."""
+        """Return the meanings: a larger speed-up is better for the baseline, and neither better nor worse for the
+        row."""
         return {
             f"speed-up of {self.baseline}": Meaning(None, "x"),
             f"speed-up of {self.baseline} by the clock": Meaning(None, "x"),

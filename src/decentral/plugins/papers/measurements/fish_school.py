@@ -1,7 +1,7 @@
-"""A school of fish that estimates where a predator is, by diffusion over a graph that follows the fish.
+"""A school of fish that estimates the position of a predator, by diffusion over a graph that follows the fish.
 
 BlueFog paper (Ying et al., 2021, arXiv:2111.04287), section IV-B and Figures 5 and 6; the motion is that of Tu & Sayed,
-"Mobile adaptive networks", IEEE Journal of Selected Topics in Signal Processing, 2011. Arrays are [n, 2], places in
+"Mobile adaptive networks", IEEE Journal of Selected Topics in Signal Processing, 2011. Arrays are [n, 2], positions in
 body lengths and velocities in body lengths per round.
 """
 
@@ -25,13 +25,13 @@ from decentral.topology.topology import Weights, mixing_matrix
 ERROR = "error of the estimates (body lengths)"
 NEAREST, GAP = "nearest fish at the end (body lengths)", "widest gap at the end (degrees)"
 CURVES = {"error": ERROR, "nearest": "nearest fish (body lengths)", "groups": "groups of fish"}
-"""Numbers of each round -> metric of curves.csv."""
+"""Quantity of each round -> metric in curves.csv."""
 _PLACES = ("place x", "place y", "heading", "estimate x", "estimate y")
 
 
 @dataclass
 class School(Settings, where="school"):
-    """What is the same for all fish and all rounds."""
+    """Settings shared by all fish and all rounds."""
 
     radius: float = setting(5.0, above=0)  # fish nearer than this are neighbors
     spacing: float = setting(5.0, above=0)  # how far apart neighbors like to be
@@ -48,12 +48,12 @@ class School(Settings, where="school"):
     predator_speed: float = 1.0  # how far it swims in a round, toward 0, where it stays
 
     def predator(self, k: int) -> np.ndarray:
-        """Where the predator is in round k: [2]."""
+        """Return the predator's position in round k: [2]."""
         way = max(0.0, abs(self.predator_from) - self.predator_speed * k)
         return np.array([np.copysign(way, self.predator_from), 0.0])
 
     def places(self, n: int, seed: int) -> np.ndarray:
-        """Where the fish are in round 0, anywhere in the disc: [n, 2]."""
+        """Return the positions of the fish in round 0, uniform in the disc: [n, 2]."""
         fish = np.arange(n)
         r = self.width * np.sqrt(uniform(seed, "fish at the start: distance", fish))
         angle = 2 * np.pi * uniform(seed, "fish at the start: angle", fish)
@@ -64,7 +64,7 @@ class School(Settings, where="school"):
 class FishSchool(Measurement):
     """`rounds` rounds of a school of config.num_workers fish; a line for each seed.
 
-    In round k, with the places x, velocities v and estimates w of all fish:
+    In round k, with the positions x, velocities v and estimates w of all fish:
 
         W from x: Metropolis-Hastings weights among those nearer than `radius`
         w_i <- sum_j a_ij (w_j - gamma grad f_j(w_j))          a = W, I or 1/n by `sharing`: D-SGD in its ATC form
@@ -93,11 +93,12 @@ class FishSchool(Measurement):
         self.pictures = [k for k in self.pictures if k <= self.rounds]
 
     def check(self) -> None:
-        """No message may get lost."""
+        """Check that no message can get lost."""
         check_losses(self.config)
 
     def line(self, seed: int) -> dict[str, Any]:
-        """The numbers of every round (`measure`), and places, headings and estimates of the rounds that are drawn."""
+        """Return the quantities of every round (see `measure`), and positions, headings and estimates of the drawn
+        rounds."""
         import torch
 
         from decentral.training.method import local_network
@@ -124,8 +125,8 @@ class FishSchool(Measurement):
         return {"numbers": {key: [one[key] for one in found] for key in found[0]}, "pictures": pictures}
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """The error (root mean square over the fish, mean over the second half of the rounds), and the end: the nearest
-        fish, and the widest gap where the school means to close it."""
+        """Return the error (root mean square over the fish, mean over the second half of the rounds), and at the end
+        the distance of the nearest fish and, for a school that encircles, the widest gap."""
         for line in self.found():
             numbers, seed = line["numbers"], line["seed"]
             yield Value(labels, statistics.fmean(numbers["error"][self.rounds // 2 :]), ERROR, seed)
@@ -134,8 +135,8 @@ class FishSchool(Measurement):
                 yield Value(labels, numbers["gap"][-1], GAP, seed)
 
     def curves(self, labels: Labels) -> Iterator[Row]:
-        """The numbers of each round, and of the first seed the fish in the rounds that are drawn: places, headings and
-        estimates, each a curve; a predator has a place only."""
+        """Return the quantities of each round, and for the first seed the positions, headings and estimates of the fish
+        in the drawn rounds, each as a curve; a predator has only a position."""
         lines = self.found()
         for key, metric in CURVES.items():
             for line in lines:
@@ -152,8 +153,9 @@ class FishSchool(Measurement):
 
 
 def measure(x: np.ndarray, w: np.ndarray, predator: np.ndarray, near: np.ndarray) -> dict[str, float]:
-    """error: the estimates' root mean squared distance from the predator; nearest: the nearest fish's distance;
-    gap: the widest angle, seen from the predator, without a fish (degrees); groups: how many parts the graph has."""
+    """Return the quantities of a round. error: the estimates' root mean squared distance from the predator; nearest:
+    the nearest fish's distance; gap: the widest angle, seen from the predator, without a fish (degrees); groups: the
+    number of connected parts of the graph."""
     from scipy.sparse.csgraph import connected_components
 
     distance, angle = np.hypot(*(x - predator).T), np.sort(np.arctan2(*(x - predator).T[::-1]))
@@ -167,22 +169,23 @@ def measure(x: np.ndarray, w: np.ndarray, predator: np.ndarray, near: np.ndarray
 
 
 class Seen(NamedTuple):
-    """What each fish measures in a round."""
+    """The measurements of each fish in a round."""
 
     d: np.ndarray  # [n]: how far the predator is
     u: np.ndarray  # [n, 2]: unit vectors that point from the predator to the fish
 
     def gradient(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """Of f_i(w_i) = (d_i - u_i^T (x_i - w_i))^2 / 2 at fish x_i: (d_i - u_i^T (x_i - w_i)) u_i, [n, 2]."""
+        """Return the gradient of f_i(w_i) = (d_i - u_i^T (x_i - w_i))^2 / 2 at fish x_i: (d_i - u_i^T (x_i - w_i)) u_i,
+        [n, 2]."""
         return (self.d - (self.u * (x - w)).sum(1))[:, None] * self.u
 
     def guess(self, x: np.ndarray) -> np.ndarray:
-        """Where the predator is by this measurement alone: x_i - d_i u_i."""
+        """Return the predator's position by this measurement alone: x_i - d_i u_i."""
         return x - self.d[:, None] * self.u
 
 
 def look(school: School, x: np.ndarray, predator: np.ndarray, seed: int, k: int) -> Seen:
-    """Distance and direction of the predator as the fish at x [n, 2] measure them in round k."""
+    """Return distance and direction of the predator as the fish at x [n, 2] measure them in round k."""
     fish = np.arange(len(x))
     d, angle = np.hypot(*(x - predator).T), np.arctan2(*(x - predator).T[::-1])
     d = d * (1 + school.distance_noise * normal(seed, "measured distance", k, fish))
@@ -191,17 +194,17 @@ def look(school: School, x: np.ndarray, predator: np.ndarray, seed: int, k: int)
 
 
 def neighbors(x: np.ndarray, radius: float) -> np.ndarray:
-    """Bool [n, n]: who is within `radius` of whom; nobody is a neighbor of himself."""
+    """Return bool [n, n]: which fish are within `radius` of each other; no fish is a neighbor of itself."""
     near = np.hypot(*(x[:, None] - x[None]).transpose(2, 0, 1)) <= radius
     np.fill_diagonal(near, False)
     return near
 
 
 def wanted(school: School, behaviour: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """The velocities that fish at x would choose by themselves, where w is where they believe the predator: [n, 2].
+    """Return the velocities that fish at x would choose alone, with estimates w of the predator's position: [n, 2].
 
-    escape: straight away from it, if it is near (the paper's Figure 5); encircle: to the circle around it, and around
-    it (Figure 6).
+    escape: straight away from the predator, if it is near (the paper's Figure 5); encircle: to a circle around the
+    predator, and along it (Figure 6).
     """
     away = x - w
     distance = np.hypot(*away.T)[:, None]
@@ -213,13 +216,13 @@ def wanted(school: School, behaviour: str, x: np.ndarray, w: np.ndarray) -> np.n
 
 
 def swim(school: School, x: np.ndarray, near: np.ndarray, mean_v: np.ndarray, own_v: np.ndarray) -> np.ndarray:
-    """The velocities of the next round, [n, 2].
+    """Return the velocities of the next round, [n, 2].
 
         v_i = (1 - agility) mean of the neighbors' v + agility own_i
               + togetherness sum_{j near i} (1 - spacing / ||x_j - x_i||) (x_j - x_i) / number of neighbors
 
-    shortened to `speed`; own_v [n, 2] is what each would do by itself (see `wanted`).
-    Tu & Sayed's cohesion, alignment and their motion by the estimate.
+    shortened to `speed`; own_v [n, 2] are the velocities that the fish would choose alone (see `wanted`). Tu & Sayed's
+    cohesion, alignment and their motion by the estimate.
     """
     to = x[None] - x[:, None]  # [i, j]: from i to j
     distance = np.maximum(np.hypot(*to.transpose(2, 0, 1)), 1e-9)

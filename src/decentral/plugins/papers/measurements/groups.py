@@ -1,4 +1,4 @@
-"""The groups of methods that average in groups: who meets whom, and how fast a contribution spreads."""
+"""The groups of methods that average in groups: their members, and how fast a contribution spreads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ GROUP, PARENT, HOP = "group", "called by", "hop"
 
 @dataclass
 class GroupFacts(Measurement):
-    """The groups of `sizes`, worked out from who is with whom.
+    """Group schedules of `sizes`, computed from the members of each group.
 
-    A line for each: {"num_workers", "group_size", "period": versions until the groups repeat, "reach": versions until a
-    contribution has come to everybody, the most over all versions that it may begin with, "groups": worker -> number of
-    its group, for each version of a period, "parents": worker -> who calls it when worker 1 sets a version off (itself:
-    nobody), "hops": worker -> over how many workers that goes}.
+    A line for each size: {"num_workers", "group_size", "period": versions until the groups repeat, "reach": versions
+    until a contribution has reached all workers, the maximum over the first versions, "groups": worker -> number of its
+    group, for each version of a period, "parents": worker -> the worker that calls it when worker 1 starts a version
+    (itself: none), "hops": worker -> number of hops of that call}.
 
     sizes   pairs [number of workers, size of groups], both powers of two, groups of at least two
     """
@@ -48,15 +48,15 @@ class GroupFacts(Measurement):
             check_groups(size[0], size[1], key="sizes: the size")
 
     def parameters(self) -> dict[str, Any]:
-        """The sizes, and the topology where the run's identity leaves it out."""
+        """Return the sizes, and the topology if the run's identity leaves it out."""
         return {"sizes": self.sizes, "over": component_identity(self.config.topology)}
 
     def parts(self) -> list[dict[str, Any]]:
-        """One size after the other."""
+        """Return a part for each size."""
         return [{"num_workers": n, "group_size": size} for n, size in self.sizes]
 
     def line(self, num_workers: int, group_size: int) -> dict[str, Any]:
-        """As above."""
+        """Return the schedule's quantities."""
         schedule, period = GroupSchedule(num_workers, group_size), group_period(num_workers, group_size)
         parents, hops = called(1 % num_workers, num_workers)
         return {
@@ -68,7 +68,7 @@ class GroupFacts(Measurement):
         }
 
     def cells(self) -> list[Labels]:
-        """One for each size."""
+        """Return a cell for each size."""
         return [
             {"groups": f"{n} workers in groups of {size}", "num_workers": n, "group_size": size}
             for n, size in self.sizes
@@ -81,7 +81,7 @@ class GroupFacts(Measurement):
             yield Value(labels, float(value), metric, 0)
 
     def curves(self, labels: Labels) -> Iterator[Row]:
-        """Of every worker its group in each version, and in which place of the tree it is."""
+        """Return the group of every worker in each version, and its position in the tree."""
         line = self._line(labels)
         for i in range(line["num_workers"]):
             groups = [(t, float(groups[i])) for t, groups in enumerate(line["groups"])]
@@ -104,7 +104,8 @@ def versions_until_all_know(schedule: GroupSchedule, first: int) -> int:
 
 
 def called(root: int, num_workers: int) -> tuple[list[int], list[int]]:
-    """Who calls each worker when the root sets a version off, and over how many hops (the root: itself, 0)."""
+    """Return the worker that calls each worker when the root starts a version, and the number of hops (the root:
+    itself, 0)."""
     parents, hops = [root] * num_workers, [0] * num_workers
     waiting = [(root, -1)]
     while waiting:

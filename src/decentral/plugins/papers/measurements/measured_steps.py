@@ -1,4 +1,4 @@
-"""Steps that others have timed on real machines, and what the clock makes of them."""
+"""Steps that others have timed on real machines, compared with the clock's predictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _BYTES = 4  # of a number
 
 
 class Cell(NamedTuple):
-    """Runs of an algorithm that differ in nothing but chance."""
+    """Runs of an algorithm that differ only in their randomness."""
 
     period_steps: int
     link: str
@@ -38,28 +38,28 @@ class Cell(NamedTuple):
     steps: int
     steps_used: int
     measured_s: float
-    """The mean of the last `steps_used` steps."""
+    """Mean of the last `steps_used` steps."""
 
     @property
     def share(self) -> float:
-        """Of the steps that were used, the share of those that end with a communication."""
+        """Return the share of the used steps that end with a communication."""
         first = self.steps - self.steps_used
         return (self.steps // self.period_steps - first // self.period_steps) / self.steps_used
 
 
 @dataclass
 class MeasuredSteps(Measurement):
-    """The time per step of other people's runs of a method, from the time of a single step, the number of parameters,
-    the period, and the nominal speed of the link.
+    """Prediction of the time per step of other people's runs of a method, from the time of a single step, the number of
+    parameters, the period, and the nominal speed of the link.
 
-    Cells of an algorithm are predicted with the two parameters of links (`links.stall_gbps`, `links.host_gbps`) that
-    suit the cells of all *other* algorithms best, by least squares of the relative errors of
+    Cells of an algorithm are predicted with two parameters of links (`links.stall_gbps`, `links.host_gbps`). These are
+    fitted to the cells of all *other* algorithms, by least squares of the relative errors of
 
         step_s + share (latencies + c N (1/b + stall/b^2 + 1/host))
 
-    where `share` is that of the steps that communicate, and c the factor of the bytes N of a row in the time of the
+    where `share` is the share of steps that communicate, and c the factor of a row's N bytes in the time of the
     algorithm's collective. The prediction is the simulated time of config.algo with these links, for the same steps.
-    The closed form beside it has a ring and no parameter: step_s + 2 (P - 1)/P N/b / period.
+    The closed form for comparison assumes a ring and has no parameter: step_s + 2 (P - 1)/P N/b / period.
 
     A line for each cell: {"period_steps", "link", "predicted_s"}.
 
@@ -78,7 +78,7 @@ class MeasuredSteps(Measurement):
     step_s: float = setting(1.0, above=0)
     links: dict[str, float] = field(default_factory=dict)
     others: Sequence[MeasuredSteps] = field(default_factory=list, metadata={"inner": True})
-    """The rows of other algorithms."""
+    """Rows of other algorithms."""
 
     folder: ClassVar[str] = "measured_steps"
     row_labels: ClassVar[tuple[str, ...]] = ("method",)
@@ -91,7 +91,7 @@ class MeasuredSteps(Measurement):
     }
 
     def check(self) -> None:
-        """There have to be machines, and cells."""
+        """Check that there are machines and cells."""
         if not isinstance(self.config.cluster, Machines):
             raise ConfigError("measured_steps needs configurable links: use cluster=machines.")
         if self.algorithm and not self.measured():
@@ -109,15 +109,15 @@ class MeasuredSteps(Measurement):
         return {**own, "others": fitted, "file": file_digest(at_home(self.file)) if self.file else "steps.csv"}
 
     def measured(self) -> list[Cell]:
-        """The cells of the algorithm, in the order of periods, with the links as in `links`."""
+        """Return the cells of the algorithm, in the order of periods, with the links as in `links`."""
         return cells_of(self.file, self.algorithm, tuple(self.links))
 
     def parts(self) -> list[dict[str, Any]]:
-        """One cell after the other."""
+        """Return a part for each cell."""
         return [{"period_steps": cell.period_steps, "link": cell.link} for cell in self.measured()]
 
     def jobs(self) -> list[Job]:
-        """Its own, or those of all others."""
+        """Return its own jobs, or those of all others."""
         return [self] if self.algorithm else [*self.others]
 
     def fitted(self) -> tuple[float, float]:
@@ -167,13 +167,13 @@ class MeasuredSteps(Measurement):
         }
 
     def cells(self) -> list[Labels]:
-        """One for each measured one, and those of all of them together."""
+        """Return a cell for each measured one, and one for all of them together."""
         own: list[Labels] = [*self.parts()] if self.algorithm else []
         together: list[Labels] = [{"period_steps": "all", "link": each} for each in _QUANTILES]
         return [self.labels | labels for labels in [*own, *together]]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """Both errors of a cell, with their signs; of several, quantiles of their sizes."""
+        """Return both errors of a cell, with signs; for several cells, quantiles of absolute errors."""
         if labels["link"] in _QUANTILES:
             rows = [self] if self.algorithm else self.others
             each = [one.numbers(cell) for one in rows for cell in one.measured()]
@@ -205,7 +205,8 @@ class MeasuredSteps(Measurement):
 
 @cache
 def cells_of(name: str, algorithm: str, links: tuple[str, ...]) -> list[Cell]:
-    """The cells of an algorithm over these links, repeats as one. Raises ConfigError if a column is missing."""
+    """Return the cells of an algorithm over these links, with repeats as one. Raises ConfigError if a column is
+    missing."""
     import pandas as pd
 
     path = at_home(name) if name else files("decentral") / "published" / "steps.csv"

@@ -1,4 +1,4 @@
-"""Random quadratics: how many steps a method takes with the best rate, and its curves at given rates."""
+"""Random quadratics: steps of a method with its best learning rate, and its curves at given rates."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _USUAL_TRIALS = 21  # of one member, to show how far the search is
 
 
 class Tuned(NamedTuple):
-    """The answer for one member."""
+    """The result of a search for one member."""
 
     lr: float
     step: int
     """Steps to the target (fastest), or until the plateau is seen (plateau)."""
     at_edge: bool
-    """Whether it is the largest rate that was tried."""
+    """True if it is the largest rate tried."""
 
 
 @dataclass
 class Search(Measurement):
-    """Steps to a target with the best constant learning rate of each problem; all are searched at the same time.
+    """Steps to a target with the best constant learning rate of each problem; all problems are searched simultaneously.
 
-    Every trial is a line as soon as it has ended.
+    Every trial is written as a line when it ends.
 
     seeds   seeds of the random problems; each is tuned separately
     zeta2   heterogeneity 1/n sum_i ||grad f_i(x*)||^2
@@ -61,20 +61,20 @@ class Search(Measurement):
         self._answers: dict[Member, Tuned] | None = None
 
     def check(self) -> None:
-        """It has to be an ensemble."""
+        """Check that the configuration is an ensemble."""
         check_ensemble(self.config)
 
     @property
     def members(self) -> list[Member]:
-        """The problems."""
+        """Return the problems."""
         return [Member(seed, zeta2) for zeta2 in self.zeta2 for seed in self.seeds]
 
     def parameters(self) -> dict[str, Any]:
-        """Members and rule."""
+        """Return members and rule."""
         return {"members": [list(member) for member in self.members], **self.rule.parameters()}
 
     def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
-        """Go on with the search after the trials that are known."""
+        """Continue the search after the known trials."""
         from decentral.plugins.papers.quadratics.ensemble import draw, tune
 
         members, tunings = self.members, self._tunings(lines.known)
@@ -87,7 +87,7 @@ class Search(Measurement):
         return tune(self.config, draw(self.config, members), members, tunings, record, stop)
 
     def _tunings(self, lines: Iterable[dict[str, Any]]) -> list[Tuning]:
-        """The search of each member, as far as it has come."""
+        """Return the search of each member after the known trials."""
         known: dict[Member, dict[float, Trial]] = {member: {} for member in self.members}
         for line in lines:
             trial = Trial(line["lr"], Outcome(line["outcome"]), line["step"], line["error"])
@@ -95,7 +95,8 @@ class Search(Measurement):
         return [Tuning(self.rule, known[member]) for member in self.members]
 
     def tuned(self) -> dict[Member, Tuned]:
-        """The answers of a finished search; a member is missing if no rate did it. Raises ConfigError if trials are."""
+        """Return the results of a finished search; a member is missing if no rate reached its target. Raises
+        ConfigError if trials are missing."""
         if self._answers is not None:
             return self._answers
         found = {}
@@ -112,21 +113,21 @@ class Search(Measurement):
         return found
 
     def cells(self) -> list[Labels]:
-        """One for each zeta2."""
+        """Return a cell for each zeta2."""
         return [self.labels | {"zeta2": zeta2} for zeta2 in self.zeta2]
 
     @property
     def metric(self) -> str:
-        """What its values are."""
+        """Return the metric of its values."""
         return f"steps to {self.rule.target:g}"
 
     @property
     def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
-        """Fewer steps are better."""
+        """Return the meanings: fewer steps are better."""
         return {self.metric: Meaning(larger_is_better=False)}
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """The steps that the best rate takes for each seed; nan where no rate is good enough."""
+        """Return the steps with the best rate for each seed; nan if no rate reaches the target."""
         tuned = self.tuned()
         for member in self.members:
             if member.zeta2 != labels["zeta2"]:
@@ -139,7 +140,7 @@ class Search(Measurement):
 
 
 def check_ensemble(config: Config) -> None:
-    """Raises ConfigError, with what would work, for a configuration of which no ensemble can be made."""
+    """Raise ConfigError, with what works, for a configuration that cannot be run as an ensemble."""
     if not isinstance(config.task, Quadratics):
         raise ConfigError(
             f"task={config.task.name} cannot be used, because this study solves many problems in one run: use "
@@ -159,17 +160,18 @@ class Trajectory(NamedTuple):
 
     member: Rated
     root: int | None
-    """The root of the spanning tree, where there are several."""
+    """Root of the spanning tree, if there are several."""
     steps: list[int]
     errors: list[float]
 
 
 @dataclass
 class Simulation(Computation):
-    """Run every member for `steps` steps and look at it after every `every` steps, before the first and after the last.
+    """Run every member for `steps` steps. Evaluate it before the first step, after every `every` steps, and after the
+    last step.
 
-    With `roots` > 0, once for each of the spanning trees with the roots 0 ... roots - 1 (topology=spanning_tree). The
-    lines are written as soon as an ensemble is through.
+    With `roots` > 0, this is repeated for each of the spanning trees with the roots 0 ... roots - 1
+    (topology=spanning_tree). The lines are written when an ensemble is finished.
     """
 
     members: Sequence[Rated] = ()
@@ -180,12 +182,12 @@ class Simulation(Computation):
     folder: ClassVar[str] = "simulations"
 
     def parameters(self) -> dict[str, Any]:
-        """Members, steps and roots."""
+        """Return members, steps and roots."""
         own = {"steps_wanted": self.steps, "every": self.every, "roots": self.roots}
         return {"members": [list(member) for member in self.members], **own}
 
     def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
-        """One ensemble after the other."""
+        """Run one ensemble after the other."""
         known = {(line["root"], Rated(*line["member"])) for line in lines.known}
         roots: list[Any] = list(range(self.roots)) or [None]
         for number, root in enumerate(roots, start=1):
@@ -199,7 +201,7 @@ class Simulation(Computation):
         return True
 
     def trajectories(self) -> list[Trajectory]:
-        """Those computed so far, for every member and tree one."""
+        """Return the trajectories computed so far, one for every member and tree."""
         found = {}  # a line that was written twice counts once
         for line in self.found():
             member = Rated(*line["member"])
@@ -207,7 +209,7 @@ class Simulation(Computation):
         return list(found.values())
 
     def _run(self, root: int | None, stop: Stop) -> list[Trajectory] | None:
-        """The trajectories on one graph; None if it was stopped."""
+        """Return the trajectories on one graph; None if stopped."""
         from decentral.plugins.papers.quadratics.ensemble import Ensemble, draw
         from decentral.training.method import local_network
 
@@ -240,7 +242,7 @@ class Courses(Measurement):
     at          steps whose suboptimality is a value; empty: the last one
     tuned_steps the values are the steps that the search found, not the curve's suboptimality
     vectors     add a label vectors_per_step: number of vectors that all workers together send in a step
-    curve_seeds whose curves are kept: those of the first so many seeds (0: all)
+    curve_seeds whose curves are kept: those of the first curve_seeds seeds (0: all)
     lr          learning rate; null: that of the search, times rate_factor, but at most rate_limit
     run         overrides of the curve's run that its search does not have: noise, other weights
     roots       number of spanning trees, with one curve each; the value is their median (topology=spanning_tree)
@@ -262,25 +264,25 @@ class Courses(Measurement):
     run: list[str] = field(default_factory=list)
     roots: int = 0
     drawn: Config = field(default=None, metadata={"inner": True})  # type: ignore[assignment]
-    """The configuration of the curve."""
+    """Configuration of the curve."""
     rooted: bool = field(default=False, metadata={"inner": True})
-    """Whether a row of the study has roots: then all have that label."""
+    """True if a row of the study has roots: then all rows have the label."""
 
     folder: ClassVar[str] = "courses"
     decides: ClassVar[frozenset[str]] = Search.decides
 
     @classmethod
     def variants(cls, base: list[str], settings: dict[str, Any]) -> dict[str, list[str]]:
-        """The run of the curve."""
+        """Return the overrides of the curve's run."""
         return {"drawn": [*base, *settings["run"]]}
 
     def beside(self, column: Sequence[Self]) -> Self:
-        """Knowing whether others have roots."""
+        """Return the measurement with the knowledge whether other rows have roots."""
         self.rooted = any(one.roots for one in column)
         return self
 
     def check(self) -> None:
-        """Both have to be ensembles, with a number of steps for each zeta2."""
+        """Check that search and curve are ensembles, with a number of steps for each zeta2."""
         if not len(self.zeta2) == len(self.steps) == len(self.every):
             raise ConfigError("zeta2, steps and every need the same number of values, one for each panel.")
         check_ensemble(self.config)
@@ -288,7 +290,7 @@ class Courses(Measurement):
 
     @cached_property
     def searching(self) -> Search | None:
-        """The search for the rates, where they are not given; those of problems of their own are searched for each."""
+        """Return the search for the rates if they are not given. For several problems, each is searched."""
         if self.lr is not None:
             return None
         seeds = self.seeds if self.drawn.task.problem_seed is None else self.seeds[:1]
@@ -297,7 +299,7 @@ class Courses(Measurement):
 
     @cached_property
     def simulations(self) -> list[Simulation]:
-        """One for each zeta2, where a rate is known for some seed; none before the search is over."""
+        """Return a simulation for each zeta2 with a known rate for some seed; [] before the search has ended."""
         if self.searching is not None and self.searching.finished() is None:
             return []
         found = []
@@ -308,7 +310,7 @@ class Courses(Measurement):
         return found
 
     def _rate(self, seed: int, zeta2: float) -> float | None:
-        """Of a curve; None where the search has found none."""
+        """Return the rate of a curve; None if the search has found none."""
         if self.searching is None:
             return self.lr
         searched = self.searching.seeds
@@ -319,14 +321,14 @@ class Courses(Measurement):
         return rate if self.rate_limit is None else min(rate, self.rate_limit)
 
     def jobs(self) -> list[Job]:
-        """The search, and the simulations as soon as their rates are known."""
+        """Return the search, and the simulations once their rates are known."""
         if not self.simulations:
             del self.simulations  # look again
         search = [] if self.searching is None else [self.searching]
         return [*search, *(one for one in self.simulations if one.members)]
 
     def cells(self) -> list[Labels]:
-        """One for each zeta2."""
+        """Return a cell for each zeta2."""
         more: Labels = {"after_steps": ""} if self.at else {}
         if self.rooted:
             more["root"] = ""
@@ -336,13 +338,13 @@ class Courses(Measurement):
 
     @property
     def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
-        """Those of the search."""
+        """Return the meanings of the search."""
         return {} if self.searching is None else self.searching.meanings
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """The suboptimality after the wanted steps (median over the trees), or the tuned steps.
+        """Return the suboptimality after the requested steps (median over the trees), or the tuned steps.
 
-        Not a number for a seed for which no rate was good enough.
+        The value is nan for a seed for which no rate reached the target.
         """
         if self.tuned_steps and self.searching is not None:
             yield from self.searching.values(labels)
@@ -360,7 +362,7 @@ class Courses(Measurement):
                 yield Value(place, value, SUBOPTIMALITY, seed, rates.get(seed), status=status, run=simulation.id)
 
     def curves(self, labels: Labels) -> Iterator[Row]:
-        """The suboptimality of the averaged model; a curve for each tree."""
+        """Return the suboptimality of the averaged model; a curve for each tree."""
         for one in self._at(labels).trajectories():
             if one.member.seed in self.seeds[: self.curve_seeds or None]:
                 own = labels if one.root is None else labels | {"root": one.root}

@@ -1,4 +1,4 @@
-"""Average consensus against time, with a worker that is slower than the others: between processes, and simulated."""
+"""Average consensus over time, with one slower worker: between processes, and simulated."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Race(Measurement):
                    p, and takes what has arrived. At the end, messages in transit are collected.
     synchronous    x_i <- sum_j W_ij x_j in rounds in which every worker waits for its neighbors.
 
-    A line for each seed and slowdown, for first one, then the other, with an entry for each worker (`races.Log`).
+    A line for each seed, slowdown and method (asynchronous first), with an entry for each worker (`races.Log`).
 
     slowdowns    factor by which the slow worker's turns take longer
     seeds        seeds of the vectors
     pause_s      work in each turn of the other workers, in seconds
     duration_s   total duration in seconds
-    target       relative error whose time is a value
+    target       relative error; the time to reach it is a value
     dimension    dimension of the vectors
     """
 
@@ -61,10 +61,10 @@ class Race(Measurement):
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "processes", "device"})
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
     axis: ClassVar[str] = "wall_s"
-    """Where seconds belong."""
+    """Axis of the seconds."""
 
     def check(self) -> None:
-        """Somebody has to wait, on one graph."""
+        """Check that there are synchronous workers to wait for, and one graph."""
         check_losses(self.config)
         if self.n < 2:
             raise ConfigError("num_workers=1 is too small: use 2 or more workers.")
@@ -75,25 +75,25 @@ class Race(Measurement):
             )
 
     def parameters(self) -> dict[str, Any]:
-        """Seeds, slowdowns, the settings, and a transport that was chosen."""
+        """Return seeds, slowdowns, the settings, and the transport if one was chosen."""
         carrier = self.config.network.transport
         transport = {} if carrier is Carrier.auto else {"transport": carrier.name}
         course = {"pause_s": self.pause_s, "duration_s": self.duration_s, "dimension": self.dimension}
         return {"seeds": self.seeds, "slowdowns": self.slowdowns, "course": course, **transport}
 
     def parts(self) -> list[dict[str, Any]]:
-        """Seed by seed."""
+        """Return the parts, seed by seed."""
         names = ("seed", "slowdown", "asynchronous")
         return [dict(zip(names, each, strict=True)) for each in product(self.seeds, self.slowdowns, (True, False))]
 
     def cells(self) -> list[Labels]:
-        """Push-sum first."""
+        """Return the cells, push-sum first."""
         pairs = product(METHODS, self.slowdowns)
         return [{"method": method, **self.labels, "slowdown": slowdown, "who": ""} for method, slowdown in pairs]
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """When the worst of the fast workers, and the straggler, have come to the target for good, how many turns they
-        took, and where they are when all has come home; and what became of the sums."""
+        """Return the times after which the worst of the fast workers, and the straggler, stay below the target, the
+        number of their turns, their errors after all messages have arrived, and the errors of the sums."""
         for line in self._of(labels):
             seed = line["seed"]
             for who, workers in _groups(line["workers"]).items():
@@ -110,7 +110,7 @@ class Race(Measurement):
                 yield Value(labels, min(one["smallest_p"] for one in line["workers"]), SMALLEST_P, seed)
 
     def curves(self, labels: Labels) -> Iterator[Row]:
-        """The error of the worst of the fast workers, and of the straggler, over seconds."""
+        """Return the error of the worst of the fast workers, and of the straggler, over seconds."""
         times = [self.duration_s * number / _POINTS for number in range(1, _POINTS + 1)]
         for line in self._of(labels):
             for who, workers in _groups(line["workers"]).items():
@@ -123,18 +123,18 @@ class Race(Measurement):
                 yield from curve(labels | {"who": who}, ERROR, line["seed"], points, axes=[self.axis])
 
     def _of(self, labels: Labels) -> list[dict[str, Any]]:
-        """The lines of a cell, by seed."""
+        """Return the lines of a cell, by seed."""
         wanted = labels["slowdown"], METHODS[str(labels["method"])]
         return [one for one in self.found() if (one["slowdown"], one["asynchronous"]) == wanted]
 
 
 def _groups(workers: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    """The last one is the straggler."""
+    """Return the fast workers and the straggler, which is the last worker."""
     return {"fast workers": workers[:-1], "straggler": workers[-1:]}
 
 
 def _reached(one: dict[str, Any], target: float) -> float:
-    """Seconds until a worker's error is below the target for good; infinite if it is not."""
+    """Return the seconds after which a worker's error stays below the target; infinite if it does not."""
     above = [number for number, error in enumerate(one["errors"]) if not error <= target]
     first = above[-1] + 1 if above else 0
     return float(one["seconds"][first]) if first < len(one["seconds"]) else math.inf
@@ -145,18 +145,18 @@ def _reached(one: dict[str, Any], target: float) -> float:
 
 @dataclass
 class Straggler(Race, InProcesses):
-    """`Race` in as many processes as there are workers. A share is 1 / (outdegree + 1) (BlueFog paper, Listing 3)."""
+    """`Race` with one process per worker. A share is 1 / (outdegree + 1) (BlueFog paper, Listing 3)."""
 
     name: str = "straggler"
     folder: ClassVar[str] = "races"
 
     def check(self) -> None:
-        """A process for each worker."""
+        """Check that there is a process for each worker."""
         super().check()
         self.config = replace(self.config, processes=str(self.n), device="cpu")
 
     def part(self, world: World, opened: None, seed: int, slowdown: float, asynchronous: bool) -> dict[str, Any]:
-        """This process hosts one worker."""
+        """Run this process's worker."""
         from decentral.plugins.papers.validation import races
 
         x = starts(self.n, self.dimension, seed)
@@ -172,22 +172,22 @@ class Straggler(Race, InProcesses):
 
 @dataclass
 class SimulatedStraggler(Race):
-    """`Race` in simulated time: a turn is a gradient of nothing that takes `pause_s`, and messages take what the links
-    of config.cluster cost. Push-sum is `async_push_sum` with the weights of the topology: a share whose receiver has
-    not taken the one before stays with its sender."""
+    """`Race` in simulated time: a turn is an empty gradient that takes `pause_s`, and messages take the time of
+    config.cluster's links. Push-sum is `async_push_sum` with the weights of the topology: a share whose receiver has
+    not taken the previous one stays with its sender."""
 
     name: str = "simulated_straggler"
     folder: ClassVar[str] = "simulated_races"
     axis: ClassVar[str] = "simulated_s"
 
     def check(self) -> None:
-        """There have to be links."""
+        """Check that there are links."""
         super().check()
         if not isinstance(cluster_of(self.config), Machines):
             raise ConfigError("this cluster has no links: use cluster=machines, or a named one, such as even.")
 
     def line(self, seed: int, slowdown: float, asynchronous: bool) -> dict[str, Any]:
-        """All workers in this process."""
+        """Return the entries of all workers, simulated in this process."""
         from decentral.plugins.papers.validation import races
 
         slow = Stragglers(Mode.fixed, slowdown=slowdown, workers=[self.n - 1]) if slowdown > 1 else Stragglers()

@@ -21,11 +21,11 @@ from decentral.training.method import local_network, with_rate
 from decentral.training.stepper import Stepper
 
 Stop = Callable[[], bool]
-"""Whether to stop early."""
+"""A function that returns whether to stop early."""
 
 
 class Stack(NamedTuple):
-    """Least-squares problems side by side, as their quadratic forms; B of them."""
+    """The quadratic forms of B least-squares problems, side by side."""
 
     H: Tensor  # [n, B, d, d]: A_i^T A_i
     h: Tensor  # [n, B, d]: A_i^T b_i
@@ -42,27 +42,27 @@ class Stack(NamedTuple):
         return cls(H, h, x0, optimum, H.mean(0))
 
     def select(self, members: Tensor) -> Stack:
-        """Some of the problems, by their numbers."""
+        """Return some of the problems, by their numbers."""
         n_first = (self.H.index_select(1, members), self.h.index_select(1, members))
         return Stack(*n_first, *(part.index_select(0, members) for part in self[2:]))
 
     def gradient(self, x: Tensor) -> Tensor:
-        """A_i^T (A_i x_i - b_i) = H_i x_i - h_i for every member: [n, B d] -> the same, new."""
+        """Return A_i^T (A_i x_i - b_i) = H_i x_i - h_i of every member: [n, B d] -> the same shape, new."""
         n, B, d = self.h.shape
         product = torch.baddbmm(self.h.view(n * B, d, 1), self.H.view(n * B, d, d), x.reshape(n * B, d, 1), beta=-1)
         return product.view(n, B * d)
 
     def suboptimality(self, x: Tensor) -> Tensor:
-        """f(mean_i x_i) - f(x*) of every member, as (xbar - x*)^T mean_H (xbar - x*): [n, B d] -> [B].
+        """Return f(mean_i x_i) - f(x*) of every member, as (xbar - x*)^T mean_H (xbar - x*): [n, B d] -> [B].
 
-        Equal to the difference of the two values, but without their cancellation.
+        It equals the difference of the two values, without cancellation.
         """
         e = x.mean(0).view_as(self.optimum) - self.optimum
         return (e * torch.bmm(self.mean_H, e[..., None])[..., 0]).sum(1)
 
 
 def draw(config: Config, members: Sequence[Member]) -> Stack:
-    """The members' problems: what task=quadratics draws with their seed and zeta2."""
+    """Draw the members' problems as task=quadratics does, with their seeds and zeta2."""
     task = config.task
     assert isinstance(task, Quadratics) and config.num_workers is not None
     sizes = config.num_workers, task.dimension, task.singular_min, task.singular_max
@@ -75,9 +75,9 @@ def draw(config: Config, members: Sequence[Member]) -> Stack:
 
 
 class Ensemble:
-    """One run of all members with a learning rate each, from step 0. Members do not disturb each other.
+    """One run of all members, each with its own learning rate, from step 0. Members are independent.
 
-    Every operation of an algorithm is coordinate-wise, so what diverges stays in its own columns.
+    Every operation of an algorithm is coordinate-wise, so a divergent member affects only its own columns.
     """
 
     def __init__(self, config: Config, net: LocalNetwork, stack: Stack, seeds: Sequence[int], lr: Sequence[float]):
@@ -96,16 +96,16 @@ class Ensemble:
         )
 
     def _of_coordinates(self, lr: Tensor) -> Tensor:
-        """The members' learning rates [B] as those of all coordinates [1, B d]."""
+        """Return the members' learning rates [B] for all coordinates: [1, B d]."""
         return lr.repeat_interleave(self.stack.x0.shape[1])[None]
 
     def advance(self, step: int) -> None:
-        """Go on until `step` steps are done."""
+        """Continue until `step` steps are done."""
         while self.stepper.t < step:
             self.stepper.step()
 
     def gradient(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        """The next stochastic gradients of all workers: [n, B d] -> the same, new."""
+        """Draw the next stochastic gradients of all workers: [n, B d] -> the same shape, new."""
         assert workers is None, "the workers of an ensemble go together"
         g = self.stack.gradient(x)
         noise = self.config.task.noise
@@ -119,15 +119,15 @@ class Ensemble:
         return g
 
     def models(self) -> Tensor:
-        """The models x_i of all members: [n, B d]."""
+        """Return the models x_i of all members: [n, B d]."""
         return self.stepper.models
 
     def suboptimality(self) -> list[float]:
-        """f(mean_i x_i) - f(x*) of every member."""
+        """Return f(mean_i x_i) - f(x*) of every member."""
         return self.stack.suboptimality(self.models()).tolist()
 
     def keep(self, members: Sequence[int]) -> None:
-        """Go on with some of the members only, by their numbers."""
+        """Continue with some of the members only, by their numbers."""
         index, d = torch.tensor(members), self.stack.x0.shape[1]
         columns = (index[:, None] * d + torch.arange(d)).flatten()
         width = self.stack.x0.numel()
@@ -139,7 +139,7 @@ class Ensemble:
 
 
 def _columns(part: Any, columns: Tensor, width: int) -> Any:
-    """Some columns of a part of a state; numbers that belong to no column stay."""
+    """Return some columns of a part of a state; numbers that belong to no column are returned unchanged."""
     if isinstance(part, tuple):
         return tuple(_columns(each, columns, width) for each in part)
     if part.dim() < 2 or part.shape[-1] != width:
@@ -175,7 +175,8 @@ def tune(
 
 
 def try_rates(ensemble: Ensemble, rule: Rule, proposals: Sequence[Proposal], stop: Stop) -> Iterable[tuple[int, Trial]]:
-    """Yield (member's number, trial) when the member's trial ends; members that have ended are dropped now and then."""
+    """Yield (member's number, trial) when the member's trial ends. Members that have ended are dropped from time to
+    time."""
     running = list(range(len(proposals)))  # the members that are not decided
     present = list(running)  # the members that are in the ensemble
     errors: list[list[float]] = [[] for _ in proposals]

@@ -1,7 +1,7 @@
-"""The problems of an ensemble, and searches for their learning rates, as the RelaySum paper's appendix C.4 does them.
+"""The problems of an ensemble, and searches for their learning rates, as in the RelaySum paper's appendix C.4.
 
-A search is a generator: it yields the rate to try next and is sent the `Trial`, what came of it; it returns the best.
-A trial is a run that is looked at at some steps; the rule's `judge` says at each of them whether it has ended.
+A search is a generator: it yields the rate to try next, is sent the resulting `Trial`, and returns the best trial. A
+trial is a run that is evaluated at some steps; at each of them the rule's `judge` decides whether it has ended.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _PLATEAU_POINTS = 3
 
 
 class Member(NamedTuple):
-    """What tells one problem of an ensemble from the others."""
+    """The values that distinguish one problem of an ensemble from the others."""
 
     seed: int
-    """Draws the problem (unless task.problem_seed does) and the noise of its gradients."""
+    """Seed of the problem (unless task.problem_seed is set) and of the noise of its gradients."""
     zeta2: float
     """Heterogeneity 1/n sum_i ||grad f_i(x*)||^2."""
 
@@ -35,7 +35,7 @@ class Rated(NamedTuple):
 
 
 class Outcome(StrEnum):
-    """How a trial ended."""
+    """The outcome of a trial."""
 
     reached = "reached"  # the target
     plateau = "plateau"  # the error stays where it is
@@ -46,21 +46,21 @@ class Outcome(StrEnum):
 
 
 class Trial(NamedTuple):
-    """A learning rate that was tried."""
+    """A learning rate that was tried, with its result."""
 
     lr: float
     outcome: Outcome
     step: int
     error: float
-    """f(mean x) - f(x*) at this step; of a plateau, the mean of its points."""
+    """f(mean x) - f(x*) at this step; for a plateau, the mean of its points."""
 
 
 class Proposal(NamedTuple):
-    """What a search tries next."""
+    """The next rate to try."""
 
     lr: float
     best_step: int | None
-    """Of the best trial so far: a trial that takes ten times as long is given up."""
+    """Steps of the best trial so far: a trial that takes ten times as long is stopped."""
 
 
 Searching = Generator[Proposal, Trial, "Trial | None"]
@@ -68,9 +68,9 @@ Searching = Generator[Proposal, Trial, "Trial | None"]
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """What is looked for.
+    """A criterion for the best learning rate.
 
-    start_lr      first learning rate (fastest: twice this one)
+    start_lr      first learning rate (fastest: twice this value)
     target        suboptimality to reach, or of the plateau
     max_steps     maximum number of steps of a trial
     test_points   number of steps to check, evenly spaced on a logarithmic scale (rounded, each once)
@@ -83,19 +83,21 @@ class Rule(ABC):
 
     @abstractmethod
     def search(self) -> Searching:
-        """The search for one member: yields a `Proposal`, is sent its `Trial`, returns the best trial or None."""
+        """Return the search for one member: it yields a `Proposal`, is sent its `Trial`, and returns the best trial or
+        None."""
 
     def parameters(self) -> dict[str, Any]:
-        """What tells it from other rules, as JSON values: part of a search's id."""
+        """Return the values that distinguish it from other rules, as JSON values: part of a search's ID."""
         return {"rule": type(self).__name__.lower(), **asdict(self)}
 
     @abstractmethod
     def judge(self, step: int, errors: Sequence[float], best_step: int | None) -> Trial | None:
-        """How a trial ends at this step (its lr left nan), or None if it goes on; `errors` are all seen up to here."""
+        """Return how a trial ends at this step (its lr left nan), or None if it continues; `errors` are all values so
+        far."""
 
     def _ended(self, step: int, errors: Sequence[float], best_step: int | None, tolerance: float) -> Trial | None:
-        """Too late to be the best; diverged; rising though it is above the target; or on a plateau: the last points are
-        within `tolerance` of their mean."""
+        """Return the trial if it ends without success: too late to be the best, diverged, rising above the target, or
+        on a plateau, where the last points are within `tolerance` of their mean."""
         error, last = errors[-1], errors[-_PLATEAU_POINTS:]
         level = sum(last) / _PLATEAU_POINTS
         if best_step is not None and step > 10 * best_step:
@@ -109,7 +111,7 @@ class Rule(ABC):
         return None
 
     def grid(self) -> list[int]:
-        """The steps that are looked at."""
+        """Return the steps at which trials are evaluated."""
         top = math.log2(self.max_steps)
         points = [2 ** (top * i / (self.test_points - 1)) for i in range(self.test_points)]
         return sorted({round(point) for point in points if round(point) < self.max_steps})
@@ -119,17 +121,17 @@ class Rule(ABC):
 class Fastest(Rule):
     """The rate that reaches the target in the fewest steps: for methods that converge linearly.
 
-    Halve the rate until the target is reached, go on as long as that is faster, then bisect. The error has to fall
-    until it is at the target. (The authors' code returns half of the rate that it found best: their step counts are
-    right, curves drawn with their "tuned" rate use half of it.)
+    Halve the rate until the target is reached, continue while that is faster, then bisect. The error has to fall until
+    it reaches the target. (The authors' code returns half of the best rate: their step counts are right, but curves
+    drawn with their "tuned" rate use half of it.)
     """
 
     def parameters(self) -> dict[str, Any]:
-        """With `allow_rising`: it once was a choice, and the ids of searches stay."""
+        """Return the parameters with `allow_rising`, a former setting that keeps the IDs of searches unchanged."""
         return {**super().parameters(), "allow_rising": False}
 
     def search(self) -> Searching:
-        """Halve while that is faster, then bisect between the fastest known and the slower rate below it."""
+        """Halve while that is faster, then bisect between the fastest known rate and the slower rate below it."""
         low: float | None = None
         lr = high = 2 * self.start_lr
         best: Trial | None = None
@@ -152,7 +154,7 @@ class Fastest(Rule):
         return best
 
     def judge(self, step: int, errors: Sequence[float], best_step: int | None) -> Trial | None:
-        """Reached as soon as an error is below the target."""
+        """Return the trial as reached once an error is below the target."""
         if errors[-1] < self.target:
             return Trial(math.nan, Outcome.reached, step, errors[-1])
         return self._ended(step, errors, best_step, self.target / 10)
@@ -163,7 +165,7 @@ class Plateau(Rule):
     """The rate whose plateau is just below the target: for methods that stop short of the optimum.
 
     Bisect for the largest rate whose plateau is from target / 1.1 to the target; errors that rise above the target
-    count as too large. Of all rates with a plateau below the target, the one that is there first.
+    count as too large. Of all rates with a plateau below the target, the fastest is returned.
     """
 
     def search(self) -> Searching:
@@ -188,24 +190,24 @@ class Plateau(Rule):
         return best
 
     def judge(self, step: int, errors: Sequence[float], best_step: int | None) -> Trial | None:
-        """A plateau is one where the last points are within target / 100 of their mean."""
+        """Return how the trial ends; a plateau has its last points within target / 100 of their mean."""
         return self._ended(step, errors, best_step, self.target / 100)
 
 
 class Tuning:
-    """The search of one member: the rate that it proposes, the trials that are known already, and its answer."""
+    """The search of one member: its proposed rate, its known trials, and its result."""
 
     def __init__(self, rule: Rule, known: dict[float, Trial]) -> None:
         self.rule, self.known = rule, known
-        """By learning rate."""
+        """Known trials by learning rate."""
         self.proposal: Proposal | None = None
         self.best: Trial | None = None
         self._search: Any = rule.search()
         self.answer(None)
 
     def answer(self, trial: Trial | None) -> None:
-        """Go on to the next rate that is not known, with what came of the one that it proposed (None: it begins); at
-        the end `proposal` is None."""
+        """Continue to the next unknown rate, given the trial of the proposed one (None at the beginning); at the end
+        `proposal` is None."""
         if trial is not None:
             self.known[trial.lr] = trial
         try:

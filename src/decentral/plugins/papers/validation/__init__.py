@@ -1,1 +1,1 @@
-"""How far simulated time can be trusted: what real workers did, and what the clock makes of it."""
+"""Validation of simulated time: observations of real workers, and the clock's predictions for them."""

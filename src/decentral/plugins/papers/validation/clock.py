@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _PURPOSE = "validation: beyond what is planned"
 _MOST_S, _LEAST_S = 0.05, 1e-9
 _LATENCIES_S = (0.0, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3)
-"""Of word that a version has begun."""
+"""Candidate latencies of the message that a version has begun."""
 _NUMBERS = 4096
-"""Of the rows that are simulated, in float32: topologies cut them in pieces, as they do real ones."""
+"""Numbers of the simulated rows, in float32: topologies cut them into pieces like real rows."""
 
 
 def bisected(low: float, high: float, halvings: int, below: Callable[[float], bool]) -> tuple[float, float]:
-    """Halve the interval so often, where what is looked for is above each place that is `below`."""
+    """Halve the interval `halvings` times; the searched value is above each point that is `below`."""
     for _ in range(halvings):
         middle = (low + high) / 2
         low, high = (middle, high) if below(middle) else (low, middle)
@@ -44,10 +44,11 @@ def bisected(low: float, high: float, halvings: int, below: Callable[[float], bo
 
 
 def computed(sleeps: np.ndarray, work_s: np.ndarray, cores: int, drifting: bool) -> np.ndarray:
-    """How long gradients take, seconds [T, n]: a worker sleeps for `sleeps`, and then has `work_s` seconds of a core to
-    compute, both [T, n]. Whenever more workers compute than there are cores, each has an equal share of them.
+    """Return the durations of gradients in seconds [T, n]: a worker sleeps for `sleeps`, and then needs `work_s`
+    seconds of a core to compute, both [T, n]. Whenever more workers compute than there are cores, each has an equal
+    share of them.
 
-    Workers begin a step together; or, where they are `drifting`, each begins its next one when its last one is there.
+    Workers begin a step together; if `drifting`, each begins its next gradient when its last one is finished.
 
     >>> computed(np.array([[0.0, 0.0, 1.0]]), np.array([[2.0, 2.0, 1.0]]), 1, False).tolist()
     [[4.5, 4.5, 4.0]]
@@ -58,7 +59,7 @@ def computed(sleeps: np.ndarray, work_s: np.ndarray, cores: int, drifting: bool)
 
 
 def _computed_at(sleeps: np.ndarray, work_s: np.ndarray, cores: int) -> np.ndarray:
-    """When each gradient is there [T, n], if all workers begin their first one at 0."""
+    """Return when each gradient is finished [T, n], if all workers begin their first one at 0."""
     steps, n = sleeps.shape
     done = np.zeros_like(sleeps)
     now = served = 0.0  # how long a worker has had a core that has computed all the time
@@ -82,10 +83,10 @@ def _computed_at(sleeps: np.ndarray, work_s: np.ndarray, cores: int) -> np.ndarr
 
 
 def shared(durations: np.ndarray, work_s: float, cores: int, drifting: bool) -> np.ndarray:
-    """`durations` [T, n] of gradients, each with `work_s` seconds of work after it, which one of the cores does: who
-    comes first has the first core that is free.
+    """Return the total durations of gradients with `durations` [T, n] and `work_s` seconds of work after each. Every
+    worker does its work on one core; the first to arrive gets the first free core.
 
-    Workers begin a step together; or, where they are `drifting`, each begins its next one when its work is done.
+    Workers begin a step together; if `drifting`, each begins its next gradient when its work is done.
 
     >>> shared(np.array([[1.0, 1.0, 4.0]]), 0.5, 1, False).tolist()
     [[1.5, 2.0, 4.5]]
@@ -107,7 +108,7 @@ def shared(durations: np.ndarray, work_s: float, cores: int, drifting: bool) -> 
 
 
 def work_on_cores(durations: np.ndarray, seconds: float, cores: int, drifting: bool) -> float:
-    """The work of each step for which workers take `seconds` longer on average, waiting for a core included."""
+    """Return the work per step that makes workers take `seconds` longer on average, including the wait for a core."""
 
     def short(work_s: float) -> bool:
         return float((shared(durations, work_s, cores, drifting) - durations).mean()) < seconds
@@ -128,7 +129,7 @@ def _served(ready: np.ndarray, work_s: float, cores: int) -> np.ndarray:
 
 
 def runs_freely(config: Config) -> bool:
-    """Whether workers take different numbers of gradients."""
+    """Return whether workers compute different numbers of gradients."""
     return isinstance(config.algo, AsynchronousAlgorithm) and config.algo.free_running
 
 
@@ -140,9 +141,9 @@ class Simulated(NamedTuple):
 
 
 def links_of(case: Case, latency_s: float, transfer_s: float) -> Links:
-    """Links with a latency, on which a row takes so long to get through besides; where messages are limited, both of
-    these come on top of the limits. All-reduces are those that processes carry out: over the memory that they share, in
-    a ring where messages are limited; asynchronous methods have a butterfly."""
+    """Return links with a latency and a transfer time of a row; if messages are limited, both are added to the limits.
+    All-reduces are those of processes: over shared memory, or in a ring if messages are limited; asynchronous methods
+    use a butterfly."""
     network = case.config.network
     asynchronous = isinstance(case.config.algo, AsynchronousAlgorithm)
     usual = CollectiveName.ring if network.limited else CollectiveName.direct
@@ -162,10 +163,10 @@ def known_cluster(durations: np.ndarray, links: Links) -> KnownCluster:
 
 
 def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
-    """So many steps of a method in this cluster, with rows of few numbers.
+    """Simulate `steps` steps of a method in this cluster, with small rows.
 
-    Of methods in which workers take different numbers of gradients, time and gradients are counted until the first
-    worker is done, as they are where a run is observed.
+    If workers compute different numbers of gradients, time and gradients are counted until the first worker is done, as
+    in observed runs.
     """
     from decentral.cluster.timeline import Spans
     from decentral.training.timing import timed
@@ -189,21 +190,21 @@ def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
 
 
 class Case(NamedTuple):
-    """A method in a job: how its runs are configured, and what the clock needs to know of the job."""
+    """A method in a job: the configuration of its runs, and the job's facts that the clock needs."""
 
     config: Config
     steps: int
     warm_up: int
     sleeps: bool
-    """Whether all of a gradient's time is slept, or only a straggler's delay."""
+    """True if a gradient is only sleep, False if only a straggler's delay is."""
     free_running: bool
-    """Whether workers take different numbers of gradients."""
+    """True if workers compute different numbers of gradients."""
     row_bytes: int
-    """Of what is sent; 0 where messages are not limited and it makes no difference."""
+    """Bytes of a message; 0 if messages are not limited and the size has no effect."""
 
     @classmethod
     def of(cls, job: ObservedTimes, name: str) -> Case:
-        """From the job and the method's name."""
+        """Return the case of this method of the job."""
         config = job.config_of(name)
         row_bytes = 4 * (job.num_parameters or 0)
         return cls(config, job.steps, job.warm_up, job.num_parameters is not None, runs_freely(config), row_bytes)
@@ -219,13 +220,12 @@ class Case(NamedTuple):
 class Costs(NamedTuple):
     """The costs of a method besides sleep, in seconds, from even runs.
 
-    beyond      how much longer than what was slept each gradient took; where gradients are computed: the work of a core
-                that each of them is
-    work_s      of a core, for each gradient: updates and copies
-    latency_s   of a message
-    transfer_s  of a row on a link, beside the latency
-    rest_s      for each gradient, if the clock takes longer even without these two (below 0), or if they make no
-                difference to it
+    beyond      extra time of each gradient beyond its sleep; for computed gradients, the core time of each
+    work_s      core time per gradient for updates and copies
+    latency_s   latency of a message
+    transfer_s  transfer time of a row on a link, besides the latency
+    rest_s      remaining time per gradient, if the clock takes longer even without these two (below 0), or if they have
+                no effect on it
     """
 
     beyond: np.ndarray
@@ -250,18 +250,17 @@ class Costs(NamedTuple):
         return self.cluster(case, np.maximum(durations, _LEAST_S), cores)
 
     def predict(self, case: Case, number: int, cores: int) -> Simulated:
-        """The clock with what was configured for a round, and what these costs say of all else."""
+        """Simulate the configured sleep of a round, with these costs for everything else."""
         cluster = self.predicted_cluster(case, number, cores, case.warm_up, 2 * case.steps)
         return simulated(case.config, case.steps, cluster)
 
     def clock(self, case: Case, durations: np.ndarray, cores: int) -> Simulated:
-        """Simulate it with the clock."""
+        """Simulate these observed gradient times with these costs."""
         return simulated(case.config, case.steps, self.cluster(case, durations, cores))
 
 
 def without_messages(case: Case, number: int) -> Simulated:
-    """A null model: the clock with what was configured for a round, where messages cost nothing and neither does all
-    else but gradients."""
+    """Simulate a null model: the configured times of a round, where everything but gradients takes no time."""
     planned = case.planned(number, case.warm_up, case.warm_up + 2 * case.steps)
     links = Links(latency_s=0.0, bandwidth_gbps=math.inf, copy_gbps=math.inf)
     return simulated(case.config, case.steps, known_cluster(np.maximum(planned, _LEAST_S), links))
@@ -274,10 +273,11 @@ def pooled(costs: Sequence[Costs]) -> Costs:
 
 
 def calibrated(case: Case, recordings: Sequence[Recording]) -> Costs:
-    """Of one method, from its runs in one even cluster.
+    """Return the costs of one method, fitted to its runs in one even cluster.
 
-    Latency and transfer cannot be told apart by the time of a step alone. Where contributions can be
-    stale, both are fitted: with a longer latency, word of a version comes later, and fewer are. Else all is latency."""
+    Latency and transfer cannot be told apart by the time of a step alone. If contributions can be stale, both are
+    fitted: with a longer latency, the message of a version arrives later, and fewer contributions are stale. Otherwise
+    everything is latency."""
     beyond = [
         one.beyond(case.planned(one.round, 0, max(one.first) + len(one.durations()))) * _share_of_a_core(case, one)
         for one in recordings
@@ -293,7 +293,7 @@ def calibrated(case: Case, recordings: Sequence[Recording]) -> Costs:
 
 
 def _share_of_a_core(case: Case, recording: Recording) -> float:
-    """Of the time that gradients took in an even run, the share in which a worker had a core; 1 where it slept."""
+    """Return the share of gradients' time in an even run during which a worker had a core; 1 if it slept."""
     if case.sleeps:
         return 1.0
     durations = recording.durations()
@@ -306,13 +306,13 @@ def _share_of_a_core(case: Case, recording: Recording) -> float:
 
 
 def _missing_s(case: Case, recordings: Sequence[Recording], costs: Costs) -> float:
-    """By how much the clock's steps are shorter than the observed ones, on average."""
+    """Return how much shorter the clock's steps are than the observed ones, on average."""
     steps = [one.step_s(case.free_running) - costs.clock(case, one.durations(), one.cores).step_s for one in recordings]
     return float(np.mean(steps))
 
 
 def _unlike(case: Case, recordings: Sequence[Recording], costs: Costs) -> tuple[float, float]:
-    """How far the clock is from what was observed: in steps, to 0.1 %, then in shares of stale contributions."""
+    """Return the distance between clock and observation: in steps, to 0.1 %, then in shares of stale contributions."""
     clocks = [costs.clock(case, one.durations(), one.cores) for one in recordings]
     shares = [
         (one.stale_share or 0.0) - (clock.stale_share or 0.0) for one, clock in zip(recordings, clocks, strict=True)
@@ -322,14 +322,14 @@ def _unlike(case: Case, recordings: Sequence[Recording], costs: Costs) -> tuple[
 
 
 def _with_transfer(case: Case, recordings: Sequence[Recording], costs: Costs) -> Costs:
-    """These costs, and the transfer that goes with them."""
+    """Return these costs with the transfer time that fits them."""
     seconds = _fitted_s(case, recordings, lambda seconds: costs._replace(transfer_s=seconds))
     return costs._replace(transfer_s=seconds)
 
 
 def _fitted_s(case: Case, recordings: Sequence[Recording], costs: Callable[[float], Costs]) -> float:
-    """The latency or transfer with which the clock takes as long as was observed; 0 if it takes longer without any, or
-    if it makes no difference."""
+    """Return the latency or transfer time with which the clock takes as long as observed; 0 if it takes longer without
+    any, or if it has no effect."""
 
     def short(seconds: float) -> bool:
         return _missing_s(case, recordings, costs(seconds)) > 0

@@ -1,4 +1,4 @@
-"""Real runs between processes with one worker each: when each worker did what, and how long they train to a target."""
+"""Real runs between processes with one worker each: the times of all operations, and the training time to a target."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WAITS = ("join", "mean", "asked")
 
 
 class Method(NamedTuple):
-    """A method as the study calls it, and a run of it."""
+    """A method by its name in the study, and a run of it."""
 
     name: str
     config: Config
@@ -40,22 +40,22 @@ class Method(NamedTuple):
 
 @dataclass
 class ObservedRuns(InProcesses):
-    """Carries out each method, round after round, in the same processes; round r has seed + r. A line for each run."""
+    """Runs of each method, round after round, in the same processes; round r has seed + r. A line for each run."""
 
     methods: Sequence[Method] = ()
     rounds: int = 1
 
     def parameters(self) -> dict[str, Any]:
-        """Methods and rounds."""
+        """Return methods and rounds."""
         methods = [[name, identity(config), config.network.transport.name] for name, config in self.methods]
         return {"methods": methods, "rounds": self.rounds}
 
     def parts(self) -> list[dict[str, Any]]:
-        """Round by round."""
+        """Return the parts, round by round."""
         return [{"method": name, "round": number} for number in range(self.rounds) for name, _ in self.methods]
 
     def config_of(self, method: str, round: int = 0) -> Config:
-        """The configuration of a method in a round."""
+        """Return the configuration of a method in a round."""
         (config,) = (one.config for one in self.methods if one.name == method)
         return replace(config, seed=config.seed + round)
 
@@ -64,7 +64,7 @@ class ObservedRuns(InProcesses):
 
 
 class Recording(NamedTuple):
-    """When the workers of a run did what, in seconds since all began together."""
+    """Times of all operations of the workers in a run, in seconds since their common start."""
 
     method: str
     round: int
@@ -72,33 +72,33 @@ class Recording(NamedTuple):
     cores: int
     """Number of cores that all workers shared."""
     ended_s: list[float]
-    """When each worker had taken its last step."""
+    """Time at which each worker had finished its last step."""
     first: list[int]
-    """The number of each worker's first gradient here: before it, it had taken so many."""
+    """Number of each worker's first gradient here, which is the number of gradients it had computed before."""
     begin_s: list[list[float]]
-    """[n][gradient] when each gradient began, sleep included."""
+    """Start times as [n][gradient], sleep included."""
     end_s: list[list[float]]
     waited_s: list[float]
     """Time each worker waited for others, in seconds."""
     ages: dict[int, int]
     """Age in versions -> number of contributions to group sums; {} without groups."""
     operations: list[dict[str, Any]]
-    """All others than gradients, see `training.operations`."""
+    """Operations other than gradients, see `training.operations`."""
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Recording:
-        """From a line."""
+        """Return the recording of a line."""
         known = {name: line[name] for name in cls._fields if name != "ages"}
         return cls(**known, ages={int(age): count for age, count in line["ages"].items()})
 
     @property
     def stale_share(self) -> float | None:
-        """Of the contributions to sums of groups, the share that was not of the version that was summed."""
+        """Return the share of contributions to group sums whose version differs from the summed one."""
         return stale_share(self.ages)
 
     def durations(self) -> np.ndarray:
-        """How long gradients took: float64 [T, n], T the most that a worker took. Who took fewer has its own ones again
-        from the first on."""
+        """Return the durations of gradients, float64 [T, n], with T the maximum over workers. A worker with fewer
+        gradients repeats its own from the first."""
         own = [np.subtract(ends, begins) for begins, ends in zip(self.begin_s, self.end_s, strict=True)]
         most = max(map(len, own))
         return np.stack([np.resize(one, most) for one in own], axis=1)
@@ -112,7 +112,7 @@ class Recording(NamedTuple):
         return np.concatenate(found)
 
     def work_s(self) -> float:
-        """Seconds for each gradient in which a worker neither computes it nor waits: for updates and copies, mean."""
+        """Return the mean seconds per gradient in which a worker neither computes it nor waits: updates and copies."""
         found = []
         for begins, ends, until, waited in zip(self.begin_s, self.end_s, self.ended_s, self.waited_s, strict=True):
             gradients = sum(end - begin for begin, end in zip(begins, ends, strict=True))
@@ -120,14 +120,14 @@ class Recording(NamedTuple):
         return max(0.0, float(np.mean(found)))
 
     def step_s(self, free_running: bool) -> float:
-        """Seconds in which the workers take as many gradients as there are workers: see `pace`, or, where all take the
-        same number of steps, the time of the last of all divided by that number."""
+        """Return the seconds in which the workers compute as many gradients as there are workers: see `pace`. If all
+        take the same number of steps, return the time of the last worker divided by that number."""
         return pace(self.begin_s, self.end_s) if free_running else max(self.ended_s) / self.steps
 
 
 def pace(begin_s: list[list[float]], end_s: list[list[float]]) -> float:
-    """n T / G: T when the first worker has ended its last gradient, G how many gradients all have taken by then, of
-    which one that goes on counts by the part that is over.
+    """Return n T / G. T is when the first worker has finished its last gradient, and G the number of gradients of all
+    workers by then. An unfinished gradient counts by its elapsed share.
 
     >>> pace([[0.0, 1.0], [0.0, 2.0]], [[1.0, 2.0], [2.0, 4.0]])
     1.3333333333333333
@@ -141,19 +141,19 @@ def pace(begin_s: list[list[float]], end_s: list[list[float]]) -> float:
 
 
 def stale_share(ages: Mapping[int, int]) -> float | None:
-    """The share of contributions that are older than what they contribute to; None if there are none."""
+    """Return the share of contributions that are older than the sum they contribute to; None if there are none."""
     contributions = sum(ages.values())
     return sum(count for age, count in ages.items() if age > 0) / contributions if contributions else None
 
 
 @dataclass
 class ObservedTimes(ObservedRuns):
-    """When each worker did what: a line is a `Recording`.
+    """Times of all operations of the workers: a line is a `Recording`.
 
-    Workers sleep as long as their cluster says that a gradient takes, and have zeros for a gradient of `num_parameters`
-    numbers; or, where that is None, they sleep for the straggler's delay and compute gradients of the configured task.
-    Of each run `steps` steps are observed after `warm_up` steps in which nobody sleeps. Both should be multiples of all
-    periods, such as tau, that the methods have: then step t of what is observed is like step t of a run.
+    Workers sleep for the gradient time of their cluster, and use zero gradients of `num_parameters` numbers. If that is
+    None, they sleep for the straggler's delay and compute gradients of the configured task. In each run `steps` steps
+    are observed after `warm_up` steps without sleep. Both should be multiples of all periods of the methods, such as
+    tau: then observed step t corresponds to step t of a run.
     """
 
     steps: int = 40
@@ -164,7 +164,7 @@ class ObservedTimes(ObservedRuns):
     lines: ClassVar[str] = "observed.jsonl"
 
     def parameters(self) -> dict[str, Any]:
-        """Also steps, and what is slept."""
+        """Return also the steps, and what is slept."""
         own = {"steps": self.steps, "warm_up": self.warm_up, "num_parameters": self.num_parameters}
         return super().parameters() | own
 
@@ -240,7 +240,7 @@ def _line(parts: list[dict[str, Any]], ages: dict[int, int], n: int, steps: int)
 
 @dataclass(frozen=True)
 class Target(Settings, where="target"):
-    """When models are good enough.
+    """A criterion for models that are good enough.
 
     accuracy       mean test accuracy of the workers to reach, a fraction of 1
     every_steps    steps between two checks, at which all real workers wait for each other
@@ -255,7 +255,8 @@ class Target(Settings, where="target"):
         check_at_least("target.at_most_steps", self.at_most_steps, self.every_steps)
 
     def seconds(self, config: Config, world: World) -> float | None:
-        """Train until it is reached: how many seconds that took, simulated ones in one process; None for never."""
+        """Train until the target is reached. Return the seconds that took, simulated ones if there is one process; None
+        for never."""
         from decentral.training.assemble import assemble
         from decentral.training.evaluation import evaluate
 
@@ -284,7 +285,7 @@ class Target(Settings, where="target"):
             run.close()
 
     def simulated_s(self, config: Config, cluster: VirtualCluster) -> float:
-        """Simulated seconds with a method in this cluster; nan for never."""
+        """Return the simulated seconds of a method in this cluster; nan for never."""
         import torch
 
         from decentral.network.world import World
@@ -302,9 +303,9 @@ class Target(Settings, where="target"):
 
 @dataclass
 class ObservedTargets(ObservedRuns):
-    """Trains with each method until the target is reached. Stragglers sleep, and gradients are computed.
+    """Training with each method until the target is reached. Stragglers sleep, and gradients are computed.
 
-    A line has {"seconds": of training, without evaluations; null for never}.
+    A line has {"seconds": training time without evaluations; null for never}.
     """
 
     target: Target = Target()
@@ -313,11 +314,11 @@ class ObservedTargets(ObservedRuns):
     lines: ClassVar[str] = "reached.jsonl"
 
     def parameters(self) -> dict[str, Any]:
-        """Also the target."""
+        """Return also the target."""
         return super().parameters() | {"target": list(vars(self.target).values())}
 
     def part(self, world: World, opened: None, method: str, round: int) -> dict[str, Any]:
-        """How long it trained."""
+        """Return the training time."""
         return {"seconds": self.target.seconds(self.config_of(method, round), world)}
 
     def seconds(self, method: str) -> list[float]:

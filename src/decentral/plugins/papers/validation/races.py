@@ -1,5 +1,5 @@
-"""Average consensus with a worker that is slower than the others: by asynchronous push-sum and in rounds, between
-processes and in simulated time."""
+"""Average consensus with one slower worker: by asynchronous push-sum and in rounds, between processes and in simulated
+time."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from decentral.training.virtual import VirtualRows
 
 
 class Log:
-    """A worker's errors after each of its turns, and when that was."""
+    """A worker's errors after each of its turns, with the times."""
 
     def __init__(self) -> None:
         self.seconds, self.errors, self.smallest_p = list[float](), list[float](), 1.0
 
     def note(self, now: float, error: float, p: float = 1.0) -> None:
-        """The error and the push-sum weight after a turn."""
+        """Record the error and the push-sum weight after a turn."""
         self.seconds.append(now)
         self.errors.append(error)
         self.smallest_p = min(self.smallest_p, p)
 
     def entry(self, end: float) -> dict[str, Any]:
-        """With the error when everything has come home."""
+        """Return the log's entry with the error after all messages have arrived."""
         return {"seconds": self.seconds, "errors": self.errors, "smallest_p": self.smallest_p, "end": end}
 
 
 def _mass_error(total: Tensor, x: Tensor) -> float:
-    """Of the sum of all rows, which was that of x."""
+    """Return the error of the sum of all rows relative to that of x."""
     return float((total - x.sum(0)).norm() / x.sum(0).norm())
 
 
@@ -58,7 +58,7 @@ def _mass_error(total: Tensor, x: Tensor) -> float:
 def push_sum(
     config: Config, world: World, pauses: list[float], duration_s: float, x: Tensor
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Asynchronous push-sum for x [n, d]: this worker's entry, and what has become of the sums of p and x."""
+    """Run asynchronous push-sum for x [n, d]. Return this worker's entry, and the errors of the sums of p and x."""
 
     n, i, mean = len(x), world.rank, x.mean(0)
     edges = Edges.of(config.rounds().mixing(0)[0].graph)
@@ -83,7 +83,7 @@ def push_sum(
 def in_rounds(
     config: Config, world: World, pauses: list[float], duration_s: float, x: Tensor
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Synchronous averaging of x [n, d], which lasts as long as the slowest worker needs for its turns."""
+    """Run synchronous averaging of x [n, d] for as long as the slowest worker needs for its turns."""
 
     i, mean = world.rank, x.mean(0)
     net = join(config.rounds(), Losses(0.0, 0), world.device, i, world.size, config.network)
@@ -100,7 +100,7 @@ def in_rounds(
 
 
 def _stop_watch(world: World) -> Any:
-    """Seconds since all processes were ready, to a microsecond."""
+    """Return a function that gives the seconds since all processes were ready, to a microsecond."""
     world.barrier()
     began = time.perf_counter()
     return lambda: round(time.perf_counter() - began, 6)
@@ -110,7 +110,7 @@ def _stop_watch(world: World) -> Any:
 
 
 def simulated_push_sum(config: Config, duration_s: float, x: Tensor) -> dict[str, Any]:
-    """Asynchronous push-sum for x [n, d]: the line but for its key."""
+    """Simulate asynchronous push-sum for x [n, d]. Return the line without its key."""
     n, mean = len(x), x.mean(0)
     config = replace(config, algo=AsyncPushSum())
     algorithm = with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1]))
@@ -135,7 +135,7 @@ def simulated_push_sum(config: Config, duration_s: float, x: Tensor) -> dict[str
 
 
 def simulated_rounds(config: Config, duration_s: float, x: Tensor) -> dict[str, Any]:
-    """Synchronous averaging of x [n, d], until the slowest worker's time is over."""
+    """Simulate synchronous averaging of x [n, d] until the slowest worker's time is over."""
     n, mean = len(x), x.mean(0)
     net = local_network(config)
     waits_for_everyone = config.cluster.waits_for is WaitsFor.everyone
@@ -158,11 +158,11 @@ def simulated_rounds(config: Config, duration_s: float, x: Tensor) -> dict[str, 
 
 
 class _NoGradients:
-    """Zeros for everybody."""
+    """Zero gradients for all workers."""
 
     def prefetch(self, x: Tensor, places: list[int]) -> Tensor:
-        """Like x."""
+        """Return zeros in the shape of x."""
         return no_gradient(x, places)
 
     def complete(self, place: int) -> None:
-        """Nothing is counted."""
+        """Do nothing: gradients are not counted."""

@@ -1,4 +1,4 @@
-"""Walks to a goal through mazes, with the shortest way known."""
+"""Navigation to a goal through mazes with known shortest paths."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class Gridworld(Environment):
     """Navigation to a goal in an unseen maze, with a local view; nothing to install.
 
     A scene is a maze of size x size cells, of one of several kinds; its free cells are connected. An episode begins at
-    a random cell with a random other one as its goal, and ends there, or after `max_steps` steps. Actions are a step
-    north, east, south and west; a step into a wall has no effect. Observations are two channels of view x view cells
-    around the agent: walls, and the goal, projected to the border of the window if it is farther away. In training
+    a random cell with another random cell as its goal, and ends at the goal or after `max_steps` steps. Actions are a
+    step north, east, south and west; a step into a wall has no effect. Observations are two channels of view x view
+    cells around the agent: walls, and the goal, projected to the border of the window if it is farther away. In
+    training
 
         reward = progress (d before - d after) - step_cost,    and 1 more at the goal,
 
@@ -71,17 +72,17 @@ class Gridworld(Environment):
             raise ConfigError(f"env.layouts=[] is empty: list kinds of mazes, such as [{','.join(LAYOUTS)}].")
 
     def inspect(self) -> EnvironmentDescription:
-        """Two channels, four actions."""
+        """Return the description: two channels, four actions."""
         return EnvironmentDescription(
             shape=(2, self.view, self.view), num_actions=4, num_train=self.num_train, num_test=self.num_test
         )
 
     def kinds(self) -> np.ndarray:
-        """Mazes take turns."""
+        """Return the kind of each maze; the kinds alternate."""
         return np.arange(self.num_train) % len(self.layouts)
 
     def open(self, scenes: Sequence[np.ndarray], num_envs: int) -> Running:
-        """Only the mazes that these workers have are drawn."""
+        """Open the mazes of these workers; no others are drawn."""
         numbers, places = np.unique(np.concatenate(scenes), return_inverse=True)
         own = np.split(places, np.cumsum([len(each) for each in scenes])[:-1])
         return self._walks("training", numbers, own, num_envs)
@@ -91,7 +92,7 @@ class Gridworld(Environment):
         return self._walks("test", scenes, [np.arange(len(scenes))] * num_models, len(scenes))
 
     def tests_at_once(self, num_scenes: int) -> int:
-        """As many as make calls of some thousand walks."""
+        """Return the number of models with some thousand walks per call."""
         return max(1, _TESTS_AT_ONCE // max(1, num_scenes))
 
     def _walks(self, purpose: str, numbers: np.ndarray, own: Sequence[np.ndarray], num_envs: int) -> Walks:
@@ -102,6 +103,6 @@ class Gridworld(Environment):
 
 @lru_cache(maxsize=4)
 def _mazes(layouts: tuple[str, ...], size: int, view: int, seed: int, purpose: str, numbers: tuple[int, ...]) -> Mazes:
-    """The mazes with these numbers, which are only read."""
+    """Return the mazes with these numbers, which are read-only."""
     walls = [draw(layouts[number % len(layouts)], size, seed, purpose, number) for number in numbers]
     return Mazes.of(walls, view)

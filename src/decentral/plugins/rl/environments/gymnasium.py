@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 _PACKAGES = {"MiniGrid": "minigrid", "BabyAI": "minigrid"}
-"""Prefix of an id -> the package to import so that gymnasium knows it."""
+"""Prefix of an ID -> the package whose import registers it with gymnasium."""
 _TESTS_AT_ONCE = 64
 _MOST_STEPS = 1000  # of an episode without a limit
 
@@ -30,7 +30,7 @@ _WIDEST_SPREAD = 10.0  # exp(10 z) is millions of times as much, or as little
 
 @dataclass
 class Gymnasium(Environment):
-    """An environment of gymnasium, by its id: `env=CartPole-v1` is `env=gymnasium env.id=CartPole-v1`.
+    """An environment of gymnasium, by its ID: `env=CartPole-v1` is `env=gymnasium env.id=CartPole-v1`.
 
     `pip install 'decentral[rl]'` has classic control, `'decentral[minigrid]'` has MiniGrid, with its image as the
     observation. Observations are vectors (Box), images (height, width and channels, of bytes) or categorical (Discrete,
@@ -58,12 +58,13 @@ class Gymnasium(Environment):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
-        """MiniGrid's missions succeed or not; of others only the return is known."""
+        """Return success and return for MiniGrid, otherwise only the return."""
         succeeds = _PACKAGES.get(self.id.partition("-")[0]) == "minigrid"
         return (Metric("test", "success", larger_is_better=True, unit="%"),) if succeeds else ()
 
     def inspect(self) -> EnvironmentDescription:
-        """By making one. Raises ConfigError if gymnasium is missing, or knows no such id, or it is of another kind."""
+        """Return the description, from a new environment. Raises ConfigError if gymnasium is missing, does not know the
+        ID, or the environment is of another kind."""
         one = self.make()
         try:
             shape, _ = self.seen(one.observation_space)
@@ -83,9 +84,10 @@ class Gymnasium(Environment):
         )
 
     def seen(self, space: Any) -> tuple[tuple[int, ...], Callable[[Any], np.ndarray]]:
-        """The shape of observations of a space of gymnasium, and what makes them [E, ...] of those of E environments.
+        """Return the shape of observations of a space of gymnasium, and a function that converts those of E
+        environments to [E, ...].
 
-        Raises ConfigError for one that no policy here takes.
+        Raises ConfigError for a space that no policy supports.
         """
         from gymnasium import spaces
 
@@ -121,27 +123,27 @@ class Gymnasium(Environment):
         )
 
     def kinds(self) -> np.ndarray:
-        """They take turns; all scenes are alike where nothing varies."""
+        """Return the kind of each scene; the kinds alternate. Without `vary` all scenes are alike."""
         return np.arange(self.num_train) % (self.num_kinds if self.vary else 1)
 
     def open(self, scenes: Sequence[np.ndarray], num_envs: int) -> Running:
-        """A vector environment for each worker."""
+        """Open a vector environment for each worker."""
         from decentral.plugins.rl.vectors import Vectors
 
         return Vectors(self, [np.asarray(own) for own in scenes], num_envs, "training")
 
     def open_tests(self, num_models: int, scenes: np.ndarray) -> Running:
-        """A vector environment for each model."""
+        """Open a vector environment for each model."""
         from decentral.plugins.rl.vectors import Vectors
 
         return Vectors(self, [scenes] * num_models, len(scenes), "test")
 
     def tests_at_once(self, num_scenes: int) -> int:
-        """As many as need some dozens of environments: each takes its time, and its memory."""
+        """Return the number of models for some dozens of environments: each takes time and memory."""
         return max(1, _TESTS_AT_ONCE // max(1, num_scenes))
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """One of them, whose episodes end. Raises ConfigError, see `inspect`."""
+        """Create an environment whose episodes end. Raises ConfigError, see `inspect`."""
         gym = installed("gymnasium", self.id, "rl")
         package = _PACKAGES.get(self.id.partition("-")[0])
         if package is not None:
@@ -169,7 +171,7 @@ class Gymnasium(Environment):
             setattr(one.unwrapped, name, value * math.exp(self.spread * z))
 
     def facts(self, reward: float, terminated: bool, info: dict[str, Any]) -> list[float]:
-        """`metrics` of an episode that is over with this step."""
+        """Return the values of `metrics` for an episode that ends with this step."""
         return [float(terminated and reward > 0)] * len(self.metrics)
 
 

@@ -41,7 +41,7 @@ class Habitat(Gymnasium):
 
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
-        """SPL and success."""
+        """Return the metrics SPL and success."""
         return (
             Metric("test", "SPL", larger_is_better=True),
             Metric("test", "success", larger_is_better=True, unit="%"),
@@ -64,5 +64,5 @@ class Habitat(Gymnasium):
         return DepthAndGoal(gym.make_gym_from_config(habitat.get_config(self.id, overrides=more)))
 
     def facts(self, reward: float, terminated: bool, info: dict[str, Any]) -> list[float]:
-        """Habitat's measures."""
+        """Return Habitat's measures."""
         return [float(info.get("spl", 0.0)), float(info.get("success", 0.0))]

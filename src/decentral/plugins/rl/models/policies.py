@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 
 class Policy(Model):
-    """An architecture that gives [..., num_outputs] for observations: the value, then what is known of the action.
+    """An architecture with [..., num_outputs] for observations: the value, then the parameters of the action's
+    distribution.
 
-    That is a logit for each action there is to choose from, or the mean and the logarithm of the standard deviation of
-    each number of a continuous one. Weights start orthogonal with gain sqrt(2), those of the actions with gain 0.01 and
-    that of the value with 1, biases and logarithms at 0 (Huang et al., The 37 Implementation Details of PPO, ICLR Blog
-    2022, items 2 and 16).
+    These are a logit for each discrete action, or the mean and the log standard deviation of each component of a
+    continuous action. Weights start orthogonal with gain sqrt(2), those of the actions with gain 0.01 and that of the
+    value with 1, biases and logarithms at 0 (Huang et al., The 37 Implementation Details of PPO, ICLR Blog 2022, items
+    2 and 16).
     """
 
     takes: ClassVar[type[DataDescription]] = EnvironmentDescription
     remembers: ClassVar[bool] = False
-    """Whether it has a memory of its episode, see `layers.policies.Recurrent`."""
+    """True if it has a memory of its episode, see `layers.policies.Recurrent`."""
 
     def head(self, width: int, data: EnvironmentDescription) -> list[nn.Module]:
-        """The last layers, on `width` features."""
+        """Return the last layers, on `width` features."""
         from decentral.plugins.rl.networks import WithLogStd, output_layer
 
         layers: list[nn.Module] = [output_layer(width, data.num_actions)]
@@ -58,12 +59,12 @@ class PolicyMLP(Policy):
             raise ConfigError("model.hidden=[] is empty: give widths >= 1, such as [64, 64].")
 
     def multiplications(self, data: EnvironmentDescription) -> float:
-        """One for each weight."""
+        """Return one multiplication for each weight."""
         widths = [prod(data.shape), *self.hidden, data.num_outputs]
         return sum(before * after for before, after in pairwise(widths))
 
     def build(self, data: EnvironmentDescription) -> nn.Module:
-        """Linear layers: observations [B, *shape] -> [B, num_outputs]."""
+        """Return linear layers: observations [B, *shape] -> [B, num_outputs]."""
         from torch import nn
 
         from decentral.plugins.rl.networks import orthogonal
@@ -90,7 +91,7 @@ class PolicyCNN(Policy):
     width: int = setting(64, at_least=1)
 
     def check(self, data: DataDescription) -> None:
-        """Raise a `ConfigError` if what is seen are no images."""
+        """Raise a `ConfigError` if the observations are not images."""
         super().check(data)
         assert isinstance(data, EnvironmentDescription)
         if len(data.shape) != 3:
@@ -109,7 +110,7 @@ class PolicyCNN(Policy):
         return total + (channels * height * width + data.num_outputs) * self.width
 
     def build(self, data: EnvironmentDescription) -> nn.Module:
-        """Convolutions and linear layers: observations [B, C, H, W] -> [B, num_outputs]."""
+        """Return convolutions and linear layers: observations [B, C, H, W] -> [B, num_outputs]."""
         from torch import nn
 
         from decentral.gradients.passes.layers import MaxPool2d
@@ -138,8 +139,8 @@ class PolicyCNN(Policy):
 class PolicyLSTM(Policy):
     """A fully connected layer with tanh and an LSTM on it, for actor and critic together: for all observations.
 
-    It remembers what it saw since its episode began. It is trained on whole pieces of episodes, as long as a rollout,
-    each from the memory that it had where the piece begins.
+    It has a memory of its episode. It is trained on whole pieces of episodes, as long as a rollout, each from the
+    memory at its beginning.
 
     width   width of the layer, and of the LSTM
     """
@@ -149,11 +150,11 @@ class PolicyLSTM(Policy):
     remembers: ClassVar[bool] = True
 
     def multiplications(self, data: EnvironmentDescription) -> float:
-        """One for each weight."""
+        """Return one multiplication for each weight."""
         return (prod(data.shape) + 8 * self.width + data.num_outputs) * self.width
 
     def build(self, data: EnvironmentDescription) -> nn.Module:
-        """See `layers.policies.Recurrent`."""
+        """Return the network, see `layers.policies.Recurrent`."""
         from decentral.plugins.rl.networks import Recurrent
 
         return Recurrent(prod(data.shape), self.width, self.head(self.width, data))

@@ -34,8 +34,9 @@ class RL(Task):
 
     A draw is one such batch. Draw d of a worker is batch d mod R of its rollout floor(d / R). Draws 0, R, 2 R, ...
     first collect that rollout, with the model of the gradient. The others use the same frames at the current model,
-    which PPO's ratio corrects for. So each worker collects by its own draw count, with its own model: whether workers
-    step together, run asynchronously, or communicate after every gradient. An epoch is R steps: a rollout per worker.
+    which PPO's ratio corrects for. So each worker collects by its own draw count, with its own model. This holds
+    whether workers step together, run asynchronously, or communicate after every gradient. An epoch is R steps: a
+    rollout per worker.
 
     Advantages, loss and initial values are those of CleanRL's PPO: `problems/ppo.py`. As there, a truncated episode
     counts as terminated, and advantages are normalized in each batch. With `model=policy_lstm` a batch has whole pieces
@@ -88,20 +89,21 @@ class RL(Task):
 
     @property
     def frames(self) -> int:
-        """Of a worker's rollout."""
+        """Return the number of frames of a worker's rollout."""
         return self.num_envs * self.rollout_steps
 
     def draws_per_rollout(self, batch_size: int) -> int:
-        """R, the gradients of a rollout."""
+        """Return R, the gradients of a rollout."""
         return self.passes * self.frames // batch_size
 
     def describe(self, config: TaskConfig) -> EnvironmentDescription:
-        """Of the environment."""
+        """Return the description of the environment."""
         found: EnvironmentDescription = config.env.inspect()
         return found
 
     def check(self, config: TaskConfig) -> None:
-        """The environment is there, the model takes what it shows, and rollouts fall into batches."""
+        """Check that the environment exists, that the model takes its observations, and that rollouts divide into
+        batches."""
         info = config.env.inspect()
         config.model.check(info)
         config.partition.check(info.num_train, config.num_workers)
@@ -128,11 +130,11 @@ class RL(Task):
             )
 
     def num_examples(self, config: TaskConfig) -> tuple[int, int]:
-        """Frames of an epoch (of all workers), and scenes for testing."""
+        """Return the frames of an epoch (of all workers), and the number of test scenes."""
         return self.frames * config.num_workers, config.env.inspect().num_test
 
     def useful_processes(self, config: TaskConfig) -> float:
-        """The most of which each still saves more time than it takes to start; see `task=images`.
+        """Return the most processes of which each still saves more time than its start takes; see `task=images`.
 
         A frame takes an environment's step, a forward pass, and `passes` forward and backward passes.
         """
@@ -144,14 +146,14 @@ class RL(Task):
         return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
 
     def num_parameters(self, config: TaskConfig) -> int:
-        """Of the policy."""
+        """Return the number of parameters of the policy."""
         import torch
 
         with torch.random.fork_rng(devices=[]):
             return sum(p.numel() for p in config.model.build(config.env.inspect()).parameters())
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The local workers' policies and environments."""
+        """Open the local workers' policies and environments."""
         from decentral.plugins.rl.policies import PolicyOptimization
 
         return PolicyOptimization(self, config, workers, device)

@@ -1,4 +1,4 @@
-"""Sentences in two languages, and what task=translation draws its batches from."""
+"""Sentences in two languages, and the batches of task=translation."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 
 PAD, BEGIN, END = PADDING, 1, 2
-"""The tokens that fill up, begin and end sentences."""
+"""Tokens for padding, and for the beginning and end of sentences."""
 _RATIO = 1.2
-"""Of the longest and the shortest sentence of a bucket."""
+"""Ratio of the longest to the shortest sentence of a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePairs(TokenData):
     """Sentences with their translations, both in tokens of one vocabulary; 1 begins a sentence, 2 ends it.
 
-    `longest` and `usual` are without these two.
+    `longest` and `usual` do not count these two tokens.
     """
 
     kind: ClassVar[str] = "pairs of sentences"
 
     def batch_shape(self, size: int) -> tuple[int, ...]:
-        """Of the longest sentences, each with the token that ends it: [size, longest + 1]."""
+        """Return the shape of a batch of the longest sentences, each with the end token: [size, longest + 1]."""
         return size, self.longest + 1
 
 
@@ -54,15 +54,15 @@ class Corpus:
     """Concatenated sentences, each as BEGIN, its tokens, END."""
 
     def __init__(self, tokens: np.ndarray, ends: np.ndarray) -> None:
-        """tokens [T] int32, of which sentence i ends before ends[i]: [N] int64."""
+        """Store tokens [T] int32; sentence i ends before ends[i]: [N] int64."""
         self.tokens = tokens
         self.starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
         self.lengths = ends - self.starts - 1
-        """[N]: tokens of each sentence with the one that ends it."""
+        """Number of tokens of each sentence, with the end token: [N]."""
 
     @classmethod
     def of(cls, sentences: Sequence[Sequence[int]]) -> Corpus:
-        """These sentences, without BEGIN and END as yet."""
+        """Return the corpus of these sentences, which have no BEGIN and END yet."""
         ends = np.cumsum([len(sentence) + 2 for sentence in sentences], dtype=np.int64)
         parts = [np.array([BEGIN, *sentence, END], dtype=np.int32) for sentence in sentences]
         return cls(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), ends)
@@ -73,11 +73,11 @@ class Corpus:
 
     @property
     def ends(self) -> np.ndarray:
-        """[N]: before which token each sentence ends."""
+        """Return the index after the last token of each sentence: [N]."""
         return self.starts + self.lengths + 1
 
     def rows(self, numbers: np.ndarray) -> np.ndarray:
-        """These sentences [B], filled up with PAD: int64 [B, 1 + the longest length], from BEGIN to END."""
+        """Return these sentences [B], padded with PAD: int64 [B, 1 + the longest length], from BEGIN to END."""
         lengths = self.lengths[numbers, None]
         places = np.arange(int(lengths.max()) + 1)
         inside = places <= lengths
@@ -95,13 +95,13 @@ class Sentences(NamedTuple):
 
 @dataclass
 class Text:
-    """What tokens stand for.
+    """The text behind the tokens.
 
     words        tokens, without BEGIN and END, as text: words with blanks between them
-    references   the translations of the test sentences as text, as they were before they became tokens
-    plain        whether blanks are all that divides the words of the text, so that nothing has to be tokenized for BLEU
-    tokens       a sentence as tokens, without BEGIN and END; it raises ConfigError for words that are not known. None:
-                 only test sentences are translated
+    references   the original translations of the test sentences
+    plain        whether only blanks separate the words of the text, so that BLEU needs no tokenization
+    tokens       function from a sentence to its tokens, without BEGIN and END; it raises ConfigError for unknown words.
+                 None: only test sentences can be translated
     """
 
     words: Callable[[Sequence[int]], str]
@@ -113,31 +113,31 @@ class Text:
 class Pairs(Loaded):
     """Training and test sentences with their translations, in memory; batches go to the device one by one.
 
-    `order(step)` is for each worker the numbers [B] of the pairs that it draws: workers have batches of different
-    shapes. The labels that a partition looks at are the buckets of lengths, see `bounds`.
+    `order(step)` has for each worker the numbers [B] of the pairs that it draws: workers have batches of different
+    shapes. The labels for `partition` are the buckets of lengths, see `bounds`.
     """
 
     def __init__(
         self, train: tuple[Corpus, Corpus], test: tuple[Corpus, Corpus], text: Text, device: torch.device | str
     ) -> None:
-        """Sources and targets: pair i is number i of the one and number i of the other."""
+        """Store sources and targets: pair i is sentence i of both."""
         self.train, self.test, self.text, self.device = train, test, text, device
         self.num_test = len(test[0])
         self.bounds, self.train_labels = buckets(*(side.lengths for side in train))
-        """[buckets]: the tokens of the longest sentence of each bucket, with END."""
+        """Number of tokens of the longest sentence of each bucket, with END: [buckets]."""
         self.num_classes = len(self.bounds)
 
     def drawn(self, rows: Any, workers: Sequence[int], steps: Sequence[int]) -> tuple[list[Sentences], list[Tensor]]:
-        """Lists of `Sentences`, one for each worker, and of the tokens [B, T] that are to be written."""
+        """Return lists of `Sentences`, one for each worker, and of the target tokens [B, T]."""
         found = [self.batch(self.train, numbers) for numbers in rows]
         return [sentences for sentences, _ in found], [target for _, target in found]
 
     def tested(self, numbers: Tensor) -> tuple[Sentences, Tensor]:
-        """`Sentences` and the tokens [b, T] to be written."""
+        """Return `Sentences` and the target tokens [b, T]."""
         return self.batch(self.test, numbers.numpy())
 
     def batch(self, pairs: tuple[Corpus, Corpus], numbers: np.ndarray) -> tuple[Sentences, Tensor]:
-        """These pairs [B] as a network takes them, and the tokens [B, T] that it is to write: targets with END."""
+        """Return these pairs [B] as the input of a network, and the target tokens [B, T]: translations with END."""
         import torch
 
         source, target = (torch.from_numpy(side.rows(numbers)).to(self.device) for side in pairs)
@@ -158,9 +158,9 @@ def buckets(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 SPECIAL = {PAD: "<pad>", BEGIN: "<s>", END: "</s>"}
-"""Tokens that are no parts of words: number -> how they are called in the tokenizer's file."""
+"""Special tokens, which are not parts of words: number -> name in the tokenizer's file."""
 LEAST = 256 + len(SPECIAL)
-"""Tokens of a vocabulary of bytes."""
+"""Number of tokens of a vocabulary of single bytes."""
 _INSTALL = "pip install 'decentral[translation]', or use data=synthetic_translation, which needs no package"
 
 
@@ -187,7 +187,7 @@ def trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def opened(path: str | Path) -> Tokenizer:
-    """The tokenizer of a file. Raises ConfigError for what is no such file, or has other special tokens."""
+    """Return the tokenizer of a file. Raises ConfigError if it is not a tokenizer file, or has other special tokens."""
     from tokenizers import Tokenizer
 
     try:
@@ -225,7 +225,7 @@ _AT_ONCE = 10_000  # sentences encoded per batch
 
 @dataclass
 class Parallel(DataSet):
-    """Your own sentences with their translations: `path`/train.en and `path`/train.de, test.en and test.de, say.
+    """Your own sentences with their translations: for example `path`/train.en and `path`/train.de, test.en and test.de.
 
     Line i of one file is the translation of line i of the other; UTF-8, plain or .gz. WMT17 English-German:
     data.path=FOLDER data.train=train data.test=newstest2014 data.vocab_size=33708. The tokens are parts of words, of
@@ -235,7 +235,7 @@ class Parallel(DataSet):
     path         folder of the data
     source       file extension of the source language
     target       file extension of the target language
-    train, test  what they begin with: train.en
+    train, test  file name before the extension: train.en
     vocab_size   number of tokens, including the three for padding, begin and end
     tokenizer    a file of the tokenizers library, instead of training a tokenizer
     longest      maximum number of tokens in a sentence
@@ -260,12 +260,12 @@ class Parallel(DataSet):
             )
 
     def files_digest(self) -> str:
-        """Of the files that are read, and of no others beside them."""
+        """Return the digest of the files that are read, and of no other files in the folder."""
         files = [path for pair in self._files().values() for path in pair]
         return folder_digest(files[0].parent, [file.name for file in files])
 
     def inspect(self) -> SentencePairs:
-        """Counts the lines."""
+        """Count the lines, and return the description."""
         require("tokenizers", f"data={self.name}", _INSTALL)
         counts = [
             self._pairs(*paths, *(count_lines(path, self._where, file_digest(path)) for path in paths))
@@ -277,7 +277,7 @@ class Parallel(DataSet):
         )
 
     def prepare(self) -> Path:
-        """Trains the tokenizer and encodes the sentences, unless a file has changed since the last time."""
+        """Train the tokenizer and encode the sentences, unless no file has changed since the last time."""
         require("tokenizers", f"data={self.name}", _INSTALL)
         files = self._files()
         size = self.vocab_size if self.tokenizer is None else at_home(self.tokenizer).read_bytes()
@@ -290,7 +290,7 @@ class Parallel(DataSet):
         return tuple(_facts(self.prepare())["notes"])
 
     def load(self, device: torch.device | str, seed: int) -> Pairs:
-        """All sentences."""
+        """Load all sentences."""
         folder = self.prepare()
         tokenizer = opened(folder / "tokenizer.json")
 
@@ -367,7 +367,7 @@ class Parallel(DataSet):
         return sources
 
     def _read(self, source: Path, target: Path) -> tuple[list[str], list[str]]:
-        """The lines of two files that belong together. Raises ConfigError where they do not."""
+        """Return the lines of two corresponding files. Raises ConfigError if they do not correspond."""
         sides = read_lines(source, self._where), read_lines(target, self._where)
         self._pairs(source, target, *map(len, sides))
         whole = [bool(one and other) for one, other in zip(*sides, strict=True)]
@@ -400,8 +400,9 @@ class Multi30k(Parallel):
     """Multi30k: 29,000 short English descriptions of pictures with their German translations, and 1,000 for testing.
 
     Elliott, Frank, Sima'an and Specia, Multi30K: Multilingual English-German Image Descriptions, 2016
-    (arXiv:1605.00459). Nothing is downloaded: data.path=FOLDER has train.en, train.de, test_2016_flickr.en and
-    test_2016_flickr.de (plain or .gz), as in the data set's repository (task 1, raw). All else as in data=parallel.
+    (arXiv:1605.00459). Nothing is downloaded: data.path=FOLDER contains train.en, train.de, test_2016_flickr.en and
+    test_2016_flickr.de (plain or .gz), as in the data set's repository (task 1, raw). Everything else is as in
+    data=parallel.
     """
 
     name: str = "multi30k"

@@ -1,4 +1,4 @@
-"""A made-up language with its translation."""
+"""A synthetic language with its translation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIRST = 3  # smaller tokens are not words
 
 
 class Rule(Enum):
-    """How a sentence is translated."""
+    """The translation rule of a sentence."""
 
     reverse = "reverse"
     copy = "copy"
@@ -34,7 +34,7 @@ class SyntheticTranslation(DataSet):
     """Sentences of random words whose translation is the same words backwards: bundled, nothing to install.
 
     A sentence has L words, L = median_length exp(length_sigma z) rounded, z standard normal, between 1 and longest:
-    as unequal as real ones. Each of its words is one of `words`, all as likely. Which sentences there are does not
+    lengths vary like those of real sentences. Each word is drawn uniformly from `words` words. The sentences do not
     depend on the run's seed.
 
     rule           reverse: the translation is the reversed sentence; copy: it is the same sentence
@@ -56,20 +56,20 @@ class SyntheticTranslation(DataSet):
     SEED: ClassVar[int] = 1997
 
     def inspect(self) -> SentencePairs:
-        """As configured."""
+        """Return the description of the configured sentences."""
         counts: dict[str, Any] = {"num_train": self.num_train, "num_test": self.num_test}
         usual = min(self.median_length, self.longest)
         return SentencePairs(vocabulary=_FIRST + self.words, longest=self.longest, usual=usual, **counts)
 
     def load(self, device: torch.device | str, seed: int) -> Pairs:
-        """All sentences."""
+        """Load all sentences."""
         train, test = self._drawn("train", self.num_train), self._drawn("test", self.num_test)
         references = [self._text(sentence) for sentence in test[1]]
         train_corpus, test_corpus = ((Corpus.of(source), Corpus.of(target)) for source, target in (train, test))
         return Pairs(train_corpus, test_corpus, Text(self._text, references, True, self._tokens), device)
 
     def _drawn(self, split: str, number: int) -> tuple[list[list[int]], list[list[int]]]:
-        """Sentences and their translations."""
+        """Draw sentences and their translations."""
         place = np.arange(number)
         z = normal(self.SEED, f"synthetic translation: {split} lengths", place)
         with np.errstate(over="ignore"):

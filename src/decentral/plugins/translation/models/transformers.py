@@ -27,13 +27,14 @@ class TranslationModel(Model):
     dropout: float
 
     def multiplications(self, data: SentencePairs) -> float:
-        """Of a pair with the usual number of tokens on each side: one for each weight and token, and the logits."""
+        """Return the multiplications for a pair with the usual number of tokens on each side: one for each weight and
+        token, and the logits."""
         dim, hidden = self.dim, self.hidden
         encoder, decoder = 4 * dim**2 + 2 * dim * hidden, 8 * dim**2 + 2 * dim * hidden
         return data.usual * (self.layers * (encoder + decoder) + dim * data.vocabulary)
 
     def build(self, data: SentencePairs) -> nn.Module:
-        """See `networks.py`: `Sentences` -> logits [B, T, vocabulary]."""
+        """Return the network of `networks.py`: `Sentences` -> logits [B, T, vocabulary]."""
         from decentral.plugins.translation.networks import EncoderDecoder
 
         return EncoderDecoder(data.vocabulary, self.dim, self.heads, self.hidden, self.layers, self.dropout)
@@ -41,7 +42,7 @@ class TranslationModel(Model):
 
 @dataclass
 class TransformerSmall(TranslationModel):
-    """A small encoder-decoder Transformer for translation: two layers on each side, 128 numbers a token.
+    """A small encoder-decoder Transformer for translation: two layers on each side, 128 numbers per token.
 
     Pre-norm, one matrix for both embeddings and the logits, see `networks.py` of this plug-in. model.dim=256
     model.layers=3 model.hidden=1024 is the larger end of what two cores train.

@@ -28,15 +28,15 @@ class Translation(SupervisedTask):
 
         loss = - mean over the tokens y_t of a batch: (1 - s) log p(y_t) + s mean_v log p(v),  s = label_smoothing
 
-    Batches are of sentences that are about as long as each other (see `Buckets`): at most `batch_size` pairs, and so
-    few that no side has more than max_tokens tokens. Each worker is in a random bucket in every step, so that batches
-    differ in size between workers and steps, and with them the times of gradients: record_operations=true keeps these
-    (cluster.compute.distribution=trace cluster.compute.trace=DIRECTORY takes them as a cluster's). An epoch
-    is a pass through all pairs; partition=dirichlet makes workers differ in the lengths of their sentences.
+    A batch has sentences of similar length (see `Buckets`): at most `batch_size` pairs, and at most max_tokens tokens
+    on each side. Each worker draws a random bucket in every step. Batch sizes therefore differ between workers and
+    steps, and so do the times of gradients. record_operations=true stores these times;
+    cluster.compute.distribution=trace cluster.compute.trace=DIRECTORY uses them for a cluster. An epoch is a pass
+    through all pairs; partition=dirichlet makes workers differ in the lengths of their sentences.
 
-    A run is judged by uncased BLEU (Papineni et al., ACL 2002) of what the models write for the test sentences, the
-    other metric is the loss in nats per token, without smoothing and given the right tokens so far. The schedule of the
-    Transformer is schedule=inverse_sqrt, its optimizer optim=adam optim.beta2=0.98 (Vaswani et al., NeurIPS 2017).
+    The first metric is uncased BLEU (Papineni et al., ACL 2002) of the models' translations of the test sentences. The
+    other metric is the loss in nats per token, without smoothing and given the correct previous tokens. The schedule of
+    the Transformer is schedule=inverse_sqrt, its optimizer optim=adam optim.beta2=0.98 (Vaswani et al., NeurIPS 2017).
 
     max_tokens       maximum number of tokens in a batch, on the longer side, with padding (8192 in the WAGMA paper)
     label_smoothing  label smoothing s
@@ -73,7 +73,8 @@ class Translation(SupervisedTask):
     default_num_workers: ClassVar[int] = 4
 
     def check(self, config: TaskConfig) -> None:
-        """The data are pairs of sentences, can be split, and the model takes them; a sentence fits into a batch."""
+        """Check that the data are pairs of sentences and can be split, that the model takes them, and that a sentence
+        fits into a batch."""
         super().check(config)
         longest = config.data.inspect().longest
         if self.max_tokens <= longest:
@@ -83,13 +84,13 @@ class Translation(SupervisedTask):
             )
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
-        """The local workers' models and sentences."""
+        """Open the local workers' models and sentences."""
         from decentral.plugins.translation.problem import Translating
 
         return Translating(self, config, workers, device)
 
     def translate(self, module: nn.Module, sentences: Sequence[str], data: DataSet, evaluation: Any) -> list[str]:
-        """Translate sentences with a model. Raises ConfigError for what has no tokens, or too many."""
+        """Translate sentences with a model. Raises ConfigError for sentences without tokens, or with too many."""
         from decentral.plugins.translation.problem import translate
 
         return translate(module, sentences, data, self, evaluation)
