@@ -32,6 +32,8 @@ from decentral.config.parsing import dump, read_yaml
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
 from decentral.registry import plugins
+from decentral.report.figures.lines import Curves
+from decentral.report.results import read
 from decentral.report.runs_table import layout_of
 from decentral.scheduling.scheduler import Tally, schedule
 from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
@@ -105,7 +107,7 @@ def test_a_sweep_runs_every_combination_and_those_that_are_refused_stop_no_other
     runs = find_runs(Path("results"))
     assert [run.status for run in runs] == ["done"] * 3
     assert all((run.path / "learning_curves.png").exists() for run in runs)
-    assert set(os.listdir()) == {"results"} and set(os.listdir("results")) == {"runs"}
+    assert set(os.listdir()) == {"results"} and set(os.listdir("results")) == {"runs", "tables"}
 
     _, out, _ = command(capsys, *arguments)
     assert "3 of 3 runs were already finished; nothing was computed" in out and "started" not in out
@@ -212,7 +214,8 @@ def test_the_tables_of_a_sweep_have_simulated_time_where_runs_have_some(tmp_path
     assert head.split()[-2:] == ["simulated", "results"]
     assert ["30.0 s" in lines[0], "1 min 30 s" in lines[1], " -  " in lines[2]] == [True] * 3
     assert "simulated" not in closing_table(rows[2:])
-    cells = decentral.table(rows="algo").set_index("metric")
+    assert set(decentral.table(rows="algo")["metric"]) == {"test cost", "simulated time (s)"}
+    cells = decentral.table(rows="algo", throughput=True).set_index("metric")
     assert cells.loc["simulated time (s)", "mean"] == 60 and cells.loc["throughput (steps/s)", "mean"] == 1
     assert "simulated time (s)" not in set(decentral.table(rows="algo", where="seed=2")["metric"])
 
@@ -265,7 +268,7 @@ def test_methods_are_compared_by_the_time_to_a_target_with_one_budget_and_tuned_
     status, out, err = command(capsys, *asked)
     assert status == REFUSED and "dpsgd" in err and "1 of" not in err  # it takes no such compressor
     assert re.search(r"^method +simulated s +sent +steps +test accuracy \(%\) at the end +algo.gamma$", out, re.M)
-    assert re.search(r"^choco .* [01](\.\d+)?( [<>])?$", out, re.M)
+    assert re.search(r"^choco .* [01](\.\d+)?( \(\w+ tried\))?$", out, re.M)
     (folder,) = Path("results/tables").glob("to_target_*")
     table = (folder / "to_target.csv").read_text()
     assert (folder / "curves.png").exists()
@@ -591,8 +594,8 @@ def test_a_sweep_ends_with_the_mean_over_seeds_at_the_best_rate_of_each_cell(swe
     best = means.loc[means.groupby(["algo", "task.zeta2"])["mean"].idxmin()]
     names = {path.name for path in (folder / "results" / "tables" / "algo_by_task.zeta2").iterdir()}
     assert {"table.md", "table.csv", "table.tex", "values.png", "curves.png", "values.csv", "study.json"} <= names
-    assert re.search(r"\n\nThroughput \(steps/s\): [\d,.]+ to [\d,.]+, each in table.md\n\n", printed)
-    assert "Throughput (steps/s)" in (folder / "results" / "tables" / "algo_by_task.zeta2" / "table.md").read_text()
+    assert "Throughput" not in printed
+    assert "Throughput (steps/s)" not in (folder / "results" / "tables" / "algo_by_task.zeta2" / "table.md").read_text()
     found = decentral.table(folder / "results", rows="algo", columns="task.zeta2", best="lr")
     found = found[found.metric == "objective suboptimality"].sort_values(["algo", "task.zeta2"])
     assert found["mean"].tolist() == pytest.approx(best["mean"].tolist())
@@ -612,7 +615,7 @@ def test_the_best_rate_is_the_one_with_the_highest_mean_where_larger_is_better(t
             row = {"step": 1, "epoch": 1.0, "split": "test", "metric": "accuracy", "value": found[lr][seed]}
             store.append([row | {"worker": worker} for worker in (0, "worst", "mean", "averaged")])
             store.set_status(Status.done, step=1)
-    line, _ = decentral.table("results", rows="algo", best="lr").to_dict("records")  # and the throughput
+    (line,) = decentral.table("results", rows="algo", best="lr").to_dict("records")
     assert (line["rates"], line["runs"], line["at_edge"]) == (0.2, 2, False)
     assert line["mean"] == pytest.approx(85.0)
 
@@ -678,19 +681,40 @@ def test_a_table_of_runs_says_whose_metric_it_shows(capsys):
     ):
         printed = said(capsys, report, "runs", "--rows", "algo,optim.clip_norm", "--worker", worker,
                        *["--html", "figures.format=[svg]"] * (worker == "worst"))  # fmt: skip
-        assert "\n\nThroughput (examples/s): " in printed and printed.count("examples/s") == 1
+        assert "examples/s" not in printed  # unless it is asked for
         table, latex = ((folder / f"table.{kind}").read_text() for kind in ("md", "tex"))
         head = f"{whose}, by algo, optim.clip_norm"
         assert head in printed and f"**{whose}**" in table
         ylabel = json.loads((folder / "study.json").read_text())["report"]["figures"][0]["ylabel"]
         assert whose[1:] in ylabel
         captions = [line for line in latex.splitlines() if line.startswith("\\caption")]
-        words = (whose, whose.replace("Test", "Local"), "Throughput (examples/s)")
+        words = (whose, whose.replace("Test", "Local"))
         for caption, word in zip(captions, words, strict=True):
             by = f"{word}, by algo, optim.clip_norm. ".replace("%", "\\%").replace("_", "\\_")
             assert caption.startswith(f"\\caption{{{by}")
     assert head in (folder / "report.html").read_text()
     assert "| algo | optim.clip_norm |" in table and "| dpsgd | null |" in table
+    printed = said(capsys, report, "runs", "--rows", "algo,optim.clip_norm", "--throughput", "--x", "steps", "--log")
+    assert "\n\nThroughput (examples/s):\n\n" in printed
+    figure = json.loads((folder / "study.json").read_text())["report"]["figures"][0]
+    assert (figure["x"], figure["logy"]) == ("step", True)
+
+
+def test_a_sweep_with_one_seed_has_a_table_with_chosen_values_and_a_command_that_widens_them(capsys):
+    pairs = "algo,topology=(dpsgd,ring),(relaysgd,dbt),(relaysgd,chain)"
+    words = [pairs, "lr=0.02,0.04", "task=quadratics", "num_workers=4", "steps=200", "progress=false"]
+    _, out, _ = command(capsys, *words)
+    assert re.search(r"^algo +topology +objective suboptimality of the worst worker +best lr$", out, re.M)
+    assert len(re.findall(r"^\w+ +[\w ]+ [\d.e-]+\*? +0\.04 \(highest tried\)$", out, re.M)) == 3  # a row for each pair
+    (wider,) = re.findall(r"^Wider: +(.*?)  \(", out, re.M)
+    wider = shlex.split(wider)
+    assert wider == ["decentral-run", "-m", pairs, "lr=0.02,0.04,0.08", *words[2:]]
+    assert "6 of 9 runs were already finished" in command(capsys, *wider[2:])[1]
+    table = Path("results/tables/algo_topology")
+    assert "best lr" in (table / "table.md").read_text() and "best lr" in (table / "table.tex").read_text()
+    axes = Curves(worker="worst", x="epoch", lines=["algo", "topology"], logy=None)
+    axes.data(read(table))
+    assert axes.logy  # it falls over more than two decades
 
 
 def test_bold_in_a_table_of_runs_takes_a_lead_that_seeds_tell_apart(capsys):

@@ -50,6 +50,9 @@ results/tables/NAME; the table then covers only the runs of that study or sweep.
 --metric NAME      accuracy, or 'train loss' (default: the metric that judges the runs)
 --worker WHO       worst (default), mean, averaged, or a number
 --where KEY=VALUE  only runs with this setting; may be repeated
+--x AXIS           x axis of the figure: epochs (default), steps, bytes, or seconds (simulated, if time is simulated)
+--log              a logarithmic y axis, which a metric that falls over two decades has anyway
+--throughput       add a table of examples per second (steps, for tasks without examples)
 --name NAME        name of the table (default: from rows and columns, as algo_by_alpha)
 
 decentral-report runs --rows algo --columns alpha --best lr
@@ -69,8 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    parser = Options("decentral-report", "--html", settings=_KEYS)
+    parser = Options("decentral-report", "--html", "--throughput", "--log", settings=_KEYS)
     table = {"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": "worst", "name": ""}
+    table["x"] = "epochs"
     for name, usual in table.items():
         parser.add_argument(f"--{name}", default=usual)
     parser.add_argument("--where", action="append", default=[])
@@ -79,7 +83,10 @@ def _carry_out_command(arguments: list[str]) -> int:
         return 0
     names = [word for word in options.words if "=" not in word]
     settings = _settings([word for word in options.words if "=" in word])
-    given = [name for name, usual in table.items() if getattr(options, name) != usual] + ["where"] * bool(options.where)
+    given = [name for name in ("throughput", "log") if getattr(options, name)]
+    given += [name for name, usual in table.items() if getattr(options, name) != usual] + ["where"] * bool(
+        options.where
+    )
     if names == ["runs"]:
         _tabulate(options, settings)
     elif given:
@@ -107,7 +114,8 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     rows = [key for key in options.rows.split(",") if key]
     if not rows:
         raise ConfigError("--rows is missing: name the settings that tell rows apart, for example --rows algo.")
-    layout = Layout(rows, *(getattr(options, key) for key in ("columns", "best", "over", "metric", "worker", "where")))
+    keys = ("columns", "best", "over", "metric", "worker", "where", "throughput", "x", "log")
+    layout = Layout(rows, *(getattr(options, key) for key in keys))
     source = at_home(settings.get("results_dir", "results"))
     check_name(options.name or layout.name, "--name")
     runs = runs_of(source)

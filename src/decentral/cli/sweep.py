@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
@@ -36,6 +36,9 @@ from decentral.store.files import at_home
 from decentral.study.catalogue import reserved, write_study
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, aligned, duration, is_leader, report_error, say
 from decentral.training.loggers.stored import log_stored
+
+if TYPE_CHECKING:
+    from decentral.report.results import Results
 
 _LISTED = 12  # runs, up to which each has a line beside the table of means
 
@@ -100,11 +103,12 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
         if any(getattr(one.config, key) != getattr(accepted[0].config, key) for one in accepted):
             raise ConfigError(f"{key}= is shared by all runs of a sweep: give one value.")
     accepted = _different(accepted)
-    statuses = _carry_out(accepted, config_dir)
+    statuses = _carry_out(accepted, config_dir, overrides)
     if save_study:
         from decentral.report.runs_table import layout_of
 
-        folder, layout = Path(config_dir or "conf"), layout_of(list(map(_settings, accepted)))
+        layout = layout_of(list(map(_settings, accepted)), together_in(overrides))
+        folder = Path(config_dir or "conf")
         runs = [(one.words, run_directory(one.config)) for one in accepted]
         path = write_study(save_study, runs, layout.rows, layout.columns, folder)
         say(f"Study:    {path}  (decentral-study {save_study} scale=laptop --config-dir {folder})")
@@ -129,18 +133,18 @@ def _different(combinations: Sequence[Combination]) -> list[Combination]:
 def submit(words: Sequence[str], config: Config, config_dir: str | None) -> int:
     """A single run by its launcher; returns the exit status."""
     check_directory(prepare(config))
-    return exit_status(_carry_out([Combination(list(words), config)], config_dir))
+    return exit_status(_carry_out([Combination(list(words), config)], config_dir, words))
 
 
-def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
+def _carry_out(combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str]) -> list[int]:
     """The exit status of each run."""
     if combinations[0].config.simulate is Simulate.timeline:
         titles = _varying(combinations)
         return [work_out([(title, one.config) for title, one in zip(titles, combinations, strict=True)])]
-    return _one_by_one(combinations) if under_torchrun() else _schedule(combinations, config_dir)
+    return _one_by_one(combinations) if under_torchrun() else _schedule(combinations, config_dir, overrides)
 
 
-def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
+def _schedule(combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str]) -> list[int]:
     """The exit status of each run, carried out by the launcher."""
     titled = zip(combinations, _varying(combinations), strict=True)
     runs = [_job(words, config, title, config_dir) for (words, config), title in titled]
@@ -153,7 +157,7 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     for told in dict.fromkeys(filter(None, logged)):
         say(f"{told} ({logged.count(told)} of {len(runs)} runs)")
     ended, interrupted = _launch(Fixed(unfinished), config) if unfinished else ({}, False)
-    table = _table(combinations)
+    table = _table(combinations, config_dir, overrides)
     if not table or len(runs) <= _LISTED:
         say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
     if table:
@@ -243,18 +247,17 @@ def _settings(one: Combination) -> dict[str, str]:
     return dict(word.lstrip("+").split("=", 1) for word in one.words)
 
 
-def _table(combinations: Sequence[Combination]) -> str:
-    """The table of the whole sweep: mean ± standard deviation over seeds, at the best learning rate; '' where nothing
-    is repeated or searched. Its files lie in results_dir/tables."""
-    settings = list(map(_settings, combinations))
-    varied = {key for one in settings for key in one if len({other.get(key) for other in settings}) > 1}
-    if "seed" not in varied and not {"lr"} < varied:
+def _table(combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str]) -> str:
+    """Return the table of the whole sweep: mean ± standard deviation over seeds, at the best learning rate; '' for a
+    single run. Its files lie in results_dir/tables."""
+    if len(combinations) == 1:
         return ""
+    settings = list(map(_settings, combinations))
 
     from decentral.report.make import make
     from decentral.report.runs_table import collect_runs, folder_of, layout_of
 
-    layout = layout_of(settings)
+    layout = layout_of(settings, together_in(overrides))
     runs = [run_directory(one.config) for one in combinations]
     directory = folder_of(at_home(combinations[0].config.results_dir) / "tables", layout, runs)
     try:
@@ -264,7 +267,29 @@ def _table(combinations: Sequence[Combination]) -> str:
         return f"Note:     no table of means: {error}"
     again = f"decentral-report runs {shlex.quote(f'results_dir={directory}')} --rows {','.join(layout.rows)}"
     again += f" --columns {layout.columns}" * bool(layout.columns) + f" --best {layout.best}" * bool(layout.best)
-    return f"{made.summary()}\nNext:     {again}  (--metric, --worker, --where: any other table; --html: a page)"
+    lines = [made.summary(), f"Next:     {again}  (--metric, --worker, --where: any other table; --html: a page)"]
+    if wider := _wider(made.results, layout.best, overrides):
+        options = ["--config-dir", config_dir] if config_dir else []
+        lines.append(f"Wider:    {shlex.join(['decentral-run', '-m', *wider, *options])}  (a best value is at an end)")
+    return "\n".join(lines)
+
+
+def together_in(overrides: Sequence[str]) -> set[str]:
+    """Return the settings that vary together with others: 'algo,topology=(dpsgd,ring),(relaysgd,dbt)'."""
+    heads = (word.lstrip("+").partition("=")[0].split(",") for word in overrides)
+    return {key for keys in heads if len(keys) > 1 for key in keys}
+
+
+def _wider(results: Results, best: str, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides with more values of the setting of which a best value is at an end; [] if none is."""
+    tried = sorted(results.values["rate"].dropna().unique()) if best else []
+    ends = {rate for entry in results.entries() if entry.at_edge for rate in entry.rates}
+    if len(tried) < 2 or tried[0] <= 0 or not ends:
+        return []
+    lower, upper = tried[0] ** 2 / tried[1], tried[-1] ** 2 / tried[-2]
+    values = [*[lower] * (tried[0] in ends), *tried, *[upper] * (tried[-1] in ends)]
+    listed = f"{best}={','.join(f'{value:.6g}' for value in values)}"
+    return [listed if word.lstrip("+").startswith(f"{best}=") else word for word in overrides]
 
 
 def _one_by_one(combinations: Sequence[Combination]) -> list[int]:

@@ -207,7 +207,7 @@ def _definition(asked: Asked, rows: list[Any], common: list[str], seeds: list[in
         "also": [{**reach, "axis": "bytes_sent"}, {**reach, "axis": "step"}, measure],
         "curves": ["averaged"],
         "report": {
-            "figures": [{**figure, "spread": "std", "xlabel": "simulated seconds"}],
+            "figures": [{**figure, "spread": "std", "logy": None, "xlabel": "simulated seconds"}],
             "listings": [{**listing, "title": f"To {split} {metric} {value:g}"}],
         },
     }

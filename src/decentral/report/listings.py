@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.report.entries import Entry
 from decentral.report.style import byte_unit
-from decentral.report.tables import harmless, markdown_table, word
+from decentral.report.tables import chosen_values, harmless, markdown_table, word
 from decentral.store.files import csv_text
 
 if TYPE_CHECKING:
@@ -95,16 +95,15 @@ class ToTarget(Listing):
         rows = []
         for key, entries in cells.items():
             numbers = [self._number(axis, entries[axis]) if axis in entries else "-" for axis in axes]
-            chosen = [_chosen(results, next(iter(entries.values())))] if self.tuned else []
+            chosen = [chosen_values(results, next(iter(entries.values())))] if self.tuned else []
             rows.append([*(key[k] for k in labels), *numbers, *chosen])
         return [[*(results.labels[k] for k in labels), *heads, *tuned], *rows]
 
     def sentences(self, results: Results) -> list[str]:
         """Return what the numbers are."""
-        edge = " An arrow marks a chosen value at the lower or upper end of those tried." if self.tuned else ""
         return [
             f"Mean ± standard deviation over seeds; the model is averaged over the workers; each run had "
-            f"{self.budget_s:.6g} simulated seconds.{edge}"
+            f"{self.budget_s:.6g} simulated seconds."
         ]
 
     def _number(self, axis: str, entry: Entry) -> str:
@@ -118,13 +117,3 @@ class ToTarget(Listing):
 
 
 _AXES = {"simulated_s": "simulated s", "bytes_sent": "sent", "step": "steps", "epoch": "epochs", "wall_s": "wall s"}
-
-
-def _chosen(results: Results, entry: Entry) -> str:
-    """Return the chosen values of a cell, with an arrow where it is the smallest or largest of those tried."""
-    own = results.values
-    for label, value in entry.labels.items():
-        own = own[own[label] == value]
-    tried, rates = own["rate"].dropna(), entry.rates
-    arrow = "" if not entry.at_edge else " <" if rates[0] <= tried.min() else " >"
-    return ", ".join(f"{rate:.4g}" for rate in rates) + arrow

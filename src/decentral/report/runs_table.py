@@ -65,7 +65,12 @@ FREE = frozenset(
 """Settings in which runs that are averaged may differ."""
 _LOG_FROM_RATIO = 10
 _MOST_COLUMNS = 8
-_OWN = {*Value._fields, "rate", "directory", "measure"} - {"lr"}
+_X = {
+    **{"epochs": ("epoch", "epoch"), "steps": ("step", "step"), "bytes": ("bytes_sent", "bytes_sent")},
+    "seconds": ("wall_s", "simulated_s"),
+}
+"""An x axis -> the axis of the metrics: without and with simulated time."""
+_OWN = {*Value._fields, "rate", "directory", "measure", "simulated"} - {"lr"}
 """Columns that are not settings."""
 _WHOSE = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
 
@@ -81,6 +86,9 @@ class Layout:
     metric          'accuracy', or with its split 'train loss'; '': the metric that judges the runs
     worker          worker whose model counts: worst, mean, averaged, or a number
     where           'key=value': only runs with that setting
+    throughput      whether to add how fast the runs trained, in examples or steps per second
+    x               x axis of the curves: epochs, steps, bytes, or seconds (simulated, where time is simulated)
+    log             whether their y axis is logarithmic; otherwise where a metric that should fall spans two decades
     """
 
     rows: Sequence[str]
@@ -90,6 +98,9 @@ class Layout:
     metric: str = ""
     worker: str = "worst"
     where: Sequence[str] = ()
+    throughput: bool = False
+    x: str = "epochs"
+    log: bool = False
 
     def __post_init__(self) -> None:
         wrong = next((one for one in self.where if "=" not in one), None)
@@ -99,6 +110,9 @@ class Layout:
             raise ConfigError(
                 f"--worker={self.worker} does not exist: use worst, mean, averaged, or the number of a worker."
             )
+
+        if self.x not in _X:
+            raise ConfigError(f"--x={self.x} does not exist.{suggest(self.x, _X)}")
 
     @property
     def labels(self) -> list[str]:
@@ -217,12 +231,12 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
             continue
         measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
-        values = _values(path, settings, facts, known, measure)
+        about["simulated"] = facts.get("simulated_s") is not None
+        values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
         rows += [about | value._asdict() | {"lr": about.get("lr"), "rate": math.nan} for value in values]
         for value in values:
-            more: dict[str, Any] = {"in_a_line": True} if value.metric.startswith("throughput") else {}
-            more |= {"heading": headed(value.metric, layout.worker)} if value.worst is not None else {}
+            more = {"heading": headed(value.metric, layout.worker)} if value.worst is not None else {}
             metrics[value.metric] = value.meaning._asdict() | more
     if not rows:
         raise ConfigError(f"{ended[0][0]} has recorded no metric: use a task that measures one.")
@@ -244,14 +258,16 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
 
 
 def _values(path: Path, settings: Mapping[str, Any], facts: Mapping[str, Any], known: Collection[tuple[str, str]],
-            measure: Measure) -> list[Value]:  # fmt: skip
+            measure: Measure, speed: bool) -> list[Value]:  # fmt: skip
     """Return what a run reached, also on the workers' own test sets, and what it cost."""
     own = replace(measure, split="local")
     measures = [measure, own] if measure.split == "test" and (own.split, own.metric) in known else [measure]
     found = [each.of(path, seed=settings.get("seed", 0))._replace(run=facts.get("run_id", "")) for each in measures]
     cost = found[0]._replace(worst=None, mean=None, averaged=None, meaning=Meaning())
-    unit, speed = list(throughput(settings, facts).items())[-1]
-    costs = {f"throughput ({unit})": speed}
+    costs = dict[str, float]()
+    if speed:
+        unit, fast = list(throughput(settings, facts).items())[-1]
+        costs[f"throughput ({unit})"] = fast
     if facts.get("simulated_s") is not None:
         costs["simulated time (s)"] = facts["simulated_s"]
     return [*found, *(cost._replace(metric=metric, value=value) for metric, value in costs.items())]
@@ -285,6 +301,7 @@ def table(
     metric: str = "",
     worker: str = "worst",
     where: str | Sequence[str] = (),
+    throughput: bool = False,
 ) -> pandas.DataFrame:
     """Return the numbers of a table of stored runs, a row per cell; `decentral-report runs` prints and draws the same.
 
@@ -296,7 +313,7 @@ def table(
     >>> decentral.table(rows="algo", columns="alpha", best="lr")  # doctest: +SKIP
     """
     named = [[one] if isinstance(one, str) else list(one) for one in (rows, where)]
-    layout = Layout(named[0], columns, best, over, metric, worker, named[1])
+    layout = Layout(named[0], columns, best, over, metric, worker, named[1], throughput)
     with TemporaryDirectory() as folder:
         collect_runs(runs_of(at_home(results_dir)), layout, Path(folder))
         results = read(Path(folder))
@@ -306,12 +323,12 @@ def table(
     return pandas.read_csv(StringIO(as_csv(results)))
 
 
-def layout_of(runs: Sequence[Mapping[str, Any]]) -> Layout:
+def layout_of(runs: Sequence[Mapping[str, Any]], together: Collection[str] = ()) -> Layout:
     """The table of a sweep over these runs, each key -> value in the order in which the user gave them.
 
     Seeds are averaged and the best learning rate is taken, where something else differs, too. The last of the others is
     in the columns, if it has few values, and others than go without saying by the rest: a topology that each algorithm
-    has of its own is in the rows.
+    has of its own is in the rows, and so are settings that vary `together`.
     """
     values = {key: {run[key] for run in runs if key in run} for run in runs for key in run}
     varied = [key for key, own in values.items() if len(own) > 1]
@@ -321,7 +338,7 @@ def layout_of(runs: Sequence[Mapping[str, Any]]) -> Layout:
     for key in reversed(rows):
         others = [one for one in rows if one != key]
         free = len({tuple(map(run.get, others)) for run in runs}) < len({tuple(map(run.get, rows)) for run in runs})
-        if others and free and len(values[key]) <= _MOST_COLUMNS:
+        if others and free and key not in together and len(values[key]) <= _MOST_COLUMNS:
             return Layout(others, key, best)
     return Layout(rows, "", best)
 
@@ -453,6 +470,7 @@ def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str)
         logx = bool(places.min() > 0 and places.max() >= _LOG_FROM_RATIO * places.min())
         found.append({"name": "values", "kind": "scaling", "x": layout.columns, "logx": logx, **common})
     if "directory" in frame:
-        curves = {"kind": "curves", "worker": layout.worker, "x": "epoch", "panels": layout.columns}
-        found.append({"name": "curves", **curves, **common})
+        axis = _X[layout.x][bool(frame["simulated"].any())]
+        curves = {"worker": layout.worker, "x": axis, "panels": layout.columns, "logy": layout.log or None}
+        found.append({"name": "curves", "kind": "curves", **curves, **common})
     return found

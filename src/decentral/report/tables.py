@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -54,6 +54,10 @@ class Grid:
     cells: dict[Place, Entry]
     best: set[Place]
     """What is bold."""
+    tuned: str = ""
+    """The setting whose best value was chosen; '' if the table does not show it."""
+    chosen: dict[tuple[str, ...], str] = field(default_factory=dict)
+    """Row -> the chosen values of its columns."""
 
     def text(self, place: Place) -> str:
         """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' where no run got to its target; '-'
@@ -80,12 +84,14 @@ class Grid:
         """A head and rows, with labels as a person reads them: numbers as they are, topologies in words."""
         named = self.table.columns
         heads = [style.pretty(named, column) for column in self.columns] if named else [self.heading]
-        lines = [[*map(style.heading, self.table.rows), *heads]]
+        tuned = [f"best {self.tuned}"] if self.tuned else []
+        lines = [[*map(style.heading, self.table.rows), *heads, *tuned]]
         for row in self.rows:
             words = []
             for name, value in zip(self.table.rows, row, strict=True):
                 words.append(label(value if number_of(value) is not None else style.pretty(name, value)))
-            lines.append([*words, *(fill((row, column)) for column in self.columns)])
+            chosen = [label(self.chosen[row])] if self.tuned else []
+            lines.append([*words, *(fill((row, column)) for column in self.columns), *chosen])
         return lines
 
 
@@ -129,7 +135,22 @@ def _grid(heading: str, entries: list[Entry], table: Table, results: Results) ->
         for column in columns:
             inside = {place: entry for place, entry in cells.items() if place[1] == column}
             best |= _best(inside, larger, chance, spreads, _SURE if results.of_runs else ONE_SIGMA)
-    return Grid(table, heading, rows, columns, cells, best)
+    tuned = str(results.facts["layout"]["best"]) if results.of_runs and entries[0].metric == results.metric else ""
+    chosen: dict[tuple[str, ...], str] = {}
+    for row in rows if tuned else ():
+        values = [chosen_values(results, cells[row, column]) if (row, column) in cells else "-" for column in columns]
+        chosen[row] = " / ".join(values if len(set(values)) > 1 else values[:1])
+    return Grid(table, heading, rows, columns, cells, best, tuned, chosen)
+
+
+def chosen_values(results: Results, entry: Entry) -> str:
+    """Return the chosen values of a cell: '0.1', or '0.4 (highest tried)' where a better one may lie beyond."""
+    own = results.values
+    for label, value in entry.labels.items():
+        own = own[own[label] == value]
+    rates, tried = entry.rates, own["rate"].dropna()
+    end = " (lowest tried)" if rates and rates[0] <= tried.min() else " (highest tried)"
+    return ", ".join(f"{rate:.4g}" for rate in rates) + end * entry.at_edge
 
 
 def _best(column: dict[Place, Entry], larger: bool, chance: float | None, spreads: bool, sure: float) -> set[Place]:
@@ -189,16 +210,10 @@ def about(results: Results) -> str:
 
 
 def as_text(results: Results) -> str:
-    """The tables, or the first of more than four, for a terminal; '' if there is none. Of what is only a cost of the
-    runs, such as throughput, a line: its table is in the files."""
+    """Return the tables, or the first of more than four, for a terminal; '' if there is none."""
     found = grids(results)
     blocks: list[str] = []
     for grid in found if len(found) <= _MOST_SHOWN else found[:1]:
-        if results.meaning(grid.heading).get("in_a_line"):
-            means = sorted(entry.mean for entry in grid.cells.values() if entry.values)
-            ends = dict.fromkeys(f"{one:,.0f}" if one >= 100 else f"{one:.3g}" for one in (*means[:1], *means[-1:]))
-            blocks += [f"{_capital(grid.heading)}: {' to '.join(ends)}, each in table.md"] * bool(ends)
-            continue
         blocks += [f"{_capital(grid.heading)}:"] * bool(blocks)
         blocks.append(aligned(grid.lines(grid.text), left=len(grid.table.rows)))
     return "\n\n".join(blocks)
@@ -333,7 +348,7 @@ def _environment(grid: Grid, results: Results) -> str:
     )
     lines = [
         *("\\begin{table}", "\\centering", f"\\caption{{{escape(caption)}}}"),
-        f"\\begin{{tabular}}{{{'l' * len(grid.table.rows)}{'r' * len(grid.columns)}}}",
+        f"\\begin{{tabular}}{{{'l' * len(grid.table.rows)}{'r' * (len(grid.columns) + bool(grid.tuned))}}}",
         *("\\toprule", head, "\\midrule", *body, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""),
     ]
     return "\n".join(lines)

@@ -17,7 +17,7 @@ _METHOD = {
     "times": _NUMBER,
 }
 _METRIC = {"split": str, "name": str, "larger_is_better": bool | None, "unit": str, "chance": _NUMBER | None}
-_MEANING = {**_METRIC, "heading": str, "in_a_line": bool}
+_MEANING = {**_METRIC, "heading": str}
 
 ROW = {
     **{"step": int, "epoch": _NUMBER, "worker": int | str, "split": str, "metric": str, "value": _NUMBER},

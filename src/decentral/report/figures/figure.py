@@ -122,6 +122,7 @@ class StudyFigure(ABC):
     among     name of one repeated value in the legend; '': seed (the report's `repeats`), or the label that
               distinguishes them
     only      labels and their values to draw, for example {alpha: [0.01]}
+    logy      whether the y axis is logarithmic; null: where a positive metric that should fall spans two decades
     names     value of a label -> its display name; others are shown with spaces for underscores
     title     '': the study's
     """
@@ -138,7 +139,7 @@ class StudyFigure(ABC):
     spread: Literal["none", "std", "range", "confidence"] = "none"
     among: str = ""
     logx: bool = False
-    logy: bool = False
+    logy: bool | None = False
     xlabel: str = ""
     ylabel: str = ""
     xlim: list[float | None] = field(default_factory=list)

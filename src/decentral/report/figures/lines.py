@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from decentral.report.results import Results
 
 _VECTORS = "vectors_per_step"
+_TWO_DECADES = 100
 
 
 @dataclass
@@ -69,6 +70,9 @@ class Curves(LineFigure):
                 f"{', '.join(known)}: use one of these, or rerun decentral-study."
             )
         drawn = table["value"].where(table["value"].abs() < style.LARGEST_DRAWN).clip(lower=self.floor)
+        if self.logy is None:
+            falls = results.larger_is_better(str(table["metric"].iloc[0])) is False
+            self.logy = falls and bool(drawn.min() > 0 and drawn.max() > _TWO_DECADES * drawn.min())
         table = table.assign(x=x, value=drawn)
         table = table.assign(series=table.groupby([*results.labels, "worker", "seed"], sort=False).ngroup())
         found: list[Line] = []

@@ -153,9 +153,9 @@ class Map(StudyFigure):
             mine = region.best == number
             picture[mine] = color
             picture[mine & (region.ahead <= 1 + self.close)] = 0.6 + 0.4 * color
-        edges = _edges(region.x, self.logx), _edges(region.y, self.logy)
+        edges = _edges(region.x, self.logx), _edges(region.y, bool(self.logy))
         ax.pcolormesh(*edges, picture, edgecolors=(1, 1, 1, 0.35), linewidth=0.4)
-        ax.set(xscale="log" if self.logx else "linear", yscale="log" if self.logy else "linear")
+        ax.set(xscale="log" if self.logx else "linear", yscale="log" if bool(self.logy) else "linear")
         for axis, places in ((ax.xaxis, region.x), (ax.yaxis, region.y)):
             every = -(-len(places) // 10)
             axis.set_major_locator(FixedLocator(places[::every]))
@@ -182,7 +182,7 @@ class Map(StudyFigure):
             if not len(points):
                 continue
             at = np.stack(
-                [_share(points[:, 0], edges[0], self.logx), _share(points[:, 1], edges[1], self.logy)], axis=1
+                [_share(points[:, 0], edges[0], self.logx), _share(points[:, 1], edges[1], bool(self.logy))], axis=1
             )
             away = [np.hypot(0.5 * (at[:, 0] - x), at[:, 1] - y) for x, y in taken]
             best = int(np.min([*away, at.min(axis=1), 1 - at.max(axis=1)], axis=0).argmax())
@@ -200,7 +200,7 @@ class Map(StudyFigure):
         found: list[tuple[float, float]] = []
         borders = _edges(region.x, self.logx)
         edges, middles = _share(borders, borders, self.logx), _share(np.array(region.x), borders, self.logx)
-        heights = _share(np.array(region.y), _edges(region.y, self.logy), self.logy)
+        heights = _share(np.array(region.y), _edges(region.y, bool(self.logy)), bool(self.logy))
         for number, key in enumerate(region.keys):
             name = canvas.said(self, key)
             need = len(name) * _LETTER * (letters + 0.5) / 72 / inches
