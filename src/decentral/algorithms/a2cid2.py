@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Constants(NamedTuple):
-    """eta, per unit of time, and the weight alpha_t of a meeting in the second model; alpha = 1/2."""
+    """The rate eta per unit of time, and the weight alpha_t of a meeting in the second model; alpha = 1/2."""
 
     eta: float
     alpha_t: float
@@ -85,7 +85,7 @@ class A2CiD2(AsynchronousAlgorithm):
         return 2 if of.between_processes else 1
 
     def init(self, x: Tensor, net: Network) -> State:
-        """Both models are x [n, P]."""
+        """Return the state with both models at x [n, P]."""
         return self.State(x, x.clone(), x.new_zeros(len(x)).double(), self.local.init(x))
 
     def rule(self, team: Team) -> _Rule:

@@ -79,10 +79,10 @@ class ADPSGD(AsynchronousAlgorithm):
                     yield choices[drawn % len(choices)]
 
     def average(self, s: State, i: int, j: int, now: float) -> None:
-        """x_i, x_j <- (x_i + x_j) / 2."""
+        """Compute x_i, x_j <- (x_i + x_j) / 2."""
         s.x[i].add_(s.x[j]).mul_(0.5)
         s.x[j].copy_(s.x[i])
 
     def exchange(self, s: State, i: int, sent: Tensor, received: Tensor, now: float) -> None:
-        """x_i <- x_i + (received - sent) / 2, which keeps an update applied in between."""
+        """Compute x_i <- x_i + (received - sent) / 2, which keeps an update applied in between."""
         s.x[i].add_(received - sent, alpha=0.5)

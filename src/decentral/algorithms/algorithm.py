@@ -47,11 +47,11 @@ class RevisionOf(NamedTuple):
     """The properties of a run that may determine the revision of its algorithm's formula."""
 
     decays: bool
-    """Weight decay is on."""
+    """True if there is weight decay."""
     warms_up: bool
-    """Compression becomes stronger over the first epochs (`compress.warmup_epochs`)."""
+    """True if compression becomes stronger over the first epochs (`compress.warmup_epochs`)."""
     between_processes: bool
-    """Workers run in several processes; those of an asynchronous method then run truly asynchronously."""
+    """True if workers run in several processes; those of an asynchronous method then run truly asynchronously."""
 
 
 class Parts(NamedTuple):
@@ -60,7 +60,7 @@ class Parts(NamedTuple):
     models: tuple[Tensor, ...] = ()
     """Views [k, ..., P] of the parts of a model, which a returning worker copies together from neighbors."""
     replicas: tuple[str, ...] = ()
-    """Instead: fields of the state whose rows are equal on all present workers; a returning worker copies them."""
+    """Fields of the state whose rows are equal on all present workers; a returning worker copies them instead."""
     corrections: Tensor | None = None
     """A view [k, P] of the corrections that sum to zero over all workers (`Feature.corrections`)."""
 
@@ -90,8 +90,8 @@ _REPLACED: dict[str, Feature | str] = {
     "corrections": "parts(s), and supports with Feature.corrections",
     "steps_per_message": "attends_steps",
 }
-"""Former members of `Algorithm` -> the feature that a flag stands for (without it, if in `_LIMITS`), or what replaces
-it."""
+"""Former members of `Algorithm` -> the feature of a flag (or its absence, for a name in `_LIMITS`), or a
+replacement."""
 
 
 class Algorithm(Settings, ABC, where="algo"):
@@ -110,7 +110,7 @@ class Algorithm(Settings, ABC, where="algo"):
     """Requirements on the topology, checked before the run starts."""
 
     supports: ClassVar[frozenset[Feature]] = USUAL
-    """What it can do; a configuration that asks for any other feature is refused."""
+    """The features that it supports; a configuration that asks for any other feature is refused."""
 
     usual: ClassVar[dict[str, str]] = {}
     """Its defaults of `topology=` and `compress=`; otherwise double binary trees with relayed messages, and none."""

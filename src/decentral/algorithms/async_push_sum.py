@@ -99,7 +99,7 @@ class AsyncPushSum(AsynchronousAlgorithm):
             t += 1
 
     def update(self, s: State, i: int, g: Tensor, t: int) -> None:
-        """p_i z_i <- p_i z_i + u_i(z_i) in place."""
+        """Compute p_i z_i <- p_i z_i + u_i(z_i) in place."""
         row = slice(i, i + 1)
         z, opt = s.x[row], tuple([buffer[row] for buffer in s.opt])
         u, new = self.local(g[None], z, opt, t)
@@ -114,11 +114,11 @@ class AsyncPushSum(AsynchronousAlgorithm):
         return s.x[i] * p.tolist()[0], p
 
     def keep(self, s: State, i: int, weight: float) -> None:
-        """(x_i, p_i) <- weight (x_i, p_i), which keeps z_i."""
+        """Compute (x_i, p_i) <- weight (x_i, p_i), which keeps z_i."""
         s.p[i] *= weight
 
     def receive(self, s: State, i: int, x: Tensor, p: Tensor) -> None:
-        """(x_i, p_i) <- (x_i, p_i) + (x, p)."""
+        """Compute (x_i, p_i) <- (x_i, p_i) + (x, p)."""
         own = s.p[i]
         before = own.tolist()[0]
         after = own.add_(p).tolist()[0]

@@ -28,12 +28,12 @@ Place = TypeVar("Place")
 
 @dataclass(frozen=True, eq=False)
 class Team:
-    """What a worker's program may know: the workers and the length of the run."""
+    """The facts that a worker's program may use: the workers and the length of the run."""
 
     rounds: Rounds
     """The topology's communication rounds."""
     num_steps: int
-    """Gradients per worker; n times as many in total, also if workers are not equally fast."""
+    """Gradients per worker; n times as many in total, even if workers are not equally fast."""
     seed: int
     """Seed of all random draws."""
     gradient_s: float
@@ -43,7 +43,7 @@ class Team:
 
     @property
     def num_workers(self) -> int:
-        """n."""
+        """Return n."""
         return self.rounds.num_workers
 
     def meeting_place(self, made: Callable[[], Place]) -> Place:
@@ -70,7 +70,7 @@ class AsynchronousAlgorithm(Algorithm):
         Feature.plain_sgd,
     }
     free_running: ClassVar[bool] = False
-    """Whether fast workers take more gradients; if not, all take equally many."""
+    """True if fast workers take more gradients; False if all take equally many."""
 
     def given_events(self, num_workers: int) -> list[Event]:
         """Return the events given by a file; [] if time determines them."""
@@ -93,7 +93,7 @@ class AsynchronousAlgorithm(Algorithm):
         )
 
     def update(self, s: Any, i: int, g: Tensor, t: int) -> None:
-        """x_i <- x_i + u_i in place, for the gradient g [P] of the worker's own step t."""
+        """Compute x_i <- x_i + u_i in place, for the gradient g [P] of the worker's own step t."""
         row = slice(i, i + 1)
         before, opt = s.x[row], tuple([buffer[row] for buffer in s.opt])
         x, new = self.local.adapt(before, g[None], opt, t)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """Whether to compress messages before averaging the models or at the end of a step."""
+    """The position of the compression in a step: before averaging the models, or at the end."""
 
     compress_then_combine = "compress_then_combine"
     combine_then_compress = "combine_then_compress"

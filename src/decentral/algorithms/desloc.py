@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """Whether to average after the update of a step or before it."""
+    """The position of averaging in a step: after the update, or before it."""
 
     after = "after"
     before = "before"

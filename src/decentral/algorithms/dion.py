@@ -86,7 +86,7 @@ class Dion(Algorithm):
 
     @cached_property
     def _thin(self) -> _Thin:
-        """The factors of the rows, whose layout the (identity) compressor knows."""
+        """Return the factors of the rows, whose layout the (identity) compressor knows."""
         layout = self.compressor.layout
         thin = _Thin(rank=self.rank).bound(layout, 0)
         thin.hidden = hidden_matrices(layout, self.others, self.others_last)

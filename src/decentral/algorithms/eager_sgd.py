@@ -96,10 +96,10 @@ class EagerSGD(AsynchronousAlgorithm):
                 yield synchronize
 
     def publish(self, s: State, i: int, g: Tensor | None, t: int) -> None:
-        """send_i <- send_i + g_i."""
+        """Compute send_i <- send_i + g_i."""
         assert g is not None
         s.send[i].add_(g)
 
     def receive(self, s: State, i: int, t: int, fresh: bool, size: int, total: Tensor) -> None:
-        """x_i <- x_i + Opt(G)."""
+        """Compute x_i <- x_i + Opt(G)."""
         self.update(s, i, total / size, t)

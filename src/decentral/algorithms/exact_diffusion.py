@@ -18,8 +18,8 @@ class ExactDiffusion(D2):
         c^{t+1} = x^{t+1} - x^t - u^t                        c^0 = 0: a correction here
 
     Yuan et al., 2019 (arXiv:1702.05122); the RelaySum paper's Figure 3 uses it on the social network, where D2
-    diverges. Needs a symmetric, static W. Lost messages, local steps (LED, ProxSkip with chi = 1) and all settings: as
-    D2.
+    diverges. It needs a symmetric, static W. Lost messages, local steps (LED, ProxSkip with chi = 1) and all settings:
+    as D2.
     """
 
     name: str = "exact_diffusion"

@@ -1,4 +1,4 @@
-"""What a method can do: `Algorithm.supports`."""
+"""Features of a method: `Algorithm.supports`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ class Feature(Enum):
     """All workers take the same steps together, so that results do not depend on the pace of processes."""
 
     topology = "which does not use a topology", "leave it out"
-    """The topology matters; if not, the run's ID excludes it."""
+    """The topology matters; otherwise, the run's ID excludes it."""
 
     local_steps = (
         "which needs the same graph in every step",
         "leave it out, or use algo=dpsgd (for communication.every alone, also d2, exact_diffusion and relaysgd)",
     )
-    """`communication.every`, although it needs the same graph in every round. Implied for all other methods."""
+    """`communication.every` works, although the method needs the same graph in every round. Implied for all other
+    methods."""
 
     message_loss = (
         "which needs every message",

@@ -21,8 +21,8 @@ _KINDS = ("begin", "update", "average")
 
 
 class Event(NamedTuple):
-    """begin: the worker begins a gradient at its current model; update: it applies that gradient; average: the worker
-    and its partner average. `time` is in gradients."""
+    """An event. begin: the worker begins a gradient at its current model; update: it applies that gradient; average:
+    the worker and its partner average. `time` is in gradients."""
 
     time: float
     what: str
@@ -74,7 +74,7 @@ def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.nda
 
 
 class GivenEvents:
-    """Run the given events in order, with the row updates of the workers' programs. Takes the place of a timeline."""
+    """The given events, run in order with the row updates of the workers' programs, instead of a timeline."""
 
     def __init__(
         self,

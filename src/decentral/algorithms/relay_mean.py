@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class RelayMean(Algorithm):
-    """Mean estimation by RelaySum (for task=mean_estimation): the mean of every sample that can have arrived so far.
+    """Mean estimation by RelaySum (for task=mean_estimation): the mean of all samples that can have arrived so far.
 
         s_i^t = x_i - g_i(x_i)                            the sample: g is the gradient of 1/2 ||x - s||^2
         m_{i->j}^t = s_i^t + sum_{l != j} m_{l->i}^{t-1},   c alike with 1
         total_i += s_i^t + sum_j m_{j->i}^t,   seen_i += 1 + sum_j c_{j->i}^t
         x_i^{t+1} = total_i / seen_i
 
-    RelaySum paper, Algorithm 5. Needs a tree; uses neither the local optimizer nor a learning rate. A lost message and
-    its count are zero. The gossip baseline is `algo=dpsgd schedule=inverse lr=1`.
+    RelaySum paper, Algorithm 5. It needs a tree, and uses neither the local optimizer nor a learning rate. A lost
+    message and its count are zero. The gossip baseline is `algo=dpsgd schedule=inverse lr=1`.
     """
 
     name: str = "relay_mean"

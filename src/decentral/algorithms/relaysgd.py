@@ -52,7 +52,7 @@ class Fill(Enum):
 
 @dataclass
 class RelaySGD(Algorithm):
-    """RelaySGD: models are relayed through a tree without averaging on the way, so each counts exactly 1/n.
+    """RelaySGD: sums of models are relayed through a tree, so every average weights each model by exactly 1/n.
 
         y_i = x_i^t + u_i
         m_{i->j}^t = y_i + sum_{l in N_i, l != j} m_{l->i}^{t-1}          sent over every edge of the tree
@@ -68,7 +68,7 @@ class RelaySGD(Algorithm):
                    tau_ij, the paper's formula (its code's default is tau_ij - 1, as here).
     fill           substitute for the n - n_i missing models: `initial` x^0 (the code's default), `previous` x_i^t (the
                    paper's equation (1), used for Table 5), `own` y_i (the README's version). After the tree's diameter
-                   they agree, unless messages are lost. `auto` is `initial`, but `previous` where messages can be lost,
+                   they agree, unless messages are lost. `auto` is `initial`, but `previous` if messages can be lost,
                    since x^0 would otherwise keep pulling the models back. `count` (the thesis): divide by n_i instead.
     correct_lr     multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
                    closed form: a change of one worker then has the same total effect as with all-reduce.

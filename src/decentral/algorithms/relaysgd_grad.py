@@ -24,7 +24,7 @@ class RelaySGDGrad(Algorithm):
         m_{i->j}^t = u_i^t + sum_{l in N_i, l != j} m_{l->i}^{t-1}        m = 0 at the start
         x_i^{t+1} = x_i^t + 1/n (u_i^t + sum_{j in N_i} m_{j->i}^t)
 
-    RelaySum paper, Algorithm 6. Needs a tree. A lost message is zero and never repaired.
+    RelaySum paper, Algorithm 6. It needs a tree. A lost message is zero and never repaired.
 
     receiver_lr    apply the learning rate of the step in which an update arrives, as the authors' simulator does,
                    instead of that of the step in which it was sent, as their training code

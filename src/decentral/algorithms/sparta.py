@@ -39,8 +39,8 @@ class Drawn(Algorithm):
     """An algorithm in which all workers average the same random coordinates.
 
     share   p, share of the coordinates in a step
-    select  random: each coordinate with probability p; shuffled: one permutation, cut into ceil(1/p) parts that take
-            turns; partitioned: the same with a new permutation after each cycle
+    select  random: each coordinate with probability p; shuffled: one permutation, cut into ceil(1/p) parts, used in
+            turn; partitioned: the same with a new permutation after each cycle
     seed    seed of the draws
     masks   an .npz file with booleans masks [T, P] instead: row t mod T in step t
     """

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """Whether to average models after the local update or before it."""
+    """The position of averaging in a step: after the local update, or before it."""
 
     adapt_then_combine = "adapt_then_combine"
     combine_then_adapt = "combine_then_adapt"
 
 
 class StaleRule(Enum):
-    """How a worker with a stale contribution uses the sum of its group."""
+    """The use of a group's sum by a worker with a stale contribution."""
 
     paper = "paper"
     always_plus_one = "always_plus_one"
@@ -64,7 +64,7 @@ class WAGMA(AsynchronousAlgorithm):
     stale_rule           always_plus_one: (sum + W'_i) / (S + 1) for the fresh ones, too (the authors' code)
     recv_depth           number of versions whose sum a worker keeps while it is late; the paper keeps one. A later
                          worker takes the newest sum
-    refresh_send_buffer  put the average in the send buffer after a synchronization; the paper leaves W'_i there
+    refresh_send_buffer  put the average in the send buffer after a synchronization; in the paper W'_i remains there
     """
 
     name: str = "wagma"
@@ -138,7 +138,7 @@ class WAGMA(AsynchronousAlgorithm):
                 yield update
 
     def publish(self, s: State, i: int, g: Tensor | None, t: int) -> None:
-        """send_i <- W'_i."""
+        """Compute send_i <- W'_i."""
         s.send[i].copy_(s.x[i])
 
     def receive(self, s: State, i: int, t: int, fresh: bool, size: int, total: Tensor) -> None:

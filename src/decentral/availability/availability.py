@@ -138,7 +138,7 @@ class Schedule:
         return times if self._until == math.inf else np.append(times[times < self._until], self._until)
 
     def _filled(self, when: float, step: int) -> np.ndarray:
-        """With the smallest draws of the absent, where too few are there."""
+        """Return the present workers, with the absent workers of the smallest draws added if there are too few."""
         if when >= self._until:
             return np.ones(self.num_workers, dtype=bool)
         present = self._present(when).copy()
@@ -153,16 +153,16 @@ class Availability(Settings, ABC, where="availability"):
 
     @property
     def in_seconds(self) -> bool:
-        """Whether the schedule is in simulated seconds instead of steps."""
+        """Return whether the schedule is in simulated seconds instead of steps."""
         return False
 
     @property
     def detection_s(self) -> float | None:
-        """Seconds until others detect a crashed worker; None: departures are announced."""
+        """Return the seconds until others detect a crashed worker; None: departures are announced."""
         return None
 
     def notes(self, num_workers: int) -> list[str]:
-        """What a reader of the results has to know, a clause each."""
+        """Return notes for readers of the results, a clause each."""
         return []
 
     @abstractmethod
@@ -184,7 +184,7 @@ class AlwaysPresent(Availability):
     name: str = "none"
 
     def check(self, num_workers: int) -> None:
-        """Always possible."""
+        """Accept any number of workers."""
 
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:
         """Return a schedule with all workers."""
@@ -201,7 +201,7 @@ class Absences(Availability):
                an absent neighbor added to the worker's own; auto: the one that suits the topology
     on_return  model of a worker that returns. stale: its own; neighbor: that of its lowest-numbered neighbor; average:
                the mean of its neighbors' models. Only neighbors present in the previous step count
-    on_leave   in methods whose corrections sum to zero, what happens to the correction of a worker that leaves. keep:
+    on_leave   treatment of a leaving worker's correction, in methods whose corrections sum to zero. keep:
                it is frozen, and all converge to the optimum of all workers; handover: its neighbors take it over;
                restart: all corrections become zero at each change, which gives the optimum of the present workers
     least      minimum number of present workers: missing ones are drawn
@@ -218,7 +218,7 @@ class Absences(Availability):
     def schedule(
         self, present: Present, num_workers: int, seed: int, changes: Callable[[float], np.ndarray] | None = None
     ) -> Schedule:
-        """A schedule with `least` and `until`."""
+        """Return a schedule with `least` and `until`."""
         return Schedule(present, num_workers, seed, self.least, changes, self.until)
 
     def check(self, num_workers: int) -> None:

@@ -151,7 +151,7 @@ class Diurnal(Absences):
 
     @property
     def in_seconds(self) -> bool:
-        """Whether the period is in seconds."""
+        """Return whether the period is in seconds."""
         return self.period_s is not None
 
     def check(self, num_workers: int) -> None:

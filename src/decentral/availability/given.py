@@ -18,7 +18,7 @@ _HEADS = {"s": ["worker", "from_s", "to_s"], "step": ["worker", "from_step", "to
 
 
 class Interval(NamedTuple):
-    """Half-open: [begins, ends)."""
+    """A half-open interval [begins, ends)."""
 
     said: str
     """Its name in messages."""
@@ -31,7 +31,8 @@ class Changes:
     """The present workers, from alternating arrival and departure times; initially all are absent."""
 
     def __init__(self, num_workers: int, make: Callable[[int], tuple[np.ndarray, np.ndarray, float]]) -> None:
-        """make(size): times and workers [K] of changes, complete up to a returned time, which grows with size."""
+        """Create the changes; make(size) returns times and workers [K] of changes, complete up to a returned time,
+        which grows with size."""
         self._n, self._make, self._size = num_workers, make, 4
         self._times, self._workers, self._known_until = np.empty(0), np.empty(0, dtype=np.int64), -math.inf
         self._place, self._counts = 0, np.zeros(num_workers, dtype=np.int64)  # up to the last queried time
@@ -183,7 +184,7 @@ class Trace(MayCrash):
 
     @property
     def in_seconds(self) -> bool:
-        """Whether the file is in seconds."""
+        """Return whether the file is in seconds."""
         return self._read()[0] == "s"
 
     def check(self, num_workers: int) -> None:
@@ -216,7 +217,7 @@ class Trace(MayCrash):
         return self.schedule(changes.present, num_workers, seed, changes.times if unit == "s" else None)
 
     def notes(self, num_workers: int) -> list[str]:
-        """Workers that the file does not name."""
+        """Return a note on workers that the file does not name."""
         unnamed = sorted({*range(num_workers)} - {one.worker for one in self._read(num_workers)[1]})
         numbers = ", ".join(map(str, unnamed[:8])) + (", ..." if len(unnamed) > 8 else "")
         note = f"availability.path lists no session of {len(unnamed)} of {num_workers} workers ({numbers})"

@@ -87,7 +87,7 @@ class Sessions(Absences):
 
     @property
     def in_seconds(self) -> bool:
-        """Always."""
+        """Return True: sessions are in seconds."""
         return True
 
     def check(self, num_workers: int) -> None:
@@ -126,7 +126,7 @@ class Failures(MayCrash):
 
     @property
     def in_seconds(self) -> bool:
-        """Always."""
+        """Return True: failures are in seconds."""
         return True
 
     def open(self, num_workers: int, seed: int, total_steps: int | None) -> Schedule:

@@ -71,7 +71,8 @@ class Clock(Prices):
         spans: Spans | None = None,
         changing: ChangingCosts | None = None,
     ) -> None:
-        """`changing`: the links of every step, instead of `costs`, if the network changes during the run."""
+        """Create the clock; `changing` are the links of every step, instead of `costs`, if the network changes during
+        the run."""
         super().__init__(num_workers, costs)
         self.times, self.spans = times, spans
         self.changing = changing
@@ -103,7 +104,7 @@ class Clock(Prices):
 
     @property
     def latest_s(self) -> float:
-        """The time of the last worker."""
+        """Return the time of the last worker."""
         return float(self.now.max())
 
     def let_pass(self, away: np.ndarray, until: float) -> None:

@@ -67,7 +67,7 @@ class NoCluster(Cluster):
     name: str = "none"
 
     def check(self, num_workers: int) -> None:
-        """Always possible."""
+        """Accept any number of workers."""
 
 
 @dataclass
@@ -75,16 +75,16 @@ class Machines(VirtualCluster):
     """A virtual cluster: a model of computation, stragglers and links of n workers, which gives a run simulated time.
 
     compute      time of a gradient
-    stragglers   which workers are slower, in which steps, and by how much
+    stragglers   slow workers, their slow steps, and their delays
     links        cost of sending and copying
     network      changes of the links' latency and bandwidth over time
-    waits_for    whom a worker waits for when it exchanges rows with neighbors: its neighbors, or everyone, as on the
-                 single global clock that the WAGMA paper gives D-PSGD
+    waits_for    workers that a worker waits for when it exchanges rows with neighbors: its neighbors, or everyone, as
+                 on the single global clock of D-PSGD in the WAGMA paper
     num_parameters  parameters of the model whose messages are timed and counted (null: the trained model)
     devices      path of a CSV file with the speed of each worker's machine over time (null: all alike): the header
-                 worker,seconds,slowdown,up_gbps,down_gbps, and lines that say from which simulated second a gradient of
-                 that worker takes `slowdown` times as long as `compute` says, and its port sends and receives at these
-                 speeds; leave out links.bandwidth_gbps then. The last line of a worker holds to the end. A transfer in
+                 worker,seconds,slowdown,up_gbps,down_gbps, and lines with the simulated second from which a gradient of
+                 that worker takes `slowdown` times its time by `compute`, and its port sends and receives at these
+                 speeds. Leave out links.bandwidth_gbps then. The last line of a worker holds to the end. A transfer in
                  progress continues at the new speed; a gradient keeps its slowdown
 
     All randomness is addressed by (seed, step, worker), so that all methods, and real processes, see the same delays.

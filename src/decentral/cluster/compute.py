@@ -49,15 +49,15 @@ class Distribution(Enum):
 
 
 MEASURED = Distribution.trace, Distribution.measured
-"""Those with the times of a run's own steps, whatever their batches."""
+"""Distributions that time a run's own steps, whatever their batches."""
 
 
 @dataclass
 class ComputeTimes:
     """Gradient times in seconds, drawn anew for each worker and step; a distribution's settings are required.
 
-    A time is that of a batch of batch_size; batch_size_per_worker and accumulate scale it, but for trace and measured,
-    which have the times of the run's own steps.
+    A time is that of a batch of batch_size; batch_size_per_worker and accumulate scale it, except for trace and
+    measured, which have the times of the run's own steps.
 
     distribution       constant: mean_s; lognormal: mean_s, sigma; length_bucketed: buckets, seconds_per_token;
                        shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those, mean_s, rollout_every and
@@ -70,12 +70,11 @@ class ComputeTimes:
     index              tail index: smaller means a heavier tail
     scale_s            scale of the part above the floor
     cap_s              maximum time
-    rollout_every      gradients of a worker per rollout: the first of them begins with a rollout and takes that much
-                       longer
+    rollout_every      gradients of a worker per rollout: the first of them includes the rollout's time
     residence          consecutive rollouts of equal time before a new time is drawn
     trace              path of a CSV file: the header step,worker,seconds and lines below it, or one line per step with
-                       one column per worker; or the directory of a finished run of n workers in n processes (or one,
-                       where networks are trained) with record_operations=true; it repeats when a run is longer
+                       one column per worker; or the directory of a finished run of n workers in n processes (or in one
+                       process, if networks are trained) with record_operations=true; the times repeat in a longer run
     passes             gradients of the run itself to time on this machine before it begins; every gradient then takes
                        one of these times
     """
@@ -141,10 +140,10 @@ class ComputeTimes:
         )
 
     def _pareto(self, u: np.ndarray) -> np.ndarray:
-        """min(cap, floor + scale ((1 - u)^(-1/index) - 1)).
+        """Return min(cap, floor + scale ((1 - u)^(-1/index) - 1)).
 
-        With floor 1.7 s, index 1.1, scale 0.015 s and cap 43.5 s: collecting experience in Habitat's environments, 1.7
-        to 43.5 s with a median below 2 s (Li et al. 2021, Figure 9).
+        Floor 1.7 s, index 1.1, scale 0.015 s and cap 43.5 s model the collection of experience in Habitat's
+        environments: 1.7 to 43.5 s with a median below 2 s (Li et al. 2021, Figure 9).
         """
         given: Any = self
         with np.errstate(over="ignore"):  # a tail beyond all numbers is at the cap
@@ -163,8 +162,8 @@ class GradientTimes:
     def __init__(
         self, draw: Draw, delays: Delays, num_workers: int, seed: int, passes: int = 0, start: int = 0
     ) -> None:
-        """`passes`: number of gradients to measure before any time is known; `start`: the gradient with the first
-        time."""
+        """Create the times; `passes` is the number of gradients to measure before any time is known, `start` the
+        gradient with the first time."""
         self.num_workers, self.passes = num_workers, passes
         self._draw, self._delays, self._seed, self._start = draw, delays, seed, start
         self._block = lru_cache(_BLOCKS_KEPT)(self._drawn)

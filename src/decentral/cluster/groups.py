@@ -31,10 +31,10 @@ Receive = Callable[..., object]
 
 @dataclass(frozen=True, eq=False)
 class Groups(GroupRules):
-    """Where workers meet in groups, and what they do with their rows.
+    """The groups of workers, and what they do with their rows.
 
-    publish       puts what a worker contributes into its send buffer, the rows `send` of the state
-    receive       what a worker does with the sum of its group
+    publish       writes a worker's contribution to its send buffer, the rows `send` of the state
+    receive       processes the sum of a worker's group
     """
 
     publish: OnRow
@@ -43,7 +43,7 @@ class Groups(GroupRules):
 
 @dataclass(slots=True)
 class Result:
-    """The sum of a group in a version, when it was computed, and the version of what each member contributed."""
+    """The sum of a group in a version, its time, and the version of each member's contribution."""
 
     version: int
     begins: float

@@ -28,7 +28,7 @@ Log2 = Callable[[int], float]
 
 
 def whole(num_workers: int) -> float:
-    """log2 P, rounded up: the phases of an algorithm."""
+    """Return log2 P, rounded up: the phases of an algorithm."""
     return (num_workers - 1).bit_length()
 
 
@@ -79,14 +79,14 @@ RABENSEIFNER = Collective(
     both_ways=True,
     all_at_once=True,
 )
-"""Reduce-scatter by halving, all-gather by doubling."""
+"""Reduce-scatter by halving, then all-gather by doubling."""
 RING = Collective(
     lambda P, log2, N, alpha, beta: 2 * (P - 1) * (alpha + N / P * beta),
     lambda P, log2: (2 * (P - 1) * P, 2 * (P - 1)),
     both_ways=True,
     all_at_once=False,
 )
-"""2 (P - 1) times a P-th of a row to the next worker."""
+"""2 (P - 1) times, each worker sends a P-th of a row to the next worker."""
 TREE = Collective(
     lambda P, log2, N, alpha, beta: 2 * log2 * (alpha + N * beta),
     lambda P, log2: (2 * (P - 1), 2 * (P - 1)),
@@ -94,7 +94,7 @@ TREE = Collective(
     all_at_once=False,
     phases=lambda P: [*up_a_tree(P), *turned(up_a_tree(P))],
 )
-"""Whole rows up a binomial tree and down again."""
+"""Whole rows are sent up a binomial tree and down again."""
 DOUBLE_TREE = Collective(
     lambda P, log2, N, alpha, beta: 2 * log2 * alpha + 2 * N * beta,
     lambda P, log2: (4 * (P - 1), 2 * (P - 1)),
@@ -103,7 +103,7 @@ DOUBLE_TREE = Collective(
 )
 """Two binary trees, each of which reduces and broadcasts half of the row in a pipeline of small pieces. A leaf of one
 tree is an inner node of the other, so that no worker sends more than two rows: Sanders, Speck and Traeff, Two-tree
-algorithms for full bandwidth broadcast, reduction and scan, 2009. NCCL's tree algorithm."""
+algorithms for full bandwidth broadcast, reduction and scan, 2009. It is NCCL's tree algorithm."""
 STAR = Collective(
     lambda P, log2, N, alpha, beta: 2 * alpha + 2 * (P - 1) * N * beta,
     lambda P, log2: (2 * (P - 1), 2 * (P - 1)),
@@ -111,7 +111,7 @@ STAR = Collective(
     all_at_once=False,
     phases=lambda P: [[(i, 0)] for i in range(1, P)] + [[(0, i)] for i in range(1, P)],
 )
-"""Whole rows to one worker, a parameter server, and back: through its port one after the other."""
+"""Whole rows are sent to one worker, a parameter server, and back, sequentially through its port."""
 DIRECT = Collective(
     lambda P, log2, N, alpha, beta: 2 * (alpha + (P - 1) / P * N * beta),
     lambda P, log2: (2 * P * (P - 1), 2 * (P - 1)),
@@ -126,7 +126,7 @@ ALL_GATHER = Collective(
     both_ways=True,
     all_at_once=True,
 )
-"""Each worker's contribution, at most N bytes, to all others, by recursive doubling."""
+"""Each worker's contribution, at most N bytes, is sent to all others by recursive doubling."""
 BROADCAST = Collective(
     lambda P, log2, N, alpha, beta: log2 * (alpha + N * beta),
     lambda P, log2: (P - 1, P - 1),
@@ -134,7 +134,7 @@ BROADCAST = Collective(
     all_at_once=False,
     phases=lambda P: turned(up_a_tree(P)),
 )
-"""One worker's row to all others, down a binomial tree."""
+"""One worker's row is sent to all others, down a binomial tree."""
 
 
 class CollectiveName(Enum):
@@ -148,19 +148,19 @@ class CollectiveName(Enum):
     star = STAR
     direct = DIRECT
     auto = ("ring", "tree", "recursive_doubling", "rabenseifner")
-    """The fastest of these for rows of this size over these links, the first one on a tie. By the formulas recursive
-    doubling takes half as long as a tree and Rabenseifner's algorithm no longer than a ring; through one port, or where
-    machines share their way out, others can be faster."""
+    """The fastest of these for rows of this size over these links, the first one on a tie. By the formulas, recursive
+    doubling takes half as long as a tree, and Rabenseifner's algorithm no longer than a ring. Through one port, or if
+    machines share their uplink, others can be faster."""
     ring_or_tree = ("ring", "tree")
-    """What Tyagi and Swany choose from: with x = alpha/beta a ring below x = c N, a tree above it, where for P > 2
-    c = (log2 P - (P - 1)/P) / (P - 1 - log2 P)."""
+    """The choice of Tyagi and Swany: with x = alpha/beta a ring below x = c N, a tree above it, where for P > 2 c =
+    (log2 P - (P - 1)/P) / (P - 1 - log2 P)."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return getattr, (CollectiveName, self.name)  # pickled by name, as formulas cannot be
 
     @property
     def candidates(self) -> list[CollectiveName]:
-        """The collectives to choose from."""
+        """Return the collectives to choose from."""
         return [self] if isinstance(self.value, Collective) else [CollectiveName[name] for name in self.value]
 
 
@@ -183,10 +183,11 @@ class Ports(Enum):
 class Links(Settings, where=_WHERE):
     """The cost of a message of N bytes: latency + 8 N / bandwidth. All numbers must be given.
 
-    latency_s               of a link, in seconds
-    bandwidth_gbps          of a link, in Gbit/s; inf is allowed
-    stall_gbps              s: a link of bandwidth b carries b / (1 + s / b), so that slow links lose more to queues and
-                            retransmissions (null: 0). study=time_measured finds about 0.015 for TCP over shaped links
+    latency_s               latency of a link, in seconds
+    bandwidth_gbps          bandwidth of a link, in Gbit/s; inf is allowed
+    stall_gbps              s: a link of bandwidth b has the effective bandwidth b / (1 + s / b), so that slow links
+                            lose more to queues and retransmissions (null: 0). study=time_measured finds about 0.015 for
+                            TCP over shaped links
     host_gbps               bandwidth of the hosts at the ends of a link, in series with it (null: inf). stall_gbps and
                             host_gbps apply to all bandwidths given here
     ports                   duplex: a worker sends and receives at the same time; one: one after the other. In both
@@ -195,8 +196,8 @@ class Links(Settings, where=_WHERE):
     collective              collective of an all-reduce: recursive_doubling, rabenseifner, ring, tree, double_tree, star
                             or direct; auto: in every step the fastest of the first four; ring_or_tree: the faster of
                             these two
-    whole_phases            whether a tree of 6 workers takes 3 phases, log2 rounded up, as it does; or 2.58, as in the
-                            formulas of the flexible communication paper. The same applies to all costs with log2
+    whole_phases            round log2 up in all costs: a tree of 6 workers takes 3 phases, as in reality; false: 2.58,
+                            as in the formulas of the flexible communication paper
     workers_per_machine     L: workers i L to i L + L - 1 are on machine i, and latency_s and bandwidth_gbps describe
                             links within it (null: one worker per machine)
     between_latency_s       of a link between two machines
@@ -290,8 +291,8 @@ class LinkCosts:
     """
 
     def __init__(self, links: Links, num_workers: int, devices: str | None = None) -> None:
-        """`devices`: a file with the ports of each worker, see `ports.read_devices`. Raises ConfigError, see
-        `Links.check`."""
+        """Create the costs; `devices` is a file with the ports of each worker, see `ports.read_devices`. Raises
+        ConfigError, see `Links.check`."""
         links.check(num_workers, devices)
         self.devices = None if devices is None else read_devices(devices, num_workers)
         self.links, self.num_workers = links, num_workers
@@ -430,7 +431,7 @@ class LinkCosts:
         return self._inside if i // self.per_machine == j // self.per_machine else self._between
 
     def of(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Latencies and seconds per byte of the links src -> dst (integers, any shape): float64."""
+        """Return latencies and seconds per byte of the links src -> dst (integers, any shape): float64."""
         src, dst = np.broadcast_arrays(np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
         same = (src // self.per_machine == dst // self.per_machine)[..., None]
         costs = np.where(same, self._inside, self._between)
@@ -457,7 +458,7 @@ class Prices:
     """Current costs, in seconds, of collectives of n workers or processes that begin simultaneously."""
 
     def __init__(self, n: int, costs: LinkCosts, rows_each: float = 1.0) -> None:
-        """`rows_each`: number of workers per process, if the n are processes."""
+        """Create the prices; `rows_each` is the number of workers per process, if the n are processes."""
         self.n, self.costs, self.rows_each = n, costs, rows_each
         self.bytes_scale = 1.0
         """Factor by which true rows are larger than the exchanged ones."""

@@ -34,19 +34,19 @@ class Mode(Enum):
 
 @dataclass
 class NetworkChanges:
-    """How latency and bandwidth change, of all links alike; between machines where there are machines. A mode needs its
-    own keys. In steps and trace it says both, and cluster.links does not.
+    """Changes of latency and bandwidth, the same for all links, or for all links between machines if there are
+    machines. A mode needs its own keys. steps and trace set both values, and cluster.links must not.
 
-    mode            constant: as cluster.links says; steps: a sequence of latencies and bandwidths, of which the last
-                    ones stay; random_walk: starting from cluster.links, the logarithms of both take a random step after
-                    each segment; trace: from a file
+    mode            constant: the values of cluster.links; steps: a sequence of latencies and bandwidths, the last of
+                    which remain; random_walk: starting from cluster.links, the logarithms of both take a random step
+                    after each segment; trace: values from a file
     segment_epochs  length of a segment, in epochs
     latency_s       latency of each segment, in seconds, such as [0.001, 0.002]
     bandwidth_gbps  bandwidth of each segment, in Gbit/s
-    drift           standard deviation of a step of the walk: 0.1 for about a tenth
+    drift           standard deviation of a step of the walk: 0.1 is about 10 %
     most            maximum factor by which they grow or shrink
     trace           path of a CSV file: the header epoch,latency_s,bandwidth_gbps or seconds,latency_s,bandwidth_gbps,
-                    and lines that say from which epoch or simulated second a latency and a bandwidth hold
+                    and lines with the epoch or simulated second from which a latency and a bandwidth hold
     """
 
     mode: Mode = Mode.constant
@@ -92,9 +92,9 @@ class ChangingCosts:
     def __init__(
         self, changes: NetworkChanges, links: Links, num_workers: int, seed: int, steps_per_epoch: float | None
     ) -> None:
-        """`steps_per_epoch`: None where there are no epochs.
+        """Create the costs; `steps_per_epoch` is None without epochs.
 
-        Raises ConfigError for what is missing, contradicts something, or makes no sense.
+        Raises ConfigError for missing, contradictory or invalid settings.
         """
         changes.check()
         self._links, self._n, self._steps_per_epoch = links, num_workers, steps_per_epoch
@@ -162,9 +162,10 @@ def _listed(changes: NetworkChanges, usual: Link, seed: int) -> Segments:
 
 
 def _walk(changes: NetworkChanges, usual: Link, seed: int) -> Segments:
-    """Random walks of log latency and log bandwidth from the usual values, with a normal step after each segment.
+    """Return random walks of log latency and log bandwidth from the usual values, with a normal step after each
+    segment.
 
-    They are reflected at `most` times as large or as small as usual. Addressed by (seed, segment).
+    They are reflected at `most` times as large or as small as usual. Draws are addressed by (seed, segment).
     """
     drift, far = changes.drift or 0.0, math.log(changes.most or _MOST)
 
@@ -179,8 +180,8 @@ def _walk(changes: NetworkChanges, usual: Link, seed: int) -> Segments:
 
 
 def _recorded(name: str) -> tuple[bool, Segments]:
-    """Lines of a file: from an epoch, or from a simulated time on; the last one goes on to the end. And whether it is
-    epochs."""
+    """Return whether the lines of a file are in epochs, and their segments: each begins at its epoch or simulated time,
+    and the last one continues to the end."""
     said, lines = f"{_TRACE}={name}", read_lines(_TRACE, name)
     if not lines or lines[0].cells not in _HEADS:
         raise ConfigError(

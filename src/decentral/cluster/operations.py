@@ -40,9 +40,9 @@ class Operation(ABC):
 
 @dataclass(frozen=True)
 class Gradient(Operation):
-    """g_i = grad F_i(x_i; xi_i) with the next sample xi_i, at the model at its beginning.
+    """A gradient g_i = grad F_i(x_i; xi_i) with the next sample xi_i, at the model at its beginning.
 
-    copied    others may change x_i while this goes on: it is taken at a copy
+    copied    compute it at a copy, since others may change x_i meanwhile
     """
 
     copied: bool = False
@@ -60,14 +60,14 @@ class Gradient(Operation):
 class Local(Operation):
     """An update of a worker's own rows with its latest gradient; takes no time.
 
-    timed    what(state, i, gradient [P], number of its step, seconds): the simulated time matters, too
+    timed    pass the simulated time, too: what(state, i, gradient [P], number of its step, seconds)
     """
 
     what: OnRow
     timed: bool = False
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float:
-        """Over at once."""
+        """Complete immediately."""
         if timeline.rows is not None:
             timeline.rows.local(i, self.what, timeline.drawn[i] - 1, *((now,) if self.timed else ()))
         return now
@@ -114,10 +114,10 @@ class _All:
 
 @dataclass(slots=True)
 class Mean(Operation):
-    """x_i <- 1/n sum_j x_j: all workers wait for the last one, then for an all-reduce."""
+    """The mean over all workers, x_i <- 1/n sum_j x_j: all wait for the last one, then for an all-reduce."""
 
     def begin(self, timeline: Timeline, i: int, now: float) -> None:
-        """The meeting lets it go on."""
+        """Wait until the meeting resumes the worker."""
         timeline.meeting(Mean, _All).arrive(i, now)
 
     def carry_out(self, host: Host, i: int) -> None:
@@ -129,10 +129,10 @@ class Mean(Operation):
 class Pairs:
     """Pairwise averaging of workers.
 
-    average    (state, i, j, time in seconds) -> averages the rows of both, at once
-    exchange   (state, i, what was sent of x_i [P], what came of x_j [P], time) -> the same for the row of i alone,
-               which may have changed since: what a process does that has one of the two
-    prepare    (state, i, time) -> what is done to the row of i first, whenever it is sent or averaged
+    average    (state, i, j, time in seconds): averages the rows of both, immediately
+    exchange   (state, i, the sent copy of x_i [P], the received copy of x_j [P], time): does the same for the row of i
+               alone, which may have changed since; for a process with one of the two workers
+    prepare    (state, i, time): prepares the row of i whenever it is sent or averaged
     """
 
     average: Callable[..., object]
@@ -201,8 +201,8 @@ _Way = tuple[int, float, _Coming, float, float]
 class Slots:
     """Slots in which shares wait for their receivers.
 
-    share      (state, i, weight) -> tensors: what travels
-    kept       (state, i, weight): what is left of the row of i; both before anything is scaled
+    share      (state, i, weight) -> the tensors to send
+    kept       (state, i, weight): scales the rest of the row of i; called after share
     receive    (state, i, *tensors): adds a share to the row of i
     """
 
@@ -224,7 +224,7 @@ class _Slots:
         self._num_bytes, costs = timeline.bytes_per_row + WEIGHT_BYTES, timeline.costs
         self._plain = costs.devices is None and not costs.shared and timeline.ledger is None
         self._in_order = costs.uniform and costs.ways == 1
-        """Whether shares arrive at ports in the order in which they leave others."""
+        """True if shares arrive at ports in the order in which they leave others."""
 
     def push(self, i: int, push: Push, now: float) -> None:
         """Push shares, in parallel through the port; a share for a nonempty slot stays."""
@@ -349,7 +349,8 @@ class Push(Operation):
         return now
 
     def carry_out(self, host: Host, i: int) -> None:
-        """Not used: between processes, methods with shares run synchronously, through windows (`Network.push`)."""
+        """Raise AssertionError: between processes, methods with shares run synchronously, through windows
+        (`Network.push`)."""
         raise AssertionError("shares go through windows")
 
 
@@ -389,7 +390,7 @@ class Host(Protocol):
         """Publish, and receive the sum of the worker's group."""
 
     def mean(self, i: int) -> None:
-        """x_i <- 1/n sum_j x_j, once all workers request it."""
+        """Compute x_i <- 1/n sum_j x_j, once all workers request it."""
 
     def average(self, i: int, pairs: Pairs, partner: int) -> None:
         """Begin to average with a partner, once the previous averaging is over."""
@@ -411,10 +412,10 @@ class RowExecutor(Protocol):
         """Call what(state, i, the worker's latest gradient, *arguments)."""
 
     def call(self, what: Callable[..., object], *arguments: Any) -> None:
-        """what(state, *arguments)."""
+        """Call what(state, *arguments)."""
 
     def mean(self) -> None:
-        """x_i <- 1/n sum_j x_j."""
+        """Compute x_i <- 1/n sum_j x_j."""
 
     def keep(self, key: Hashable, i: int, emptied: bool) -> None:
         """Keep a copy of worker i's send buffer; `emptied`: zero the buffer afterwards."""

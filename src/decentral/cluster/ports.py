@@ -99,7 +99,7 @@ class Border:
 
 
 def borders_of(costs: LinkCosts, num_workers: int) -> dict[str, list[Border]]:
-    """ "out" and "into": a border for each machine, with one port one for both."""
+    """Return "out" and "into": a border for each machine; with one port, the same border for both."""
     out = [Border() for _ in range(num_workers // costs.per_machine)]
     return {"out": out, "into": out if costs.ways == 2 else [Border() for _ in out]}
 
@@ -145,21 +145,21 @@ class Exchange:
         into: np.ndarray,
         borders: Mapping[str, Sequence[Border]],
     ) -> Movement:
-        """What becomes of the messages if worker i sends at its own time now_i, and its ports are free at out_i, into_i
-        (with one port: the same array).
+        """Return the timing of the messages if worker i sends at its own time now_i, and its ports are free at out_i,
+        into_i (with one port: the same array).
 
             b_j = max(now_j, out_j),  l_j = b_j + sent_j
             ready_i = max(now_i, l_i, max_j (l_j + latency_ij), max_j (b_j + latency_ij, into_i) + received_i)
 
-        over all j that i hears of. sent_j and received_i: what its messages take at full speed, the sums of num_bytes
-        seconds_per_byte. Messages of a worker leave side by side, in proportion to their sizes, so that all have left
-        at l_j; a worker takes them in once the last of those whom it hears of has begun. With one port it takes in
-        once the last message has come, and its own have left: max(l_i, max_j (l_j + latency_ij)) + received_i. Where
-        a machine's workers share their way out, messages have left, or have been taken in, once they have crossed the
-        machine's border, too.
+        Here j are all senders to i, and sent_j and received_i are the times of their messages at full speed, the sums
+        of num_bytes seconds_per_byte. Messages of a worker leave in parallel, in proportion to their sizes, so that all
+        have left at l_j. A worker receives them once its last sender has begun. With one port it receives once the last
+        message has arrived and its own have left: max(l_i, max_j (l_j + latency_ij)) + received_i. If a machine's
+        workers share their uplink, messages have left, or have been received, once they have also crossed the machine's
+        border.
 
-        num_bytes   of each message: a number, or float64 [E] in the order in which the edges were given
-        borders     "out" and "into": those of each machine; with one port the same
+        num_bytes   size of each message: a number, or float64 [E] in the order of the given edges
+        borders     "out" and "into": the borders of each machine; with one port the same
         """
         each = np.broadcast_to(np.asarray(num_bytes, dtype=np.float64), self._src.shape)
         if self._order is not None:
@@ -186,8 +186,8 @@ class Exchange:
         return Movement(ready, begins, left, opens, taken, sent=moved[1], received=moved[0])
 
     def _crossed(self, borders: Sequence[Border], begins: np.ndarray, num_bytes: np.ndarray) -> np.ndarray:
-        """When so many bytes of each worker, float64 [n], which begin to go then, have crossed the border of its
-        machine. Those of one machine that begin together do so side by side."""
+        """Return when the bytes of each worker, float64 [n], which start at `begins`, have crossed the border of its
+        machine. Bytes of one machine that start together cross in parallel."""
         costs, ends = self._costs, begins.copy()
         groups: defaultdict[tuple[float, int], list[int]] = defaultdict(list)
         for i in np.flatnonzero(num_bytes).tolist():
@@ -197,6 +197,6 @@ class Exchange:
         return ends
 
     def _sums(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sums of the values [E] over what each worker receives, and over what it sends: [n]."""
+        """Return the sums of the values [E] over each worker's received messages, and over its sent messages: [n]."""
         n = self._costs.num_workers
         return np.bincount(self._dst, values, minlength=n), np.bincount(self._src, values, minlength=n)

@@ -40,12 +40,12 @@ def bandwidth() -> Any:
 def check_choice(own: Any, where: str, choice: str, besides: tuple[str, ...] = ()) -> None:
     """Check that exactly the settings needed by a choice are given.
 
-    own        a dataclass in which None is "not given"
-    where      its place in the configuration, such as cluster.compute
+    own        dataclass in which None means "not given"
+    where      its position in the configuration, such as cluster.compute
     choice     the key of it that is chosen, an Enum whose values are the names of what each needs
     choice     its key with an Enum value, whose values name the needed settings
 
-    Raises ConfigError, also for a value that makes no sense.
+    Raises ConfigError, also for an invalid value.
     """
     chosen = getattr(own, choice)
     said = f"{where}.{choice}={chosen.name}"
@@ -62,7 +62,7 @@ def check_choice(own: Any, where: str, choice: str, besides: tuple[str, ...] = (
 
 
 class Line(NamedTuple):
-    """Its cells, and its name in messages: 'line 3 of cluster.links.file=links.csv'."""
+    """A line of a file: its cells, and its name in messages: 'line 3 of cluster.links.file=links.csv'."""
 
     said: str
     cells: list[str]

@@ -41,7 +41,7 @@ class Mode(Enum):
 class Stragglers:
     """Stragglers over the steps. Each mode needs its own keys, and one of delay_s and slowdown.
 
-    mode             none; exactly: count of them, drawn again in every step; independent: each worker with probability,
+    mode             none; exactly: count workers, drawn again in every step; independent: each worker with probability,
                      in every step; persistent: a worker becomes slow with probability in a step and stays slow for
                      residence_steps on average; fixed: workers; drifting: every worker's slowness is a random walk of
                      step size drift between 0 (as usual) and 1 (delay_s, slowdown in full)
@@ -100,7 +100,7 @@ class Delays:
     """Delays of gradients: slowness s adds s delay_s, or slowdown^s - 1 times the usual time."""
 
     def __init__(self, stragglers: Stragglers, num_workers: int, purpose: str = "cluster: stragglers") -> None:
-        """`purpose` is part of the address of all draws."""
+        """Create the delays; `purpose` is part of the address of all draws."""
         self.stragglers, self.num_workers, self.purpose = stragglers, num_workers, purpose
         self._ends: dict[int, list[np.ndarray]] = {}  # by seed: the start, and the last row of each block so far
 
@@ -148,7 +148,7 @@ class Delays:
         return np.concatenate(parts)
 
     def _persistent(self, seed: int, number: int, before: np.ndarray) -> np.ndarray:
-        """A Markov chain with two states, which starts in its stationary distribution, slow with p / (p + 1/L).
+        """Advance a Markov chain with two states, which starts in its stationary distribution, slow with p / (p + 1/L).
 
         One uniform number u_t per step decides: a slow worker stays slow for u_t < 1 - 1/L, another one
         becomes so for u_t < p.
@@ -164,7 +164,7 @@ class Delays:
         return rows
 
     def _walk(self, seed: int, number: int, before: np.ndarray) -> np.ndarray:
-        """A free walk with normal steps, starting uniformly in [0, 1]."""
+        """Advance a free walk with normal steps, starting uniformly in [0, 1]."""
         steps = np.arange(number * BLOCK, (number + 1) * BLOCK)[:, None]
         walk = np.cumsum(normal(seed, self.purpose, steps, np.arange(self.num_workers)[None, :]), axis=0)
         return np.asarray(before + (self.stragglers.drift or 0.0) * walk)

@@ -49,7 +49,7 @@ class Spans:
     """The spans of the first workers of a timeline."""
 
     def __init__(self, workers: int) -> None:
-        """`workers`: number of workers whose spans are kept."""
+        """Keep the spans of the first `workers` workers."""
         self.found: list[Span] = []
         self._workers = workers
 

@@ -77,7 +77,7 @@ class ARTopK(Ratio, Compressor):
 
     @property
     def compares(self) -> bool:
-        """Whether the worker is selected by its gradient."""
+        """Return whether the worker is selected by its gradient."""
         return self.select is Select.var
 
     def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
@@ -141,8 +141,9 @@ class _Ways:
 
 @dataclass
 class Flexible(Ratio, _Ways):
-    """The cheaper of AR-Topk (`artopk`, select=star) and gathered top-k (`topk`) in every step, by current link costs,
-    AR-Topk on a tie. Both share the residuals.
+    """The cheaper of AR-Topk (`artopk`, select=star) and gathered top-k (`topk`) in every step, by current link costs.
+
+    AR-Topk is used on a tie. Both share the residuals.
 
     Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE BigData
     2023. With alpha, 1/beta of a link, Q bytes of values and as many of indices, and n workers:

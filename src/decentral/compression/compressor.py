@@ -42,16 +42,16 @@ class Compressor(Settings, ABC, where="compress"):
     """Its name for `compress=`; each compressor sets it among its fields."""
 
     fills: ClassVar[bool] = False
-    """Whether every coordinate gets a value: the decoded row is rounded, not sparse."""
+    """True if every coordinate gets a value: the decoded row is rounded, not sparse."""
 
     adds: ClassVar[bool] = False
-    """Whether the elementwise mean of payloads is the payload of the mean, so that an all-reduce works."""
+    """True if the elementwise mean of payloads is the payload of the mean, so that an all-reduce works."""
 
     by_length: ClassVar[bool] = True
-    """Whether its message size depends on the row length only, not on the values or the split into layers."""
+    """True if its message size depends on the row length only, not on the values or the split into layers."""
 
     chooses: ClassVar[bool] = False
-    """Whether it decides in every step by link costs, and so needs to know them."""
+    """True if it decides in every step by link costs, and so needs to know them."""
 
     error_feedback: bool
 
@@ -69,7 +69,7 @@ class Compressor(Settings, ABC, where="compress"):
 
     @property
     def adapts(self) -> bool:
-        """Whether the run adapts its settings."""
+        """Return whether the run adapts its settings."""
         return False
 
     @classmethod
@@ -173,7 +173,8 @@ class Encoder(Compressor):
 
     @classmethod
     def suits(cls, takes: AcceptedCompression) -> bool:
-        """Algorithms that send payloads can use it; those that send rows or count senders only if it `fills`."""
+        """Return whether an algorithm that accepts these can use it: one that sends payloads can; one that sends rows
+        or counts senders only if it `fills`."""
         return takes in (AcceptedCompression.payloads, AcceptedCompression.means) or (
             takes in (AcceptedCompression.rows, AcceptedCompression.senders) and cls.fills
         )
@@ -211,14 +212,14 @@ class Encoder(Compressor):
 
     @abstractmethod
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out <- out + weight times the decoded row [P] of the payload of worker and step `at`, in place."""
+        """Compute out <- out + weight times the decoded row [P] of the payload of worker and step `at`, in place."""
 
     def subtract_sent(self, payload: Payload, e: Tensor, at: Address) -> None:
-        """e <- e - C(e) in place, for the payload C(e) of e [P]: the residual of error feedback."""
+        """Compute e <- e - C(e) in place, for the payload C(e) of e [P]: the residual of error feedback."""
         self.add_decoded(payload, e, at, -1.0)
 
     def mix(self, x: Tensor, net: Network, t: int) -> Tensor:
-        """x_i <- x_i + sum_j W_ij (C(x_j) - C(x_i)) with W of round t, in place: gossip of rounded rows [k, P].
+        """Compute x_i <- x_i + sum_j W_ij (C(x_j) - C(x_i)) with W of round t, in place: gossip of rounded rows [k, P].
 
         If W is doubly stochastic, this preserves the mean for any C, and equal rows stay equal.
         """
@@ -230,7 +231,7 @@ class Encoder(Compressor):
         return partial(self.mix, x, net, t)
 
     def relay(self, y: Tensor, m: Tensor, net: Network, t: int, later: bool = False) -> Tensor:
-        """m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered: sums are rounded on every edge.
+        """Compute m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered: sums are rounded on every edge.
 
         y [k, P] is unchanged, m [E, ceil(P / d)] is donated. For compressors with `fills`.
         """
@@ -259,7 +260,7 @@ class Encoder(Compressor):
         return g, r, memory
 
     def add_mean(self, payloads: Sequence[Payload], out: Tensor, t: int, of_senders: bool = False) -> None:
-        """out <- out + 1/n sum_j C(e_j) [P], in place, for the payloads of all n workers in step t.
+        """Compute out <- out + 1/n sum_j C(e_j) [P], in place, for the payloads of all n workers in step t.
 
         of_senders  divide each coordinate by the number of workers that sent it, not by n; the same if every
                     coordinate gets a value

@@ -45,7 +45,7 @@ class _Chunks(NamedTuple):
 
     @property
     def num_sent(self) -> int:
-        """Numbers sent for the parameter."""
+        """Return the count of numbers sent for the parameter."""
         return self.r * self.c // (self.h * self.w) * self.k
 
     def of(self, row: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class DCTTopK(_Cut):
         return torch.cat(found)
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out <- out + weight * C(e)."""
+        """Compute out <- out + weight * C(e)."""
         q = torch.zeros_like(out).index_add_(0, self.sent_places(payload), payload.tensors["values"])
         out.add_(self.restored(q), alpha=weight)
 

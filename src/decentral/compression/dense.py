@@ -40,16 +40,16 @@ class NoCompression(Encoder):
         return 2
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
-        """P numbers."""
+        """Return P numbers."""
         return {"values": (dtype, self.layout.num_coordinates)}
 
     def encode(self, e: Tensor, at: Address) -> Payload:
-        """A copy."""
+        """Return a copy."""
 
         return payload_of(values=self.scratch.take(("values", *at.place), len(e), e).copy_(e))
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out <- out + weight * values."""
+        """Compute out <- out + weight * values."""
         out.add_(payload.tensors["values"], alpha=weight)
 
     def compression_stats(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class NoCompression(Encoder):
         return x.new_zeros(len(x), 0)
 
     def mix(self, x: Tensor, net: Network, t: int) -> Tensor:
-        """x_i <- sum_j W_ij x_j."""
+        """Compute x_i <- sum_j W_ij x_j."""
         return net.mix(x, t)
 
     def begin_mix(self, x: Tensor, net: Network, t: int) -> Callable[[], Tensor]:
@@ -65,7 +65,7 @@ class NoCompression(Encoder):
         return net.begin_mix(x, t)
 
     def relay(self, y: Tensor, m: Tensor, net: Network, t: int, later: bool = False) -> Tensor:
-        """m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}."""
+        """Compute m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}."""
         return net.relay(y, m, t, later)
 
     def combine(
@@ -101,7 +101,7 @@ class BFloat16(Encoder):
         return payload_of(values=values.copy_(e))
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out <- out + weight * values, block by block in the cache."""
+        """Compute out <- out + weight * values, block by block in the cache."""
         size = block_size(out)
         for values, block in zip(payload.tensors["values"].split(size), out.split(size), strict=True):
             block.add_(self.scratch.take("block", len(block), out).copy_(values), alpha=weight)
@@ -148,7 +148,7 @@ class Int8(Encoder):
         return payload_of(values=values, scales=scales)
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out <- out + weight s_b q."""
+        """Compute out <- out + weight s_b q."""
         add_quantized(payload.tensors["values"], payload.tensors["scales"], self.block, out, weight, self.scratch)
 
 
@@ -187,5 +187,5 @@ class Sign(Encoder):
         return payload_of(signs=signs, scales=scales)
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out_l <- out_l + weight s_l sign."""
+        """Compute out_l <- out_l + weight s_l sign."""
         add_signs(payload.tensors["signs"], payload.tensors["scales"], self.layout.slices, out, weight, self.scratch)

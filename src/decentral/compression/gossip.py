@@ -56,7 +56,7 @@ def send(compressor: Encoder, e: Tensor, net: Network, t: int, message: int = 0)
 
 
 def relay(compressor: Encoder, y: Tensor, m: Tensor, net: Network, t: int, later: bool) -> Tensor:
-    """RelaySum of rounded sums: m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered, decoded.
+    """Compute RelaySum of rounded sums: m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered, decoded.
 
     y [k, P] is unchanged, m [E, ceil(P / d)] is donated; both m are indexed by the receiver. Each piece of the rows is
     encoded separately. The randomness in the message of edge e in step t is addressed by its sender, t and e. A lost

@@ -132,7 +132,7 @@ class PowerSGD(Compressor):
         return p
 
     def _subtract_sent(self, e: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
-        """M_i <- M_i - P Q_i^T, and 0 for uncompressed parameters."""
+        """Compute M_i <- M_i - P Q_i^T, and 0 for uncompressed parameters."""
         for row, own in zip(e, q, strict=True):
             for each in matrices:
                 each.M(row).addmm_(each.P(p), each.Q(own).t(), alpha=-1)

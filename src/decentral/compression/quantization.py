@@ -34,7 +34,7 @@ def quantize(
 
 
 def add_quantized(values: Tensor, scales: Tensor, block: int, out: Tensor, weight: float, scratch: Scratch) -> None:
-    """out <- out + weight s_b q, in place."""
+    """Compute out <- out + weight s_b q, in place."""
     for part, blocks, width in _parts(out, block):
         q = scratch.take("block", part.stop - part.start, out).copy_(values[part]).view(-1, width)
         out[part].view(-1, width).addcmul_(q, scales[blocks].unsqueeze(1), value=weight)
@@ -55,7 +55,8 @@ _GATHER = 0x0102040810204080
 
 
 def pack(e: Tensor, signs: Tensor, scratch: Scratch) -> None:
-    """Bit i % 8 of signs[i // 8] <- (e_i >= 0), for e [P] and signs [ceil(P / 8)], uint8; padding bits are 0."""
+    """Compute bit i % 8 of signs[i // 8] <- (e_i >= 0), for e [P] and signs [ceil(P / 8)], uint8; padding bits are
+    0."""
     size = block_size(e)  # a multiple of 8
     for start in range(0, len(e), size):
         block = e[start : start + size]
@@ -77,7 +78,7 @@ def mean_magnitude(e: Tensor, scratch: Scratch) -> Tensor:
 
 
 def add_signs(signs: Tensor, scales: Tensor, layers: list[slice], out: Tensor, weight: float, scratch: Scratch) -> None:
-    """out <- out + weight s_l (1 or -1), in place, for the layers l of out [P]."""
+    """Compute out <- out + weight s_l (1 or -1), in place, for the layers l of out [P]."""
     size, table = block_size(out), _table(out.dtype, out.device)
     for start in range(0, len(out), size):
         block = out[start : start + size]

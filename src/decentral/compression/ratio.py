@@ -29,8 +29,8 @@ _LEAST_GAIN = 1e-12
 
 
 class Knee:
-    """On the Pareto front of T = seconds and H = 1 / gain, each scaled to [0, 1] over the front, the ratio with the
-    smallest max(0.6 T, 0.4 H): the paper's two objectives, and the weights of its authors' code.
+    """The knee of the Pareto front of T = seconds and H = 1 / gain, each scaled to [0, 1] over the front: the ratio
+    with the smallest max(0.6 T, 0.4 H), with the paper's two objectives and the weights of its authors' code.
 
     If all seconds are A + B c, scaling removes A and B: the network then does not affect the choice.
     """
@@ -53,8 +53,8 @@ class Knee:
 
 
 class Throughput:
-    """The smallest (compute_s + seconds) / gain: time per step's worth of gradient, the inverse of GraVAC's compression
-    throughput (Tyagi & Swany, IEEE CLOUD 2023)."""
+    """The ratio with the smallest (compute_s + seconds) / gain: time per step's worth of gradient, the inverse of
+    GraVAC's compression throughput (Tyagi & Swany, IEEE CLOUD 2023)."""
 
     def best(self, seconds: np.ndarray, gain: np.ndarray, compute_s: float) -> int:
         """Return the index of the best ratio, see `Knee.best`."""
@@ -187,7 +187,7 @@ class Ratio(Compressor):
 
     @property
     def adapts(self) -> bool:
-        """Whether the run adapts `keep`."""
+        """Return whether the run adapts `keep`."""
         return self.adapt is not Adapt.none
 
     @property
@@ -197,7 +197,8 @@ class Ratio(Compressor):
 
     @property
     def smallest_row(self) -> int:
-        """See `Compressor.smallest_row`: there k is keep P, and at least a thousandth of the row or two numbers."""
+        """Return the length at which k is keep P, and at least a thousandth of the row or two numbers: see
+        `Compressor.smallest_row`."""
         return min(_LONGEST, math.ceil(max(2, math.ceil(1000 * self.keep)) / self.keep))
 
     def ratio(self, step: int) -> float:

@@ -19,14 +19,14 @@ class AcceptedCompression(Enum):
 
     nothing = "nothing"
     rows = "rows"
-    """Those that give every coordinate a value (`fills`): messages are rounded rows."""
+    """Compressors that give every coordinate a value (`fills`): messages are rounded rows."""
     payloads = "payloads"
-    """Those that encode each row independently (`Encoder`): any message from one worker to others."""
+    """Compressors that encode each row independently (`Encoder`): any message from one worker to others."""
     senders = "senders"
-    """Those that give every coordinate a value, or list the coordinates sent (`Placed`): the algorithm divides each
-    coordinate by the number of workers that sent it."""
+    """Compressors that give every coordinate a value, or list the coordinates sent (`Placed`): the algorithm divides
+    each coordinate by the number of workers that sent it."""
     means = "means"
-    """All: the algorithm needs the mean of all workers, which the compressor computes (`combine`)."""
+    """All compressors: the algorithm needs the mean of all workers, which the compressor computes (`combine`)."""
 
 
 class RowLayout(NamedTuple):
@@ -55,7 +55,7 @@ class RowLayout(NamedTuple):
 
     @property
     def slices(self) -> list[slice]:
-        """The position of each parameter."""
+        """Return the position of each parameter."""
         found, start = [], 0
         for shape in self.shapes:
             found.append(slice(start, start := start + math.prod(shape)))
@@ -71,7 +71,7 @@ class Address(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Worker and message, which distinguish the payloads of a step."""
+        """Return worker and message, which distinguish the payloads of a step."""
         return self.worker, self.message
 
 

@@ -97,7 +97,7 @@ class Sparse(Placed):
         return payload.tensors["indices"]
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out[index] <- out[index] + weight * value for each pair, without touching other entries."""
+        """Compute out[index] <- out[index] + weight * value for each pair, without touching other entries."""
         out.index_add_(0, payload.tensors["indices"], payload.tensors["values"], alpha=weight)
 
     def add_mean(self, payloads: Sequence[Payload], out: Tensor, t: int, of_senders: bool = False) -> None:
@@ -108,7 +108,7 @@ class Sparse(Placed):
             Encoder.add_mean(self, payloads, out, t)
 
     def subtract_sent(self, payload: Payload, e: Tensor, at: Address) -> None:
-        """e[index] <- 0 for each pair."""
+        """Compute e[index] <- 0 for each pair."""
         indices = payload.tensors["indices"]
         e.index_fill_(0, self.scratch.take("wide", len(indices), e, torch.int64).copy_(indices), 0)
 
@@ -305,11 +305,11 @@ class RandomK(Ratio, Encoder):
         return payload_of(values=values.add_(low.mul_(0) + high.mul_(0)))  # 0 or NaN
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
-        """out[I] <- out[I] + weight * values, with I of this step."""
+        """Compute out[I] <- out[I] + weight * values, with I of this step."""
         out.index_add_(0, self.places(out, at.step), payload.tensors["values"], alpha=weight)
 
     def subtract_sent(self, payload: Payload, e: Tensor, at: Address) -> None:
-        """e <- 0 on I; if unbiased, e <- e - C(e) by the formula."""
+        """Compute e <- 0 on I; if unbiased, e <- e - C(e) by the formula."""
         if self.unbiased:
             super().subtract_sent(payload, e, at)
         else:

@@ -18,13 +18,13 @@ from decentral.store.metrics import Metric
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentDescription(DataDescription):
-    """Observations of some shape, and what can be done: what a policy is built from.
+    """Observations of some shape, and the possible actions: the inputs of a policy's construction.
 
-    shape         of an observation
+    shape         shape of an observation
     num_actions   number of discrete actions; for continuous actions, the dimension of one
     continuous    whether an action is a vector
-    normalises    whether observations and rewards have scales of their own, so that it pays to normalise them
-    num_train, num_test   scenes for training and for testing
+    normalises    whether observations and rewards have arbitrary scales, so that normalizing them helps
+    num_train, num_test   numbers of training and test scenes
     """
 
     kind: ClassVar[str] = "observations and actions"
@@ -35,11 +35,11 @@ class EnvironmentDescription(DataDescription):
 
     @property
     def num_outputs(self) -> int:
-        """The size of a policy's output: the value, and a logit for each action, or mean and log std."""
+        """Return the size of a policy's output: the value, and a logit for each action, or mean and log std."""
         return 1 + self.num_actions * (2 if self.continuous else 1)
 
     def batch_shape(self, size: int) -> tuple[int, ...]:
-        """[size, *shape]."""
+        """Return [size, *shape]."""
         return size, *self.shape
 
 
@@ -55,23 +55,23 @@ class Environment(Settings, ABC, where="env"):
 
     @abstractmethod
     def inspect(self) -> EnvironmentDescription:
-        """Shapes and counts, within a fraction of a second and without torch.
+        """Return shapes and counts, within a fraction of a second and without torch.
 
-        Raises ConfigError if there is no such environment, or a package that it needs is missing.
+        Raises ConfigError if the environment does not exist, or a required package is missing.
         """
 
     @abstractmethod
     def kinds(self) -> np.ndarray:
-        """[num_train] int64: of which kind each scene for training is; what `partition` deals out by."""
+        """Return the kind of each training scene, the label for `partition`: int64 [num_train]."""
 
     @abstractmethod
     def open(self, scenes: Sequence[np.ndarray], num_envs: int) -> Running:
-        """For each of k workers E = `num_envs` environments side by side, whose episodes are in its scenes: numbers of
-        scenes for training."""
+        """Open E = `num_envs` parallel environments for each of k workers, with episodes in the worker's scenes, which
+        are numbers of training scenes."""
 
     @abstractmethod
     def open_tests(self, num_models: int, scenes: np.ndarray) -> Running:
-        """For each of k models an environment for each of these N scenes for testing, in which its episodes are."""
+        """Open an environment for each of k models and N test scenes, with all its episodes in that scene."""
 
     def test_chances(self, scenes: np.ndarray) -> np.ndarray:
         """Return the `chances` of `Running.begin` for test episodes of these scenes, for any run seed: [N, 3]."""
@@ -82,7 +82,7 @@ class Environment(Settings, ABC, where="env"):
         return chances
 
     def tests_at_once(self, num_scenes: int) -> int:
-        """With how many models at once it is tested best: k of `open_tests`."""
+        """Return the best number of models to test at once: k of `open_tests`."""
         return 1
 
 
@@ -93,7 +93,7 @@ class NoEnvironment(Environment):
     name: str = "none"
 
     def inspect(self) -> EnvironmentDescription:
-        """Refuse: there are no scenes."""
+        """Raise ConfigError: there are no scenes."""
         raise ConfigError("env=none has no scenes: choose an environment, such as env=gridworld.")
 
     kinds = open = open_tests = inspect  # type: ignore[assignment]
@@ -116,7 +116,7 @@ class Running(ABC):
     """
 
     num_chances: ClassVar[int] = 3
-    """The first one chooses the scene among those of the worker, each as likely."""
+    """Number of random numbers per episode. The first one chooses the scene among those of the worker, uniformly."""
 
     @abstractmethod
     def begin(self, places: Sequence[int], chances: np.ndarray) -> None:
@@ -136,7 +136,7 @@ class Running(ABC):
 
     @abstractmethod
     def load_state(self, place: int, state: Any) -> None:
-        """Be there again."""
+        """Restore a result of `state`."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release resources."""

@@ -46,7 +46,7 @@ class Workload(NamedTuple):
 
 
 class Execution(ABC):
-    """A way to compute the gradients of all local workers: `execution=` on the command line. All ways give the same
+    """A way to compute the gradients of all local workers, `execution=` on the command line; all give the same
     gradients.
 
     Each is a dataclass without settings.

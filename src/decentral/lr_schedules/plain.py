@@ -52,7 +52,7 @@ class PlainSchedule(Plain, LearningRateSchedule):
 class TorchSchedule(Plain, LearningRateSchedule):
     """A scheduler of torch, or a function of `optimizer` that returns one; its parameters are the settings.
 
-    Rates in it are factors on `lr`. What else it changes, such as the momentum, it changes in `optim`.
+    Its rates are factors on `lr`. Other settings that it changes, such as the momentum, change in `optim`.
 
     unit   when to call step(): after each step, so that all its counts are steps; or after each epoch
     """

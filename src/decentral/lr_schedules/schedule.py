@@ -22,8 +22,8 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
     and fractional epoch = t / steps_per_epoch. It is a pure function of the step, so a resumed run has the same rates.
     A custom class that declares `warmup_epochs` warms up in its `factor`, without the ramp.
 
-    warmup_epochs   epochs over which the learning rate rises linearly to its full value, from warmup_from of it in the
-                    very first step
+    warmup_epochs   epochs over which the learning rate rises linearly to its full value, from the share warmup_from in
+                    the very first step
     warmup_from     factor of the very first step
     final_factor    smallest factor; cosine and linear end there
     """
@@ -100,7 +100,7 @@ class Cosine(LearningRateSchedule):
     name: str = "cosine"
 
     def factor(self, t: int, steps_per_epoch: float, total_steps: int) -> float:  # type: ignore[override]
-        """See the formula."""
+        """Return the factor of the class formula."""
         falling = (1 + math.cos(math.pi * self.progress(t, steps_per_epoch, total_steps))) / 2
         return self.final_factor + (1 - self.final_factor) * falling
 
@@ -117,13 +117,13 @@ class Linear(LearningRateSchedule):
     name: str = "linear"
 
     def factor(self, t: int, steps_per_epoch: float, total_steps: int) -> float:  # type: ignore[override]
-        """See the formula."""
+        """Return the factor of the class formula."""
         return 1 - (1 - self.final_factor) * self.progress(t, steps_per_epoch, total_steps)
 
 
 @dataclass
 class Exponential(LearningRateSchedule):
-    """Exponential decay: times gamma after every epoch.
+    """Exponential decay: the rate is multiplied by gamma after every epoch.
 
     factor(epoch) = gamma^floor(epoch). The thesis' schedule (gamma = 0.9) leaves 0.5 % of the rate after 50 epochs.
     """
@@ -138,7 +138,7 @@ class Exponential(LearningRateSchedule):
 
 @dataclass
 class Inverse(LearningRateSchedule):
-    """One over the step number, the rate of a running average.
+    """Inverse decay: one over the step number, the rate of a running average.
 
     factor(t) = 1 / (t + 1). With lr=1 and task=mean_estimation, `algo=dpsgd` is the gossip baseline of the RelaySum
     paper's section 3: x <- W (x + (s - x) / (t + 1)).
@@ -171,7 +171,7 @@ class InverseSqrt(LearningRateSchedule):
 
 @dataclass
 class MultiStep(LearningRateSchedule):
-    """Linear warm-up, then times gamma at each milestone (epochs).
+    """Linear warm-up, then decay by gamma at each milestone (epochs).
 
         factor(epoch) = gamma^(milestones passed)
 

@@ -131,8 +131,7 @@ class CharLSTM(LanguageModel):
 
 @dataclass
 class CharTransformer(SmallTransformer, LanguageModel):
-    """Transformer decoder with layer normalization before each part, as in GPT-2 (Radford et al., 2019), for any
-    tokens.
+    """Transformer decoder with layer normalization before each part, as GPT-2 (Radford et al., 2019), for any tokens.
 
     It is like model=text_transformer, but a token attends only to itself and to previous tokens, and every position has
     an output.

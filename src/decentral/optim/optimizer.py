@@ -36,15 +36,15 @@ class Optimizer(Settings, ABC, where="optim"):
 
     weight_decay: float
     clip_norm: float | None = None
-    """c: each worker's gradient with ||g|| > c is scaled, g <- g c / (||g|| + 1e-6), as in
-    `torch.nn.utils.clip_grad_norm_`. Before weight decay. It clips the gradient that the algorithm passes: a worker's
+    """Maximum norm c: each worker's gradient with ||g|| > c is scaled, g <- g c / (||g|| + 1e-6), as in
+    `torch.nn.utils.clip_grad_norm_`, before weight decay. It clips the gradient that the algorithm passes: a worker's
     own, or the mean of all in an algorithm that averages gradients."""
 
     num_buffers: ClassVar[int | None] = None
     """The maximum number of rows [k, P] of `init` with a meaningful mean over workers; None: unknown."""
 
     counts_rows: ClassVar[bool] = False
-    """Whether `direction` takes a step count per row; if not, it is called for rows with equal counts."""
+    """True if `direction` takes a step count per row; otherwise, it is called for rows with equal counts."""
 
     def rule(self, lr: Callable[[int], float], layout: RowLayout) -> LocalOptimizer:
         """Return the algorithm's view: this optimizer with the learning rate lr(t), for rows of this layout.
@@ -125,11 +125,11 @@ class LocalRule(NamedTuple):
 
     optimizer: Optimizer
     lr: Callable[[int], float]
-    """step t -> gamma_t; or rates [1, P], one for each coordinate, or [k, 1], one for each worker"""
+    """Learning rate gamma_t of step t; or rates [1, P], one for each coordinate, or [k, 1], one for each worker."""
     taken: Callable[[int], Taken] = int
-    """step t -> number of earlier steps that the buffers have seen"""
+    """Number of earlier steps that the buffers have seen at step t."""
     changes: Callable[[int], dict[str, Any]] | None = None
-    """step t -> the optimizer's settings that the schedule changes"""
+    """Settings of the optimizer that the schedule changes at step t."""
 
     def scheduled(self, changes: Callable[[int], dict[str, Any]]) -> LocalRule:
         """Return the rule with these changes of the optimizer's settings."""
@@ -151,23 +151,24 @@ class LocalRule(NamedTuple):
     def __call__(
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """The update u^t = -gamma_t d (or -lr d) [k, P] in the memory of g, and the new buffers."""
+        """Return the update u^t = -gamma_t d (or -lr d) [k, P] in the memory of g, and the new buffers."""
         d, buffers = self._direction(self.at(t).regularised(g, x), x, buffers, t)
         return scale(g if d is g else copy(d, out=g), -(self.lr(t) if lr is None else lr)), buffers
 
     def adapt(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """x^{t+1/2} = x - gamma_t d (or - lr d) [k, P] in the memory of x or `out`: a pass less than x + u."""
+        """Return x^{t+1/2} = x - gamma_t d (or - lr d) [k, P] in the memory of x or `out`: one pass less than x + u."""
         d, buffers = self._direction(self.at(t).regularised(g, x), x, buffers, t)
         return sub(x, d, self.lr(t) if lr is None else lr, out=out), buffers
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """g + weight_decay x [k, P], in the memory of g."""
+        """Return g + weight_decay x [k, P], in the memory of g."""
         return self.optimizer.regularised(g, x)
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The optimizer's direction d [k, P] for a regularized gradient at x, in the memory of g or of a buffer."""
+        """Return the optimizer's direction d [k, P] for a regularized gradient at x, in the memory of g or of a
+        buffer."""
         check_decay(self.changes, t)
         return self._direction(g, x, buffers, t)
 
@@ -213,7 +214,7 @@ class UnevenRule(NamedTuple):
     def __call__(
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """The update u^t [k, P] in the memory of g, and the new buffers."""
+        """Return the update u^t [k, P] in the memory of g, and the new buffers."""
         for rows, taken, rate in self._groups(t, lr):
             u, new = self.rule(g[rows], x[rows], tuple(buffer[rows] for buffer in buffers), taken, rate)
             _put(rows, (g, *buffers), (u, *new))
@@ -223,7 +224,7 @@ class UnevenRule(NamedTuple):
     def adapt(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """x^{t+1/2} = x + u^t [k, P] in the memory of x or `out`, and the new buffers."""
+        """Return x^{t+1/2} = x + u^t [k, P] in the memory of x or `out`, and the new buffers."""
         u, buffers = self(g, x, buffers, t, lr)
         return add(x, u) if out is None else add(u, x, out=out), buffers
 

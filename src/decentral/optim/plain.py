@@ -120,7 +120,7 @@ class _Slot(NamedTuple):
 
     @property
     def is_number(self) -> bool:
-        """Whether it is a Python number, not a tensor."""
+        """Return whether it is a Python number, not a tensor."""
         return issubclass(self.kind, int | float)
 
 

@@ -138,10 +138,10 @@ class Shards(Partition):
 
 @dataclass
 class Natural(Partition):
-    """Whole sources: files, speakers or sections of running text; of labeled data, whole classes.
+    """Whole sources: files, speakers or sections of running text; whole classes of labeled data.
 
     The largest source goes to worker 0, and each next one to the worker with the fewest samples so far (the first on
-    ties). Natural heterogeneity, without randomness. With as many sources as workers each has one.
+    ties). The heterogeneity is natural, without randomness. With as many sources as workers, each worker has one.
     """
 
     name: str = "natural"
@@ -203,17 +203,17 @@ class Dirichlet(Partition):
 class DirichletThesis(Partition):
     """Class proportions drawn from Dir(alpha), as in Bohl's thesis (2022), where all runs use seed 0.
 
-    `dirichlet_shares` drawn from RandomState(seed), concatenated and cut into slices of floor(N / n).
-    Departures: the thesis always draws with seed 0, this uses the run's; it drops the last N mod n samples, here the
-    first workers get one each, because a partition contains every sample. Within a slice the thesis shuffles once and
-    keeps that order in every epoch; here the partition does not determine the order of visits.
+    The `dirichlet_shares` are drawn from RandomState(seed), concatenated and cut into slices of floor(N / n).
+    Departures: the thesis always draws with seed 0; here the run's seed is used. It drops the last N mod n samples;
+    here the first workers get one each, because a partition contains every sample. Within a slice the thesis shuffles
+    once and keeps that order in every epoch; here the partition does not determine the order of visits.
     """
 
     name: str = "dirichlet_thesis"
     alpha: float = setting(0.1, above=0, hint="such as 1, 0.1 or 0.01")
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """Sizes differ by at most one."""
+        """Return the indices; sizes differ by at most one."""
         self.check(len(labels), num_workers)
         shares = dirichlet_shares(labels, num_workers, self.alpha, np.random.RandomState(seed % 2**32))
         together = np.concatenate(shares)
@@ -240,9 +240,9 @@ def dirichlet_shares(
 
         p ~ Dir(alpha, ..., alpha),    p_j <- 0 for workers that hold N_g / n_g samples or more,    p <- p / sum_j p_j,
 
-    and all of it is repeated until every worker holds at least int(N_g / n_g / 2), and one. If p is 0 / 0 (all mass on
-    full workers, or alpha so small that every draw underflows) the authors' arithmetic gives the class to the last
-    worker.
+    and everything is repeated until every worker holds at least int(N_g / n_g / 2) samples, and at least one. If p is 0
+    / 0 (all mass on full workers, or alpha so small that every draw underflows) the authors' arithmetic gives the class
+    to the last worker.
 
     Departure: with tiny alpha, or fewer classes than workers in a group, their loop practically never ends. After 5000
     tries, which the papers' settings do not reach, `_fill` cuts the classes: a worker takes at most its equal share,

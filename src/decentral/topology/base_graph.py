@@ -51,11 +51,11 @@ class Averaging(NamedTuple):
 class BaseGraph(MatrixTopology):
     """Base-(k+1) graph: exact consensus after at most 2 log_{k+1}(n) + 2 rounds, with at most k neighbors.
 
-    For any n and any k = `neighbors`. n = p q, where p is the largest divisor of n whose prime factors are at most
-    k + 1: first the simple graph (topology=simple_base_graph) runs on p consecutive blocks of q workers in parallel,
-    then workers at the same position of the p blocks average, digit by digit of the block number. If the simple graph
-    on all n takes fewer rounds, it is used instead. Every round is symmetric and doubly stochastic, and the product of
-    all rounds is 1 1^T / n. For k = 1 and n = 2^m these are the matchings of the hypercube.
+    It supports any n and any k = `neighbors`. n = p q, where p is the largest divisor of n whose prime factors are at
+    most k + 1: first the simple graph (topology=simple_base_graph) runs on p consecutive blocks of q workers in
+    parallel, then workers at the same position of the p blocks average, digit by digit of the block number. If the
+    simple graph on all n takes fewer rounds, it is used instead. Every round is symmetric and doubly stochastic, and
+    the product of all rounds is 1 1^T / n. For k = 1 and n = 2^m these are the matchings of the hypercube.
 
     Takezawa, Sato, Bao, Niwa & Yamada, NeurIPS 2023, Algorithms 1-3; the rounds are those of the authors' code, with
     integer logarithms instead of floats, which miss a power (log_3 243 < 5).
@@ -65,7 +65,7 @@ class BaseGraph(MatrixTopology):
     neighbors: int = setting(1, at_least=1)
 
     def rounds(self, num_workers: int) -> Rounds:
-        """One cycle, repeated."""
+        """Return one cycle, repeated."""
         return rounds_of(num_workers, base(num_workers, self.neighbors))
 
 
@@ -76,7 +76,7 @@ def rounds_of(num_workers: int, averagings: Sequence[Averaging]) -> Rounds:
 
 @cache
 def base(num_workers: int, k: int) -> tuple[Averaging, ...]:
-    """Algorithm 3: the rounds of Base-(k+1) for n workers."""
+    """Return the rounds of Base-(k+1) for n workers (Algorithm 3)."""
     n = num_workers
     whole = simple(n, k)
     p = prod(_radices(n, k + 1)[0])
@@ -90,7 +90,7 @@ def base(num_workers: int, k: int) -> tuple[Averaging, ...]:
 
 @cache
 def simple(num_workers: int, k: int) -> tuple[Averaging, ...]:
-    """Algorithm 2: the rounds of the simple Base-(k+1) graph for n workers."""
+    """Return the rounds of the simple Base-(k+1) graph for n workers (Algorithm 2)."""
     n, B = num_workers, k + 1
     if _radices(n, B)[1] == 1:
         return tuple(Averaging((groups,)) for groups in _hyper_hypercube(np.arange(n)[None], B))
@@ -154,9 +154,10 @@ def _radices(n: int, largest: int) -> tuple[list[int], int]:
 
 
 def _hyper_hypercube(sets: np.ndarray, largest: int) -> list[np.ndarray]:
-    """Algorithm 1, for several sets of workers at once, [sets, m] with m a product of factors up to `largest`.
+    """Return the groups of each round of Algorithm 1, for several sets of workers at once, [sets, m] with m a product
+    of factors up to `largest`.
 
-    The groups of each round: workers of a set whose positions differ in one mixed-radix digit only.
+    A group has workers of a set whose positions differ in one mixed-radix digit only.
     """
     radices, left = _radices(sets.shape[1], largest)
     assert left == 1
@@ -191,5 +192,5 @@ class SimpleBaseGraph(MatrixTopology):
     neighbors: int = setting(1, at_least=1)
 
     def rounds(self, num_workers: int) -> Rounds:
-        """One cycle, repeated."""
+        """Return one cycle, repeated."""
         return rounds_of(num_workers, simple(num_workers, self.neighbors))

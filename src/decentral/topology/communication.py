@@ -130,7 +130,7 @@ class LocalSteps(NamedTuple):
 
     every: int
     steps: np.ndarray
-    """[n], int64: from 1 to `every`."""
+    """Numbers of local steps, from 1 to `every`: int64 [n]."""
 
     def active(self, t: int | np.ndarray) -> np.ndarray:
         """Return which workers take a local step in step t (or in steps t [T, 1]): bool [n] or [T, n]."""
@@ -162,7 +162,7 @@ class Communication(Settings, where="communication"):
 
     @property
     def plain(self) -> bool:
-        """Whether the rounds of the topology are unchanged."""
+        """Return whether the rounds of the topology are unchanged."""
         return self == Communication()
 
     def schedule(self, topology: Topology, num_workers: int) -> Rounds:

@@ -46,7 +46,7 @@ def generator_of(seed: int, topology: str, num_workers: int, round: int, attempt
 
 @dataclass
 class Epidemic(GraphTopology):
-    """Directed, random in every round: each worker sends to `sends` distinct others, drawn uniformly (EL-Local).
+    """A new directed graph in every round: each worker sends to `sends` distinct others, drawn uniformly (EL-Local).
 
     A worker averages its model and all received ones equally, W_ij = 1 / (1 + in-degree), the pull weights. They
     preserve consensus, but not the mean: algo=epidemic_learning accepts them, algorithms that need a doubly stochastic
@@ -94,8 +94,8 @@ class RandomRegular(GraphTopology):
     oracle (EL-Oracle); topology=epidemic is EL-Local.
 
     degree        degree s; null: ceil(log2 n), plus one if n times that is odd, for which no such graph exists
-    changing      whether every round has a new graph. A graph for all rounds is redrawn until it is connected; graphs
-                  of single rounds need not be
+    changing      draw a new graph in every round. A graph for all rounds is redrawn until it is connected; graphs of
+                  single rounds need not be connected
     seed          seed of the draws, with the round: all workers know them, and none is sent
     drawn_rounds  with changing=true: number of rounds after which the same graphs repeat, in the same order
 

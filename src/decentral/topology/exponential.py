@@ -23,41 +23,42 @@ def powers(base: int, below: int) -> np.ndarray:
 
 @dataclass
 class Exponential(GraphTopology):
-    """Directed: in every round worker i sends to i + 1, i + b, i + b^2, ... modulo n, for all hops b^k < n.
+    """Exponential graph, directed: worker i sends to i + 1, i + b, i + b^2, ... modulo n, for all hops b^k < n.
 
-    b is `base`, 2 in the paper. Every entry of W, including the diagonal, is 1 / (1 + number of hops), which is doubly
-    stochastic. For b = 2 and even n, |lambda_2| = 1 - 2 / (1 + ceil(log2 n)). Ying et al., NeurIPS 2021.
+    b is `base`, 2 in the paper; the graph is the same in every round. Every entry of W, including the diagonal, is 1 /
+    (1 + number of hops), which is doubly stochastic. For b = 2 and even n, |lambda_2| = 1 - 2 / (1 + ceil(log2 n)).
+    Ying et al., NeurIPS 2021.
     """
 
     name: str = "exponential"
     base: int = setting(2, at_least=2, hint="hops are its powers", older=2)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """i -> i + b^k modulo n, for all b^k < n; ConfigError unless b >= 2."""
+        """Return i -> i + b^k modulo n, for all b^k < n. Raise ConfigError unless b >= 2."""
         i, hop = np.arange(num_workers)[:, None], powers(self.base, num_workers)
         return [(directed(num_workers, i, (i + hop) % num_workers),)]
 
 
 @dataclass
 class SymmetricExponential(GraphTopology):
-    """Worker i exchanges with i +- 1, i +- b, i +- b^2, ... modulo n, for all hops b^k <= n/2; b is `base`.
+    """Symmetric exponential graph: worker i exchanges with i +- 1, i +- b, ... modulo n, for all hops b^k <= n/2.
 
-    Every entry of W, including the diagonal, is 1 / (1 + number of neighbors): symmetric and doubly stochastic. BlueFog
-    (Ying et al., 2021) uses b = 4.
+    b is `base`. Every entry of W, including the diagonal, is 1 / (1 + number of neighbors): symmetric and doubly
+    stochastic. BlueFog (Ying et al., 2021) uses b = 4.
     """
 
     name: str = "symmetric_exponential"
     base: int = setting(4, at_least=2, hint="hops are its powers")
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """i -- i + b^k modulo n, for all b^k <= n/2; ConfigError unless b >= 2."""
+        """Return i -- i + b^k modulo n, for all b^k <= n/2. Raise ConfigError unless b >= 2."""
         i, hop = np.arange(num_workers)[:, None], powers(self.base, num_workers // 2 + 1)
         return [(undirected(num_workers, i, (i + hop) % num_workers),)]
 
 
 @dataclass
 class OnePeerExponential(GraphTopology):
-    """Directed, time-varying: in round k worker i sends to i + 2^(k mod D) modulo n only, D = ceil(log2 n).
+    """One-peer exponential graph: in round k worker i sends to i + 2^(k mod D) modulo n only, D = ceil(log2 n).
 
     Worker i averages its model with that of i - 2^(k mod D). Any D consecutive rounds give the exact average if and
     only if n is a power of two. Assran et al., ICML 2019; Ying et al., NeurIPS 2021.
@@ -71,7 +72,8 @@ class OnePeerExponential(GraphTopology):
     neighbors: int = setting(1, at_least=1, older=1)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """Round k: i -> i + 2^k, ..., i + 2^(k+m-1) modulo n, exponents modulo the number D of those with 2^k < n.
+        """Return round k: i -> i + 2^k, ..., i + 2^(k+m-1) modulo n, exponents modulo the number D of those with 2^k <
+        n.
 
         Raises ConfigError if a worker has fewer than m different hops.
         """

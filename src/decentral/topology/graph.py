@@ -44,7 +44,7 @@ class Graph:
 
     @cached_property
     def keys(self) -> np.ndarray:
-        """dst * num_workers + src of each edge: int64 [E], ascending."""
+        """Return dst * num_workers + src of each edge: int64 [E], ascending."""
         return self.dst * self.num_workers + self.src
 
     @cached_property
@@ -54,12 +54,12 @@ class Graph:
 
     @cached_property
     def indegree(self) -> np.ndarray:
-        """Number of in-neighbors of each worker: int64 [n]."""
+        """Return the number of in-neighbors of each worker: int64 [n]."""
         return np.bincount(self.dst, minlength=self.num_workers)
 
     @cached_property
     def outdegree(self) -> np.ndarray:
-        """Number of out-neighbors of each worker: int64 [n]."""
+        """Return the number of out-neighbors of each worker: int64 [n]."""
         return np.bincount(self.src, minlength=self.num_workers)
 
     def senders(self) -> list[np.ndarray]:

@@ -69,34 +69,35 @@ class MixingMatrix:
 
     @cached_property
     def graph(self) -> Graph:
-        """Its edges: the off-diagonal entries."""
+        """Return its edges: the off-diagonal entries."""
         edges = self.src != self.dst
         return Graph(self.num_workers, self.src[edges], self.dst[edges])
 
     @cached_property
     def diagonal(self) -> np.ndarray:
-        """W_ii: float64 [n]."""
+        """Return W_ii: float64 [n]."""
         own, found = self.src == self.dst, np.zeros(self.num_workers)
         found[self.src[own]] = self.weight[own]
         return found
 
     @property
     def num_messages(self) -> int:
-        """The number of off-diagonal entries: the messages of an exchange."""
+        """Return the number of off-diagonal entries: the messages of an exchange."""
         return len(self) - int(np.count_nonzero(self.src == self.dst))
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Row i has the entries starts[i] up to, but excluding, starts[i + 1]: int64 [n + 1]."""
+        """Return the index of each row's first entry; row i has the entries from starts[i] to starts[i + 1] - 1: int64
+        [n + 1]."""
         counts = np.bincount(self.dst, minlength=self.num_workers)
         return np.concatenate([[0], np.cumsum(counts)])
 
     def row_sums(self) -> np.ndarray:
-        """sum_j W_ij: float64 [n]."""
+        """Return sum_j W_ij: float64 [n]."""
         return row_sums(self.num_workers, self.src, self.dst, self.weight)
 
     def column_sums(self) -> np.ndarray:
-        """sum_i W_ij: float64 [n]."""
+        """Return sum_i W_ij: float64 [n]."""
         return np.bincount(self.src, weights=self.weight, minlength=self.num_workers)
 
     def is_symmetric(self, tolerance: float) -> bool:
@@ -112,7 +113,7 @@ class MixingMatrix:
 
     @cached_property
     def averages(self) -> bool:
-        """Whether all rows sum to one."""
+        """Return whether all rows sum to one."""
         return bool(np.allclose(self.row_sums(), 1))
 
     @cached_property

@@ -51,7 +51,7 @@ class Need(Enum):
 
 
 class Split(Enum):
-    """How the coordinates of a model are split into d pieces: every d-th one, or in consecutive blocks."""
+    """The way to split the coordinates of a model into d pieces: every d-th one, or consecutive blocks."""
 
     interleaved = "interleaved"
     contiguous = "contiguous"
@@ -119,7 +119,8 @@ class Rounds:
         phases: Callable[[int], list[Phase]] | None = None,
         every: int = 1,
     ) -> None:
-        """`matrices` returns the d = num_pieces matrices of a round, 0 <= round < period, dense [n, n] or sparse.
+        """Store `matrices`, which returns the d = num_pieces matrices of a round, 0 <= round < period, dense [n, n] or
+        sparse.
 
         It must be pure; recent results are cached. Rounds that never repeat pass the number of rounds needed as their
         period. Of `every` rounds all but the last are silent, W = I.

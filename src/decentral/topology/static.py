@@ -121,7 +121,7 @@ class Torus(Grid):
 
 @dataclass
 class Hypercube(GraphTopology):
-    """Worker i exchanges with the workers whose numbers differ from i in one bit; n must be a power of two."""
+    """A hypercube: worker i exchanges with the workers whose numbers differ from i in one bit; n is a power of two."""
 
     name: str = "hypercube"
 

@@ -99,7 +99,8 @@ class Topology(Settings, ABC, where="topology"):
 
     @abstractmethod
     def schedule(self, num_workers: int) -> Rounds:
-        """The rounds for `num_workers` workers; ConfigError if this topology does not exist for so many."""
+        """Return the rounds for `num_workers` workers. Raise ConfigError if the topology does not exist for this
+        number."""
 
 
 MAX_WORKERS = 8192
@@ -123,7 +124,8 @@ class MatrixTopology(Topology):
         """Return the rounds for `num_workers` >= 1 workers. Raise ConfigError if the topology does not exist then."""
 
     def schedule(self, num_workers: int) -> Rounds:
-        """The rounds for `num_workers` workers; ConfigError if this topology does not exist for so many."""
+        """Return the rounds for `num_workers` workers. Raise ConfigError if the topology does not exist for this
+        number."""
         check_num_workers(num_workers)
         return self.rounds(num_workers)
 
@@ -173,7 +175,7 @@ class GraphTopology(Topology):
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]] | list[tuple[np.ndarray, ...]] | Repeating:
         """Return the graphs of every round and piece (tuple), or bool [n, n]: entry [i, j] says whether j sends to i.
 
-        A list for few rounds, `repeating` for many.
+        It is a list for few rounds, `repeating` for many.
 
         Raises ConfigError if there is no such graph with `num_workers` >= 1 vertices.
         """
@@ -215,7 +217,8 @@ class GraphTopology(Topology):
 
 
 def check_choice(topology: str, graph: str, settings: Mapping[str, Any]) -> None:
-    """Refuse a topology.graph that does not exist or is `topology` itself, and settings that it does not have.
+    """Raise ConfigError for a topology.graph that does not exist or is `topology` itself, and for settings that it
+    lacks.
 
     Settings that are None were not given.
 

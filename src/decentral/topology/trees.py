@@ -26,7 +26,7 @@ class Chain(GraphTopology):
 
 @dataclass
 class Star(GraphTopology):
-    """The worker `center` exchanges with all others, and they only with it.
+    """A star: the worker `center` exchanges with all others, and they exchange with it only.
 
     With metropolis weights all edges and the center's diagonal entry are 1/n and a leaf's is 1 - 1/n; |lambda_2| is
     1 - 1/n for n > 2.

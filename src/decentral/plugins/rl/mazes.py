@@ -158,8 +158,8 @@ class Walks(Running):
         step_cost: float,
         max_steps: int,
     ) -> None:
-        """`numbers` are the numbers of the mazes, in order; `own` are the indices of each of the k workers' mazes among
-        them."""
+        """Create the walks; `numbers` are the numbers of the mazes, in order, and `own` the indices of each of the k
+        workers' mazes among them."""
         self.numbers = numbers
         self.mazes, self.own, self.max_steps = mazes, own, max_steps
         self.progress, self.step_cost = progress, step_cost

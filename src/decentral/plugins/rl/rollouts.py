@@ -156,8 +156,8 @@ class Rollouts:
         dtype: torch.dtype,
         normalises: bool,
     ) -> None:
-        """`memory` is the number of values that a policy remembers; 0: batches are single frames. `normalises` scales
-        rewards."""
+        """Create the rollouts; `memory` is the number of values that a policy remembers (0: batches are single frames),
+        `normalises` scales rewards."""
         self.running, self.task, self.workers, self.seed, self.dtype = running, task, workers, seed, dtype
         self.batch_size, self.remembers, self.continuous, self.normalises = (
             batch_size,

@@ -28,8 +28,7 @@ _GROUP, _PARENT, _HOP = "group", "called by", "hop"
 
 @dataclass
 class Strip(StudyFigure):
-    """curves.csv: the positions of all workers after a few steps; a row for each value of `panels`, a column for each
-    step.
+    """curves.csv: positions of all workers after a few steps; a row for each value of `panels`, a column for each step.
 
     The metrics 'place x' and 'place y' of every worker of the first seed; if recorded, their 'heading' (radians, drawn
     as arrows) and their estimate ('estimate x', 'estimate y').

@@ -58,7 +58,7 @@ class InTurn(Measurement):
 
 @dataclass
 class ExchangeTimes(InTurn):
-    """Times of the exchanges of all rows in turn, round after round, so that a slow moment of the machine affects all
+    """Times of the exchanges of all rows, in turn in every round, so that a slow moment of the machine affects all
     alike.
 
     There is a process for each worker. A round of an exchange begins when all processes are ready. Its wall time ends

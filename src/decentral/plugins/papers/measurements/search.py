@@ -167,8 +167,8 @@ class Trajectory(NamedTuple):
 
 @dataclass
 class Simulation(Computation):
-    """Run every member for `steps` steps. Evaluate it before the first step, after every `every` steps, and after the
-    last step.
+    """Trajectories of every member over `steps` steps, evaluated before the first step, after every `every` steps, and
+    after the last step.
 
     With `roots` > 0, this is repeated for each of the spanning trees with the roots 0 ... roots - 1
     (topology=spanning_tree). The lines are written when an ensemble is finished.
