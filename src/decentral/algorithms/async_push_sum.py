@@ -128,5 +128,5 @@ class AsyncPushSum(AsynchronousAlgorithm):
 def _push(slots: Slots, rounds: Rounds, i: int, round: int) -> Push:
     """Return the shares that worker i sends in a round: column i of W."""
     given = dict(rounds.mixing(round)[0].column(i))
-    own = given.pop(i, 0.0)
-    return Push(slots, tuple(given.items()), own)
+    kept = given.pop(i, 0.0)
+    return Push(slots, tuple(given.items()), kept)

@@ -89,9 +89,9 @@ def in_group(size: int, turns: Sequence[Turns]) -> list[dict[str, dict[str, Any]
     config = compose([*host("allreduce", "complete"), f"num_workers={size}", f"processes={size}"])
     with tempfile.TemporaryDirectory() as folder:
         in_processes(config, Path(folder), partial(take_turns, turns=list(turns)))
-        found = read_json(Path(folder) / _TIMES)
-    assert found is not None
-    groups: list[dict[str, dict[str, Any]]] = found["turns"]
+        times = read_json(Path(folder) / _TIMES)
+    assert times is not None
+    groups: list[dict[str, dict[str, Any]]] = times["turns"]
     return groups
 
 
@@ -106,17 +106,17 @@ def take_turns(config: Config, world: World, directory: Path, turns: Sequence[Tu
     import torch
 
     torch.set_num_threads(1)
-    found = []
+    times = []
     for each in turns:
         with torch.no_grad():
             works = {name: setup(world) for name, setup in each.setups.items()}
-            found.append(in_turn_together(world, works, each))
+            times.append(in_turn_together(world, works, each))
         for work in works.values():
             work.close()
         del works
         gc.collect()
     if world.leader:
-        write_json(directory / _TIMES, {"turns": found})
+        write_json(directory / _TIMES, {"turns": times})
     return Status.done
 
 

@@ -61,20 +61,20 @@ class LinkCell(TunedCell):
     def values(self) -> list[Value]:
         """Return the steps to the target, which no link changes, then the time for each link, for the runs that
         count."""
-        found = super().values()
+        values = super().values()
         if self.factors is None or self.factors.finished() is not Status.done:
-            return found
+            return values
         (known,) = self.factors.found()
         by_id = {job.id: job for job in self._made.values()}
-        for value in [value for value in found if value.chosen]:
-            own = replace(self.measure, axis="simulated_s").of(by_id[value.run].directory)
-            for gbps, latency_ms, seconds in self._times(value.value, own.value, known):
-                place = value.labels | {BANDWIDTH: gbps, LATENCY: latency_ms}
-                found.append(
+        for value in [value for value in values if value.chosen]:
+            timed = replace(self.measure, axis="simulated_s").of(by_id[value.run].directory)
+            for gbps, latency_ms, seconds in self._times(value.value, timed.value, known):
+                at_link = value.labels | {BANDWIDTH: gbps, LATENCY: latency_ms}
+                values.append(
                     Value(
-                        place,
+                        at_link,
                         seconds,
-                        own.label,
+                        timed.label,
                         value.seed,
                         value.lr,
                         run=value.run,
@@ -82,13 +82,15 @@ class LinkCell(TunedCell):
                         published=value.published,
                     )
                 )
-        return found
+        return values
 
     def meanings(self) -> dict[str, Meaning]:
         """Return the meanings of the runs' values; less time is better."""
         timed = replace(self.measure, axis="simulated_s")
         done = [job for job in self._made.values() if self._result(job) is not None][:1]
-        return super().meanings() | {one.label: one.meaning for one in (timed.of(job.directory) for job in done)}
+        return super().meanings() | {
+            metric.label: metric.meaning for metric in (timed.of(job.directory) for job in done)
+        }
 
     def _times(self, steps: float, seconds: float, known: dict[str, float]) -> Iterator[tuple[float, float, float]]:
         """Yield (Gbit/s, ms, seconds to the target) of a run with these steps and seconds; nan if not reached."""
