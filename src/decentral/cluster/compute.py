@@ -60,8 +60,8 @@ class ComputeTimes:
     measured, which have the times of the run's own steps.
 
     distribution       constant: mean_s; lognormal: mean_s, sigma; length_bucketed: buckets, seconds_per_token;
-                       shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those, mean_s, rollout_every and
-                       residence; trace: trace; measured: passes
+                       shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those of shifted_pareto, mean_s,
+                       rollout_every and residence; trace: trace; measured: passes
     mean_s             mean time, in seconds
     sigma              standard deviation of the logarithm
     buckets            tokens in a batch of each bucket; in every step, each worker draws a bucket
