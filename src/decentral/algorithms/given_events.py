@@ -36,12 +36,12 @@ def read_events(name: str, num_workers: int) -> list[Event]:
     head, *lines = read_lines("algo.events", name) or [Line(said, [])]
     if head.cells != _HEAD or not lines:
         raise ConfigError(f"{said} has no events: give the header time,what,worker,partner and lines below it.")
-    found: list[Event] = []
+    events: list[Event] = []
     begun = [False] * num_workers
     for line in lines:
         line.check_columns(_HEAD)
         time, what = (
-            line.number(0, "a time not before the previous one", found[-1].time if found else 0, LONGEST_S),
+            line.number(0, "a time not before the previous one", events[-1].time if events else 0, LONGEST_S),
             line.cells[1],
         )
         worker = line.integer(2, "worker", num_workers)
@@ -51,8 +51,8 @@ def read_events(name: str, num_workers: int) -> list[Event]:
         if what != "average" and begun[worker] == (what == "begin"):
             raise ConfigError(f"{line.said}: worker {worker} must begin exactly one gradient before each update.")
         begun[worker] = begun[worker] if what == "average" else what == "begin"
-        found.append(Event(time, what, worker, partner))
-    return found
+        events.append(Event(time, what, worker, partner))
+    return events
 
 
 def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.ndarray:
@@ -64,8 +64,8 @@ def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.nda
     if not at_home(path).is_file():
         raise ConfigError(f"{said} is not a file: {wanted}.")
     try:
-        with np.load(at_home(path), allow_pickle=False) as found:
-            draws = found[name]
+        with np.load(at_home(path), allow_pickle=False) as file:
+            draws = file[name]
     except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError, AttributeError):
         raise ConfigError(f"{said} cannot be read: {wanted}.") from None
     if draws.ndim != len(shape) or not draws.size or not np.isin(draws, (0, 1)).all():

@@ -128,8 +128,8 @@ class Schedule:
             return range(max(int(after), 0), int(until))
         times = self._times(until if until < math.inf else after)
         first, last = np.searchsorted(times, [after, until], side="right")
-        found: list[float] = np.unique(times[first:last]).tolist()
-        return found if after >= 0 or 0.0 in found[:1] else [0.0, *found]
+        moments: list[float] = np.unique(times[first:last]).tolist()
+        return moments if after >= 0 or 0.0 in moments[:1] else [0.0, *moments]
 
     def _times(self, until: float) -> np.ndarray:
         """Return `changes(until)`, cut off at the time from which all workers are present."""

@@ -247,8 +247,8 @@ class Clock(Prices):
 
     def accounts(self) -> dict[str, np.ndarray]:
         """Return each worker's seconds so far, float64 [n]: compute, wait, exchange, and away if any worker was."""
-        found = {"compute": self.compute_s, "wait": self.wait_s, "exchange": self.exchange_s}
-        return found | ({"away": self.away_s} if self.away_s.any() else {})
+        seconds = {"compute": self.compute_s, "wait": self.wait_s, "exchange": self.exchange_s}
+        return seconds | ({"away": self.away_s} if self.away_s.any() else {})
 
     def state(self) -> np.ndarray:
         """Return its state for a checkpoint: float64 [7 + 5 for each exchange in flight, n], and another row once a

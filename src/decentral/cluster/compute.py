@@ -60,8 +60,8 @@ class ComputeTimes:
     measured, which have the times of the run's own steps.
 
     distribution       constant: mean_s; lognormal: mean_s, sigma; length_bucketed: buckets, seconds_per_token;
-                       shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those, mean_s, rollout_every and
-                       residence; trace: trace; measured: passes
+                       shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those of shifted_pareto, mean_s,
+                       rollout_every and residence; trace: trace; measured: passes
     mean_s             mean time, in seconds
     sigma              standard deviation of the logarithm
     buckets            tokens in a batch of each bucket; in every step, each worker draws a bucket
@@ -242,12 +242,12 @@ def read_trace(name: str, num_workers: int) -> np.ndarray:
 
 def _recorded(said: str, path: Path, num_workers: int) -> np.ndarray:
     """Return the gradient times of a run, in order per worker."""
-    found: dict[int, list[float]] = {}
+    times: dict[int, list[float]] = {}
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             one = json.loads(line)
             if one["what"] == "gradient":
-                found.setdefault(int(one["worker"]), []).append(float(one["end_s"]) - float(one["begin_s"]))
+                times.setdefault(int(one["worker"]), []).append(float(one["end_s"]) - float(one["begin_s"]))
     except FileNotFoundError:
         raise ConfigError(
             f"{said} is a directory without {_OPERATIONS}: give the directory of a finished run with "
@@ -255,28 +255,28 @@ def _recorded(said: str, path: Path, num_workers: int) -> np.ndarray:
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{said}: its {_OPERATIONS} cannot be read ({error}): wait for the run to end.") from error
-    if sorted(found) != list(range(num_workers)):
+    if sorted(times) != list(range(num_workers)):
         raise ConfigError(
-            f"{said} is a run with gradients of {len(found)} workers or processes, but num_workers={num_workers}: use "
+            f"{said} is a run with gradients of {len(times)} workers or processes, but num_workers={num_workers}: use "
             f"a run with num_workers={num_workers} and processes={num_workers} (or 1, where networks are trained)."
         )
-    steps = min(map(len, found.values()))
-    return np.array([found[i][:steps] for i in range(num_workers)]).T
+    steps = min(map(len, times.values()))
+    return np.array([times[i][:steps] for i in range(num_workers)]).T
 
 
 def _listed(said: str, lines: list[Line], places: list[int], num_workers: int) -> np.ndarray:
     """Return the times from lines with step, worker and seconds in these columns."""
     step, worker, seconds = places
-    found: dict[tuple[int, int], float] = {}
+    listed: dict[tuple[int, int], float] = {}
     for line in lines:
         line.check_columns(_HEAD)
         key = line.integer(step, "step"), line.integer(worker, "worker", num_workers)
-        if key in found:
+        if key in listed:
             raise ConfigError(f"{line.said} repeats step {key[0]} of worker {key[1]}: give each step of a worker once.")
-        found[key] = line.seconds(seconds)
-    times = np.empty((1 + max(step for step, _ in found), num_workers))
+        listed[key] = line.seconds(seconds)
+    times = np.empty((1 + max(step for step, _ in listed), num_workers))
     for place in np.ndindex(times.shape):
-        if place not in found:
+        if place not in listed:
             raise ConfigError(f"{said} is incomplete: add the time of step {place[0]} of worker {place[1]}.")
-        times[place] = found[place]
+        times[place] = listed[place]
     return times

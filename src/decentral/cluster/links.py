@@ -272,16 +272,16 @@ def read_links(name: str, num_workers: int) -> dict[int, tuple[float, float]]:
         del lines[0]
     if not lines:
         raise ConfigError(f"{key}={name} holds no links: give lines {','.join(_COLUMNS)}.")
-    found: dict[int, tuple[float, float]] = {}
+    links: dict[int, tuple[float, float]] = {}
     for line in lines:
         line.check_columns(_COLUMNS)
         source, target = (line.integer(place, "worker", num_workers) for place in (0, 1))
         if source == target:
             raise ConfigError(f"{line.said} is a link from worker {source} to itself: remove it.")
-        if source * num_workers + target in found:
+        if source * num_workers + target in links:
             raise ConfigError(f"{line.said} repeats the link {source},{target}: give each link once.")
-        found[source * num_workers + target] = line.seconds(2), seconds_per_byte(line.gbps(3))
-    return dict(sorted(found.items()))
+        links[source * num_workers + target] = line.seconds(2), seconds_per_byte(line.gbps(3))
+    return dict(sorted(links.items()))
 
 
 class LinkCosts:
@@ -426,8 +426,8 @@ class LinkCosts:
         """Return (latency, seconds per byte) from i to j."""
         if i == j:
             return 0.0, 0.0
-        if self._table and (own := self._table.get(i * self.num_workers + j)) is not None:
-            return own
+        if self._table and (link := self._table.get(i * self.num_workers + j)) is not None:
+            return link
         return self._inside if i // self.per_machine == j // self.per_machine else self._between
 
     def of(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -58,11 +58,11 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
     lines = read_lines(_KEY, name)
     if not lines or lines[0].cells != _COLUMNS:
         raise ConfigError(f"{_KEY}={name} has no header: start it with {','.join(_COLUMNS)}.")
-    found: defaultdict[int, Device] = defaultdict(lambda: Device([], [], {"out": [], "into": []}))
+    devices: defaultdict[int, Device] = defaultdict(lambda: Device([], [], {"out": [], "into": []}))
     for line in lines[1:]:
         line.check_columns(_COLUMNS)
         worker = line.integer(0, "worker")
-        device, begins = found[worker], line.seconds(1)
+        device, begins = devices[worker], line.seconds(1)
         if begins <= device.begins[-1] if device.begins else begins != 0:
             expected = f"after {device.begins[-1]:g}" if device.begins else "at 0, its first one"
             raise ConfigError(f"{line.said} begins at {begins:g}: let worker {worker}'s line begin {expected}.")
@@ -71,11 +71,11 @@ def read_devices(name: str, num_workers: int) -> list[Device]:
         device.begins.append(begins)
         device.slowdown.append(line.number(2, "a slowdown factor > 0", 1e-9, 1e9))
     for worker in range(num_workers):
-        if worker not in found:
+        if worker not in devices:
             raise ConfigError(
                 f"{_KEY}={name} has no line for worker {worker}: give one for each of the {num_workers} workers."
             )
-    return [found[worker] for worker in range(num_workers)]
+    return [devices[worker] for worker in range(num_workers)]
 
 
 class Border:

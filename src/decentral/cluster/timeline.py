@@ -338,15 +338,15 @@ class Timeline:
 
     def accounts(self) -> dict[str, np.ndarray]:
         """Return each worker's seconds so far, float64 [n]: compute, wait, exchange, and away if any worker is."""
-        found = {
+        seconds = {
             "compute": np.array(self.compute_s),
             "wait": np.array(self.wait_s),
             "exchange": np.array(self.exchange_s),
         }
         if self._schedule is not None:
             resting = [self.now - self._resting[i][0] if i in self._resting else 0.0 for i in range(self.n)]
-            found["away"] = np.array(self.away_s) + resting
-        return found
+            seconds["away"] = np.array(self.away_s) + resting
+        return seconds
 
     def lateness(self) -> Lateness:
         """Return the statistics of contributions so far."""

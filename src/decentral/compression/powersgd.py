@@ -150,15 +150,15 @@ class PowerSGD(Compressor):
 
     def matrices(self) -> list[_Matrix]:
         """Return the compressed parameters."""
-        found: list[_Matrix] = []
+        matrices: list[_Matrix] = []
         left = right = 0
         for number, (shape, part) in enumerate(zip(self.layout.shapes, self.layout.slices, strict=True)):
             a, b = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0)
             if rank := self.rank_of(number, a, b):
                 ends = left + a * rank, right + b * rank
-                found.append(_Matrix(number, part, a, b, rank, slice(left, ends[0]), slice(right, ends[1])))
+                matrices.append(_Matrix(number, part, a, b, rank, slice(left, ends[0]), slice(right, ends[1])))
                 left, right = ends
-        return found
+        return matrices
 
     def rank_of(self, number: int, a: int, b: int) -> int:
         """Return the rank of the factors of parameter `number` [a, b]; 0: it is sent uncompressed."""

@@ -69,8 +69,8 @@ def at_least(e: Tensor, floor: int, scratch: Scratch) -> tuple[Tensor, Tensor]:
 
 def where(mask: Tensor, scratch: Scratch) -> Tensor:
     """Return the indices of true entries in mask [m], ascending, int64; the next call overwrites them."""
-    found = scratch.take("where", len(mask), mask, torch.int64).view(-1, 1).resize_(0, 1)
-    return torch.nonzero(mask, out=found)[:, 0]
+    indices = scratch.take("where", len(mask), mask, torch.int64).view(-1, 1).resize_(0, 1)
+    return torch.nonzero(mask, out=indices)[:, 0]
 
 
 def largest(e: Tensor, k: int, scratch: Scratch) -> Tensor:

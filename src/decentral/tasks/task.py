@@ -193,8 +193,8 @@ class Task(Settings, ABC, where="task"):
 
     def resolve_num_workers(self, config: TaskConfig) -> int:
         """Return the number of workers: the user's, else the topology's, else the task's default."""
-        found: int = config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
-        return found
+        num_workers: int = config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
+        return num_workers
 
     def describe(self, config: TaskConfig) -> DataDescription | None:
         """Return the description of the data from which models are built; None without data. Without torch."""
@@ -289,8 +289,8 @@ class Problem(ABC):
         with local test sets, the share is its workers' test sets. By default, for problems without examples, the first
         part is everything.
         """
-        found = self.worker_statistics(x[None], scope=scope)[0]
-        return found if part == 0 else found.new_zeros(found.shape)
+        statistics = self.worker_statistics(x[None], scope=scope)[0]
+        return statistics if part == 0 else statistics.new_zeros(statistics.shape)
 
     def finish(self, statistics: Tensor) -> Tensor:
         """Return the metrics of complete statistics: [..., S] -> [..., len(metrics)].

@@ -84,8 +84,8 @@ def base(num_workers: int, k: int) -> tuple[Averaging, ...]:
     blocks = np.arange(n).reshape(p, q)
     within = [_on(blocks, averaging) for averaging in simple(q, k)] if q > 1 else []
     across = [Averaging((groups,)) for groups in _hyper_hypercube(blocks.T, k + 1)] if p > 1 else []
-    found = tuple(within + across) or whole
-    return whole if len(whole) < len(found) else found
+    rounds = tuple(within + across) or whole
+    return whole if len(whole) < len(rounds) else rounds
 
 
 @cache
@@ -145,12 +145,12 @@ def _parts(n: int, B: int) -> list[np.ndarray]:
 
 def _radices(n: int, largest: int) -> tuple[list[int], int]:
     """Return factors of n from 2 to `largest`, ascending (extracted largest first), and the remaining cofactor."""
-    found = []
+    factors = []
     for factor in range(largest, 1, -1):
         while n % factor == 0:
-            found.append(factor)
+            factors.append(factor)
             n //= factor
-    return found[::-1], n
+    return factors[::-1], n
 
 
 def _hyper_hypercube(sets: np.ndarray, largest: int) -> list[np.ndarray]:

@@ -75,7 +75,7 @@ def shifts(n: int, hops: np.ndarray, weights: np.ndarray) -> MixingMatrix:
 
 @dataclass
 class EquiDyn(MatrixTopology):
-    """A random graph in every round: one message per worker, and an average rate independent of the number of workers.
+    """A new random graph in every round: one message per worker, and an average rate independent of their number.
 
         directed=true     W = (1 - eta) I + eta A_u: i gives (n-1)/n of its share to i + u modulo n, u from 1 .. n-1
         directed=false    W = (1 - eta) I + eta B: in the order s, s+1, ..., n-1, 0, ..., s-1 of a random s, i and i + u

@@ -54,8 +54,8 @@ def _lanczos(W: MixingMatrix, **how: Any) -> np.ndarray:
     n = W.num_workers
     start = np.cos(np.arange(n) ** 2 + 1.0)  # the same in every run, and in no small invariant subspace
     matrix = csc_array((W.weight, W.src, W.starts), shape=(n, n))
-    found: np.ndarray = eigsh(matrix, v0=start, return_eigenvectors=False, maxiter=100 * n, **how)
-    return found
+    eigenvalues: np.ndarray = eigsh(matrix, v0=start, return_eigenvectors=False, maxiter=100 * n, **how)
+    return eigenvalues
 
 
 def _eigenvalues(W: np.ndarray) -> np.ndarray:

@@ -14,7 +14,7 @@ from decentral.topology.topology import GraphTopology, Repeating
 
 @dataclass
 class InnerOuterRing(GraphTopology):
-    """A directed graph per round: one worker per machine sends to another machine, the others within their machine.
+    """A time-varying directed graph: one worker per machine sends to another machine, the others within theirs.
 
     Machine m holds the L = `workers_per_machine` workers m L .. m L + L-1, its places 0 .. L-1; there are M = n / L
     machines. In round t the worker at place t mod L sends to the same place of machine m+1 (modulo M). The other L-1
@@ -71,7 +71,7 @@ def inner_outer(machines: int, places: int, leaver: int, outer_hop: int, inner_h
 
 @dataclass
 class InnerOuterExponential(GraphTopology):
-    """A directed graph per round: `inner_outer_ring` with hops 1, 2, 4, ... in turn, between and within machines.
+    """A time-varying directed graph: `inner_outer_ring` with hops 1, 2, 4, ... in turn, between and within machines.
 
     With L = `workers_per_machine` and M = n / L machines, in round t the worker at place t mod L of every machine sends
     to the same place 2^(t mod K) machines ahead, K = 1 + floor(log2(M - 1)). The other L-1 workers of a machine send

@@ -76,9 +76,9 @@ class MixingMatrix:
     @cached_property
     def diagonal(self) -> np.ndarray:
         """Return W_ii: float64 [n]."""
-        own, found = self.src == self.dst, np.zeros(self.num_workers)
-        found[self.src[own]] = self.weight[own]
-        return found
+        on_diagonal, diagonal = self.src == self.dst, np.zeros(self.num_workers)
+        diagonal[self.src[on_diagonal]] = self.weight[on_diagonal]
+        return diagonal
 
     @property
     def num_messages(self) -> int:

@@ -16,7 +16,7 @@ from decentral.topology.topology import GraphTopology, Repeating, Weights, check
 
 @dataclass
 class OnePeer(GraphTopology):
-    """A graph per round: in round t a worker sends to one of its out-neighbors in another topology, to each in turn.
+    """A time-varying graph: in round t a worker sends to one of its out-neighbors in another topology, each in turn.
 
     The other topology is `graph`, with its settings: `direction` of a ring, `base` of exponential graphs, `center` of a
     star, `rows` of a grid, `path` and `directed` of a file; null is its default. Worker i sorts its out-neighbors j

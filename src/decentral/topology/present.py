@@ -129,5 +129,5 @@ def components(graph: Graph) -> np.ndarray:
 
     n = graph.num_workers
     edges = coo_array((np.ones(len(graph)), (graph.src, graph.dst)), shape=(n, n))
-    found: np.ndarray = connected_components(edges, directed=True, connection="strong")[1]
-    return found
+    indices: np.ndarray = connected_components(edges, directed=True, connection="strong")[1]
+    return indices

@@ -141,12 +141,12 @@ class Rounds:
         assert round >= 0
         key = round % self.period
         if key not in self._kept:
-            found = tuple(MixingMatrix.of(W) for W in self._compute(key))
-            assert len(found) == self.num_pieces and all(W.num_workers == self.num_workers for W in found)
-            self._entries_kept += sum(map(len, found))
+            matrices = tuple(MixingMatrix.of(W) for W in self._compute(key))
+            assert len(matrices) == self.num_pieces and all(W.num_workers == self.num_workers for W in matrices)
+            self._entries_kept += sum(map(len, matrices))
             while len(self._kept) >= _ROUNDS_KEPT and self._entries_kept > _ENTRIES_KEPT:
                 self._entries_kept -= sum(map(len, self._kept.pop(next(iter(self._kept)))))
-            self._kept[key] = found
+            self._kept[key] = matrices
         return self._kept[key]
 
     def matrices(self, round: int) -> tuple[np.ndarray, ...]:
@@ -248,9 +248,9 @@ def two_sides(graph: Graph) -> list[int] | None:
 @lru_cache(maxsize=8)
 def sides(rounds: Rounds) -> list[int]:
     """Return `two_sides` of all edges of the rounds, which are bipartite (`Need.bipartite`)."""
-    found = two_sides(all_edges(rounds))
-    assert found is not None
-    return found
+    coloring = two_sides(all_edges(rounds))
+    assert coloring is not None
+    return coloring
 
 
 def neighbors_of(rounds: Rounds, worker: int, round: int) -> list[int]:

@@ -243,8 +243,8 @@ def graphs_of(graph: str, settings: Mapping[str, Any], num_workers: int) -> list
     Raises:
         ConfigError: it does not exist for this number of workers.
     """
-    found = topology_of(graph, settings).graphs(num_workers)
-    return found if isinstance(found, Repeating) else [tuple(Graph.of(A) for A in pieces) for pieces in found]
+    graphs = topology_of(graph, settings).graphs(num_workers)
+    return graphs if isinstance(graphs, Repeating) else [tuple(Graph.of(A) for A in pieces) for pieces in graphs]
 
 
 def topology_of(graph: str, settings: Mapping[str, Any]) -> GraphTopology:

@@ -37,15 +37,19 @@ class Transform:
         """Transform images [C, H, W] -> [B, C, H, W]. Raises ConfigError if a result is not an image of this shape."""
         with blame.calling(f"data.augment={self.name}"), seeded(self.seed, "augment", worker, draw):
             self._made = self._made or [self._make()]
-            found = [self._made[0](image) for image in images]
-        for one in found:
-            if not isinstance(one, Tensor) or one.dtype != torch.uint8 or one.shape != self.shape:
-                kind = f"{one.dtype} {list(one.shape)}" if isinstance(one, Tensor) else f"a {type(one).__name__}"
+            results = [self._made[0](image) for image in images]
+        for result in results:
+            if not isinstance(result, Tensor) or result.dtype != torch.uint8 or result.shape != self.shape:
+                kind = (
+                    f"{result.dtype} {list(result.shape)}"
+                    if isinstance(result, Tensor)
+                    else f"a {type(result).__name__}"
+                )
                 raise ConfigError(
                     f"data.augment={self.name} returns {kind.removeprefix('torch.')}: return uint8 {list(self.shape)} "
                     "for an image of bytes; the data set normalizes it afterwards."
                 )
-        return torch.stack(found).as_subclass(Tensor)
+        return torch.stack(results).as_subclass(Tensor)
 
     def try_on(self, images: Iterable[Tensor]) -> None:
         """Raise ConfigError if it fails on the first of these images, or is not reproducible."""

@@ -100,20 +100,20 @@ class MapStyle(Loaded):
         if number not in self._kept:
             with seeded(0, "test example", number):
                 examples, (label,) = self._those(self._test, self._looks[1], [number])
-            found = examples[0], label
-            if len(self._kept) * found[0].numel() * found[0].element_size() > _KEPT_BYTES:
-                return found
-            self._kept[number] = found
+            pair = examples[0], label
+            if len(self._kept) * pair[0].numel() * pair[0].element_size() > _KEPT_BYTES:
+                return pair
+            self._kept[number] = pair
         return self._kept[number]
 
     def not_finite(self) -> tuple[str, ...]:
         """See `Loaded`; for the inspected examples, or those in memory."""
-        found = []
+        sentences = []
         for look in self._looks:
             odd = look.odd if look.inputs is None else _first_odd(look.inputs)
             if odd >= 0:
-                found.append(f"{look.where}: example {odd} holds NaN or infinite numbers")
-        return tuple(found)
+                sentences.append(f"{look.where}: example {odd} holds NaN or infinite numbers")
+        return tuple(sentences)
 
     def close(self) -> None:
         """Release the test examples."""

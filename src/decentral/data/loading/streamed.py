@@ -70,11 +70,11 @@ class ImageFiles(Dataset[Tensor | str]):
 
     def decoded(self, piece: Piece) -> list[Tensor]:
         """Return the images before they are transformed. Raises ConfigError that names a broken image."""
-        found = []
+        images = []
         for position, index in enumerate(piece.indices):
             image = self._cropped(open_image(self.root / self.files[index].decode()), piece, position)
-            found.append(torch.from_numpy(np.array(image).transpose(2, 0, 1)))
-        return found
+            images.append(torch.from_numpy(np.array(image).transpose(2, 0, 1)))
+        return images
 
     def _cropped(self, image: Image, piece: Piece, position: int) -> Image:
         if self.whole:

@@ -171,10 +171,10 @@ def _oddity(layer: nn.Module, way: Way, inside: bool = False) -> str | None:
 def _is_usual(layer: nn.Module) -> bool:
     """Return whether a layer of a known class has exactly the parameters of its class, real-valued, and supported
     settings."""
-    own = {key for key, _ in layer.named_parameters()}
+    names = {key for key, _ in layer.named_parameters()}
     if isinstance(layer, nn.BatchNorm2d):
-        return layer.training and layer.momentum is not None and own in (set(), {"weight", "bias"})
-    if own - _PARAMETERS.get(type(layer), set()) or [*layer.children(), *layer.buffers()]:
+        return layer.training and layer.momentum is not None and names in (set(), {"weight", "bias"})
+    if names - _PARAMETERS.get(type(layer), set()) or [*layer.children(), *layer.buffers()]:
         return False
     if isinstance(layer, nn.Conv2d):
         return layer.padding_mode == "zeros" and not layer.weight.is_complex()

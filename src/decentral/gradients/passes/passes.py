@@ -246,11 +246,11 @@ class SideBySide(Passes):
     def _losses(self, outputs: Tensor, targets: Tensor, group: slice, seed: Callable[[int], None]) -> Tensor:
         """Return the mean losses [c] of the rows of a group, for their outputs and targets [c, B, ...]."""
         if is_foreign_loss(self.loss):
-            found = []
+            losses = []
             for j, one, their in zip(range(group.start, group.stop), outputs, targets, strict=True):
                 seed(j)
-                found.append(self.loss(one, their))
-            return torch.stack(found)
+                losses.append(self.loss(one, their))
+            return torch.stack(losses)
         each = self.loss(outputs.flatten(0, 1), targets.flatten(0, 1), reduction="none").reshape(len(targets), -1)
         if self.ignored is None:
             return each.mean(1)

@@ -88,10 +88,10 @@ def make_room(module: nn.Module, tensors: Mapping[str, Any]) -> None:
 def with_versions(module: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return these tensors as a `state_dict` of the module, with the versions of its parts: `load_state_dict` migrates
     nothing."""
-    found = module.state_dict()
-    found.clear()
-    found.update(tensors)
-    return found
+    state = module.state_dict()
+    state.clear()
+    state.update(tensors)
+    return state
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -124,10 +124,10 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
         elif isinstance(value, Tensor) and not value.is_leaf and (value._base is None or not value._base.is_leaf):
             memo[id(value)] = value.detach().clone()
     result = copy.deepcopy(module, memo)
-    for theirs, own in zip(module.parameters(), result.parameters(), strict=True):
-        vars(own).update(copy.deepcopy(vars(theirs), memo))
+    for theirs, parameter in zip(module.parameters(), result.parameters(), strict=True):
+        vars(parameter).update(copy.deepcopy(vars(theirs), memo))
         for hook in (theirs._backward_hooks or {}).values():
-            own.register_hook(hook)
+            parameter.register_hook(hook)
     return result
 
 

@@ -146,14 +146,14 @@ def _refused_tensor(module: nn.Module) -> str | None:
 def shared_memory(module: nn.Module) -> str | None:
     """Describe two tensors that share memory, if one is trained: copies would not be tied. Return None if there are
     none."""
-    found = []
+    ranges = []
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if not is_lazy(tensor) and tensor.layout == torch.strided and tensor.numel():
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             start = tensor.data_ptr()
-            found.append((start, start + (last + 1) * tensor.element_size(), name, tensor.requires_grad))
-    found.sort(key=lambda each: each[0])
-    for (_, end, one, trained), (start, _, other, too) in pairwise(found):
+            ranges.append((start, start + (last + 1) * tensor.element_size(), name, tensor.requires_grad))
+    ranges.sort(key=lambda each: each[0])
+    for (_, end, one, trained), (start, _, other, too) in pairwise(ranges):
         if start < end and (trained or too):
             return (
                 f"its {one} and {other} are two tensors in the same memory: share one parameter, as in self.b.weight "

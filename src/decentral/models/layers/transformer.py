@@ -26,8 +26,8 @@ class Block(nn.Module):
         token itself."""
         together = self.queries_keys_values(self.attention_norm(x))
         q, k, v = together.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
-        x = x + self.dropout(self.joined(found.transpose(1, 2).flatten(2)))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        x = x + self.dropout(self.joined(attended.transpose(1, 2).flatten(2)))
         return x + self.dropout(self.output(F.gelu(self.hidden(self.hidden_norm(x)))))
 
 

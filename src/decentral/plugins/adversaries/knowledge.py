@@ -61,10 +61,10 @@ class Knowledge:
     @property
     def groups(self) -> list[list[int]]:
         """Return groups of two or more indistinguishable workers."""
-        found: dict[bytes, list[int]] = {}
+        by_column: dict[bytes, list[int]] = {}
         for worker, column in enumerate(np.ascontiguousarray(self.matrix.T)):
-            found.setdefault(column.tobytes(), []).append(worker)
-        return [group for group in found.values() if len(group) > 1]
+            by_column.setdefault(column.tobytes(), []).append(worker)
+        return [group for group in by_column.values() if len(group) > 1]
 
 
 def from_gossip(rounds: Rounds, attackers: Sequence[Collection[int]], piece: int = 0) -> list[Knowledge]:
@@ -209,17 +209,17 @@ def _having_seen(known: Knowledge, rows: np.ndarray, t: int, senders: Collection
 def _mixed(W: MixingMatrix, weights: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Return W x for x [n, n]."""
     heard = np.flatnonzero(np.diff(W.starts))
-    found = np.zeros_like(x)
-    found[heard] = _sum(_times(weights[:, None], x[W.src]), W.starts[heard])
-    return found
+    mixed = np.zeros_like(x)
+    mixed[heard] = _sum(_times(weights[:, None], x[W.src]), W.starts[heard])
+    return mixed
 
 
 def _times(a: np.ndarray, b: np.ndarray | np.uint64) -> np.ndarray:
     """Multiply numbers up to PRIME modulo PRIME, in halves of 31 bits: 2^61 is 1."""
     a_high, a_low, b_high, b_low = a >> _HALF, a & _LOW, b >> _HALF, b & _LOW
     middle = a_high * b_low + a_low * b_high
-    found = (a_high * b_high << np.uint64(1)) + (middle >> _MOST) + ((middle & _LOW_MOST) << _HALF) + a_low * b_low
-    return np.asarray(found % _PRIME)
+    products = (a_high * b_high << np.uint64(1)) + (middle >> _MOST) + ((middle & _LOW_MOST) << _HALF) + a_low * b_low
+    return np.asarray(products % _PRIME)
 
 
 def _sum(x: np.ndarray, starts: Sequence[int] | np.ndarray = (0,)) -> np.ndarray:

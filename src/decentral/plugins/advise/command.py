@@ -58,9 +58,9 @@ def _carry_out(arguments: list[str]) -> int:
         check_writable("--output", str(options.output), options.output.parent)
     from decentral.plugins.advise.advise import advise, text
 
-    found = advise(words, processes, options.config_dir, _tell, options.measure)
-    told = json.dumps(encode(found), indent=2)
-    say(told if options.json else text(found))
+    advice = advise(words, processes, options.config_dir, _tell, options.measure)
+    told = json.dumps(encode(advice), indent=2)
+    say(told if options.json else text(advice))
     if options.output is not None:
         write_text(options.output, told + "\n")
     return 0

@@ -125,8 +125,8 @@ def measure(config: Config, ring: Config, size: int, tell: Callable[[str], None]
         f"measuring {rounds} passes in each of {size} processes: about {duration(passes_s)}; then exchanges: about 10 s"
     )
     works: dict[str, Setup] = {"pass": partial(Pass, config, True), "forward": partial(Pass, config, False)}
-    (found,) = in_group(size, [Turns(works, rounds, warm_up=int(rounds > 1))])
-    whole_s, forward_s = median(found["wall"]["pass"]), median(found["wall"]["forward"])
+    (times,) = in_group(size, [Turns(works, rounds, warm_up=int(rounds > 1))])
+    whole_s, forward_s = median(times["wall"]["pass"]), median(times["wall"]["forward"])
     return Machine(whole_s, min(max(1 - forward_s / whole_s, 0.0), 1.0), _measured_links(ring, size), size)
 
 
@@ -138,8 +138,8 @@ def _measured_links(ring: Config, size: int) -> MeasuredLinks:
         for verb in ("mix", "mean"):
             for what, numbers in (("small", _SMALL), ("large", large)):
                 works[f"{verb} {what}"] = partial(Verb, ring, numbers, verb)
-        (found,) = in_group(size, [Turns(works, _ROUNDS, repeats=_EXCHANGES, warm_up=1)])
-        seconds = {name: median(found["wall"][name]) for name in works}
+        (times,) = in_group(size, [Turns(works, _ROUNDS, repeats=_EXCHANGES, warm_up=1)])
+        seconds = {name: median(times["wall"][name]) for name in works}
         if seconds["mix large"] > _TELLING * seconds["mix small"]:
             break
     return fitted(seconds, size, _BYTES * large)

@@ -204,8 +204,8 @@ def predict_rows(case: Case) -> Prediction:
     """Predict uncompressed rows, by the clock of `simulate=timeline`."""
     from decentral.training.timing import timed
 
-    found = timed(case.config, case.num_steps, case.layout.num_coordinates)
-    return Prediction(found.step_s, found.bytes_sent / found.gradients)
+    times = timed(case.config, case.num_steps, case.layout.num_coordinates)
+    return Prediction(times.step_s, times.bytes_sent / times.gradients)
 
 
 def predict_messages(case: Case) -> Prediction:

@@ -166,20 +166,20 @@ def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]
         for cell in others:
             absent += [] if cell.values() else [cell]
             advance(1)
-    own, _ = stored(absent, here, _same_rules(chosen, here))
+    collected, _ = stored(absent, here, _same_rules(chosen, here))
     theirs: dict[int, StoredCell] = {}
     roots = (conf_directory().parent, Path())  # of the checkout or package; what is here stands in its place
     for published in dict.fromkeys((root / PUBLISHED_RESULTS / place).resolve() for root in roots):
         if published != here.resolve():
             theirs |= stored(absent, published, _same_rules(chosen, published))[0]
-    if new := theirs.keys() - own.keys():
+    if new := theirs.keys() - collected.keys():
         say(f"Note:     {len(new)} of {len(cells)} cells are shown as published.")
-    if left := len(absent) - len(theirs.keys() | own.keys()):
+    if left := len(absent) - len(theirs.keys() | collected.keys()):
         say(
             f"Note:     {left} of {len(cells)} cells have no results, neither run here nor published for "
             f"scale={chosen.scale} with these settings; methods without results are not ranked."
         )
-    instead = {id(absent[number]): cell for number, cell in {**theirs, **own}.items()}
+    instead = {id(absent[number]): cell for number, cell in {**theirs, **collected}.items()}
     _, beside = stored(cells, here, _same_rules(chosen, here))
     return [*(instead.get(id(cell), cell) for cell in cells), *beside]
 
@@ -327,14 +327,14 @@ def _verdict(options: argparse.Namespace, facts: dict[str, Any], wrong: Sequence
         )
     say(f"Verdict:  {'it does not agree' if wrong else f'it agrees ({done})'}")
     if os.access(options.verify, os.W_OK):
-        found = {
+        result = {
             "hash": facts["hash"],
             "agrees": not wrong,
             "done": done,
             "differences": list(wrong),
             "version": __version__,
         }
-        write_json(options.verify / submission.VERIFIED, {**found, **collect.reported()})
+        write_json(options.verify / submission.VERIFIED, {**result, **collect.reported()})
     return FAILED if wrong else 0
 
 
@@ -361,13 +361,13 @@ def _listing(config_dir: str | None) -> str:
             one.searched or "nothing (fixed)", 98, initial_indent=" " * 22, subsequent_indent=" " * 22
         )
     at: dict[str, list[str]] = {}
-    found: dict[str, entries.Scenario] = {}
+    known: dict[str, entries.Scenario] = {}
     for scale in catalogue.scales(STUDY, config_dir):
         for one in _study(scale, config_dir).scenarios:
             at.setdefault(one.name, []).append(scale)
-            found[one.name] = one
+            known[one.name] = one
     lines = [["scenario", "scales", "title"]]
-    lines += [[name, " ".join(scales), found[name].title] for name, scales in at.items()]
+    lines += [[name, " ".join(scales), known[name].title] for name, scales in at.items()]
     return "\n".join([*told, "", aligned(lines, left=3), "", "decentral-benchmark --help says more."])
 
 

@@ -147,14 +147,14 @@ def trials(method: Method, scenario: Scenario, count: int) -> list[Trial]:
     search = {key: space for key, space in method.search.items() if key not in left_out}
     first = [0.5, *(0.5 if isinstance(space, dict) else 0.0 for space in search.values())]
     points = [first, *qmc.Halton(len(first), scramble=False).random(count + 1)[2:].tolist()]
-    found = []
+    chosen = []
     for u, *others in points:
         values = {key: _at(v, space) for v, (key, space) in zip(others, search.items(), strict=True)}
         low, high = scenario.sgd_rates if values.get("optim") == "sgd" else scenario.rates
         lr = low * (high / low) ** u * method.times * (1 - float(values.get("optim.momentum", 0)))
         words = " ".join(f"{key}={value}" for key, value in values.items())
-        found.append(Trial(words.split(), float(f"{lr:.3g}")))
-    return found
+        chosen.append(Trial(words.split(), float(f"{lr:.3g}")))
+    return chosen
 
 
 def _at(u: float, space: Any) -> Any:
@@ -196,12 +196,12 @@ def scenarios(names: list[str]) -> list[Scenario]:
     an invalid file."""
     files, mine = scenario_files(), plugins.folder()
     theirs = [name for name, path in files.items() if mine is not None and mine in path.parents]
-    found = []
+    known = []
     for name in dict.fromkeys([*names, *theirs]):
         if name not in files:
             raise ConfigError(f"scenarios=[{name}] does not exist.{suggest(name, files)}")
-        found.append(_built(Scenario, name, read_mapping(files[name])))
-    return found
+        known.append(_built(Scenario, name, read_mapping(files[name])))
+    return known
 
 
 def scenario_files() -> dict[str, Path]:

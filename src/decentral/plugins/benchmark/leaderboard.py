@@ -69,12 +69,16 @@ def _profiles(results: Results, ranks: Ranks) -> list[dict[str, Any]]:
 def _courses(curves: pandas.DataFrame, rows: list[list[str]]) -> list[dict[str, Any]]:
     """Return the curves of the first seed of each method in each scenario, in the order of the ranks."""
     order = {row[0]: number for number, row in enumerate(rows)}
-    found = []
-    for (scenario, method, metric), own in curves.groupby(["scenario", "method", "metric"], sort=False):
-        places = {axis: list(map(_number, own[axis])) for axis in AXES if axis in own and own[axis].notna().any()}
+    courses = []
+    for (scenario, method, metric), metric_rows in curves.groupby(["scenario", "method", "metric"], sort=False):
+        places = {
+            axis: list(map(_number, metric_rows[axis]))
+            for axis in AXES
+            if axis in metric_rows and metric_rows[axis].notna().any()
+        }
         head = {"name": str(method), "metric": f"{scenario}: {metric}"}
-        found.append({**head, **places, "value": list(map(_number, own["value"]))})
-    return sorted(found, key=lambda one: (one["metric"], order.get(one["name"], len(order))))
+        courses.append({**head, **places, "value": list(map(_number, metric_rows["value"]))})
+    return sorted(courses, key=lambda one: (one["metric"], order.get(one["name"], len(order))))
 
 
 def _number(value: float) -> float | None:

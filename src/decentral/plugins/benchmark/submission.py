@@ -206,9 +206,9 @@ class Check(Cell):
         """Return the differences, as text."""
         held_out = HELD_OUT if self.cell.varied is not None else ""
         told = {axis: self.submitted[metric + held_out].value for axis, metric in METRICS.items()}
-        found = [*self._of_places(told), *(self._of_repetition(told) if self.repeated else [])]
+        differences = [*self._of_places(told), *(self._of_repetition(told) if self.repeated else [])]
         name = f"{self.labels['scenario']}, {self.labels['method']}, {self.submitted_setting}"
-        return [f"{name}: {words}" for words in found]
+        return [f"{name}: {words}" for words in differences]
 
     @property
     def submitted_setting(self) -> str:

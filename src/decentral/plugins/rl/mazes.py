@@ -196,13 +196,13 @@ class Walks(Running):
         """Return two channels [r, E, 2, V, V]: walls, and the goal, at the border of the window if it is outside."""
         maze, at, goal = self.maze[places], self.at[places], self.goal[places]
         (r, E), V = at.shape, self.view
-        found = np.zeros((r, E, 2, V, V), dtype=np.float32)
-        found[:, :, 0] = self.seen[maze * self.num_cells + at]
+        channels = np.zeros((r, E, 2, V, V), dtype=np.float32)
+        channels[:, :, 0] = self.seen[maze * self.num_cells + at]
         down = np.clip(self.row[goal] - self.row[at], -(V // 2), V // 2) + V // 2
         right = np.clip(self.column[goal] - self.column[at], -(V // 2), V // 2) + V // 2
-        pixels = found.reshape(r * E, 2 * V * V)
+        pixels = channels.reshape(r * E, 2 * V * V)
         pixels[np.arange(r * E), (V * V + down * V + right).ravel()] = 1.0
-        return found
+        return channels
 
     def step(self, places: Sequence[int], actions: np.ndarray, chances: np.ndarray) -> Moves:
         """See `Running`; facts are success weighted by path length, and success."""
@@ -226,8 +226,8 @@ class Walks(Running):
 
     def state(self, place: int) -> Any:
         """Return the numbers that describe each walk."""
-        found = {name: getattr(self, name)[place].tolist() for name in _NUMBERS}
-        return found | {"maze": self.numbers[self.maze[place]].tolist()}
+        numbers = {name: getattr(self, name)[place].tolist() for name in _NUMBERS}
+        return numbers | {"maze": self.numbers[self.maze[place]].tolist()}
 
     def load_state(self, place: int, state: Any) -> None:
         """See `Running`."""

@@ -94,15 +94,15 @@ class Recurrent(nn.Module):
         gates = torch.baddbmm(
             known["from_input.bias"][:, None], e, known["from_input.weight"].transpose(1, 2)
         ).unflatten(1, (B, -1))
-        U, found = known["from_memory"].transpose(1, 2), []
+        U, hidden = known["from_memory"].transpose(1, 2), []
         for t in range(steps.shape[2]):
             kept = 1 - begins[:, :, t]
             h, c = h * kept, c * kept
             i, f, g, o = torch.baddbmm(gates[:, :, t], h, U).chunk(4, dim=-1)
             c = f.sigmoid() * c + i.sigmoid() * g.tanh()
             h = o.sigmoid() * c.tanh()
-            found.append(h)
-        seen = torch.stack(found, dim=2)
+            hidden.append(h)
+        seen = torch.stack(hidden, dim=2)
         head = [parameter for name, parameter in known.items() if name.startswith("head.")]
         outputs = forward(list(self.head), seen.flatten(1, 2), head)
         return outputs.unflatten(1, (B, -1)), torch.cat([h, c], dim=-1)

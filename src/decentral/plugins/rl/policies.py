@@ -119,16 +119,16 @@ class PolicyOptimization(Problem):
         the worker's frames so far.
         """
         places = list(range(len(self.workers)) if workers is None else workers)
-        found = self._test(x[places], self._scenes(scope), scope)
+        sums = self._test(x[places], self._scenes(scope), scope)
         frames = torch.from_numpy(self.rollouts.frames[places]).double()
-        return torch.cat([found, torch.stack([frames, torch.ones_like(frames)], dim=1)], dim=1)
+        return torch.cat([sums, torch.stack([frames, torch.ones_like(frames)], dim=1)], dim=1)
 
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
         """Return the same for one averaged model [P] in this part's scenes, and the frames of the local workers:
         [S]."""
-        found = self._test(x[None], self._scenes(scope)[part::parts], scope)[0]
+        sums = self._test(x[None], self._scenes(scope)[part::parts], scope)[0]
         counts = torch.tensor([self.rollouts.frames.sum(), len(self.workers)], dtype=torch.float64)
-        return torch.cat([found, counts])
+        return torch.cat([sums, counts])
 
     def finish(self, statistics: Tensor) -> Tensor:
         """Return means over episodes, and frames of a worker: [..., S] -> [..., S - 2]."""
@@ -209,8 +209,8 @@ class PolicyOptimization(Problem):
 
         def outputs(observed: Tensor, memory: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
             observed = observed.to(self.device, self.dtype)
-            found = [self.models.modules[i](seen) for i, seen in zip(places, observed, strict=True)]
-            return torch.stack(found).cpu(), memory
+            each = [self.models.modules[i](seen) for i, seen in zip(places, observed, strict=True)]
+            return torch.stack(each).cpu(), memory
 
         return outputs
 
@@ -225,16 +225,16 @@ class PolicyOptimization(Problem):
     def _test(self, x: Tensor, scenes: np.ndarray, scope: Scope) -> Tensor:
         """Return sums over an episode in each of these scenes, for models x [r, P]: [r, S - 2] float64, see
         `worker_statistics`."""
-        found = torch.zeros(len(x), len(self.env.metrics) + 3, dtype=torch.float64)
+        sums = torch.zeros(len(x), len(self.env.metrics) + 3, dtype=torch.float64)
         if len(scenes) == 0:
-            return found
+            return sums
         at_once = self.env.tests_at_once(len(scenes))
         with torch.no_grad(), float32(self.device):
             for first in range(0, len(x), at_once):
                 rows = slice(first, first + at_once)
                 scope.tell(f"evaluating model {first + 1} of {len(x)}")
-                found[rows] = torch.from_numpy(self._episodes(x[rows], scenes))
-        return found
+                sums[rows] = torch.from_numpy(self._episodes(x[rows], scenes))
+        return sums
 
     def _episodes(self, x: Tensor, scenes: np.ndarray) -> np.ndarray:
         """Return the same for a few models, side by side: [r, S - 2]."""

@@ -80,15 +80,15 @@ def advantages(
 
     rewards, values and ended (d_t: whether the episode was over after step t) [..., T, E]; last_value V_T [..., E].
     """
-    found = torch.empty_like(values)
+    estimates = torch.empty_like(values)
     following, ahead = torch.zeros_like(last_value), last_value
     for t in reversed(range(values.shape[-2])):
         goes_on = 1 - ended[..., t, :]
         delta = rewards[..., t, :] + gamma * goes_on * ahead - values[..., t, :]
         following = delta + gamma * gae_lambda * goes_on * following
-        found[..., t, :] = following
+        estimates[..., t, :] = following
         ahead = values[..., t, :]
-    return found
+    return estimates
 
 
 @dataclass(frozen=True)

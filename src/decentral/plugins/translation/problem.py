@@ -77,8 +77,8 @@ class TextBleu:
 
     def counts(self, translations: Sequence[str], references: Sequence[str]) -> list[int]:
         """Return sacrebleu's counts."""
-        found = self._bleu.corpus_score(list(translations), [list(references)])
-        return [*found.counts, *found.totals, found.sys_len, found.ref_len]
+        score = self._bleu.corpus_score(list(translations), [list(references)])
+        return [*score.counts, *score.totals, score.sys_len, score.ref_len]
 
 
 def bleu(counts: Tensor) -> Tensor:
@@ -170,21 +170,21 @@ def greedy(module: nn.Module, source: Tensor, extra_length: int) -> list[list[in
     network = cast("EncoderDecoder", module)
     written, most = network.begin(source), _most(source, extra_length)
     numbers, tokens = torch.arange(len(source)), source.new_full((len(source),), BEGIN)
-    found: list[list[int]] = [[] for _ in range(len(source))]
-    for place in range(int(most.max())):
+    translations: list[list[int]] = [[] for _ in range(len(source))]
+    for position in range(int(most.max())):
         logits, written = network.write(tokens, written)
         tokens = logits.argmax(1)
         for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
             if token != END:
-                found[number].append(token)
-        going_on = (tokens.cpu() != END) & (most[numbers] > place + 1)
+                translations[number].append(token)
+        going_on = (tokens.cpu() != END) & (most[numbers] > position + 1)
         if not going_on.all():
             chosen = going_on.nonzero()[:, 0]
             if not len(chosen):
                 break
             numbers, here = numbers[chosen], chosen.to(tokens.device)
             tokens, written = tokens[here], written.rows(here)
-    return found
+    return translations
 
 
 def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int, penalty: float) -> list[list[int]]:
@@ -247,12 +247,12 @@ def translations(
     parts: int = 1,
 ) -> dict[int, str]:
     """Return the translations of this part's sources, by number, with the batches of an evaluation of all sources."""
-    found = dict[int, str]()
+    texts = dict[int, str]()
     with evaluating(module), evaluation.precision.testing(device):
         for batch in by_length(sources, numbers, evaluation.batch_size)[part::parts]:
             source = torch.from_numpy(sources.rows(batch)[:, 1:]).to(device)
-            found.update(zip(batch.tolist(), written(module, source, task, words), strict=True))
-    return found
+            texts.update(zip(batch.tolist(), written(module, source, task, words), strict=True))
+    return texts
 
 
 def translate(
@@ -292,8 +292,8 @@ def smoothed_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean
     It is the mean over tokens, their sum, or [B, T].
     """
     flat = outputs.flatten(0, -2), targets.flatten()
-    found = F.cross_entropy(*flat, ignore_index=PAD, label_smoothing=smoothing, reduction=reduction)
-    return found.view(targets.shape) if reduction == "none" else found
+    losses = F.cross_entropy(*flat, ignore_index=PAD, label_smoothing=smoothing, reduction=reduction)
+    return losses.view(targets.shape) if reduction == "none" else losses
 
 
 class Translating(Supervised):
@@ -369,15 +369,15 @@ class Translating(Supervised):
         if not task.translations:
             return
         self.average_states(net)
-        numbers, found = self._chosen(Scope(examples=task.translations)).numpy(), dict[int, str]()
+        numbers, texts = self._chosen(Scope(examples=task.translations)).numpy(), dict[int, str]()
         with self.average.at(net.average(x), self._statistics_batches) as models:
             settings = task, self.config.evaluation, text.words, self.device, world.rank, world.size
-            own = translations(models.for_tests(0), sources, numbers, *settings)
-        for packed in world.collect_any(json.dumps(list(own.items())).encode()):
-            found.update(json.loads(packed))
+            part_texts = translations(models.for_tests(0), sources, numbers, *settings)
+        for packed in world.collect_any(json.dumps(list(part_texts.items())).encode()):
+            texts.update(json.loads(packed))
         if world.leader:
             rows = (
-                (text.words(sources.rows(np.array([i]))[0, 1:-1].tolist()), text.references[i], found[i])
+                (text.words(sources.rows(np.array([i]))[0, 1:-1].tolist()), text.references[i], texts[i])
                 for i in numbers.tolist()
             )
             write_text(directory / "translations.csv", csv_text(["source", "reference", "translation"], rows, True))

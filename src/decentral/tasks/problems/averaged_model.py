@@ -42,26 +42,26 @@ class AveragedModel:
         including values with different shapes or types on different workers.
         """
         (module,) = self.models.modules
-        own = [state.get("tensors", {}) for state in states]
-        kinds = {name: _kind(t) for name, t in own[0].items() if t is not None and is_averaged(module, name, t)}
-        rest = states[0] | {"tensors": {name: tensor for name, tensor in own[0].items() if name not in kinds}}
+        tensors = [state.get("tensors", {}) for state in states]
+        kinds = {name: _kind(t) for name, t in tensors[0].items() if t is not None and is_averaged(module, name, t)}
+        rest = states[0] | {"tensors": {name: tensor for name, tensor in tensors[0].items() if name not in kinds}}
         kinds, state = _from_first([kinds, rest], net)
-        fits = [[_kind(each.get(name)) == kind for name, kind in kinds.items()] for each in own]
+        fits = [[_kind(each.get(name)) == kind for name, kind in kinds.items()] for each in tensors]
         agreed = net.gather(torch.tensor(fits, dtype=torch.float64)).bool().all(0).tolist() if kinds else []
         for name in itertools.compress(kinds, agreed):
-            rows = torch.stack([each[name] for each in own])
+            rows = torch.stack([each[name] for each in tensors])
             numbers = torch.view_as_real(rows) if rows.is_complex() else rows
-            mean = net.average(numbers.double().reshape(len(own), -1)).view(numbers.shape[1:])
+            mean = net.average(numbers.double().reshape(len(tensors), -1)).view(numbers.shape[1:])
             state["tensors"][name] = (torch.view_as_complex(mean) if rows.is_complex() else mean).to(rows.dtype)
         if not all(agreed):
             others = [name for name, agree in zip(kinds, agreed, strict=True) if not agree]
-            state["tensors"] |= _from_first({name: own[0].get(name) for name in others}, net)
+            state["tensors"] |= _from_first({name: tensors[0].get(name) for name in others}, net)
         self._state = state
 
     def average_of(self, members: Sequence[int], states: Sequence[dict[str, Any]], net: Network) -> None:
         """Adopt the averaged states of some workers, with the frozen parameters of the last average: see `means`."""
-        (found,) = self.means([members], states, net)
-        self._state = found | {"tensors": self._state.get("tensors", {}) | found["tensors"]}
+        (mean,) = self.means([members], states, net)
+        self._state = mean | {"tensors": self._state.get("tensors", {}) | mean["tensors"]}
 
     def means(
         self, of: Sequence[Sequence[int]], states: Sequence[dict[str, Any]], net: Network
@@ -71,7 +71,7 @@ class AveragedModel:
 
         Floating-point buffers of equal shape are averaged, everything else is the first worker's.
         """
-        (module,), found = self.models.modules, []
+        (module,), averages = self.models.modules, []
         buffers = dict(module.named_buffers(remove_duplicate=False)).keys()
         own = [
             state | {"tensors": {name: t for name, t in state.get("tensors", {}).items() if name in buffers}}
@@ -84,8 +84,8 @@ class AveragedModel:
                 each = [known[j]["tensors"].get(name) for j in (first, *others)]
                 if len({_kind(one) for one in each}) == 1 and tensor is not None and is_averaged(module, name, tensor):
                     mean["tensors"][name] = torch.stack(each).mean(0)
-            found.append(mean)
-        return found
+            averages.append(mean)
+        return averages
 
     @contextmanager
     def at(self, x: Tensor, batches: Callable[[], Iterable[Tensor]]) -> Iterator[WorkerModels]:
@@ -107,13 +107,13 @@ class AveragedModel:
         (module,), x = self.models.modules, x.to(self.device)
         self.models.bind(x[None])
         self.models.load_state([dict(state)])
-        storage, found = x.untyped_storage().data_ptr(), module.state_dict()
-        for name, value in found.items():
+        storage, state_dict = x.untyped_storage().data_ptr(), module.state_dict()
+        for name, value in state_dict.items():
             if isinstance(value, Tensor):
                 is_view = value.device.type == "cpu" and value.untyped_storage().data_ptr() == storage
-                found[name] = value.detach() if is_view else value.detach().to("cpu", copy=True)
+                state_dict[name] = value.detach() if is_view else value.detach().to("cpu", copy=True)
         self.models.release()
-        return dict(found)
+        return dict(state_dict)
 
     def begun_with(self, tensors: Mapping[str, Any], num_parameters: int) -> tuple[Tensor, dict[str, Any]]:
         """Return the parameters [P] and the state of a `state_dict`. Raises ConfigError if it belongs to another
@@ -174,8 +174,8 @@ def _fetched(values: Sequence[Any], wanted: Sequence[int], net: Network) -> dict
     rows = torch.zeros(len(values), max(sizes), dtype=torch.uint8)
     for row, content in zip(rows, contents, strict=True):
         row[: len(content)] = torch.frombuffer(bytearray(content or b"\0"), dtype=torch.uint8)[: len(content)]
-    found = net.gather(rows)
+    gathered = net.gather(rows)
     return {
-        i: torch.load(BytesIO(found[i, : sizes[i]].numpy().tobytes()), map_location="cpu", weights_only=True)
+        i: torch.load(BytesIO(gathered[i, : sizes[i]].numpy().tobytes()), map_location="cpu", weights_only=True)
         for i in wanted
     }

@@ -65,19 +65,19 @@ class OwnLoss:
         if isinstance(self.function, nn.Module):
             self.function.to(outputs.device)
         with blame.calling(f"task.loss={self.name}"):
-            found: Any = self.function(outputs.clone(), targets.clone(), **self._given)  # it may change them in place
-        if not isinstance(found, Tensor) or found.shape not in ((), targets.shape):
-            kind = list(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
+            losses: Any = self.function(outputs.clone(), targets.clone(), **self._given)  # it may change them in place
+        if not isinstance(losses, Tensor) or losses.shape not in ((), targets.shape):
+            kind = list(losses.shape) if isinstance(losses, Tensor) else f"a {type(losses).__name__}"
             raise ConfigError(
                 f"task.loss={self.name} returns {kind} for {len(targets)} examples: return a tensor with one number "
                 "per example, or their mean."
             )
-        if outputs.requires_grad and torch.is_grad_enabled() and not found.requires_grad:
+        if outputs.requires_grad and torch.is_grad_enabled() and not losses.requires_grad:
             raise ConfigError(
                 f"task.loss={self.name} returns a number without a gradient: compute it from the outputs by torch, "
                 "without detach() or item()."
             )
-        return found.mean() if reduction == "mean" else found.sum() * (1 if found.dim() else len(targets))
+        return losses.mean() if reduction == "mean" else losses.sum() * (1 if losses.dim() else len(targets))
 
 
 def losses(name: str, label_smoothing: float, num_classes: int) -> tuple[Loss, Loss, str]:

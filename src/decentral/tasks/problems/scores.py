@@ -118,15 +118,15 @@ class Scores:
         """Return the metrics: [..., S] -> [..., metrics]. Outputs have this type."""
         rows = statistics.reshape(-1, self.size)
         tables = rows[:, self.num_counts :].view(len(rows), -1, self.num_classes + 2)
-        found: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         if self.num_counts:
             right, labels, taken_for = rows[:, : self.num_counts].view(len(rows), 3, -1).unbind(1)
-            found["accuracy"] = (right.sum(1) / labels.sum(1))[:, None]
-            found["f1"] = found["macro_f1"] = (2 * right / (labels + taken_for)).nanmean(1, keepdim=True)
-            found["per_class_accuracy"] = right / labels
+            values["accuracy"] = (right.sum(1) / labels.sum(1))[:, None]
+            values["f1"] = values["macro_f1"] = (2 * right / (labels + taken_for)).nanmean(1, keepdim=True)
+            values["per_class_accuracy"] = right / labels
         for name, metric in self.own.items():
-            found[name] = rows.new_tensor([[metric(*_examples(table, dtype))] for table in tables])
-        return torch.cat([found[name] for name in self.names], dim=1).view(*statistics.shape[:-1], -1)
+            values[name] = rows.new_tensor([[metric(*_examples(table, dtype))] for table in tables])
+        return torch.cat([values[name] for name in self.names], dim=1).view(*statistics.shape[:-1], -1)
 
 
 def _examples(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -246,13 +246,13 @@ class Supervised(Problem):
             seed_draws(self.device, self.seed, worker, int(draws[j]), foreign=foreign)
 
         with self._named("in its passes"):
-            found = self.passes(x, self._as_exact(inputs), targets, places, seed)
+            computed = self.passes(x, self._as_exact(inputs), targets, places, seed)
         if self.models.unused:
             names, self.models.unused = self.models.unused, ()
             told = ", ".join(names[:_TOLD]) + (f" and {len(names) - _TOLD} more" if len(names) > _TOLD else "")
             note = f"no gradient in the first step, which counts as zero (momentum and weight decay act): {told}"
             self.notes = (*self.notes, note)
-        return found
+        return computed
 
     @contextmanager
     def _named(self, passes: str) -> Iterator[None]:
@@ -295,12 +295,12 @@ class Supervised(Problem):
         at_once = max(1, _COPIED_BYTES // max(1, x[0].nbytes)) if self.models.foreign else len(places)
         if scope.local:
             at_once = 1
-        found = []
+        statistics = []
         for first in range(0, len(places), at_once):
             some = places[first : first + at_once]
             modules = {f"worker {self.workers[i]}": self.models.for_tests(i) for i in some}
-            found.append(self._test(modules, self._local(scope, some[0]) if scope.local else scope, 0, 1))
-        return torch.cat(found)
+            statistics.append(self._test(modules, self._local(scope, some[0]) if scope.local else scope, 0, 1))
+        return torch.cat(statistics)
 
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
         """Return the same for one averaged model [P] on this part's batches of the test examples: [S]."""
@@ -364,9 +364,9 @@ class Supervised(Problem):
         if self.models.are_stateless:
             return 0
         means = self.average.means(list(donors.values()), self.models.state(), net)
-        found = dict(zip(donors, means, strict=True))
-        self.models.load_state([found.get(i) for i in self.workers])
-        sizes = {i: sum(t.nbytes for t in each["tensors"].values() if t is not None) for i, each in found.items()}
+        states = dict(zip(donors, means, strict=True))
+        self.models.load_state([states.get(i) for i in self.workers])
+        sizes = {i: sum(t.nbytes for t in each["tensors"].values() if t is not None) for i, each in states.items()}
         return sum(size * len(donors[i]) for i, size in sizes.items())
 
     def model_tensors(self, x: Tensor, state: Mapping[str, Any] | None) -> dict[str, Any]:

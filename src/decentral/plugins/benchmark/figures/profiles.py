@@ -46,14 +46,14 @@ class Profile(StudyFigure):
 
     def data(self, results: Results) -> list[Line]:
         """Return a line for each method, from the best mean rank to the worst."""
-        found = costs(results, self.metric or results.metric, self.problem, self.lines)
-        if not found.methods:
+        problem_costs = costs(results, self.metric or results.metric, self.problem, self.lines)
+        if not problem_costs.methods:
             return []
-        finite = found.ratios[np.isfinite(found.ratios)]
+        finite = problem_costs.ratios[np.isfinite(problem_costs.ratios)]
         last = min(64.0, 1.15 * float(finite.max())) if finite.size else 2.0
         taus = sorted({1.0, *(float(one) for one in finite if one <= last), max(last, 1.5)})
-        shares = found.profile(taus)
-        return [_line(found, one, taus, shares[one]) for one in found.order()]
+        shares = problem_costs.profile(taus)
+        return [_line(problem_costs, one, taus, shares[one]) for one in problem_costs.order()]
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """Draw one panel, logarithmic in tau, with names to the right that do not overlap."""
@@ -142,7 +142,7 @@ class Factors(StudyFigure):
         """Return a line for each method: its factors, by the number of the problem."""
         found = costs(results, self.metric or results.metric, self.problem, self.lines)
         places = [float(number) for number in range(len(found.problems))]
-        return [_line(found, one, places, found.ratios[one]) for one in found.order()]
+        return [_line(found, method, places, found.ratios[method]) for method in found.order()]
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """Draw one panel; columns have the names of the problems."""

@@ -29,19 +29,19 @@ class Scenarios(Listing):
     def lines(self, results: Results) -> list[list[str]]:
         """Return a row for each family."""
         lines = [["family", "what", "clocks", "held out", "target", "steps", "learning rates", "seeds"]]
-        for name, those in _families(results).items():
-            one, clocks = those[0], ", ".join(str(each["clock"]) for each in those if "clock" in each)
-            varied = "; ".join(str(each["held_out"]) for each in those if "held_out" in each)
-            rates = " to ".join(f"{rate:g}" for rate in one["rates"])
-            texts = [name, str(one["title"]), clocks, varied, str(one["target"])]
-            lines.append([*texts, str(one["steps"]), rates, str(len(one["seeds"]))])
+        for name, problems in _families(results).items():
+            first, clocks = problems[0], ", ".join(str(each["clock"]) for each in problems if "clock" in each)
+            varied = "; ".join(str(each["held_out"]) for each in problems if "held_out" in each)
+            rates = " to ".join(f"{rate:g}" for rate in first["rates"])
+            texts = [name, str(first["title"]), clocks, varied, str(first["target"])]
+            lines.append([*texts, str(first["steps"]), rates, str(len(first["seeds"]))])
         return lines
 
     def sentences(self, results: Results) -> list[str]:
         """Return the reasons for these targets."""
         reasons: dict[str, list[str]] = {}
-        for name, (one, *_) in _families(results).items():
-            reasons.setdefault(" ".join(str(one["because"]).split()), []).append(f"`{name}`")
+        for name, (problem, *_) in _families(results).items():
+            reasons.setdefault(" ".join(str(problem["because"]).split()), []).append(f"`{name}`")
         return [f"Target of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
@@ -63,7 +63,7 @@ class Entries(Listing):
         """Return a row for each method; one without a search is marked as fixed."""
         known = results.facts.get("entries") or []
         head = ["method", "settings", "searched beside the learning rate"]
-        return [head, *([one["method"], one["base"], one["searched"] or "nothing (fixed)"] for one in known)]
+        return [head, *([entry["method"], entry["base"], entry["searched"] or "nothing (fixed)"] for entry in known)]
 
 
 @dataclass
@@ -110,7 +110,9 @@ class Trials(Listing):
         for family, method, *_, at, _ in rows:
             times.setdefault((family, method), []).append(at.split(" / "))
         failed = {
-            key for key, own in times.items() if any(set(clock) == {"never"} for clock in zip(*own, strict=False))
+            key
+            for key, attempts in times.items()
+            if any(set(clock) == {"never"} for clock in zip(*attempts, strict=False))
         }
         return [row for row in rows if (row[0], row[1]) in failed]
 
@@ -142,8 +144,8 @@ class Costs:
     def _of_family(self) -> np.ndarray:
         """Return the weight of each problem in its family: [families, problems]."""
         names = self.families or self.problems
-        found = np.array([[name == one for name in names] for one in dict.fromkeys(names)], dtype=float)
-        return found / found.sum(axis=1, keepdims=True) if found.size else found
+        weights = np.array([[name == family for name in names] for family in dict.fromkeys(names)], dtype=float)
+        return weights / weights.sum(axis=1, keepdims=True) if weights.size else weights
 
     @property
     def weights(self) -> np.ndarray:
@@ -173,8 +175,8 @@ class Costs:
 
     def ranks(self) -> np.ndarray:
         """Return the mean over problems of a method's rank, 1 for the best: [methods]. Ties share their mean rank."""
-        found: np.ndarray = _ranks(self.typical[None])[0] @ self.weights if self.methods else np.empty(0)
-        return found
+        ranks: np.ndarray = _ranks(self.typical[None])[0] @ self.weights if self.methods else np.empty(0)
+        return ranks
 
     def rank_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Return [methods] each: 5 % and 95 % quantiles of the mean rank in a bootstrap over the families and the seeds
@@ -214,7 +216,7 @@ def costs(results: Results, metric: str, problem: str, lines: list[str]) -> Cost
     for key, values in table.groupby([*lines, problem], sort=False)["value"] if len(table) else ():
         found.setdefault(key[:-1], {})[key[-1]] = tuple(values)
     problems = list(table[problem].unique()) if len(table) else []
-    whole = [method for method, own in found.items() if own.keys() == set(problems)]
+    whole = [method for method, by_problem in found.items() if by_problem.keys() == set(problems)]
     seeds = [[found[method][one] for one in problems] for method in whole]
     family = {one["scenario"]: str(one.get("family", one["scenario"])) for one in results.facts.get("scenarios") or []}
     left_out = [method for method in found if method not in whole]
@@ -272,14 +274,14 @@ class Ranks(Comparison):
 
     def lines(self, results: Results) -> list[list[str]]:
         """Return mean ranks with 5 % and 95 % quantiles of the bootstrap."""
-        first, *_ = found = self.costs(results)
+        first, *_ = by_metric = self.costs(results)
         words = list(self.metrics.values())
         head = [*(style.heading(label) for label in self.methods), *(f"rank, {one}" for one in words)]
         lines = [[*head, "at the target", f"within {self.within:g}x in {words[0]}"]]
         if not first.methods:
             return lines
         columns = []
-        for one in found:
+        for one in by_metric:
             numbers = zip(one.methods, one.ranks(), *one.rank_bounds(), strict=True)
             columns.append({key: f"{rank:.1f} ({low:.1f} to {high:.1f})" for key, rank, low, high in numbers})
         reached = np.isfinite(first.typical).sum(axis=1)
@@ -328,10 +330,10 @@ class Overview(Comparison):
 
     def lines(self, results: Results) -> list[list[str]]:
         """Return the methods from the best mean rank by the first metric."""
-        first, *_ = found = self.costs(results)
+        first, *_ = by_metric = self.costs(results)
         families = list(dict.fromkeys(first.families))
         lines = [["method", *(f"rank, {one}" for one in self.metrics.values()), *families]]
-        ranks = [dict(zip(one.methods, one.ranks(), strict=True)) for one in found if one.methods]
+        ranks = [dict(zip(one.methods, one.ranks(), strict=True)) for one in by_metric if one.methods]
         for number in first.order()[: self.most] if first.methods else []:
             key = first.methods[number]
             lines.append([", ".join(filter(None, self.named(key))), *(f"{one[key]:.1f}" for one in ranks)])
@@ -378,9 +380,9 @@ class Choices(Comparison):
         }
         heads = [f"best by {one}" for one in self.metrics.values()]
         lines = [[style.heading(self.problem), *heads, "never at the target"]]
-        for place, problem in enumerate(first.problems if first.methods else []):
-            never = [key for key, row in zip(first.methods, first.typical, strict=True) if math.isinf(row[place])]
-            best = [self._best(one, place) for one in found]
+        for number, problem in enumerate(first.problems if first.methods else []):
+            never = [key for key, row in zip(first.methods, first.typical, strict=True) if math.isinf(row[number])]
+            best = [self._best(one, number) for one in found]
             lines.append([str(titles.get(problem, problem)), *best, ", ".join(map(self._words, never))])
         return lines
 

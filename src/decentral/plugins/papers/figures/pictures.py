@@ -169,16 +169,18 @@ class GroupsFigure(StudyFigure):
 
     def data(self, results: Results) -> list[Line]:
         """Return for each row: (worker, version) of each group, with the key (kind, number); then the tree."""
-        found: list[Line] = []
+        lines: list[Line] = []
         for panel, _, rows in self.parts(self.limited(results.curves, results)):
             rows = rows.assign(worker=rows["worker"].astype(int)).sort_values(["step", "worker"])
             for number, members in rows[rows["metric"] == _GROUP].groupby("value", sort=True):
                 at = [float(x) for x in members["worker"]], [float(t) for t in members["step"]]
-                found.append(Line(panel, (_GROUP, f"{number:g}"), *at, points=True))
+                lines.append(Line(panel, (_GROUP, f"{number:g}"), *at, points=True))
             for what in (_PARENT, _HOP):
-                own = rows[rows["metric"] == what]
-                found.append(Line(panel, (what, ""), [float(x) for x in own["worker"]], own["value"].tolist()))
-        return found
+                metric_rows = rows[rows["metric"] == what]
+                lines.append(
+                    Line(panel, (what, ""), [float(x) for x in metric_rows["worker"]], metric_rows["value"].tolist())
+                )
+        return lines
 
     def seeds(self, results: Results) -> int:
         """Return 0: there are no seeds."""

@@ -139,7 +139,9 @@ class TimeValidation(Study):
     def places(self) -> dict[Place, Setting]:
         """Return all places with their settings."""
         return {
-            Place(one.compute, n, one.stragglers): one for one in self.settings for n in one.processes or self.processes
+            Place(setting.compute, n, setting.stragglers): setting
+            for setting in self.settings
+            for n in setting.processes or self.processes
         }
 
     def calibration_of(self, compute: str) -> Place:
@@ -279,22 +281,25 @@ class _Validation:
     def _compared(self, place: Place, method: str) -> list[Compared]:
         """Return each run of a method there."""
         (case, recordings), costs = self._case(place, method), self.costs(place.compute, method)
-        found = []
-        for one in recordings:
-            free_s = without_messages(case, one.round).step_s
+        compared = []
+        for recording in recordings:
+            free_s = without_messages(case, recording.round).step_s
             others = {FREE_ERROR: free_s, CONSTANT_ERROR: free_s + self.constant(place.compute, method)}
             if self.study.calibrated_by and method not in self.study.calibrated_by:
                 known = pooled([self.costs(place.compute, name) for name in self.study.calibrated_by])
-                others[OTHERS_ERROR] = known.predict(case, one.round, one.cores).step_s
-            observed = Simulated(one.step_s(case.free_running), one.stale_share)
-            replayed = costs.clock(case, one.durations(), one.cores)
-            found.append(Compared(observed, replayed, costs.predict(case, one.round, one.cores), others))
-        return found
+                others[OTHERS_ERROR] = known.predict(case, recording.round, recording.cores).step_s
+            observed = Simulated(recording.step_s(case.free_running), recording.stale_share)
+            replayed = costs.clock(case, recording.durations(), recording.cores)
+            compared.append(Compared(observed, replayed, costs.predict(case, recording.round, recording.cores), others))
+        return compared
 
     def _constant(self, compute: str, method: str) -> float:
         """Return the extra time per step beyond gradients, from the place that calibrates the method's costs."""
         case, recordings = self._case(self.study.calibration_of(compute), method)
-        longer = [one.step_s(case.free_running) - without_messages(case, one.round).step_s for one in recordings]
+        longer = [
+            recording.step_s(case.free_running) - without_messages(case, recording.round).step_s
+            for recording in recordings
+        ]
         return statistics.fmean(longer)
 
     def _to_target(self, place: Place, method: str) -> list[tuple[float, float]]:
@@ -315,15 +320,15 @@ class _Validation:
         """Yield for each round the error, then the times."""
         job = self.jobs[place]
         values = []
-        for number, one in enumerate(self.compared(place, method)):
+        for number, run in enumerate(self.compared(place, method)):
             numbers = {
-                **one.errors,
-                OBSERVED: 1e3 * one.observed.step_s,
-                REPLAYED: 1e3 * one.replayed.step_s,
-                PREDICTED: 1e3 * one.predicted.step_s,
+                **run.errors,
+                OBSERVED: 1e3 * run.observed.step_s,
+                REPLAYED: 1e3 * run.replayed.step_s,
+                PREDICTED: 1e3 * run.predicted.step_s,
             }
-            if one.observed.stale_share is not None and one.stale_error is not None:
-                numbers |= {STALE: 100 * one.observed.stale_share, STALE_ERROR: one.stale_error}
+            if run.observed.stale_share is not None and run.stale_error is not None:
+                numbers |= {STALE: 100 * run.observed.stale_share, STALE_ERROR: run.stale_error}
             values += [Value({}, value, metric, number, run=job.id) for metric, value in numbers.items()]
         for number, pair in enumerate(self.to_target(place, method)):
             for metric, value in zip((OBSERVED_TO_TARGET, PREDICTED_TO_TARGET), pair, strict=True):

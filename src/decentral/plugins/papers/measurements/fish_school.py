@@ -106,10 +106,10 @@ class FishSchool(Measurement):
         net, school = local_network(self.config), self.school
         x, v = school.places(self.n, seed), np.zeros((self.n, 2))
         w = look(school, x, school.predator(0), seed, 0).guess(x)
-        near, found, pictures = neighbors(x, school.radius), [], []
+        near, measured, pictures = neighbors(x, school.radius), [], []
         for k in range(self.rounds + 1):
             predator = school.predator(k)
-            found.append(measure(x, w, predator, near))
+            measured.append(measure(x, w, predator, near))
             if k in self.pictures:
                 heading = np.arctan2(v[:, 1], v[:, 0])
                 drawn = {"x": x, "heading": heading, "w": w, "predator": predator}
@@ -122,7 +122,7 @@ class FishSchool(Measurement):
             v = swim(school, x, near, mean_v, wanted(school, self.behaviour, x, w))
             x = x + v
             near = neighbors(x, school.radius)
-        return {"numbers": {key: [one[key] for one in found] for key in found[0]}, "pictures": pictures}
+        return {"numbers": {key: [numbers[key] for numbers in measured] for key in measured[0]}, "pictures": pictures}
 
     def values(self, labels: Labels) -> Iterator[Value]:
         """Return the error (root mean square over the fish, mean over the second half of the rounds), and at the end

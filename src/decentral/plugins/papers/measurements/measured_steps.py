@@ -168,15 +168,15 @@ class MeasuredSteps(Measurement):
 
     def cells(self) -> list[Labels]:
         """Return a cell for each measured one, and one for all of them together."""
-        own: list[Labels] = [*self.parts()] if self.algorithm else []
+        parts: list[Labels] = [*self.parts()] if self.algorithm else []
         together: list[Labels] = [{"period_steps": "all", "link": each} for each in _QUANTILES]
-        return [self.labels | labels for labels in [*own, *together]]
+        return [self.labels | labels for labels in [*parts, *together]]
 
     def values(self, labels: Labels) -> Iterator[Value]:
         """Return both errors of a cell, with signs; for several cells, quantiles of absolute errors."""
         if labels["link"] in _QUANTILES:
             rows = [self] if self.algorithm else self.others
-            each = [one.numbers(cell) for one in rows for cell in one.measured()]
+            each = [row.numbers(cell) for row in rows for cell in row.measured()]
             for metric in (ERROR, CLOSED_FORM):
                 sizes = [abs(numbers[metric]) for numbers in each]
                 yield Value(labels, float(np.quantile(sizes, _QUANTILES[str(labels["link"])])), metric, 0)
@@ -214,8 +214,8 @@ def cells_of(name: str, algorithm: str, links: tuple[str, ...]) -> list[Cell]:
         frame = pd.read_csv(file)
     if missing := [column for column in _COLUMNS if column not in frame]:
         raise ConfigError(f"file={name} has no column {', '.join(missing)}: it needs {', '.join(_COLUMNS)}.")
-    own = frame[(frame.algorithm == algorithm) & frame.link.isin(links)]
+    rows = frame[(frame.algorithm == algorithm) & frame.link.isin(links)]
     keys = [column for column in _COLUMNS[1:] if column != "step_ms"]
-    means = own.groupby(keys, sort=True).step_ms.mean()
-    found = [Cell(*key, seconds / 1e3) for key, seconds in means.items()]  # type: ignore[misc, call-arg]
-    return sorted(found, key=lambda cell: (cell.period_steps, links.index(cell.link)))
+    means = rows.groupby(keys, sort=True).step_ms.mean()
+    cells = [Cell(*key, seconds / 1e3) for key, seconds in means.items()]  # type: ignore[misc, call-arg]
+    return sorted(cells, key=lambda cell: (cell.period_steps, links.index(cell.link)))

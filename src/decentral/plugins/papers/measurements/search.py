@@ -99,7 +99,7 @@ class Search(Measurement):
         ConfigError if trials are missing."""
         if self._answers is not None:
             return self._answers
-        found = {}
+        tuned = {}
         for member, tuning in zip(self.members, self._tunings(self.found()), strict=True):
             if tuning.proposal is not None:
                 raise ConfigError(
@@ -108,9 +108,9 @@ class Search(Measurement):
                 )
             if tuning.best is not None:
                 lr = tuning.best.lr
-                found[member] = Tuned(lr, tuning.best.step, lr >= max(tuning.known))
-        self._answers = found
-        return found
+                tuned[member] = Tuned(lr, tuning.best.step, lr >= max(tuning.known))
+        self._answers = tuned
+        return tuned
 
     def cells(self) -> list[Labels]:
         """Return a cell for each zeta2."""
@@ -183,8 +183,8 @@ class Simulation(Computation):
 
     def parameters(self) -> dict[str, Any]:
         """Return members, steps and roots."""
-        own = {"steps_wanted": self.steps, "every": self.every, "roots": self.roots}
-        return {"members": [list(member) for member in self.members], **own}
+        settings = {"steps_wanted": self.steps, "every": self.every, "roots": self.roots}
+        return {"members": [list(member) for member in self.members], **settings}
 
     def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
         """Run one ensemble after the other."""
@@ -193,20 +193,20 @@ class Simulation(Computation):
         for number, root in enumerate(roots, start=1):
             if all((root, member) in known for member in self.members):
                 continue
-            found = self._run(root, stop)
-            if found is None:
+            trajectories = self._run(root, stop)
+            if trajectories is None:
                 return False
-            lines.append(*({**one._asdict(), "member": list(one.member)} for one in found))
+            lines.append(*({**trajectory._asdict(), "member": list(trajectory.member)} for trajectory in trajectories))
             show(number / len(roots), f"graph {number} of {len(roots)}")
         return True
 
     def trajectories(self) -> list[Trajectory]:
         """Return the trajectories computed so far, one for every member and tree."""
-        found = {}  # a line that was written twice counts once
+        known = {}  # a line that was written twice counts once
         for line in self.found():
             member = Rated(*line["member"])
-            found[member, line["root"]] = Trajectory(member, line["root"], line["steps"], line["errors"])
-        return list(found.values())
+            known[member, line["root"]] = Trajectory(member, line["root"], line["steps"], line["errors"])
+        return list(known.values())
 
     def _run(self, root: int | None, stop: Stop) -> list[Trajectory] | None:
         """Return the trajectories on one graph; None if stopped."""
@@ -278,7 +278,7 @@ class Courses(Measurement):
 
     def beside(self, column: Sequence[Self]) -> Self:
         """Return the measurement with the knowledge whether other rows have roots."""
-        self.rooted = any(one.roots for one in column)
+        self.rooted = any(row.roots for row in column)
         return self
 
     def check(self) -> None:
@@ -302,22 +302,22 @@ class Courses(Measurement):
         """Return a simulation for each zeta2 with a known rate for some seed; [] before the search has ended."""
         if self.searching is not None and self.searching.finished() is None:
             return []
-        found = []
+        simulations = []
         for zeta2, steps, every in zip(self.zeta2, self.steps, self.every, strict=True):
             members = [Rated(seed, zeta2, lr) for seed in self.seeds if (lr := self._rate(seed, zeta2)) is not None]
             labels = self.labels | {"zeta2": zeta2}
-            found.append(Simulation(self.drawn, labels, members, steps, every, self.roots))
-        return found
+            simulations.append(Simulation(self.drawn, labels, members, steps, every, self.roots))
+        return simulations
 
     def _rate(self, seed: int, zeta2: float) -> float | None:
         """Return the rate of a curve; None if the search has found none."""
         if self.searching is None:
             return self.lr
         searched = self.searching.seeds
-        found = self.searching.tuned().get(Member(seed if seed in searched else searched[0], zeta2))
-        if found is None:
+        tuned = self.searching.tuned().get(Member(seed if seed in searched else searched[0], zeta2))
+        if tuned is None:
             return None
-        rate = found.lr * self.rate_factor
+        rate = tuned.lr * self.rate_factor
         return rate if self.rate_limit is None else min(rate, self.rate_limit)
 
     def jobs(self) -> list[Job]:
@@ -325,7 +325,7 @@ class Courses(Measurement):
         if not self.simulations:
             del self.simulations  # look again
         search = [] if self.searching is None else [self.searching]
-        return [*search, *(one for one in self.simulations if one.members)]
+        return [*search, *(simulation for simulation in self.simulations if simulation.members)]
 
     def cells(self) -> list[Labels]:
         """Return a cell for each zeta2."""
@@ -353,21 +353,25 @@ class Courses(Measurement):
         rates = {member.seed: member.lr for member in simulation.members}
         courses = simulation.trajectories()
         for seed in self.seeds:
-            own = [dict(zip(one.steps, one.errors, strict=True)) for one in courses if one.member.seed == seed]
+            by_step = [
+                dict(zip(trajectory.steps, trajectory.errors, strict=True))
+                for trajectory in courses
+                if trajectory.member.seed == seed
+            ]
             for step in self.at or [simulation.steps]:
-                value = statistics.median(errors[step] for errors in own) if own else math.nan
-                status = "done" if math.isfinite(value) else "diverged" if own else NOT_REACHED
+                value = statistics.median(errors[step] for errors in by_step) if by_step else math.nan
+                status = "done" if math.isfinite(value) else "diverged" if by_step else NOT_REACHED
                 value = value if math.isfinite(value) else math.nan
-                place = labels | ({"after_steps": step} if self.at else {})
-                yield Value(place, value, SUBOPTIMALITY, seed, rates.get(seed), status=status, run=simulation.id)
+                at_step = labels | ({"after_steps": step} if self.at else {})
+                yield Value(at_step, value, SUBOPTIMALITY, seed, rates.get(seed), status=status, run=simulation.id)
 
     def curves(self, labels: Labels) -> Iterator[Row]:
         """Return the suboptimality of the averaged model; a curve for each tree."""
-        for one in self._at(labels).trajectories():
-            if one.member.seed in self.seeds[: self.curve_seeds or None]:
-                own = labels if one.root is None else labels | {"root": one.root}
-                points = zip(one.steps, one.errors, strict=True)
-                yield from curve(own, SUBOPTIMALITY, one.member.seed, points, "averaged")
+        for trajectory in self._at(labels).trajectories():
+            if trajectory.member.seed in self.seeds[: self.curve_seeds or None]:
+                tree_labels = labels if trajectory.root is None else labels | {"root": trajectory.root}
+                points = zip(trajectory.steps, trajectory.errors, strict=True)
+                yield from curve(tree_labels, SUBOPTIMALITY, trajectory.member.seed, points, "averaged")
 
     def _at(self, labels: Labels) -> Simulation:
         return next(one for one in self.simulations if one.labels["zeta2"] == labels["zeta2"])

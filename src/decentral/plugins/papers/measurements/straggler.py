@@ -97,13 +97,13 @@ class Race(Measurement):
         for line in self._of(labels):
             seed = line["seed"]
             for who, workers in _groups(line["workers"]).items():
-                own = labels | {"who": who}
+                group_labels = labels | {"who": who}
                 reached = max(_reached(one, self.target) for one in workers)
                 known = math.isfinite(reached)
                 metric, status = f"seconds to a relative error of {self.target:g}", "done" if known else NOT_REACHED
-                yield Value(own, reached if known else math.nan, metric, seed, status=status)
-                yield Value(own, sum(len(one["errors"]) for one in workers) / len(workers), TURNS, seed)
-                yield Value(own, max(one["end"] for one in workers), END, seed)
+                yield Value(group_labels, reached if known else math.nan, metric, seed, status=status)
+                yield Value(group_labels, sum(len(one["errors"]) for one in workers) / len(workers), TURNS, seed)
+                yield Value(group_labels, max(one["end"] for one in workers), END, seed)
             yield Value(labels, line["mass_error"], MASS_ERROR, seed)
             if line["asynchronous"]:
                 yield Value(labels, line["p_error"], P_ERROR, seed)
@@ -125,7 +125,7 @@ class Race(Measurement):
     def _of(self, labels: Labels) -> list[dict[str, Any]]:
         """Return the lines of a cell, by seed."""
         wanted = labels["slowdown"], METHODS[str(labels["method"])]
-        return [one for one in self.found() if (one["slowdown"], one["asynchronous"]) == wanted]
+        return [line for line in self.found() if (line["slowdown"], line["asynchronous"]) == wanted]
 
 
 def _groups(workers: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -162,8 +162,8 @@ class Straggler(Race, InProcesses):
         x = starts(self.n, self.dimension, seed)
         pauses = [self.pause_s] * (self.n - 1) + [self.pause_s * slowdown]
         take_part = races.push_sum if asynchronous else races.in_rounds
-        own, sums = take_part(self.config, world, pauses, self.duration_s, x)
-        workers = [json.loads(content) for content in world.collect_any(json.dumps(own).encode())]
+        entry, sums = take_part(self.config, world, pauses, self.duration_s, x)
+        workers = [json.loads(content) for content in world.collect_any(json.dumps(entry).encode())]
         return {"workers": workers, **sums}
 
 

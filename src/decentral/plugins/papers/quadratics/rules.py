@@ -106,7 +106,7 @@ class Rule(ABC):
             return Trial(math.nan, Outcome.diverged, step, error)
         if len(errors) > 1 and error > errors[-2] and error > self.target:
             return Trial(math.nan, Outcome.rising, step, error)
-        if len(last) == _PLATEAU_POINTS and all(abs(one - level) < tolerance for one in last):
+        if len(last) == _PLATEAU_POINTS and all(abs(point - level) < tolerance for point in last):
             return Trial(math.nan, Outcome.plateau, step, level)
         return None
 

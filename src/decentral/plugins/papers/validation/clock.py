@@ -174,9 +174,9 @@ def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
     n = cluster.links.num_workers
     alone = replace(config, processes="1", cluster=cluster, record_operations=False, steps=steps)
     spans = Spans(n) if runs_freely(config) else None
-    found = timed(alone, steps, _NUMBERS, spans)
+    times = timed(alone, steps, _NUMBERS, spans)
     if spans is None:
-        return Simulated(found.simulated_s / steps, stale_share(found.ages))
+        return Simulated(times.simulated_s / steps, stale_share(times.ages))
     begins: list[list[float]] = [[] for _ in range(n)]
     ends: list[list[float]] = [[] for _ in range(n)]
     for span in spans.found:
@@ -299,15 +299,18 @@ def _share_of_a_core(case: Case, recording: Recording) -> float:
     durations = recording.durations()
 
     def short(share: float) -> bool:
-        found = computed(np.zeros_like(durations), share * durations, recording.cores, case.free_running)
-        return bool(found.mean() < durations.mean())
+        computed_s = computed(np.zeros_like(durations), share * durations, recording.cores, case.free_running)
+        return bool(computed_s.mean() < durations.mean())
 
     return bisected(0.0, 1.0, 14, short)[1]
 
 
 def _missing_s(case: Case, recordings: Sequence[Recording], costs: Costs) -> float:
     """Return how much shorter the clock's steps are than the observed ones, on average."""
-    steps = [one.step_s(case.free_running) - costs.clock(case, one.durations(), one.cores).step_s for one in recordings]
+    steps = [
+        recording.step_s(case.free_running) - costs.clock(case, recording.durations(), recording.cores).step_s
+        for recording in recordings
+    ]
     return float(np.mean(steps))
 
 

@@ -56,7 +56,7 @@ class ObservedRuns(InProcesses):
 
     def config_of(self, method: str, round: int = 0) -> Config:
         """Return the configuration of a method in a round."""
-        (config,) = (one.config for one in self.methods if one.name == method)
+        (config,) = (known.config for known in self.methods if known.name == method)
         return replace(config, seed=config.seed + round)
 
 
@@ -99,9 +99,9 @@ class Recording(NamedTuple):
     def durations(self) -> np.ndarray:
         """Return the durations of gradients, float64 [T, n], with T the maximum over workers. A worker with fewer
         gradients repeats its own from the first."""
-        own = [np.subtract(ends, begins) for begins, ends in zip(self.begin_s, self.end_s, strict=True)]
-        most = max(map(len, own))
-        return np.stack([np.resize(one, most) for one in own], axis=1)
+        each = [np.subtract(ends, begins) for begins, ends in zip(self.begin_s, self.end_s, strict=True)]
+        most = max(map(len, each))
+        return np.stack([np.resize(times, most) for times in each], axis=1)
 
     def beyond(self, planned: np.ndarray) -> np.ndarray:
         """Return the extra time of each gradient beyond `planned` [T, n], by its number: float64 [all]."""
@@ -113,11 +113,11 @@ class Recording(NamedTuple):
 
     def work_s(self) -> float:
         """Return the mean seconds per gradient in which a worker neither computes it nor waits: updates and copies."""
-        found = []
+        seconds = []
         for begins, ends, until, waited in zip(self.begin_s, self.end_s, self.ended_s, self.waited_s, strict=True):
             gradients = sum(end - begin for begin, end in zip(begins, ends, strict=True))
-            found.append((until - begins[0] - gradients - waited) / len(begins))
-        return max(0.0, float(np.mean(found)))
+            seconds.append((until - begins[0] - gradients - waited) / len(begins))
+        return max(0.0, float(np.mean(seconds)))
 
     def step_s(self, free_running: bool) -> float:
         """Return the seconds in which the workers compute as many gradients as there are workers: see `pace`. If all
@@ -165,8 +165,8 @@ class ObservedTimes(ObservedRuns):
 
     def parameters(self) -> dict[str, Any]:
         """Return also the steps, and what is slept."""
-        own = {"steps": self.steps, "warm_up": self.warm_up, "num_parameters": self.num_parameters}
-        return super().parameters() | own
+        settings = {"steps": self.steps, "warm_up": self.warm_up, "num_parameters": self.num_parameters}
+        return super().parameters() | settings
 
     def part(self, world: World, opened: None, method: str, round: int) -> dict[str, Any]:
         """Observe one run."""
@@ -272,13 +272,13 @@ class Target(Settings, where="target"):
                 ended = advance(run, min(self.every_steps, self.at_most_steps - first))
                 spent_ns += _latest_ns(world, ended - began)
                 losses = run.oracle.take_losses()
-                found = evaluate(run.problem, stepper.models, run.net, losses, world.rank, world.size)
-                if found.metrics[0].name != "accuracy":
+                evaluation = evaluate(run.problem, stepper.models, run.net, losses, world.rank, world.size)
+                if evaluation.metrics[0].name != "accuracy":
                     raise ConfigError(
                         f"target.accuracy needs a task with an accuracy, unlike task={run.config.task.name}: leave it "
                         "out."
                     )
-                if found.workers[:, 0].mean() >= self.accuracy:
+                if evaluation.workers[:, 0].mean() >= self.accuracy:
                     return 1e-9 * spent_ns if stepper.simulated_s is None else stepper.simulated_s
             return None
         finally:
@@ -295,10 +295,10 @@ class Target(Settings, where="target"):
         torch.set_num_threads(1)
         try:
             with torch.no_grad():
-                found = self.seconds(alone, World(0, 1, torch.device("cpu")))
+                seconds = self.seconds(alone, World(0, 1, torch.device("cpu")))
         finally:
             torch.set_num_threads(threads)
-        return math.nan if found is None else found
+        return math.nan if seconds is None else seconds
 
 
 @dataclass

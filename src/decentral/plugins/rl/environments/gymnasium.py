@@ -65,15 +65,15 @@ class Gymnasium(Environment):
     def inspect(self) -> EnvironmentDescription:
         """Return the description, from a new environment. Raises ConfigError if gymnasium is missing, does not know the
         ID, or the environment is of another kind."""
-        one = self.make()
+        env = self.make()
         try:
-            shape, _ = self.seen(one.observation_space)
-            num_actions, continuous = self.acted(one.action_space)
+            shape, _ = self.seen(env.observation_space)
+            num_actions, continuous = self.acted(env.action_space)
             for name in self.vary:
-                if not isinstance(getattr(one.unwrapped, name, None), int | float):
+                if not isinstance(getattr(env.unwrapped, name, None), int | float):
                     raise ConfigError(f"env.vary has '{name}', but {self.id} has no numeric attribute of that name.")
         finally:
-            one.close()
+            env.close()
         return EnvironmentDescription(
             shape=shape,
             num_actions=num_actions,
@@ -130,7 +130,7 @@ class Gymnasium(Environment):
         """Open a vector environment for each worker."""
         from decentral.plugins.rl.vectors import Vectors
 
-        return Vectors(self, [np.asarray(own) for own in scenes], num_envs, "training")
+        return Vectors(self, [np.asarray(numbers) for numbers in scenes], num_envs, "training")
 
     def open_tests(self, num_models: int, scenes: np.ndarray) -> Running:
         """Open a vector environment for each model."""

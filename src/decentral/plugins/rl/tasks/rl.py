@@ -98,8 +98,8 @@ class RL(Task):
 
     def describe(self, config: TaskConfig) -> EnvironmentDescription:
         """Return the description of the environment."""
-        found: EnvironmentDescription = config.env.inspect()
-        return found
+        description: EnvironmentDescription = config.env.inspect()
+        return description
 
     def check(self, config: TaskConfig) -> None:
         """Check that the environment exists, that the model takes its observations, and that rollouts divide into

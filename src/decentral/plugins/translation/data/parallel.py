@@ -129,8 +129,8 @@ class Pairs(Loaded):
 
     def drawn(self, rows: Any, workers: Sequence[int], steps: Sequence[int]) -> tuple[list[Sentences], list[Tensor]]:
         """Return lists of `Sentences`, one for each worker, and of the target tokens [B, T]."""
-        found = [self.batch(self.train, numbers) for numbers in rows]
-        return [sentences for sentences, _ in found], [target for _, target in found]
+        batches = [self.batch(self.train, numbers) for numbers in rows]
+        return [sentences for sentences, _ in batches], [target for _, target in batches]
 
     def tested(self, numbers: Tensor) -> tuple[Sentences, Tensor]:
         """Return `Sentences` and the target tokens [b, T]."""
@@ -370,7 +370,7 @@ class Parallel(DataSet):
         """Return the lines of two corresponding files. Raises ConfigError if they do not correspond."""
         sides = read_lines(source, self._where), read_lines(target, self._where)
         self._pairs(source, target, *map(len, sides))
-        whole = [bool(one and other) for one, other in zip(*sides, strict=True)]
+        whole = [bool(line and translation) for line, translation in zip(*sides, strict=True)]
         if not all(whole) and not self.skip_empty:
             i = whole.index(False)
             raise ConfigError(
