@@ -56,7 +56,7 @@ evidence: $(VENV)/.installed  ## update committed results in results/: make evid
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(VENV)/.installed-dev  ## run the quick tests (about 15 minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## run the quick tests (about 6 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
 CORE := $(CURDIR)/build/core

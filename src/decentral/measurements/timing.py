@@ -107,11 +107,11 @@ def take_turns(run: Prepared, world: World, turns: Sequence[Turns]) -> Status:
     import torch
 
     torch.set_num_threads(1)
-    times = []
+    found = []
     for each in turns:
         with torch.no_grad():
             works = {name: setup(world) for name, setup in each.setups.items()}
-            times.append(in_turn_together(world, works, each))
+            found.append(in_turn_together(world, works, each))
         for work in works.values():
             work.close()
         del works

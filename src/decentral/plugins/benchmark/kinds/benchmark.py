@@ -185,8 +185,8 @@ class Entry:
 def _period(config: Config) -> int:
     """Return the number of steps after which all workers have communicated: models in between are not compared."""
     asynchronous = isinstance(config.algo, AsynchronousAlgorithm)  # Eager-SGD's is of something else
-    period = 1 if asynchronous else getattr(config.algo, "period_steps", 1)
-    return int(period * config.communication.every)
+    own = 1 if asynchronous else getattr(config.algo, "period_steps", 1)
+    return int(own * config.communication.every)
 
 
 def _is_in_rounds(config: Config) -> bool:
@@ -211,33 +211,33 @@ class Target:
 
     def jobs(self, varied: VariedRun | None = None) -> list[Job]:
         """Return the jobs of the trials, followed by those of the seeds or of a held-out run."""
-        entry, scenario = self.baseline, self.baseline.scenario
+        one, scenario = self.baseline, self.baseline.scenario
         if scenario.target.to_reach is not None:
             return []
-        tuning = [job for k in range(len(entry.trials)) for job in entry.jobs(k, scenario.tune_seed, self._clock)]
+        tuning = [job for k in range(len(one.trials)) for job in one.jobs(k, scenario.tune_seed, self._clock)]
         best = self._best()
         if best is None:
             return tuning
         if varied is not None:
-            return [*tuning, *varied.jobs(entry, best, self._clock)]
-        return [*tuning, *(job for seed in scenario.seeds for job in entry.jobs(best, seed, self._clock))]
+            return [*tuning, *varied.jobs(one, best, self._clock)]
+        return [*tuning, *(job for seed in scenario.seeds for job in one.jobs(best, seed, self._clock))]
 
     def value(self, seeds: Sequence[int] = (), varied: VariedRun | None = None) -> float | None:
         """Return the target from the trials, from these seeds, or from a held-out run; None if its runs are not
         finished."""
-        entry, scenario = self.baseline, self.baseline.scenario
+        one, scenario = self.baseline, self.baseline.scenario
         if scenario.target.to_reach is not None:
             return scenario.target.to_reach
         best = self._best()
         if best is None:
             return None
         if varied is not None:
-            jobs = [varied.jobs(entry, best, self._clock)]
+            jobs = [varied.jobs(one, best, self._clock)]
         else:
-            jobs = [entry.jobs(best, seed, self._clock) for seed in seeds or [scenario.tune_seed]]
-        courses = [entry.course(each, self._clock) for each in jobs]
+            jobs = [one.jobs(best, seed, self._clock) for seed in seeds or [scenario.tune_seed]]
+        courses = [one.course(each, self._clock) for each in jobs]
         known = [course.end for course in courses if course is not None]
-        return fmean(known) - entry.sign * scenario.margin if len(known) == len(courses) else None
+        return fmean(known) - one.sign * scenario.margin if len(known) == len(courses) else None
 
     def _best(self) -> int | None:
         one = self.baseline
@@ -332,8 +332,8 @@ class BenchmarkCell(Cell):
         tuned = self.entry.scenario.tune_seed
         trials = self._all if self.varied is None else ()
         counting = zip(self._counting(choice), self._seeds(), strict=True)
-        runs = [Ran(self._jobs(k, tuned), k, tuned, False) for k in trials]
-        return [*runs, *(Ran(jobs, choice, seed, True) for jobs, seed in counting)]
+        found = [Ran(self._jobs(k, tuned), k, tuned, False) for k in trials]
+        return [*found, *(Ran(jobs, choice, seed, True) for jobs, seed in counting)]
 
     def aim(self, run: Ran) -> float | None:
         """Return the target of one run; None if the baseline is not finished."""
@@ -350,8 +350,8 @@ class BenchmarkCell(Cell):
         status = course.status
         if status != Status.diverged and math.isnan(reached["step"]):
             status = NOT_REACHED
-        chosen = self.entry.trials[trial]
-        values = [
+        own = self.entry.trials[trial]
+        found = [
             Value(
                 self.labels, reached[axis], metric + (HELD_OUT if self.varied is not None else ""), seed, own.lr,
                 counts, status=status, run=jobs[0].id, wall_s=course.wall_s, setting=own.setting, meaning=_EARLIER,
@@ -448,7 +448,7 @@ class Benchmark(Study):
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Return the cells, scenario by scenario. An override that begins with the name of a scenario applies to that
         one only: cifar10.data.path=FOLDER."""
-        cells: list[Cell] = []
+        found: list[Cell] = []
         for scenario in self.scenarios:
             entries = self._entries(scenario, overrides, config_dir)
             target = Target(entries[-1])
@@ -456,11 +456,11 @@ class Benchmark(Study):
             for entry in entries[:-1]:
                 for clock in scenario.clocks:
                     labels: Labels = {"scenario": problem(scenario, clock), "method": entry.method.title}
-                    cells.append(BenchmarkCell(labels, entry, clock, target))
-                for variant in varied:
-                    labels = {"scenario": problem(scenario, variant.name), "method": entry.method.title}
-                    cells.append(BenchmarkCell(labels, entry, scenario.clocks[0], target, variant))
-        return cells
+                    found.append(BenchmarkCell(labels, entry, clock, target))
+                for one in varied:
+                    labels = {"scenario": problem(scenario, one.name), "method": entry.method.title}
+                    found.append(BenchmarkCell(labels, entry, scenario.clocks[0], target, one))
+        return found
 
     def further_facts(self) -> dict[str, Any]:
         """Return descriptions of problems and methods for the page."""
@@ -496,14 +496,14 @@ class Benchmark(Study):
         commands = [*([*command, "cluster=none"] for *_, command in runs), *([*first, one, size] for one in clocks)]
         composed = compose_all(commands, config_dir)
         clusters = {name: one.cluster for name, one in zip(scenario.clocks, composed[len(runs) :], strict=True)}
-        entries: list[Entry] = []
+        found: list[Entry] = []
         for (method, trial, command), config in zip(runs, composed, strict=False):
-            if not entries or entries[-1].method is not method:
-                entries.append(Entry(scenario, method, [], [], [], clusters, config_dir))
-            entries[-1].trials.append(trial)
-            entries[-1].commands.append(command)
-            entries[-1].configs.append(config)
-        return entries
+            if not found or found[-1].method is not method:
+                found.append(Entry(scenario, method, [], [], [], clusters, config_dir))
+            found[-1].trials.append(trial)
+            found[-1].commands.append(command)
+            found[-1].configs.append(config)
+        return found
 
 
 def problem(scenario: Scenario, clock: str) -> str:

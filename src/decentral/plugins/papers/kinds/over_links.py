@@ -61,9 +61,9 @@ class LinkCell(TunedCell):
     def values(self) -> list[Value]:
         """Return the steps to the target, which no link changes, then the time for each link, for the runs that
         count."""
-        values = super().values()
+        found = super().values()
         if self.factors is None or self.factors.finished() is not Status.done:
-            return values
+            return found
         (known,) = self.factors.found()
         by_id = {job.id: job for job in self._made.values()}
         for value in [value for value in found if value.chosen]:
