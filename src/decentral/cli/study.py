@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from decentral.scheduling.scheduler import Tally
 
 
-_HERE_ONLY = [
+HERE_ONLY = [
     *("results_dir", "device", "processes", "progress", "checkpoint_every_s", "restarts", "max_combinations"),
     *("launcher", "logger", "rerun"),
 ]
@@ -173,7 +173,7 @@ def _matters(override: str, timed: Collection[str]) -> bool:
     if key in timed:
         return True
     group, _, field = key.partition(".")
-    if group in _HERE_ONLY:
+    if group in HERE_ONLY:
         return False
     classes = components(GROUPS[group]).values() if group in GROUPS else [NetworkSettings] if group == "network" else []
     known = [f.metadata for cls in classes for f in dataclasses.fields(cls) if f.name == field]

@@ -24,6 +24,7 @@ from decentral.config.parsing import folders_of
 from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
+from decentral.host.torchrun import under_torchrun
 from decentral.report.listings import ToTarget
 from decentral.report.make import Made
 from decentral.store.files import at_home, check_name, write_text
@@ -33,10 +34,9 @@ from decentral.study.study import Unfinished
 from decentral.terminal.console import REFUSED, aligned, say
 
 KEYS = ("target", "tune", "budget")
-_SEEDS = ["1", "2", "3"]
+_SEEDS = [1, 2, 3]
 _MEASURED_STEPS, _EVALUATIONS = 256, 40
 _MOST_PARAMETERS = 10**8
-_FREE = ("results_dir", "device", "processes", "progress", "launcher", "logger", "restarts", "checkpoint_every_s")
 
 
 class Asked(NamedTuple):
@@ -54,6 +54,8 @@ class Asked(NamedTuple):
 
 def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | None = None) -> int:
     """Carry out the comparison, or what is left of it, and print its table; return the exit status."""
+    if under_torchrun():
+        raise ConfigError("target= starts many runs by a launcher: leave out torchrun.")
     words, given = list(overrides), {}
     for key in KEYS:
         given[key], words = catalogue.reserved(words, key)
@@ -63,7 +65,9 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
     seeds = [int(one[0].partition("=")[2]) for axis in axes if axis[0][0].startswith("seed=") for one in axis]
     fixed = [axis[0] for axis in axes if len(axis) == 1 and not axis[0][0].startswith("seed=")]
     varied = [axis for axis in axes if len(axis) > 1 and not axis[0][0].startswith("seed=")]
-    common = [word for word in chain.from_iterable(fixed) if word.split("=")[0].partition(".")[0] not in _FREE]
+    common = [
+        word for word in chain.from_iterable(fixed) if word.split("=")[0].partition(".")[0] not in studies.HERE_ONLY
+    ]
     here = [word for word in chain.from_iterable(fixed) if word not in common]
     combinations = [list(chain.from_iterable(one)) for one in product(*varied)]
     rows, refused, budget = [], 0, asked.budget
@@ -91,7 +95,7 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
         raise ConfigError(
             f"tune={asked.tune} is not a setting of these methods: use lr, or a number such as algo.gamma."
         )
-    definition = _definition(asked, rows, common, seeds or list(map(int, _SEEDS)), budget)
+    definition = _definition(asked, rows, common, seeds or _SEEDS, budget)
     if save_study:
         folder = Path(config_dir or "conf")
         check_name(save_study, "--save-study")
