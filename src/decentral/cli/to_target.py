@@ -63,38 +63,23 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
     words = checked(words, folders_of(config_dir), several=True)
     axes = axes_of(words, config_dir)
     seeds = [int(one[0].partition("=")[2]) for axis in axes if axis[0][0].startswith("seed=") for one in axis]
-    fixed = [axis[0] for axis in axes if len(axis) == 1 and not axis[0][0].startswith("seed=")]
-    varied = [axis for axis in axes if len(axis) > 1 and not axis[0][0].startswith("seed=")]
-    common = [
-        word for word in chain.from_iterable(fixed) if word.split("=")[0].partition(".")[0] not in studies.HERE_ONLY
-    ]
-    here = [word for word in chain.from_iterable(fixed) if word not in common]
-    combinations = [list(chain.from_iterable(one)) for one in product(*varied)]
-    rows, refused, budget = [], 0, asked.budget
-    configs = compose_each([[*common, *here, *own] for own in combinations], config_dir)
-    for own, config in zip(combinations, configs, strict=True):
-        try:
-            if isinstance(config, ConfigError):
-                raise config
-            _check(config)
-            if budget is None:
-                budget = _seconds(config, config.steps or max(1, round(config.epochs * _steps_per_epoch(config))))
-            steps = _steps_within(config, budget)
-            every = [f"evaluation.every_epochs={steps / _EVALUATIONS / _steps_per_epoch(config):.4g}"]
-            is_set = any(word.startswith("evaluation.every_epochs=") for word in [*common, *own])
-            rows.append({**_named(own, config), "base": [*own, f"steps={steps}", *([] if is_set else every)]})
-        except ConfigError as error:
-            report_refusal(" ".join(own), str(error))
-            refused += 1
+    axes = [axis for axis in axes if not axis[0][0].startswith("seed=")]
+    fixed = list(chain.from_iterable(axis[0] for axis in axes if len(axis) == 1))
+    here = [word for word in fixed if word.partition("=")[0].partition(".")[0] in studies.HERE_ONLY]
+    common = [word for word in fixed if word not in here]
+    combinations = [list(chain.from_iterable(one)) for one in product(*(axis for axis in axes if len(axis) > 1))]
+    configs = compose_each([[*fixed, *own] for own in combinations], config_dir)
+    rows, budget = _rows(combinations, configs, common, asked.budget)
+    refused = [REFUSED] * (len(configs) - len(rows))
     if not rows:
-        return exit_status([REFUSED] * refused)
-    assert budget is not None
-    _check_metric(next(config for config in configs if isinstance(config, Config)), asked)
-    say(f"Budget:   {budget:.6g} simulated seconds for each of {len(rows)} methods")
-    if asked.tune and all(value_of(config, asked.tune) is None for config in configs if isinstance(config, Config)):
+        return exit_status(refused)
+    known = [config for config in configs if isinstance(config, Config)]
+    _check_metric(known[0], asked)
+    if asked.tune and all(value_of(config, asked.tune) is None for config in known):
         raise ConfigError(
             f"tune={asked.tune} is not a setting of these methods: use lr, or a number such as algo.gamma."
         )
+    say(f"Budget:   {budget:.6g} simulated seconds for each of {len(rows)} methods")
     definition = _definition(asked, rows, common, seeds or _SEEDS, budget)
     if save_study:
         folder = Path(config_dir or "conf")
@@ -103,7 +88,7 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, catalogue.as_yaml(save_study, folder, definition))
         say(f"Study:    {file}  (decentral-study {save_study} scale=laptop --config-dir {folder})")
-    return max(_carry_out(definition, here, overrides, config_dir, asked.tune), exit_status([REFUSED] * refused))
+    return max(_carry_out(definition, here, overrides, config_dir, asked.tune), exit_status(refused))
 
 
 def _asked(given: dict[str, str | None]) -> Asked:
@@ -124,6 +109,29 @@ def _asked(given: dict[str, str | None]) -> Asked:
     if seconds is not None and not seconds > 0:
         raise ConfigError(f"budget={budget} is not a time: give simulated seconds > 0, such as budget=60.")
     return Asked(wanted, given["tune"] or "", seconds)
+
+
+def _rows(
+    combinations: Sequence[list[str]], configs: Sequence[Config | ConfigError], common: list[str], budget: float | None
+) -> tuple[list[dict[str, Any]], float]:
+    """Return a row for each combination that is possible, with as many steps as fit into the budget, and the budget."""
+    rows: list[dict[str, Any]] = []
+    for own, config in zip(combinations, configs, strict=True):
+        try:
+            if isinstance(config, ConfigError):
+                raise config
+            _check(config)
+            if budget is None:
+                budget = _seconds(config, config.steps or max(1, round(config.epochs * _steps_per_epoch(config))))
+            steps = max(1, int(budget / _seconds(config, _MEASURED_STEPS) * _MEASURED_STEPS))
+        except ConfigError as error:
+            report_refusal(" ".join(own), str(error))
+            continue
+        base = [*own, f"steps={steps}"]
+        if not any(word.startswith("evaluation.every_epochs=") for word in [*common, *own]):
+            base.append(f"evaluation.every_epochs={steps / _EVALUATIONS / _steps_per_epoch(config):.4g}")
+        rows.append({**_named(own, config), "base": base})
+    return rows, budget or 0.0
 
 
 def _check(config: Config) -> None:
@@ -170,11 +178,6 @@ def _seconds(config: Config, steps: int) -> float:
     size = config.cluster.num_parameters or config.task.num_parameters(config)
     few = min(steps, _MEASURED_STEPS)
     return timed(config, few, size).simulated_s * steps / few
-
-
-def _steps_within(config: Config, budget: float) -> int:
-    """Return the number of steps that fit into the budget."""
-    return max(1, int(budget / _seconds(config, _MEASURED_STEPS) * _MEASURED_STEPS))
 
 
 def _named(own: Sequence[str], config: Config) -> dict[str, str]:
