@@ -310,7 +310,7 @@ def _describe(group: str, option: str, folders: Sequence[Path], sizes: Sequence[
         return f"{group}={option}    ({found.file})\n\n" + textwrap.indent(found.file.read_text().rstrip(), "  ")
     where = owner(found.cls)
     head = f"{group}={option}    {found.summary}" + (f"    ({where})" if where else "")
-    lines = [head, "", textwrap.indent(inspect.getdoc(found.cls) or "", "  ")]
+    lines = [head, "", textwrap.indent(found.doc.removeprefix(found.summary).lstrip("\n"), "  ")]
     if group == "algo":
         for key, value in getattr(found.cls, "usual", {}).items():
             lines += ["", f"  Default {key}: {key}={value}"]
