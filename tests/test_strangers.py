@@ -19,7 +19,6 @@ from decentral.cli import study as study_command
 from decentral.config.composition import compose
 from decentral.config.parsing import read, read_yaml
 from decentral.errors import ConfigError
-from decentral.registry import components
 from decentral.report.make import make
 from decentral.report.make import report_all as make_all
 from decentral.report.results import read as read_results
@@ -271,10 +270,8 @@ HOSTILE = "<script>alert(1)</script> [x](javascript:alert(1)) ![y](http://evil/z
 
 
 def named(name: object, kind: str) -> dict[str, object]:
-    entry = (
-        {"name": name, "kind": "curves", "lines": ["method"]} if kind == "figures" else {"name": name, "kind": "ranks"}
-    )
-    return {**REPORT, kind: [{**entry, **({"metrics": {"steps": "steps"}} if kind == "listings" else {})}]}
+    entry = {"kind": "curves", "lines": ["method"]} if kind == "figures" else {"kind": "to_target"}
+    return {**REPORT, kind: [{"name": name, **entry}]}
 
 
 def study(tmp_path: Path, report: dict[str, object] = REPORT, **facts: object) -> Path:
@@ -285,7 +282,7 @@ def study(tmp_path: Path, report: dict[str, object] = REPORT, **facts: object) -
     return directory
 
 
-@pytest.mark.parametrize("kind", ["figures", *(["listings"] if components("report.listings") else [])])
+@pytest.mark.parametrize("kind", ["figures", "listings"])
 @pytest.mark.parametrize("name", NAMES)
 def test_names_of_figures_and_listings_are_plain_names_of_files(
     kind: str, name: object, tmp_path: Path, canary: Path
