@@ -83,11 +83,15 @@ class DPSGD(Algorithm):
 
         def end() -> DPSGD.State:
             g = oracle(x)
-            y = mixing()
-            u, buffers = self.local(g, y, opt, t)
-            return self.State(add(y, u), compression_stats, buffers)
+            y, buffers = self.adapted(mixing(), g, opt, t)
+            return self.State(y, compression_stats, buffers)
 
         return end
+
+    def adapted(self, y: Tensor, g: Tensor, opt: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """Return y_i + u_i in y's memory, where awc takes the local update at y_i."""
+        u, opt = self.local(g, y, opt, t)
+        return add(y, u), opt
 
     def revision(self, of: RevisionOf) -> int:
         """Return 2 with weight decay in awc: revision 1 applied it to the x_i."""

@@ -199,7 +199,7 @@ class ParameterRow:
         """The share of ranks with a gradient of each parameter, if gradients are averaged over ranks."""
         self._sizes = [parameter.numel() for parameter in parameters]
         self.row = torch.cat([parameter.data.reshape(-1) for parameter in parameters]).view(1, -1)
-        self._gradient = torch.empty_like(self.row)
+        self._gradient, self._unread = torch.empty_like(self.row), False
         self._lay()
 
     def split(self, row: Tensor) -> Sequence[Tensor]:
@@ -212,11 +212,15 @@ class ParameterRow:
             self.row = row
             self._lay()
 
-    def gradient(self) -> Tensor:
+    def gradient(self, unread: bool = False) -> Tensor:
         """Return the accumulated gradients as a row [1, P], zero for missing ones.
 
-        It is a copy, in memory that the next step reuses.
+        It is a copy, in memory that the next step reuses. `unread`: the algorithm only hands it on to the optimizer,
+        which takes the parameters' own gradients instead, so the row is not filled.
         """
+        self._unread = unread
+        if unread:
+            return self._gradient
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in self.parameters]
         torch.cat([gradient.reshape(-1) for gradient in gradients], out=self._gradient.view(-1))
         return self._gradient
@@ -232,6 +236,9 @@ class ParameterRow:
         A parameter without a gradient gets none if no rank has one (`share`) or its part of g is zero, so that the
         optimizer skips it, as in torch. A sparse gradient with the values of g stays, for optimizers that need one.
         """
+        if self._unread:
+            yield
+            return
         before, parts = [parameter.grad for parameter in self.parameters], self.split(g)
         reasons = parts if self.share is None else self.share.unbind(1)
         for parameter, part, reason in zip(self.parameters, parts, reasons, strict=True):

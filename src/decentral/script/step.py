@@ -27,9 +27,18 @@ from decentral.script.components import Compression
 from decentral.script.parameters import Guard, ParameterRow
 from decentral.topology.rounds import Need
 
+
+class OwnStep(DPSGD):
+    """D-PSGD whose local update is the optimizer's own step with the parameters' gradients: u_i is never formed."""
+
+    def adapted(self, y: Tensor, g: Tensor, opt: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """See `DPSGD`."""
+        return self.local.adapt(y, g, opt, t)
+
+
 MODES: dict[str, Algorithm] = {
-    "atc": DPSGD(),
-    "awc": DPSGD(mode=Order.awc),
+    "atc": OwnStep(),
+    "awc": OwnStep(mode=Order.awc),
     "push_sum": SGP(),
     "allreduce": AllReduce(),
 }
@@ -360,7 +369,7 @@ class Step:
     def _begin(self, part: Part) -> None:
         """Begin the step of a part. Only the modes of D-PSGD send before its end."""
         arguments = part.state, partial(self._gradient, part), self.net, self.round
-        if self.method.mode and isinstance(part.algorithm, DPSGD):
+        if isinstance(part.algorithm, OwnStep):
             part.end = part.algorithm.begin(*arguments)
         else:
             part.end = partial(part.algorithm.step, *arguments)
@@ -419,7 +428,7 @@ class Step:
         part.asked = True
         if self.method.synchronous:
             part.row.share = self.net.mean(part.row.has_gradients())
-        return part.row.gradient()
+        return part.row.gradient(unread=isinstance(part.algorithm, OwnStep))
 
     def _step_of(self, row: ParameterRow) -> None:
         """Take the optimizer's own step for the parameters of a row, with its usual groups and state."""
