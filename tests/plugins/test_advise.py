@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from decentral.cluster.links import CollectiveName
 from decentral.compression.rows import RowLayout
@@ -134,6 +135,18 @@ def test_where_the_network_is_slow_it_is_not():
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------
+
+
+class Plain(nn.Sequential):
+    """A plain module of a user."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 10))
+
+
+def test_a_plain_module_is_measured_in_parameters() -> None:
+    config = compose([f"model={__name__}:Plain", "data=digits", "num_workers=4"])
+    assert layout_of(config).num_coordinates == config.task.num_parameters(config) == 650
 
 
 def test_latency_and_bandwidth_follow_from_two_exchanges_and_the_collective_from_a_third():

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.algorithms.features import Feature
 from decentral.cli import study as studies
@@ -29,14 +29,18 @@ from decentral.report.listings import ToTarget
 from decentral.report.make import Made
 from decentral.store.files import at_home, check_name, write_text
 from decentral.study import catalogue
-from decentral.study.kinds.comparison import value_of
+from decentral.study.kinds.comparison import is_number, value_of
 from decentral.study.study import Unfinished
 from decentral.terminal.console import REFUSED, aligned, say
+
+if TYPE_CHECKING:
+    from decentral.training.timing import Timed
 
 KEYS = ("target", "tune", "budget")
 _SEEDS = [1, 2, 3]
 _MEASURED_STEPS, _EVALUATIONS = 256, 40
 _MOST_PARAMETERS = 10**8
+_NOT_TUNED = ("seed", "steps", "epochs", "num_workers")
 
 
 class Asked(NamedTuple):
@@ -69,17 +73,19 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
     common = [word for word in fixed if word not in here]
     combinations = [list(chain.from_iterable(one)) for one in product(*(axis for axis in axes if len(axis) > 1))]
     configs = compose_each([[*fixed, *own] for own in combinations], config_dir)
+    if asked.tune and any(word.startswith(f"{asked.tune}=") for word in chain.from_iterable(combinations)):
+        raise ConfigError(f"tune={asked.tune} searches its value: leave out the list of {asked.tune}=.")
     rows, budget = _rows(combinations, configs, common, asked.budget)
     refused = [REFUSED] * (len(configs) - len(rows))
     if not rows:
         return exit_status(refused)
     known = [config for config in configs if isinstance(config, Config)]
     _check_metric(known[0], asked)
-    if asked.tune and all(value_of(config, asked.tune) is None for config in known):
+    if asked.tune and (asked.tune in _NOT_TUNED or not any(is_number(value_of(one, asked.tune)) for one in known)):
         raise ConfigError(
-            f"tune={asked.tune} is not a setting of these methods: use lr, or a number such as algo.gamma."
+            f"tune={asked.tune} is not a number that these methods have: use one setting, lr or such as algo.gamma."
         )
-    say(f"Budget:   {budget:.6g} simulated seconds for each of {len(rows)} methods")
+    say(f"Budget:   {budget:.4g} simulated seconds for each method")
     definition = _definition(asked, rows, common, seeds or _SEEDS, budget)
     if save_study:
         folder = Path(config_dir or "conf")
@@ -98,8 +104,10 @@ def _asked(given: dict[str, str | None]) -> Asked:
         raise ConfigError("tune= and budget= need target=, such as target='test accuracy:90'.")
     name, _, value = target.rpartition(":")
     try:
-        split, metric = ["test", *name.split()][-2:]
-        wanted = split, metric, float(value.removesuffix("%"))
+        split, *words = name.split() if " " in name.strip() else ("test", name)
+        wanted = split, "_".join(words), float(value.strip().removesuffix("%"))
+        if not name.strip():
+            raise ValueError
     except ValueError:
         raise ConfigError(f"target={target} is not a metric and a value: write target='test accuracy:90'.") from None
     try:
@@ -124,6 +132,8 @@ def _rows(
             if budget is None:
                 budget = _seconds(config, config.steps or max(1, round(config.epochs * _steps_per_epoch(config))))
             steps = max(1, int(budget / _seconds(config, _MEASURED_STEPS) * _MEASURED_STEPS))
+            if steps <= _MEASURED_STEPS and not _timed(config, steps).bytes_sent:
+                say(f"Note:     {config.algo.name} sends nothing in {steps} steps: raise budget=, or tune its period.")
         except ConfigError as error:
             report_refusal(" ".join(own), str(error))
             continue
@@ -157,11 +167,13 @@ def _check_metric(config: Config, asked: Asked) -> None:
     split, metric, value = asked.metric
     with torch.no_grad():
         run = assemble(config, World(0, 1, torch.device("cpu")))
-    known = [each.words for each in run.problem.metrics]
+    metrics = {each.words: each for each in run.problem.metrics}
     run.close()
     words = f"{split} {metric.replace('_', ' ')}"
-    if words not in known:
-        raise ConfigError(f"target={split} {metric}:{value:g} is not measured.{suggest(words, known)}")
+    if words not in metrics:
+        raise ConfigError(f"target={words}:{value:g} is not measured.{suggest(words, metrics)}")
+    if metrics[words].percent and not 0 < value <= 100:
+        raise ConfigError(f"target={words}:{value:g} is out of range: give percent, such as target='{words}:90'.")
 
 
 def _steps_per_epoch(config: Config) -> float:
@@ -172,12 +184,15 @@ def _steps_per_epoch(config: Config) -> float:
 
 def _seconds(config: Config, steps: int) -> float:
     """Return the simulated seconds of so many steps; of many, they are extrapolated from the first."""
+    few = min(steps, _MEASURED_STEPS)
+    return _timed(config, few).simulated_s * steps / few
+
+
+def _timed(config: Config, steps: int) -> Timed:
     from decentral.training.timing import timed
 
     assert isinstance(config.cluster, VirtualCluster)
-    size = config.cluster.num_parameters or config.task.num_parameters(config)
-    few = min(steps, _MEASURED_STEPS)
-    return timed(config, few, size).simulated_s * steps / few
+    return timed(config, steps, config.cluster.num_parameters or config.task.num_parameters(config))
 
 
 def _named(own: Sequence[str], config: Config) -> dict[str, str]:

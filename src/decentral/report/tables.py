@@ -144,11 +144,14 @@ def _grid(heading: str, entries: list[Entry], table: Table, results: Results) ->
 
 
 def chosen_values(results: Results, entry: Entry) -> str:
-    """Return the chosen values of a cell: '0.1', or '0.4 (highest tried)' where a better one may lie beyond."""
+    """Return the chosen values of a cell: '0.1', or '0.4 (highest tried)' where a better one may lie beyond; '-' where
+    a single one was tried."""
     own = results.values
     for label, value in entry.labels.items():
         own = own[own[label] == value]
     rates, tried = entry.rates, own["rate"].dropna()
+    if tried.nunique() < 2:
+        return "-"
     end = " (lowest tried)" if rates and rates[0] <= tried.min() else " (highest tried)"
     return ", ".join(f"{rate:.4g}" for rate in rates) + end * entry.at_edge
 

@@ -166,11 +166,11 @@ class SupervisedTask(Task):
         return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
 
     def num_parameters(self, config: TaskConfig) -> int:
-        """Return the number of parameters of the model, which is built without memory for its values, and without the
-        data."""
+        """Return the number of parameters of the model, which is built without the data, and without memory for its
+        values unless it is a plain module."""
         import torch
 
-        with torch.device("meta"):
+        with torch.device("cpu" if ":" in config.model.name else "meta"):
             parameters = config.model.build(config.data.inspect()).parameters()
             return sum(p.numel() for p in parameters if p.requires_grad)
 

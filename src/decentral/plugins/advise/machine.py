@@ -89,7 +89,7 @@ def layout_of(config: Config) -> RowLayout:
         return RowLayout.flat(config.task.num_parameters(config))
     data = described(config)
     config.model.check(data)
-    with torch.device("meta"):
+    with torch.device("cpu" if ":" in config.model.name else "meta"):  # a plain module needs values
         named = dict(config.model.build(data).named_parameters())
     return RowLayout(tuple(named), tuple(tuple(parameter.shape) for parameter in named.values()))
 

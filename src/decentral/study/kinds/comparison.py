@@ -304,8 +304,8 @@ class Comparison(Study):
                 labels={"method": row.method, "topology": row.topology, **point},
                 final=counting,
                 tuning=searching,
-                rule=rule if _is_number(value_of(counting.config, key)) else Fixed(),
-                key=key if _is_number(value_of(counting.config, key)) else "lr",
+                rule=rule if is_number(value_of(counting.config, key)) else Fixed(),
+                key=key if is_number(value_of(counting.config, key)) else "lr",
                 study=self,
                 measure=replace(self.measure, worker=row.worker or self.measure.worker),
                 published=published_key(row.published, self.setting, **point),
@@ -322,7 +322,8 @@ class Comparison(Study):
         return row.lrs[self.columns[first].index(point[first])]
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a setting is a number, which can be tuned."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
