@@ -140,7 +140,8 @@ def test_an_optimizer_gives_the_same_iterates_with_1_2_and_n_processes(recorded,
 def test_a_task_gives_the_same_iterates_with_1_2_and_n_processes(recorded, start, name):
     exact = ["precision=fp64"] if "model" in components("tasks")[name].uses else []
     overrides = [f"task={name}", *TASKS[name], *exact, "algo=dpsgd", "topology=ring", "num_workers=5"]
-    agree(recorded, start, [*overrides, *STEPS[1:]], 2, 5)
+    rounding = 1e-11  # Adam, usual for texts, divides by small numbers
+    agree(recorded, start, [*overrides, *STEPS[1:]], 2, 5, rtol=rounding)
 
 
 # -- the optimum -------------------------------------------------------------------------------------------------------
