@@ -183,7 +183,7 @@ def _steps_per_epoch(config: Config) -> float:
 
 
 def _seconds(config: Config, steps: int) -> float:
-    """Return the simulated seconds of so many steps; of many, they are extrapolated from the first."""
+    """Return the simulated seconds of these steps, extrapolated from the first 256."""
     few = min(steps, _MEASURED_STEPS)
     return _timed(config, few).simulated_s * steps / few
 
@@ -222,7 +222,7 @@ def _definition(asked: Asked, rows: list[Any], common: list[str], seeds: list[in
         "paper": "sweeps",
         "base": common,
         "rows": rows,
-        "tune": {"rule": "powers_of_two", "key": asked.tune} if asked.tune else {"rule": "fixed"},
+        "tune": {"rule": "powers_of_two", "key": asked.tune, "nearest": True} if asked.tune else {"rule": "fixed"},
         "tune_seeds": seeds[:1],
         "seeds": seeds,
         "measure": {**reach, "axis": "simulated_s"},

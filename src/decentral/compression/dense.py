@@ -61,7 +61,7 @@ class NoCompression(Encoder):
         return net.mix(x, t)
 
     def begin_mix(self, x: Tensor, net: Network, t: int) -> Callable[[], Tensor]:
-        """x_i <- sum_j W_ij x_j, in flight until the returned function is called."""
+        """Begin x_i <- sum_j W_ij x_j and return a function that completes it."""
         return net.begin_mix(x, t)
 
     def relay(self, y: Tensor, m: Tensor, net: Network, t: int, later: bool = False) -> Tensor:

@@ -87,7 +87,7 @@ def _iterates(r: Run, number: int) -> np.ndarray:
 
 
 def _watch_mean(r: Run) -> list[bool]:
-    """Return a list that is no longer empty once a mean over all workers has begun."""
+    """Return an empty list, to which each mean over all workers appends."""
     asked: list[bool] = []
     begin = r.net.traffic.begin_collective
 

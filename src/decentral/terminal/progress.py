@@ -18,7 +18,7 @@ ADDRESS = "DECENTRAL_PROGRESS"
 _LIVE_PERIOD_S = 0.2
 _REPORT_PERIOD_S = 0.5
 LINE_PERIOD_S = 5.0
-"""Interval of lines where there is no terminal, besides those of the evaluations."""
+"""Interval between progress lines without a terminal; evaluations print their own."""
 _MILESTONES = 20  # evaluations that get a line of their own where there is no terminal
 
 

@@ -204,8 +204,8 @@ class TunedCell(Cell):
         return sum(self._good(result, job) for result, job in zip(known, jobs, strict=True)) / len(known)
 
     def _good(self, result: Value, job: TrainingRun) -> float:
-        """Return the score of a run, larger is better: of runs that miss the target, by how much they miss it."""
-        if result.status != NOT_REACHED or self.measure.to_reach is None:
+        """Return the score of a run; larger is better."""
+        if not self.rule.nearest or result.status != NOT_REACHED or self.measure.to_reach is None:
             return result.score
         gap = abs(replace(self.measure, to_reach=None).of(job.directory).value - self.measure.to_reach)
         return -_MISSED * (1 + gap)

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
@@ -24,6 +24,9 @@ class Choice(NamedTuple):
 
 class Rule(Settings, ABC, where="tune"):
     """A dataclass whose fields are its configuration."""
+
+    nearest: ClassVar[bool] = False
+    """True if a run that misses the target counts by how much it misses it, instead of not at all."""
 
     @abstractmethod
     def wanted(self, tried: Scores, start: float) -> list[float]:
@@ -80,13 +83,15 @@ class PowersOfTwo(Rule):
 
     RelaySum paper, appendix C.1 (factor 2). A rate at which some seed diverges does not count, so a smaller one is then
     taken, as the authors did. The search ends after `at_most` rates: a best one that is not sandwiched by then is
-    reported as lying at the edge. `times` moves the start: 0.5 begins around half of it.
+    reported as lying at the edge. `times` moves the start: 0.5 begins around half of it. With `nearest`, a run that
+    misses the target counts by how much it misses it; otherwise like one that diverges.
     """
 
     name: str = "powers_of_two"
     factor: float = setting(2.0, above=1)
     at_most: int = setting(10, at_least=3, hint="to bracket the best one")
     times: float = setting(1.0, above=0)
+    nearest: bool = False  # type: ignore[misc]
 
     def wanted(self, tried: Scores, start: float) -> list[float]:
         """The first three, then the neighbors of the best."""
