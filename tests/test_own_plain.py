@@ -384,8 +384,8 @@ def asks(num_workers, k: int):
 
 
 def differs(num_workers):
-    edges = np.random.default_rng().random((num_workers, num_workers)) < 0.5
-    return edges | edges.T | ~np.eye(num_workers, dtype=bool)[::-1]
+    share = np.random.default_rng().random()  # never twice the same
+    return share * np.eye(num_workers) + (1 - share) / num_workers
 
 
 def of_kind(num_workers, kind: str):
