@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.host.torch_state import in_turn
 from decentral.network.local import LocalNetwork
-from decentral.optim.optimizer import Optimizer
 from decentral.registry.typed import typed
 from decentral.script.components import (
     algorithm_from,
@@ -22,7 +21,6 @@ from decentral.script.components import (
     chosen,
     compression_from,
     in_a_script,
-    topology_from,
 )
 from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
@@ -81,12 +79,12 @@ def iterates(
         ConfigError: for a setup that `decentral-run` refuses, an invalid start for the algorithm, or an oracle result
             of the wrong shape.
     """
-    algorithm, topology = algorithm_from(algo, algo_settings), topology_from(topology, topology_settings or {})
-    optimizer = cast(Optimizer, chosen("optim", optim, Optimizer, dict(optim_settings or {}), ()))
+    algorithm, graph = algorithm_from(algo, algo_settings), chosen("topology", topology, topology_settings or {})
+    optimizer = chosen("optim", optim, optim_settings or {})
     start = _numbers(x0, "x0")
     if start.dim() not in (1, 2) or not start.isfinite().all():
         raise ConfigError(f"x0 of shape {list(start.shape)} is invalid: give finite numbers [P] or [n, P].")
-    n = len(start) if start.dim() == 2 else num_workers or topology.implied_num_workers()
+    n = len(start) if start.dim() == 2 else num_workers or graph.implied_num_workers()
     if n is None or num_workers not in (None, n):
         raise ConfigError(f"num_workers={num_workers} does not set the number of workers: give x0 [n, P], or n.")
     x = start.expand(n, -1).clone()
@@ -96,8 +94,8 @@ def iterates(
     compressor, of_messages, per_epoch = compression_from(compress, compress_settings)
     try:
         communication = Communication(every=every)
-        rounds = communication.schedule(topology, n)
-        check_setup(algorithm, compressor, rounds, communication, topology, optimizer)
+        rounds = communication.schedule(graph, n)
+        check_setup(algorithm, compressor, rounds, communication, graph, optimizer)
         if drop_probability:
             require(algorithm, Feature.message_loss, f"drop_probability={drop_probability:g}")
     except ConfigError as error:

@@ -23,7 +23,7 @@ from decentral.network.world import World
 from decentral.registry.typed import typed
 from decentral.runtime.process_group import stay_on_this_machine, store_of_group
 from decentral.script.agreement import Proposal, agree
-from decentral.script.components import has_setting, in_a_script, topology_from
+from decentral.script.components import JOINED, chosen, has_setting, in_a_script
 from decentral.script.handle import end_in_a_sentence, hinted, leave_at_the_end, refuse_a_fork
 from decentral.script.peers import Peers, content
 from decentral.topology.communication import Communication
@@ -144,7 +144,7 @@ def _plan(
         global_every=convert(int | None, global_every, "global_every"),
         workers_per_machine=convert(int, workers_per_machine, "workers_per_machine"),
     )
-    found, n = topology_from(topology, settings), _size()
+    found, n = chosen("topology", topology, settings, JOINED), _size()
     implied = found.implied_num_workers()
     members = n // communication.workers_per_machine
     if implied is not None and implied != members:
