@@ -15,7 +15,7 @@ from typing import Any
 from decentral.algorithms.features import USUAL, Feature
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
-from decentral.registry import component
+from decentral.registry import component, plugins
 from decentral.registry.signature import functions
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
 from decentral.store import RunStore
@@ -249,7 +249,7 @@ def _places(run_dir: Path, facts: dict[str, Any], drawn: bool) -> list[str]:
     places = (read_json(run_dir / LOGGED) or {}).get("places", {})
     lines += [f"Logged:   {place or f'logger={name}'}" for name, place in places.items()]
     if (run_dir / "models.safetensors").exists():
-        folder = ""  # of the user's configurations
+        folder = str(plugins.folder() or "")  # if another command has trained the run
         given = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])
         for word, following in zip(given, [*given[1:], ""], strict=True):
             if word in ("--config-dir", "-cd"):

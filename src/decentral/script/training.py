@@ -125,7 +125,7 @@ def train(
     outcome = launch(run)
     if outcome.status is Status.interrupted:
         unnamed = "the same call begins a new run: give it name=..., then it can be resumed"
-        is_new = any("files_digest" in vars(getattr(config, group)) for group in GROUPS)
+        is_new = name is None and any("files_digest" in vars(getattr(config, group)) for group in GROUPS)
         how = unnamed if is_new else "the same call resumes it"
         raise KeyboardInterrupt(f"the run in {outcome.directory} was interrupted: {how}")
     if outcome.status is Status.diverged:
