@@ -192,6 +192,10 @@ def main():
     settings = train(algo=Mine(beta=0.25), schedule=Power(2.0), topology=circle).settings
     assert (settings["algo"], settings["algo.beta"], settings["schedule.power"]) == ("mine", 0.25, 2.0), settings
     assert settings["topology"].endswith(":circle") and settings["topology.hops"] == 1
+    if "__file__" in globals() or __name__ != "__main__":
+        same(losses(topology=f"{__name__}:circle"), trained["ring"])
+    else:
+        assert "give the class or function itself" in refused(train, topology="__main__:circle")
     first, second, other = (train(topology=W, name=name) for name in ("first", "first", "other"))
     assert second.reused and not other.reused and train(topology=W).directory != train(topology=W).directory
     assert train(topology=Ring()).directory == train(topology="ring").directory

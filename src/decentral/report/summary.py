@@ -267,12 +267,12 @@ def load_call(run_dir: Path, config_dir: str | None, net: str = "net") -> str:
     given = {"given": net, "__main__": name}.get(module, "")
     task = component("tasks", config["task"]["name"])
     codes = functions(Config, config)
-    for group in {"task", *getattr(task, "uses", GROUPS)} - {"model" if given else ""}:
+    for group in {"task", *getattr(task, "uses", ())} - {"model" if given else ""}:
         code = str(config[group].get("id", config[group]["name"]))  # gymnasium imports the module in an ID
         cls = None if ":" in code else component(GROUPS[group], config[group]["name"])
         codes += functions(cls, config[group]) if cls else [(group, code)]
-    arguments = [json.dumps(str(run_dir))]
-    arguments += [f"config_dir={json.dumps(config_dir)}"] if config_dir else []
+    arguments = [json.dumps(str(run_dir), ensure_ascii=False)]
+    arguments += [f"config_dir={json.dumps(config_dir, ensure_ascii=False)}"] if config_dir else []
     arguments += [f"model={given}"] if given else []
     arguments += ["trust=True"] if any(":" in code for _, code in codes) else []
     return f"decentral.load({', '.join(arguments)})"

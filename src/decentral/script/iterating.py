@@ -59,8 +59,8 @@ def iterates(
     True
 
     Args:
-        algo: Name of an algorithm with synchronous steps, or an `Algorithm`.
-        topology: Name of a topology, a `Topology`, W [n, n], or [T, n, n] with a matrix for each round, which repeat.
+        algo: Name of an algorithm with synchronous steps, or a class or object of your own.
+        topology: As in `decentral.join`: a name, a graph, a matrix [n, n], a list of them, which repeat, or a function.
             Algorithms that do not use it accept any.
         oracle: oracle(x [n, P], t) -> the gradients [n, P] of the workers at their models in step t. It receives a
             float64 array, a copy, and returns an array or a tensor.
@@ -68,12 +68,14 @@ def iterates(
         steps: Number of steps.
         lr: The learning rate, or a function from step t to the rate.
         num_workers: n, if neither x0 [n, P] nor the topology determines it.
-        optim: Name of a local optimizer, or an `Optimizer`.
-        compress: Name of a compressor, a `Compressor`, or None: the algorithm's default, which is none except for demo.
+        optim: Name of a local optimizer, or a class, such as `torch.optim.RAdam`, or an `Optimizer`.
+        compress: Name of a compressor, a class or object of your own, or None: the algorithm's default, which is none
+            except for demo.
         every: Local steps: communicate in every `every`-th step only.
         drop_probability: Probability of losing each message.
         seed: Determines which messages are lost.
-        algo_settings, topology_settings, optim_settings, compress_settings: Settings of the named components.
+        algo_settings, topology_settings, optim_settings, compress_settings: Settings of the named components, and of
+            classes and functions.
 
     Raises:
         ConfigError: for a setup that `decentral-run` refuses, an invalid start for the algorithm, or an oracle result

@@ -55,9 +55,10 @@ def join(
     unless it already is. Without torchrun this is a group of one.
 
     topology              the name of a topology, with optional `settings` (`decentral-run --help topology=ring`); a
-                          `decentral.topology.topology.Topology`; a matrix W [n, n]; or a list of matrices, one for each
-                          round of a period. W[i, j] is the weight of rank j's values at rank i, and is authoritative.
-                          Entries are at least 0; rows sum to 1 (pull), or columns do (push).
+                          function of `num_workers`, with `settings`; a `decentral.topology.topology.Topology`; a graph
+                          of networkx, or of bools or integers [n, n], whose weights follow `weights=`; weights W [n, n]
+                          of floats; or a list of these, one for each round of a period. W[i, j] is the weight of rank
+                          j's values at rank i. Entries are at least 0; rows sum to 1 (pull), or columns do (push).
     workers_per_machine   L > 1: ranks i L to i L + L - 1 are on machine i, and the topology connects machines:
                           x_i <- sum_J W_IJ (mean of machine J)
     every                 local steps: communicate in every `every`-th round only, the last of each group (every=4: in

@@ -23,6 +23,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.gradients.precision import Precision, cast
 from decentral.host.torch_state import left_as_found
 from decentral.registry import component, components
+from decentral.registry.signature import taken
 from decentral.registry.typed import typed
 from decentral.report.run_figures import draw_learning_curves
 from decentral.report.runs_table import throughput
@@ -231,7 +232,8 @@ def load(
 
     `model` is the module it was trained with, or its class or function, if `train` got one: the stored weights are
     loaded into copies of it. `config_dir` is the folder with your own components. Nothing that is read is executed,
-    unless `trust` allows importing the `module:Name` that the run names as its model or data.
+    unless `trust` allows importing the `module:Name` that the run names for its task, data, partition or model. A run
+    prints the call that loads it.
 
     Raises ConfigError if there is no such run, or if the file with its models is missing, damaged or of another run.
     """
@@ -285,7 +287,7 @@ def _config(directory: Path, model: nn.Module | Callable[..., nn.Module] | None,
         )
     if model is not None:
         by_name = ":" in name and not isinstance(model, torch.nn.Module)  # its settings are stored
-        made["model"] = chosen("models", model, net) if by_name else GivenModel.of(model)
+        made["model"] = chosen("models", model, taken(model, net)) if by_name else GivenModel.of(model)
     task: Any = component("tasks", str(values["task"].get("name")))
     return read(directory / "config.yaml", trust, made, ("task", *getattr(task, "uses", ())))
 

@@ -100,13 +100,16 @@ def train(
                   a fifth of the training examples for testing; and for a task without data, as in
                   decentral.train("policy_mlp", None, task="rl", env="CartPole-v1")
     settings      as on the command line of `decentral-run`, those of a component as a dictionary, as in
-                  evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}
+                  evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}. A component may
+                  be an object instead of a name: your own class, an object of it, or a function, as in algo=MyMethod or
+                  schedule={"name": halves, "every": 2}; for topology= a graph of networkx, a matrix, or a list of them;
+                  for partition= a list with the indices of each worker. Objects are copied for each run
     overrides     settings in the grammar of the command line: "schedule=constant", "schedule.warmup_epochs=5"
     config_dir    a folder with your own components, as `--config-dir`
     name          a name for the run, which the same call resumes or returns
 
     It is a run like any other: in this process, with progress output, stored in `results_dir`. A diverging run gives a
-    warning. A run with a model or data from Python is new every time, unless it has a name: then you vouch for the
+    warning. A run with objects of Python is new every time, unless it has a name: then you vouch for the
     objects, and the same name with the same settings, initial weights, shapes and labels resumes an interrupted run and
     returns a finished one, which is reported (rerun=True repeats it). With others it is refused. A run without such
     objects needs no name, as on the command line.
