@@ -311,6 +311,10 @@ def circle(num_workers):
     return nx.cycle_graph(num_workers)
 
 
+def deal(labels, num_workers):
+    return torch.arange(len(labels)).tensor_split(num_workers)
+
+
 net = Net(64, 10)
 SMALL = {"algo": "dpsgd", "num_workers": 2, "steps": 2, "batch_size": 4, "device": "cpu"}
 TRAINED = [
@@ -323,7 +327,9 @@ TRAINED = [
     ("__main__:Net", "hints:others", {"data.size": 32}),
     ("mlp", "hints:others", {}),
     ("cnn", "digits", {"task.loss": "hints:loss"}),
-    ("mlp", "digits", {"topology": "hints:circle", "optim": "torch.optim:RAdam"}),
+    ("mlp", "digits", {"topology": "hints:circle", "optim": "torch.optim:RAdam", "partition": "hints:deal"}),
+    ("mlp", "digits", {"partition": deal, "schedule": lambda t: 1.0}),
+    (net, "digits", {"partition": [range(700), range(700, 1438)]}),
     ("mlp", None, {"task": "quadratics"}),
     ("tiny", "digits", {"config_dir": "mine"}),
 ]

@@ -267,7 +267,7 @@ def load_call(run_dir: Path, config_dir: str | None, net: str = "net") -> str:
     given = {"given": net, "__main__": name}.get(module, "")
     task = component("tasks", config["task"]["name"])
     codes = functions(Config, config)
-    for group in {"task", *getattr(task, "uses", ())} - {"model" if given else ""}:
+    for group in {"task", *getattr(task, "uses", ())} - {"partition", "model" if given else ""}:
         code = str(config[group].get("id", config[group]["name"]))  # gymnasium imports the module in an ID
         cls = None if ":" in code else component(GROUPS[group], config[group]["name"])
         codes += functions(cls, config[group]) if cls else [(group, code)]

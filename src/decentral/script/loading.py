@@ -232,7 +232,7 @@ def load(
 
     `model` is the module it was trained with, or its class or function, if `train` got one: the stored weights are
     loaded into copies of it. `config_dir` is the folder with your own components. Nothing that is read is executed,
-    unless `trust` allows importing the `module:Name` that the run names for its task, data, partition or model. A run
+    unless `trust` allows importing the `module:Name` that the run names for its task, data or model. A run
     prints the call that loads it.
 
     Raises ConfigError if there is no such run, or if the file with its models is missing, damaged or of another run.
@@ -289,7 +289,8 @@ def _config(directory: Path, model: nn.Module | Callable[..., nn.Module] | None,
         by_name = ":" in name and not isinstance(model, torch.nn.Module)  # its settings are stored
         made["model"] = chosen("models", model, taken(model, net)) if by_name else GivenModel.of(model)
     task: Any = component("tasks", str(values["task"].get("name")))
-    return read(directory / "config.yaml", trust, made, ("task", *getattr(task, "uses", ())))
+    groups = {"task", *getattr(task, "uses", ())} - {"partition"}
+    return read(directory / "config.yaml", trust, made, groups)
 
 
 def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> nn.Module:
