@@ -58,7 +58,7 @@ class PlainOptimizer(Plain, Settings, where="optim"):
             made = self.target()(parameters, **self.settings(), **taken(self.target(), {"lr": lr}))
             if "lr" not in made.param_groups[0]:
                 raise ConfigError(
-                    f"optim={self.name} has no learning rate in its param_groupsfor lr= to set: use another optimizer."
+                    f"optim={self.name} has no learning rate in its param_groups for lr= to set: use another optimizer."
                 )
         return made
 
