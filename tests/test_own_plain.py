@@ -17,7 +17,6 @@ import torch
 from decentral.cli.run import main
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
-from decentral.data import plain as plain_data
 from decentral.registry import component, signature
 from decentral.store import RunStore
 
@@ -635,13 +634,13 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The stand-in in the place of the library, for the time being."""
     (tmp_path / "datasets.py").write_text(LIBRARY)
     real = sys.modules.pop("datasets", None)
-    for cached in (signature.function, plain_data.plain):
+    for cached in (signature.function, signature.named):
         cached.cache_clear()
     yield
     sys.modules.pop("datasets", None)
     if real is not None:
         sys.modules["datasets"] = real
-    for cached in (signature.function, plain_data.plain):
+    for cached in (signature.function, signature.named):
         cached.cache_clear()
 
 

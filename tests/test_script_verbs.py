@@ -87,11 +87,11 @@ def test_a_round_applies_the_matrices_of_the_schedule(worlds, topology, settings
 def schedule_of(
     topology: str, size: int, every: int = 1, global_every: int | None = None, machine: int = 1, **settings
 ):
-    from decentral.script.components import topology_from
+    from decentral.script.components import chosen
     from decentral.topology.communication import Communication
 
     communication = Communication(every=every, global_every=global_every, workers_per_machine=machine)
-    return communication.schedule(topology_from(topology, settings), size)
+    return communication.schedule(chosen("topology", topology, settings), size)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -11,7 +11,7 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.registry import components
-from decentral.script.components import topology_from
+from decentral.script.components import chosen
 from decentral.topology import facts
 from decentral.topology.graph import is_connected
 from decentral.topology.rounds import Rounds
@@ -68,7 +68,7 @@ def test_the_matrices_of_all_rounds_are_those_of_the_reference():
 )
 def test_a_setting_that_the_graph_of_one_peer_does_not_have_is_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
-        topology_from("one_peer", settings)
+        chosen("topology", "one_peer", settings)
 
 
 def test_a_schedule_that_hardly_ever_repeats_is_refused_before_it_is_gone_through(tmp_path):

@@ -370,7 +370,7 @@ def _unknown(key: str, error: Any) -> str:
     owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
     if not known:
         return f"{owner} has no settings: leave {key} out, or choose another {group}= (decentral-run --help {group})."
-    more = further(error.object_type.target()) if issubclass(error.object_type, Plain) else ""
+    more = further(error.object_type.plain_target) if issubclass(error.object_type, Plain) else ""
     if more and not get_close_matches(name, known, n=1, cutoff=0.8):
         return f"{owner} has no setting '{name}': write arguments of **{more} as {group}.{more}={{{name}:...}}."
     elsewhere = places().get(name, [key])

@@ -6,12 +6,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from decentral import settings
 from decentral.config.schema import GROUPS, NODES, Config
@@ -212,14 +215,18 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, enums and containers as what JSON and YAML know."""
+    """Return dataclasses, enums and containers as JSON and YAML know them; other objects of a script by name."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, str | Real | dict | os.PathLike):
+        return value
+    return getattr(value, "__qualname__", type(value).__name__)
 
 
 def dump(config: Config) -> str:
@@ -240,28 +247,31 @@ def load(text: str) -> Config:
     return from_dict(yaml.safe_load(text), trust=True)
 
 
-def read(path: Path, trust: bool = False, made: Mapping[str, Any] | None = None) -> Config:
-    """The configuration in a file, which anybody may have written, with components that are `made` instead of those in
-    the file; see `from_dict`. Raises ConfigError."""
+def read(
+    path: Path, trust: bool = False, made: Mapping[str, Any] | None = None, groups: Collection[str] = tuple(GROUPS)
+) -> Config:
+    """Return the configuration in a file, which anybody may have written, with components that are `made` instead of
+    those in the file; see `from_dict`. Raises ConfigError."""
     try:
-        return from_dict(read_yaml(path) | (made or {}), trust)
+        return from_dict(read_yaml(path) | (made or {}), trust, groups)
     except ConfigError:
         raise
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is not the configuration of a run: {type(error).__name__}: {error}.") from None
 
 
-def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
+def from_dict(values: dict[str, Any], trust: bool = False, groups: Collection[str] = tuple(GROUPS)) -> Config:
     """Create a configuration from plain values, each group by its `name`, with the types of the dataclasses.
 
+    Of other groups than these, it has the plain values.
     Without `trust`, modules named only by the values are not imported. Raises ConfigError for an unknown name or key, a
     value that does not fit, untrusted code, and a user's component that has changed since.
     """
     values = dict(values)
-    values |= {group: component_from(group, values, trust) for group in GROUPS}
+    values |= {group: component_from(group, values, trust) for group in groups}
     values.pop("own", None)
     named = functions(Config, values)
-    for group in GROUPS:
+    for group in groups:
         named += functions(type(values[group]), vars(values[group]))
     for key, code in named if not trust else ():
         if is_foreign(key, code):

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from typing import Any
 
 from decentral.data.hugging_face import HuggingFace
 from decentral.data.own import PlainData
 from decentral.registry.signature import component_from
 
 
-@cache
-def plain(name: str) -> type:
-    """Return the data set class for `module:function`. Raises ConfigError if it does not exist."""
+def plain(name: str, target: Callable[..., Any]) -> type:
+    """Return the data set class of this name that calls a class or function."""
     if name == "datasets:load_dataset":
-        return component_from("data", name, HuggingFace, ("name", "split", "cache_dir", "streaming"))
-    return component_from("data", name, PlainData, ())
+        return component_from("data", name, target, HuggingFace, ("name", "split", "cache_dir", "streaming"))
+    return component_from("data", name, target, PlainData, ())

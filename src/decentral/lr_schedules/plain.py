@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from numbers import Real
 from typing import Any, ClassVar
 
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import LearningRateSchedule
 from decentral.registry import blame
-from decentral.registry.signature import Plain, call, component_from, function, parameters_of
+from decentral.registry.signature import Plain, call, component_from, parameters_of
 from decentral.settings import setting
 
 GIVEN = ("t", "epoch", "steps_per_epoch", "total_steps")
@@ -137,10 +136,8 @@ class TorchSchedule(Plain, LearningRateSchedule):
                 scheduler.step()
 
 
-@cache
-def plain(name: str) -> type:
-    """Return the schedule for `module:function`. Raises ConfigError if it does not exist."""
-    target = function("schedule", name)
+def plain(name: str, target: Callable[..., Any]) -> type:
+    """Return the schedule of this name that calls a class or function."""
     if objects := {"lr_lambda", "schedulers"} & parameters_of(target).keys():
         raise ConfigError(
             f"schedule={name} takes objects ({objects.pop()}): make it in a function of your own with the parameter "
@@ -148,5 +145,5 @@ def plain(name: str) -> type:
         )
     bases = getattr(target, "__mro__", ())
     if "optimizer" in parameters_of(target) or any(one.__module__ == "torch.optim.lr_scheduler" for one in bases):
-        return component_from("lr_schedules", name, TorchSchedule, ("optimizer", "last_epoch", "total_steps"))
-    return component_from("lr_schedules", name, PlainSchedule, GIVEN)
+        return component_from("lr_schedules", name, target, TorchSchedule, ("optimizer", "last_epoch", "total_steps"))
+    return component_from("lr_schedules", name, target, PlainSchedule, GIVEN)

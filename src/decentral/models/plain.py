@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,7 +52,6 @@ class PlainModel(Plain, Model):
         return tried(self, original, data)
 
 
-@cache
-def plain(name: str) -> type:
-    """Return the model for `module:Name`. Raises ConfigError if it does not exist."""
-    return component_from("models", name, PlainModel, GIVEN)
+def plain(name: str, target: Callable[..., Any]) -> type:
+    """Return the model of this name that calls a class or function."""
+    return component_from("models", name, target, PlainModel, GIVEN)

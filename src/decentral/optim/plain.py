@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.compression.rows import RowLayout
@@ -15,7 +14,7 @@ from decentral.optim.optimizer import Buffers, check_decay
 from decentral.optim.rows import add, clip
 from decentral.optim.torch_rule import TorchRule, l2
 from decentral.registry import blame
-from decentral.registry.signature import Plain, component_from, function, parameters_of, taken
+from decentral.registry.signature import Plain, component_from, parameters_of, taken
 from decentral.settings import Settings, setting
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class PlainOptimizer(Plain, Settings, where="optim"):
             made = self.target()(parameters, **self.settings(), **taken(self.target(), {"lr": lr}))
             if "lr" not in made.param_groups[0]:
                 raise ConfigError(
-                    f"optim={self.name} has no learning rate in its param_groupsfor lr= to set: use another optimizer."
+                    f"optim={self.name} has no learning rate in its param_groups for lr= to set: use another optimizer."
                 )
         return made
 
@@ -338,8 +337,7 @@ def _is_proportional(optimizer: PlainOptimizer) -> bool:
     return bool((update(1.0) - 10 * update(0.1)).abs().max() < 1e-9)
 
 
-@cache
-def plain(name: str) -> type:
-    """Return the optimizer for `module:Name`. Raises ConfigError if it does not exist."""
-    first = next(iter(parameters_of(function("optim", name))), "")
-    return component_from("optim", name, PlainOptimizer, (first, "lr"))
+def plain(name: str, target: Callable[..., Any]) -> type:
+    """Return the optimizer of this name that calls a class or function."""
+    first = next(iter(parameters_of(target)), "")
+    return component_from("optim", name, target, PlainOptimizer, (first, "lr"))

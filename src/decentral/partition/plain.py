@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -29,10 +28,11 @@ class PlainPartition(Plain, Partition):
         self.check(len(labels), num_workers)
         parts, again = (self._dealt(labels, num_workers, seed) for _ in range(2))
         sizes = [len(one) for one in parts]
-        what = f"partition={self.name} returns"
+        verb, advised = self.plain_verbs
+        what = f"partition={self.name} {verb}"
         if len(parts) != num_workers or not all(sizes):
             raise ConfigError(
-                f"{what} {len(parts)} parts with {min(sizes, default=0)} samples at least: return {num_workers} "
+                f"{what} {len(parts)} parts with {min(sizes, default=0)} samples at least: {advised} {num_workers} "
                 "parts, one per worker, with at least one sample each."
             )
         dealt = np.concatenate(parts)
@@ -56,13 +56,12 @@ class PlainPartition(Plain, Partition):
             parts = [np.asarray(one) for one in made] if isinstance(made, Iterable) else []
         if not parts or any(one.ndim != 1 for one in parts):
             raise ConfigError(
-                f"partition={self.name} returns a {type(made).__name__} without an array of indices for each worker: "
-                "return a list of them, as numpy.array_split does."
+                f"partition={self.name} {self.plain_verbs[0]} a {type(made).__name__} without an array of indices for "
+                f"each worker: {self.plain_verbs[1]} a list of them, as numpy.array_split does."
             )
         return parts
 
 
-@cache
-def plain(name: str) -> type:
-    """Return the partition for `module:function`. Raises ConfigError if it does not exist."""
-    return component_from("partition", name, PlainPartition, GIVEN)
+def plain(name: str, target: Callable[..., Any]) -> type:
+    """Return the partition of this name that calls a class or function."""
+    return component_from("partition", name, target, PlainPartition, GIVEN)

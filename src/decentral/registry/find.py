@@ -76,11 +76,11 @@ def component(package: str, name: str) -> type | None:
     Raises ConfigError if the module cannot be imported or has no such class.
     """
     if not _has_users(package) and name in _homes(package):  # without importing all others
-        return next(cls for cls in _classes(importlib.import_module(_homes(package)[name])) if _name(cls) == name)
+        return next(cls for cls in _classes(importlib.import_module(_homes(package)[name])) if name_of(cls) == name)
     known = components(package)
     if name in known or package not in PLAIN or ":" not in name:
         return known.get(name)
-    found: type = importlib.import_module(f"decentral.{package}.plain").plain(name)
+    found: type = importlib.import_module("decentral.registry.signature").named(package, name)
     NAMED.add((package, name))
     return found
 
@@ -108,7 +108,7 @@ def _components(package: str, folder: Path | None) -> dict[str, type]:
     if package not in CONTRACTS:
         return found
     for cls in (*_installed(package), *(_in_folder(package, folder) if folder else ())):
-        name = _name(cls)
+        name = name_of(cls)
         assert name is not None
         if name in found and found[name] is not cls:
             there, here = (shown(inspect.getfile(one)) for one in (found[name], cls))
@@ -131,8 +131,8 @@ def ours(package: str) -> dict[str, type]:
     found: dict[str, type] = {}
     for module in map(importlib.import_module, _modules(package)):
         for cls in _classes(module):
-            name = _name(cls)
-            if name is not None and (package not in CONTRACTS or issubclass(cls, _contract(package))):
+            name = name_of(cls)
+            if name is not None and (package not in CONTRACTS or issubclass(cls, contract_of(package))):
                 if name in found:
                     raise AssertionError(f"two components of {package} are called '{name}'")
                 found[name] = cls
@@ -187,7 +187,7 @@ def _classes(module: ModuleType) -> list[type]:
     return [cls for cls in vars(module).values() if isinstance(cls, type) and cls.__module__ == module.__name__]
 
 
-def _name(cls: type) -> str | None:
+def name_of(cls: type) -> str | None:
     """Return the name of a component; None for other classes."""
     if not dataclasses.is_dataclass(cls):
         return None
@@ -226,7 +226,7 @@ def _installed(package: str) -> Iterator[type]:
         cls = getattr(module, one.attr, None)
         if not isinstance(cls, type):
             raise ConfigError(f"{what}: {shown(str(module.__file__))} has no class {one.attr}.")
-        _check(package, cls, str(module.__file__))
+        check_component(package, cls, str(module.__file__))
         yield cls
 
 
@@ -241,24 +241,25 @@ def load(module: str, what: str) -> ModuleType:
 
 def _checked(package: str, module: ModuleType) -> Iterator[type]:
     """Yield the components of a user module."""
-    contract = _contract(package)
+    contract = contract_of(package)
     for cls in _classes(module):
         meant = issubclass(cls, contract) and not inspect.isabstract(cls) and not cls.__name__.startswith("_")
-        if meant or _name(cls) is not None:
-            _check(package, cls, str(module.__file__))
+        if meant or name_of(cls) is not None:
+            check_component(package, cls, str(module.__file__))
             yield cls
 
 
-def _contract(package: str) -> type:
+def contract_of(package: str) -> type:
+    """Return the base class of a package's user components."""
     module, _, name = CONTRACTS[package].rpartition(".")
     contract: type = getattr(importlib.import_module(f"decentral.{module}"), name)
     return contract
 
 
-def _check(package: str, cls: type, file: str) -> None:
+def check_component(package: str, cls: type, file: str) -> None:
     """Raise ConfigError for what would not work as a component."""
     where, contract = f"{shown(file)}: {cls.__name__}", CONTRACTS[package]
-    if not issubclass(cls, _contract(package)):
+    if not issubclass(cls, contract_of(package)):
         raise ConfigError(
             f"{where} is not derived from decentral.{contract}: derive it, as all components in {package} are."
         )
@@ -269,7 +270,7 @@ def _check(package: str, cls: type, file: str) -> None:
         raise ConfigError(
             f"{where} is not a dataclass: decorate it with @dataclass, so that its fields become settings."
         )
-    name = _name(cls)
+    name = name_of(cls)
     if name is None or not re.fullmatch(r"[A-Za-z_]\w*", name):
         raise ConfigError(f"{where} has no valid name: add one, such as name: str = '{cls.__name__.lower()}'.")
 

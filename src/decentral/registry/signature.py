@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from decentral.errors import ConfigError, suggest
 from decentral.registry import plugins, sources
@@ -32,11 +32,15 @@ class Plain:
     plain_package: str
     plain_name: str
     """module:Name."""
+    plain_target: ClassVar[Any]
+    plain_object: ClassVar[bool] = False
+    """True if a script has given the class or function as an object, whose source is unknown."""
+    plain_verbs: ClassVar[tuple[str, str]] = ("returns", "return")
+    """The verbs of messages on its result: of the function, and of the advice."""
 
-    @classmethod
-    def target(cls) -> Callable[..., Any]:
-        """The class or function."""
-        return function(PLAIN[cls.plain_package], cls.plain_name)
+    def target(self) -> Callable[..., Any]:
+        """Return the class or function."""
+        return self.plain_target  # type: ignore[no-any-return]
 
     def settings(self) -> dict[str, Any]:
         """Return the values by parameter name, including further keyword arguments; lists become tuples if the default
@@ -52,13 +56,24 @@ class Plain:
         return _unpickled, (plugins.passport(), self.plain_package, self.plain_name, values)
 
 
-def component_from(package: str, name: str, base: type, given: Collection[str]) -> type:
-    """A dataclass, derived from `base` (a `Plain`), for the class or function `module:Name`.
+@cache
+def named(package: str, name: str) -> type:
+    """Return the component for the class or function `module:Name`. Raises ConfigError if it does not exist."""
+    return wrapped(package, name, function(PLAIN[package], name))
+
+
+def wrapped(package: str, name: str, target: Callable[..., Any]) -> type:
+    """Return the component of this name that calls a class or function."""
+    found: type = importlib.import_module(f"decentral.{package}.plain").plain(name, target)
+    return found
+
+
+def component_from(package: str, name: str, target: Callable[..., Any], base: type, given: Collection[str]) -> type:
+    """Return a dataclass, derived from `base` (a `Plain`), for a class or function.
 
     Its fields are the parameters, less those that are `given` when it is called, and those whose defaults are no plain
-    values; and of **kwargs one, a dictionary. Raises ConfigError if there is no such module, class or function.
+    values; and of **kwargs one, a dictionary. Raises ConfigError for parameters that cannot be filled in.
     """
-    target = function(PLAIN[package], name)
     where = f"{PLAIN[package]}={name}"
     fields: list[Any] = [("name", str, dataclasses.field(default=name))]
     hints = _hints(target)
@@ -87,6 +102,7 @@ def component_from(package: str, name: str, base: type, given: Collection[str]) 
         "plain_module": name.partition(":")[0],
         "plain_package": package,
         "plain_name": name,
+        "plain_target": staticmethod(target),
     }
     names["__doc__"] = inspect.getdoc(target) or f"{name}, as it comes."
     fields.sort(
@@ -164,6 +180,11 @@ def _imported(module: str, where: str) -> Any:
         plugins.search(here)
         found = sys.modules["__main__"] if module == "__main__" else load(module, where)
     if not getattr(found, "__file__", None):
+        if module == "__main__":
+            raise ConfigError(
+                f"{where}: this notebook or session has no file: give the class or function itself, or put it in a "
+                "module."
+            )
         raise ConfigError(f"{where}: {module} is a folder without __init__.py, not a module.")
     sources.freeze(module)
     return found

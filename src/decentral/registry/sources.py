@@ -34,7 +34,8 @@ def source(cls: Any) -> dict[str, str] | None:
     """
     plain = getattr(cls, "plain_module", None)
     module = plain or cls.__module__
-    return None if plain is None and not is_own(module) else of_module(module)
+    known = not getattr(cls, "plain_object", False) and (plain is not None or is_own(module))
+    return of_module(module) if known else None
 
 
 def of_module(module: str) -> dict[str, str]:

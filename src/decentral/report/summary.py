@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -13,7 +15,8 @@ from typing import Any
 from decentral.algorithms.features import USUAL, Feature
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
-from decentral.registry import component
+from decentral.registry import component, plugins
+from decentral.registry.signature import functions
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
 from decentral.store import RunStore
 from decentral.store.files import read_json
@@ -42,9 +45,12 @@ def summary(run_dir: Path, curves: Curves | None = None, drawn: bool = False) ->
     if facts.get("reason") not in (None, "", facts.get("status")):
         blocks[0] += f" ({facts['reason']})"
     rows = [["metric", "worst", "mean", "averaged model", "best worker"]]
+    names = (read_json(run_dir / "names.json") or {}).get("class", [])
     for metric in curves.series:
         best = _best(curves, metric)
-        rows.append([*_cells(curves, metric), _MISSING if best is None else curves.metrics[metric].format(best, 4)])
+        head, *cells = _cells(curves, metric)
+        head = re.sub(r"(?<= of class )\d+$", lambda c: next(iter(names[int(c[0]) :]), c[0]), head)
+        rows.append([head, *cells, _MISSING if best is None else curves.metrics[metric].format(best, 4)])
         for group in sorted({str(who).rpartition(" ")[0] for who in curves.series[metric]} - {""}):
             rows.append([f"  {group} workers", *_cells(curves, metric, f"{group} ")[1:], _MISSING])
     blocks.append(aligned(rows) if curves.series else "No metrics were recorded.")
@@ -243,21 +249,33 @@ def _places(run_dir: Path, facts: dict[str, Any], drawn: bool) -> list[str]:
     places = (read_json(run_dir / LOGGED) or {}).get("places", {})
     lines += [f"Logged:   {place or f'logger={name}'}" for name, place in places.items()]
     if (run_dir / "models.safetensors").exists():
-        folder = ""  # of the user's configurations
+        folder = str(plugins.folder() or "")  # if another command has trained the run
         given = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])
         for word, following in zip(given, [*given[1:], ""], strict=True):
             if word in ("--config-dir", "-cd"):
                 folder = following
             elif word.startswith("--config-dir="):
                 folder = word.partition("=")[2]
-        own = f', config_dir="{folder}"' if folder else ""
-        config = read_config(run_dir)
-        names = [str(config[group].get("name")) for group in GROUPS if isinstance(config.get(group), dict)]
-        own += ", model=net" * (config["model"]["name"] == "given")
-        foreign = [name for name in [*names, *(config.get("metrics") or [])] if ":" in name]
-        own += ", trust=True" * any(not name.startswith("torch.optim") for name in foreign)
-        lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"{own}))')
+        lines.append(f"Models:   {run_dir / 'models.safetensors'}  (in Python: {load_call(run_dir, folder)})")
     return lines
+
+
+def load_call(run_dir: Path, config_dir: str | None, net: str = "net") -> str:
+    """Return the call that loads a run in another process; `net` is the name of a model that a script has given."""
+    config = read_config(run_dir)
+    module, _, name = config["model"]["name"].partition(":")
+    given = {"given": net, "__main__": name}.get(module, "")
+    task = component("tasks", config["task"]["name"])
+    codes = functions(Config, config)
+    for group in {"task", *getattr(task, "uses", ())} - {"partition", "model" if given else ""}:
+        code = str(config[group].get("id", config[group]["name"]))  # gymnasium imports the module in an ID
+        cls = None if ":" in code else component(GROUPS[group], config[group]["name"])
+        codes += functions(cls, config[group]) if cls else [(group, code)]
+    arguments = [json.dumps(str(run_dir), ensure_ascii=False)]
+    arguments += [f"config_dir={json.dumps(config_dir, ensure_ascii=False)}"] if config_dir else []
+    arguments += [f"model={given}"] if given else []
+    arguments += ["trust=True"] if any(":" in code for _, code in codes) else []
+    return f"decentral.load({', '.join(arguments)})"
 
 
 def _how(run_dir: Path) -> list[str]:

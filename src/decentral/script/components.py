@@ -1,12 +1,16 @@
-"""Topologies, algorithms and compressors of a script: by name with settings, as objects, or as matrices."""
+"""Components that a script chooses by name or as Python objects, as the command line chooses `module:Name`."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast, get_type_hints
+import sys
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from numbers import Real
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -16,34 +20,24 @@ from decentral.algorithms.features import Feature
 from decentral.compression.compressor import Compressor
 from decentral.compression.dense import NoCompression
 from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
-from decentral.config.parsing import convert
+from decentral.config.parsing import build, convert
+from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError, suggest
 from decentral.optim.optimizer import Optimizer
-from decentral.registry import component, components
+from decentral.registry import component, components, find
+from decentral.registry.signature import wrapped
+from decentral.store.files import natural_order
 from decentral.topology.communication import Communication
 from decentral.topology.matrices import Matrices
+from decentral.topology.plain import as_matrix
 from decentral.topology.requirements import check as check_needs
 from decentral.topology.rounds import Rounds
 from decentral.topology.topology import Topology
 
-_KINDS = "topology must be the name of a topology, a Topology, a matrix W [n, n], or a list of matrices, one per round"
-
-
-def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
-    """Create a topology from its name with settings; from a Topology; or from W [n, n], or one per round.
-
-    Raises:
-        ConfigError: an unknown name, setting or value; settings for an object; matrices that are not numeric.
-    """
-    if isinstance(topology, str):
-        others = "every", "global_every", "workers_per_machine", "mode", "algo", "compress", "overlap"
-        return cast(Topology, _by_name("topology", topology, settings, others))
-    if settings:
-        raise ConfigError(
-            f"'{next(iter(settings))}' is neither an argument of join nor a setting of the topology, which is given "
-            "as an object."
-        )
-    return topology if isinstance(topology, Topology) else Matrices(_numbers(topology))
+_KEYS = {package: group for group, package in GROUPS.items()}
+JOINED = "every", "global_every", "workers_per_machine", "mode", "algo", "compress", "overlap"
+"""Arguments of `join` and `wrap`, to suggest for an unknown setting of the topology."""
+_TOPOLOGIES = "a graph of networkx, a matrix [n, n], or a list of them, one per round"
 
 
 def has_setting(topology: object, key: str) -> bool:
@@ -53,13 +47,12 @@ def has_setting(topology: object, key: str) -> bool:
 
 
 def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
-    """Create an algorithm from its name with settings, or return a given `Algorithm`.
+    """Return the chosen algorithm: see `chosen`.
 
     Raises:
-        ConfigError: an unknown name, setting or value; settings for an object; an algorithm that does not train or has
-            no synchronous steps.
+        ConfigError: as `chosen`; for an algorithm that does not train or has no synchronous steps.
     """
-    algorithm = cast(Algorithm, chosen("algorithms", algo, Algorithm, _as_dict("algo", settings), ()))
+    algorithm = cast(Algorithm, chosen("algorithms", algo, _as_dict("algo", settings)))
     if Feature.training not in algorithm.supports:
         raise ConfigError(
             f"algo='{algorithm.name}' estimates a mean and has no optimizer to wrap: average tensors with "
@@ -100,7 +93,7 @@ class Compression(NamedTuple):
 
 
 def compression_from(compress: object, settings: dict[str, Any] | None) -> Compression:
-    """Create the compression from a compressor's name with settings, a `Compressor`, or None.
+    """Return the compression by the chosen compressor: see `chosen`; None compresses nothing.
 
     Besides the compressor's own, the settings may include `seed` (0), for randomness in messages, and
     `steps_per_epoch`, which converts `warmup_epochs`.
@@ -117,7 +110,7 @@ def compression_from(compress: object, settings: dict[str, Any] | None) -> Compr
     if steps_per_epoch <= 0:
         raise ConfigError(f"compress.steps_per_epoch={steps_per_epoch:g} is out of range; use a number of steps > 0.")
     given = NoCompression() if compress is None else compress
-    compressor = cast(Compressor, chosen("compression", given, Compressor, own, ("seed", "steps_per_epoch")))
+    compressor = cast(Compressor, chosen("compression", given, own, ("seed", "steps_per_epoch")))
     if getattr(compressor, "warmup_epochs", 0.0) and math.isnan(steps_per_epoch):
         raise ConfigError(
             "warmup_epochs needs the number of steps per epoch in a script: give it, as in "
@@ -126,57 +119,127 @@ def compression_from(compress: object, settings: dict[str, Any] | None) -> Compr
     return Compression(compressor, seed, 1.0 if math.isnan(steps_per_epoch) else steps_per_epoch)
 
 
-_KEYS = {"topology": "topology", "algorithms": "algo", "compression": "compress", "optim": "optim"}
-
-
 def _as_dict(key: str, settings: object) -> dict[str, Any]:
     if settings is not None and not isinstance(settings, dict):
         raise ConfigError(f"{key}_settings is {settings!r}: give a dict, such as {{'setting': 1}}.")
     return dict(settings or {})
 
 
-def chosen(package: str, given: object, base: type, settings: dict[str, Any], others: Sequence[str]) -> object:
-    """Return the component of this name with these settings, or the given one. Raises ConfigError if it is neither."""
+def chosen(package: str, value: object, settings: dict[str, Any], others: Sequence[str] = ()) -> Any:
+    """Return the component that a script chooses, as the command line makes it of its name or of `module:Name`.
+
+    Args:
+        package: The package of the component, such as "topology".
+        value: Its name; a class or function with `settings`; an object of a component's class, which is copied; for a
+            topology also a graph or a matrix, or a list with one for each round; for a partition also a list with the
+            indices of each worker.
+        settings: Values of the component's fields.
+        others: Further names to suggest for an unknown setting.
+
+    Raises:
+        ConfigError: an unknown name, setting or value; settings of an object; a value of another type.
+    """
     key = _KEYS[package]
-    if isinstance(given, str):
-        return _by_name(package, given, settings, others)
-    if not isinstance(given, base):
-        raise ConfigError(
-            f"{key} is a {type(given).__name__}: give a name (decentral-run --help {key}) or a "
-            f"{base.__module__}.{base.__name__}."
-        )
-    if settings:
-        raise ConfigError(f"{key}_settings need {key} as a name; it is an object with its own settings.")
-    return given
-
-
-def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence[str]) -> object:
-    """Return the component of a package with this name; `others` are settings of other components."""
-    cls, key = component(package, name), _KEYS[package]
-    if cls is None:
-        raise ConfigError(f"{key}='{name}' does not exist.{suggest(name, components(package))}")
-    hints = {setting: hint for setting, hint in get_type_hints(cls).items() if setting in settings_of(cls)}
+    if isinstance(value, find.contract_of(package)) and not isinstance(value, Matrices):
+        if settings:
+            raise ConfigError(
+                f"'{next(iter(settings))}' is neither an argument nor a setting of {key}, which is given as an object."
+            )
+        _check(package, type(value))
+        return deepcopy(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        if all(isinstance(each, str | Real | None) for each in fields.values()):
+            value, settings = type(value), fields | settings  # its fields are the settings
+    cls = _class(package, value)
+    name, known = value if isinstance(value, str) else find.name_of(cls), settings_of(cls)
     for setting in settings:
-        if setting not in hints:
-            raise ConfigError(f"{key}={name} has no setting '{setting}'.{suggest(setting, (*hints, *others))}")
-    return cls(**{setting: convert(hints[setting], value, f"{key}.{setting}") for setting, value in settings.items()})
+        if setting not in known:
+            raise ConfigError(f"{key}={name} has no setting '{setting}'.{suggest(setting, (*known, *others))}")
+    return build(cls, settings, key)
+
+
+def _class(package: str, value: Any) -> type:
+    """Return the dataclass whose object is the chosen component."""
+    cls: Any
+    key, is_plain = _KEYS[package], package in find.PLAIN
+    if isinstance(value, str):
+        if (cls := component(package, value)) is None:
+            raise ConfigError(f"{key}='{value}' does not exist.{suggest(value, components(package))}")
+        return cls  # type: ignore[no-any-return]
+    if isinstance(value, type) and (not is_plain or issubclass(value, find.contract_of(package))):
+        _check(package, value)
+        return value
+    if is_plain and callable(value):
+        code = getattr(value, "func", value)  # of functools.partial
+        code = code if hasattr(code, "__qualname__") else type(code)
+        cls = wrapped(package, f"{code.__module__}:{code.__qualname__}", deepcopy(value))
+    elif package == "topology":
+        graphs = _graphs(value)
+        arrays = [as_matrix(one, natural_order(one) if _is_graph(one) else None) for one in graphs]
+        cls = _constant(package, "graph" if any(map(_is_graph, graphs)) else "matrices", graphs, arrays)
+        cls.implied_num_workers = lambda self: len(arrays[0])
+    elif package == "partition" and isinstance(value, Iterable):
+        parts = [np.array(part) for part in value]
+        cls = _constant(package, "indices", parts, parts)
+    else:
+        works = " a class or function," if is_plain else ""
+        raise ConfigError(
+            f"{key} is a {type(value).__name__}: give a name (decentral-run --help {key}),{works} or a "
+            f"decentral.{find.CONTRACTS[package]}."
+        )
+    cls.plain_object = True
+    return cls  # type: ignore[no-any-return]
+
+
+def _constant(package: str, name: str, items: list[Any], arrays: list[np.ndarray]) -> Any:
+    """Return the component of a function that returns these items; the arrays are its content in a run's identity."""
+    copies, digest = deepcopy(items), hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
+    cls: Any = wrapped(package, name, lambda: copies)
+    cls.plain_verbs, cls.files_digest = ("has", "give"), lambda self: digest.hexdigest()[:16]
+    return cls
+
+
+def _check(package: str, cls: type) -> None:
+    """Raise ConfigError for a user's class that the command line refuses, too."""
+    if cls.__module__.partition(".")[0] == "decentral":
+        return
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None) or cls.__module__
+    find.check_component(package, cls, file)
+    if (name := find.name_of(cls)) in find.ours(package):
+        raise ConfigError(
+            f"{cls.__name__}: the name '{name}' is already used by decentral: choose another one, as in name: str = "
+            f"'my_{name}'."
+        )
+
+
+def _is_graph(value: object) -> bool:
+    return hasattr(value, "adjacency")
+
+
+def _graphs(value: Any) -> list[Any]:
+    """Return the graphs, or the matrices of bools, integers or float64, of a period."""
+    wanted = f"topology must be a name, a class or function, a Topology, {_TOPOLOGIES}"
+    value = [value] if _is_graph(value) else value.rounds if isinstance(value, Matrices) else value
+    try:
+        parts = list(value if isinstance(value, list | tuple) else np.asarray(value))
+        if any(map(_is_graph, parts)):
+            return parts
+        array = np.array([np.asarray(part) for part in parts])
+        array = array if array.dtype.kind in "biu" else array.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{wanted}; {type(value).__name__} is none of them ({error}).") from None
+    if array.ndim not in (2, 3) or array.shape[-1] != array.shape[-2]:
+        raise ConfigError(f"{wanted}; numbers of shape {list(array.shape)} are none of them.")
+    return [array] if array.ndim == 2 else list(array)
 
 
 def settings_of(cls: type) -> list[str]:
     """Return the settings of a component."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     return [field.name for field in fields if field.name != "name" and field.init]
-
-
-def _numbers(matrices: Any) -> list[np.ndarray]:
-    """Return the matrices of a period, float64."""
-    try:
-        array = np.array([np.asarray(part, dtype=np.float64) for part in matrices])
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{_KINDS}; {type(matrices).__name__} is none of them ({error}).") from None
-    if array.ndim not in (2, 3):
-        raise ConfigError(f"{_KINDS}; numbers of shape {list(array.shape)} are none of them.")
-    return [array] if array.ndim == 2 else list(array)
 
 
 _SETTING = re.compile(r"\b(?:topology|communication|algo|compress)\.(\w+)=(\w[\w.]*)")

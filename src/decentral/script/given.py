@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -24,13 +25,6 @@ from decentral.randomness import seeded
 class Given:
     """What the components of Python objects share."""
 
-    content: ClassVar[str] = ""
-    """In the run's identity: a digest of the initial weights or of all labels; without a name, a random text."""
-
-    def files_digest(self) -> str:
-        """Return what counts in the run's identity besides the fields."""
-        return self.content
-
     def settings(self) -> dict[str, Any]:
         """Return no settings: the arguments are fixed."""
         return {}
@@ -47,7 +41,6 @@ class GivenModel(Given, PlainModel):
     name: str = "given"
     kind: str = ""
     num_parameters: int = 0
-    _make: ClassVar[Any] = None
 
     @classmethod
     def of(cls, model: nn.Module | Callable[..., nn.Module]) -> GivenModel:
@@ -57,7 +50,7 @@ class GivenModel(Given, PlainModel):
         if isinstance(model, nn.Module):
             check(model, cls.name)
         found = cls()
-        vars(found)["_make"] = (lambda: model) if isinstance(model, nn.Module) else model
+        vars(found)["plain_target"] = (lambda: model) if isinstance(model, nn.Module) else model
         return found
 
     def look_at(self, config: Config) -> None:
@@ -71,7 +64,7 @@ class GivenModel(Given, PlainModel):
             if isinstance(value, Tensor):
                 digest.update(f"{value.dtype} {list(value.shape)}".encode())
                 digest.update(as_bytes(value.detach().resolve_conj().resolve_neg().contiguous()).numpy().data)
-        vars(self)["content"] = digest.hexdigest()[:16]
+        vars(self)["files_digest"] = partial(str, digest.hexdigest()[:16])  # in the run's identity
 
     def multiplications(self, data: LabelledData) -> float:
         """Count those of a forward pass of one example."""
@@ -88,11 +81,6 @@ class GivenModel(Given, PlainModel):
                 vars(self)["_count"] = math.inf
         return float(vars(self)["_count"])
 
-    def target(self) -> Callable[..., Any]:  # type: ignore[override]
-        """Return the factory of the module."""
-        made: Callable[..., Any] = self._make
-        return made
-
 
 @dataclass
 class GivenData(Given, PlainData):
@@ -104,7 +92,6 @@ class GivenData(Given, PlainData):
     first_class: int = 0
     num_train: int = 0
     num_test: int = 0
-    _both: ClassVar[Any] = None
     _found: ClassVar[Any] = None
 
     @classmethod
@@ -115,11 +102,12 @@ class GivenData(Given, PlainData):
         except ValueError:
             raise ConfigError(f"data.test_share={share} is not a number: use one between 0 and 1.") from None
         found = cls(test_share=number)
-        vars(found)["_both"] = (train, test) if number is None or test is not None else train
+        both = (train, test) if number is None or test is not None else train
+        vars(found)["plain_target"] = lambda: both
         sets = vars(found)["_found"] = found._made()
         vars(found).update(asdict(sets.description))
         labels = [hashlib.sha256(look.labels.tobytes()).hexdigest()[:8] for look in sets.looks]
-        vars(found)["content"] = "".join(labels)
+        vars(found)["files_digest"] = partial(str, "".join(labels))
         return found
 
     def inspect(self) -> LabelledData:
@@ -128,10 +116,8 @@ class GivenData(Given, PlainData):
         known = {f.name: getattr(self, f.name) for f in fields(kind) if hasattr(self, f.name)}
         return kind(**known | {"shape": tuple(self.shape)})
 
-    def target(self) -> Callable[..., Any]:  # type: ignore[override]
-        """Return the function that returns both."""
-        return lambda: self._both
-
     def _sets(self) -> Sets:
+        if self._found is None:
+            raise ConfigError("data=given: the data sets came from Python, and no folder has them: use predict(data).")
         found: Sets = self._found
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.host.torch_state import in_turn
 from decentral.network.local import LocalNetwork
-from decentral.optim.optimizer import Optimizer
 from decentral.registry.typed import typed
 from decentral.script.components import (
     algorithm_from,
@@ -22,7 +21,6 @@ from decentral.script.components import (
     chosen,
     compression_from,
     in_a_script,
-    topology_from,
 )
 from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
@@ -61,8 +59,8 @@ def iterates(
     True
 
     Args:
-        algo: Name of an algorithm with synchronous steps, or an `Algorithm`.
-        topology: Name of a topology, a `Topology`, W [n, n], or [T, n, n] with a matrix for each round, which repeat.
+        algo: Name of an algorithm with synchronous steps, or a class or object of your own.
+        topology: As in `decentral.join`: a name, a graph, a matrix [n, n], a list of them, which repeat, or a function.
             Algorithms that do not use it accept any.
         oracle: oracle(x [n, P], t) -> the gradients [n, P] of the workers at their models in step t. It receives a
             float64 array, a copy, and returns an array or a tensor.
@@ -70,23 +68,25 @@ def iterates(
         steps: Number of steps.
         lr: The learning rate, or a function from step t to the rate.
         num_workers: n, if neither x0 [n, P] nor the topology determines it.
-        optim: Name of a local optimizer, or an `Optimizer`.
-        compress: Name of a compressor, a `Compressor`, or None: the algorithm's default, which is none except for demo.
+        optim: Name of a local optimizer, or a class, such as `torch.optim.RAdam`, or an `Optimizer`.
+        compress: Name of a compressor, a class or object of your own, or None: the algorithm's default, which is none
+            except for demo.
         every: Local steps: communicate in every `every`-th step only.
         drop_probability: Probability of losing each message.
         seed: Determines which messages are lost.
-        algo_settings, topology_settings, optim_settings, compress_settings: Settings of the named components.
+        algo_settings, topology_settings, optim_settings, compress_settings: Settings of the named components, and of
+            classes and functions.
 
     Raises:
         ConfigError: for a setup that `decentral-run` refuses, an invalid start for the algorithm, or an oracle result
             of the wrong shape.
     """
-    algorithm, topology = algorithm_from(algo, algo_settings), topology_from(topology, topology_settings or {})
-    optimizer = cast(Optimizer, chosen("optim", optim, Optimizer, dict(optim_settings or {}), ()))
+    algorithm, graph = algorithm_from(algo, algo_settings), chosen("topology", topology, topology_settings or {})
+    optimizer = chosen("optim", optim, optim_settings or {})
     start = _numbers(x0, "x0")
     if start.dim() not in (1, 2) or not start.isfinite().all():
         raise ConfigError(f"x0 of shape {list(start.shape)} is invalid: give finite numbers [P] or [n, P].")
-    n = len(start) if start.dim() == 2 else num_workers or topology.implied_num_workers()
+    n = len(start) if start.dim() == 2 else num_workers or graph.implied_num_workers()
     if n is None or num_workers not in (None, n):
         raise ConfigError(f"num_workers={num_workers} does not set the number of workers: give x0 [n, P], or n.")
     x = start.expand(n, -1).clone()
@@ -96,8 +96,8 @@ def iterates(
     compressor, of_messages, per_epoch = compression_from(compress, compress_settings)
     try:
         communication = Communication(every=every)
-        rounds = communication.schedule(topology, n)
-        check_setup(algorithm, compressor, rounds, communication, topology, optimizer)
+        rounds = communication.schedule(graph, n)
+        check_setup(algorithm, compressor, rounds, communication, graph, optimizer)
         if drop_probability:
             require(algorithm, Feature.message_loss, f"drop_probability={drop_probability:g}")
     except ConfigError as error:

@@ -23,7 +23,7 @@ from decentral.network.world import World
 from decentral.registry.typed import typed
 from decentral.runtime.process_group import stay_on_this_machine, store_of_group
 from decentral.script.agreement import Proposal, agree
-from decentral.script.components import has_setting, in_a_script, topology_from
+from decentral.script.components import JOINED, chosen, has_setting, in_a_script
 from decentral.script.handle import end_in_a_sentence, hinted, leave_at_the_end, refuse_a_fork
 from decentral.script.peers import Peers, content
 from decentral.topology.communication import Communication
@@ -55,9 +55,10 @@ def join(
     unless it already is. Without torchrun this is a group of one.
 
     topology              the name of a topology, with optional `settings` (`decentral-run --help topology=ring`); a
-                          `decentral.topology.topology.Topology`; a matrix W [n, n]; or a list of matrices, one for each
-                          round of a period. W[i, j] is the weight of rank j's values at rank i, and is authoritative.
-                          Entries are at least 0; rows sum to 1 (pull), or columns do (push).
+                          function of `num_workers`, with `settings`; a `decentral.topology.topology.Topology`; a graph
+                          of networkx, or of bools or integers [n, n], whose weights follow `weights=`; weights W [n, n]
+                          of floats; or a list of these, one for each round of a period. W[i, j] is the weight of rank
+                          j's values at rank i. Entries are at least 0; rows sum to 1 (pull), or columns do (push).
     workers_per_machine   L > 1: ranks i L to i L + L - 1 are on machine i, and the topology connects machines:
                           x_i <- sum_J W_IJ (mean of machine J)
     every                 local steps: communicate in every `every`-th round only, the last of each group (every=4: in
@@ -144,7 +145,7 @@ def _plan(
         global_every=convert(int | None, global_every, "global_every"),
         workers_per_machine=convert(int, workers_per_machine, "workers_per_machine"),
     )
-    found, n = topology_from(topology, settings), _size()
+    found, n = chosen("topology", topology, settings, JOINED), _size()
     implied = found.implied_num_workers()
     members = n // communication.workers_per_machine
     if implied is not None and implied != members:

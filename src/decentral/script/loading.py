@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from decentral.algorithms.features import USUAL, Feature
 from decentral.config.identity import named_id
 from decentral.config.parsing import build, component_from, folders_of, read, read_yaml, run_settings, stored_config
 from decentral.config.schema import GROUPS, Config
+from decentral.data.dataset import DataDescription, TokenData, opened
 from decentral.errors import ConfigError, suggest
 from decentral.gradients.precision import Precision, cast
 from decentral.host.torch_state import left_as_found
 from decentral.registry import component, components
+from decentral.registry.signature import taken
 from decentral.registry.typed import typed
 from decentral.report.run_figures import draw_learning_curves
 from decentral.report.runs_table import throughput
 from decentral.report.series import read_curves, stored_runs
 from decentral.store import RunStore, Status, read_metrics
-from decentral.store.files import at_home, is_locked
+from decentral.store.files import at_home, is_locked, read_json
 from decentral.store.metrics import AXES, read_metadata
 from decentral.store.models import AVERAGED, load_models
 from decentral.store.run_store import LOCK, recorded_id
@@ -34,6 +39,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch import nn
+    from torch.utils.data import TensorDataset
+
+
+_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -55,11 +64,99 @@ class Trained:
     networks, or a diverged run) it is None, and `models` is empty."""
     reused: bool = field(default=False, repr=False)
     """Whether `train` found a finished run and computed nothing."""
+    _config: Callable[[], Config] = field(default=Config, repr=False, compare=False)
 
     _absolute: Path = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_absolute", Path(os.path.abspath(self.directory)))  # survives os.chdir
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_config": partial(_config, self._absolute, None, False)}  # objects cannot be pickled
+
+    def predict(self, data: Any, model: nn.Module | None = None) -> np.ndarray:
+        """Return the predictions of the averaged model, or of `model`: of classifiers the numbers of the classes, int64
+        [N]; otherwise the outputs [N, ...].
+
+        data   inputs [N, ...] as the model takes them, a tensor or an array; a map-style data set of inputs or of pairs
+               (input, label), such as `test_data`; or a `DataLoader`, or any iterable, of batches of these
+        """
+        import torch
+
+        from decentral.models.layers.statistics import evaluating
+
+        module, task = self._module(model), component("tasks", str(self.settings.get("task")))
+        if isinstance(data, torch.Tensor | np.ndarray):
+            data = torch.utils.data.TensorDataset(torch.as_tensor(data))
+        if hasattr(data, "__getitem__"):
+            data = torch.utils.data.DataLoader(data, _BATCH)
+        takes_tokens = issubclass(getattr(task, "takes", DataDescription), TokenData)
+        like = next(module.parameters(), torch.empty(0))
+        found = []
+        with evaluating(module), torch.no_grad():
+            for batch in data:
+                inputs = torch.as_tensor(batch[0] if isinstance(batch, list | tuple) else batch).to(like.device)
+                found.append(module(inputs if takes_tokens else inputs.to(like.dtype)).cpu())
+        outputs = torch.cat(found)
+        is_classifier = getattr(task, "has_classes", False) and outputs.dim() == 2 and outputs.shape[1] > 1
+        return (outputs.argmax(1) if is_classifier else outputs).numpy()
+
+    @property
+    def test_data(self) -> TensorDataset:
+        """The test examples of the run's evaluations, normalized as in training: pairs (input, label), in memory.
+
+        Raises ConfigError for a task without a data set, and if the data are not there: after `load`, those given to
+        `train` as objects.
+        """
+        from torch.utils.data import TensorDataset
+
+        return TensorDataset(*next(self._tested()))
+
+    @property
+    def class_names(self) -> list[str]:
+        """The names of the classes: of the data set, or their numbers. Raises ConfigError for a run without classes."""
+        if names := (read_json(self._absolute / "names.json") or {}).get("class"):
+            return list(names)
+        table = self._absolute / "partition.csv"
+        columns = table.read_text().partition("\n")[0].split(",") if table.is_file() else []
+        found = [column.removeprefix("class_") for column in columns if column.startswith("class_")]
+        if not found:
+            raise ConfigError(f"{self.directory} has no classes: it is a run of task={self.settings.get('task')}.")
+        return found
+
+    def confusion(self, model: nn.Module | None = None) -> pd.DataFrame:
+        """Return how many examples of `test_data` the averaged model, or `model`, takes for what: a row for each class,
+        a column for each prediction."""
+        names = self.class_names
+        pairs = [(targets, self.predict(inputs, model)) for inputs, targets in self._tested(_BATCH)]
+        actual, predicted = (np.concatenate(each) for each in zip(*pairs, strict=True))
+        more = map(str, range(len(names), predicted.max() + 1))  # of a model with more outputs than classes
+        columns = pd.Index([*names, *more], name="predicted")
+        counts = np.zeros((len(names), len(columns)), dtype=np.int64)
+        np.add.at(counts, (actual, predicted), 1)
+        return pd.DataFrame(counts, pd.Index(names, name="class"), columns)
+
+    def _tested(self, batch_size: int | None = None) -> Iterator[Any]:
+        """Yield inputs and labels of the test examples, in one batch unless it has a size."""
+        import torch
+
+        config = self._config()
+        if "data" not in config.task.uses:
+            raise ConfigError(f"{self.directory} has no test data: it is a run of task={config.task.name}.")
+        config.data.prepare()
+        with closing(opened(config.data, "cpu", config.seed)) as data:
+            data.exact = config.precision is Precision.fp64
+            numbers = torch.from_numpy(config.evaluation.numbers(data.num_test))
+            yield from data.test_batches(batch_size or len(numbers), numbers)
+
+    def _module(self, model: nn.Module | None) -> nn.Module:
+        """Return the model, or the averaged one. Raises ConfigError if there is none."""
+        if (module := self.averaged if model is None else model) is None:
+            raise ConfigError(
+                f"{self.directory} has no models: it is {self.status}, with save={self.settings.get('save')}; use a "
+                "run that is done, with save=final or best."
+            )
+        return module
 
     @typed("metric", "x")
     def plot(self, metric: str | None = None, x: str | None = None) -> Figure | Axes:
@@ -109,15 +206,11 @@ class Trained:
         Decoding is as in evaluations (`task.beam`). Raises ConfigError for a run of another task, without models or
         whose data are gone, and for sentences that are empty, too long, or contain unknown words.
         """
-        module, task = self.averaged if model is None else model, self.settings.get("task")
+        task = self.settings.get("task")
         translate = getattr(component("tasks", str(task)), "translate", None)
         if translate is None:
             raise ConfigError(f"{self.directory} is a run of task={task}: translate needs a run of task=translation.")
-        if module is None:
-            raise ConfigError(
-                f"{self.directory} has no models: it is {self.status}, with save={self.settings.get('save')}; use a "
-                "run that is done, with save=final or best."
-            )
+        module = self._module(model)
         values = read_yaml(self._absolute / "config.yaml")
         evaluation = build(EvaluationSettings, values.get("evaluation", {}), "evaluation")
         found: list[str] = translate(
@@ -139,61 +232,65 @@ def load(
 
     `model` is the module it was trained with, or its class or function, if `train` got one: the stored weights are
     loaded into copies of it. `config_dir` is the folder with your own components. Nothing that is read is executed,
-    unless `trust` allows importing the `module:Name` that the run names as its model or data.
+    unless `trust` allows importing the `module:Name` that the run names for its task, data or model. A run
+    prints the call that loads it.
 
     Raises ConfigError if there is no such run, or if the file with its models is missing, damaged or of another run.
     """
     folders_of(str(config_dir) if config_dir else None)
     directory = _directory(run, results_dir)
-    return found_in(directory, lambda settings: _maker(directory, settings, model, trust))
+    return found_in(directory, partial(_config, directory, model, trust), model)
 
 
-def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], nn.Module]]) -> Trained:
-    """Load a run from its directory; `maker` returns, for its settings, a factory of the module as it was trained."""
+def found_in(directory: Path, config: Callable[[], Config], module: Any = None) -> Trained:
+    """Load a run from its directory; `config` returns what `_config` does. The models are copies of `module`, if it is
+    one."""
     status = str((RunStore.peek(directory) or {}).get("status", "unknown"))
     if status == Status.running and not is_locked(directory / LOCK):
         status = str(Status.interrupted)
     settings, metrics = run_settings(directory), pd.DataFrame(read_metrics(directory))
     task: Any = component("tasks", str(settings.get("task")))
     if status != "done" or settings.get("save") == "none" or (task is not None and "model" not in task.uses):
-        return Trained(directory, status, settings, metrics, [], None)
+        return Trained(directory, status, settings, metrics, [], None, _config=config)
     stored = load_models(directory, recorded_id(directory))
     workers = sorted((name for name in stored if name != AVERAGED), key=lambda name: int(name[len("worker") :]))
     precision = Precision.fp64 if settings.get("precision") == "fp64" else Precision.fp32
-    with left_as_found():
-        make = maker(settings)
-        models = [_with(make(), stored[name], precision) for name in (*workers, AVERAGED)]
-    return Trained(directory, status, settings, metrics, models[:-1], models[-1])
-
-
-def _maker(
-    directory: Path, settings: Mapping[str, Any], model: nn.Module | Callable[..., nn.Module] | None, trust: bool
-) -> Callable[[], nn.Module]:
-    """Return a factory of the module as it was trained."""
     import torch
 
     from decentral.gradients.passes.worker_models import copied
+
+    with left_as_found():
+        if isinstance(module, torch.nn.Module):
+            make = partial(copied, module)
+        else:
+            made = config()
+            make = partial(made.model.build, made.task.describe(made))
+        models = [_with(make(), stored[name], precision) for name in (*workers, AVERAGED)]
+    return Trained(directory, status, settings, metrics, models[:-1], models[-1], _config=config)
+
+
+def _config(directory: Path, model: nn.Module | Callable[..., nn.Module] | None, trust: bool) -> Config:
+    """Return the configuration of a stored run, with its task, data and model as objects."""
+    import torch
+
+    from decentral.script.components import chosen
     from decentral.script.given import GivenData, GivenModel
 
-    if isinstance(model, torch.nn.Module):
-        return lambda: copied(model)
-    by_data, made = settings.get("data") == "given", dict[str, Any]()
-    if (model is None and settings.get("model") == "given") or (by_data and "data.shape" not in settings):
+    values, made = stored_config(directory), dict[str, Any]()
+    net, data = dict(values.get("model") or {}), dict(values.get("data") or {})
+    name = str(net.pop("name", ""))
+    if data.get("name") == "given":
+        made["data"] = build(GivenData, data, "data") if "shape" in data else None
+    if (model is None and name == "given") or None in made.values():
         raise ConfigError(
             f"{directory} was trained with a model or data from Python: give the module, load(..., model=net)."
         )
-    if by_data:
-        made["data"] = build(GivenData, stored_config(directory)["data"], "data")
     if model is not None:
-        made["model"] = GivenModel.of(model)
-    config = read(directory / "config.yaml", trust, made)
-    description = config.task.describe(config)
-
-    def make() -> nn.Module:
-        found: nn.Module = config.model.build(description)
-        return found
-
-    return make
+        by_name = ":" in name and not isinstance(model, torch.nn.Module)  # its settings are stored
+        made["model"] = chosen("models", model, taken(model, net)) if by_name else GivenModel.of(model)
+    task: Any = component("tasks", str(values["task"].get("name")))
+    groups = {"task", *getattr(task, "uses", ())} - {"partition"}
+    return read(directory / "config.yaml", trust, made, groups)
 
 
 def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> nn.Module:

@@ -16,17 +16,19 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 
 from decentral.config.composition import compose
-from decentral.config.overrides import literal
+from decentral.config.overrides import checked, literal, parsed_override
 from decentral.config.parsing import as_settings, dump, folders_of, plain
 from decentral.config.prepared import Prepared, prepare
-from decentral.config.schema import Config
+from decentral.config.schema import GROUPS, Config
 from decentral.data.dataset import NO_TEST
 from decentral.errors import ConfigError
 from decentral.host.torch_state import left_as_found
 from decentral.host.torchrun import check_launcher, under_torchrun
-from decentral.registry import blame, component
+from decentral.registry import blame, component, find
 from decentral.registry.typed import typed
+from decentral.report.summary import load_call
 from decentral.runtime.launch import launch
+from decentral.script.components import chosen
 from decentral.script.given import GivenData, GivenModel
 from decentral.script.loading import Trained, found_in
 from decentral.store import RunStore, Status
@@ -42,6 +44,7 @@ _ARGUMENTS = {
 """Settings that `train` takes as arguments."""
 _WORDS = {
     **{"model.content": "initial_weights", "data.content": "labels"},
+    **{"topology.content": "the given topology", "partition.content": "the given indices"},
     **{"eval_every_epochs": "evaluation.every_epochs", "task.test_batch_size": "evaluation.batch_size"},
 }
 """Other names in a run's identity of what the user gives."""
@@ -97,13 +100,16 @@ def train(
                   a fifth of the training examples for testing; and for a task without data, as in
                   decentral.train("policy_mlp", None, task="rl", env="CartPole-v1")
     settings      as on the command line of `decentral-run`, those of a component as a dictionary, as in
-                  evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}
+                  evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}. A component may
+                  be an object instead of a name: your own class, an object of it, or a function, as in algo=MyMethod or
+                  schedule={"name": halves, "every": 2}; for topology= a graph of networkx, a matrix, or a list of them;
+                  for partition= a list with the indices of each worker. Objects are copied for each run
     overrides     settings in the grammar of the command line: "schedule=constant", "schedule.warmup_epochs=5"
     config_dir    a folder with your own components, as `--config-dir`
     name          a name for the run, which the same call resumes or returns
 
     It is a run like any other: in this process, with progress output, stored in `results_dir`. A diverging run gives a
-    warning. A run with a model or data from Python is new every time, unless it has a name: then you vouch for the
+    warning. A run with objects of Python is new every time, unless it has a name: then you vouch for the
     objects, and the same name with the same settings, initial weights, shapes and labels resumes an interrupted run and
     returns a finished one, which is reported (rerun=True repeats it). With others it is refused. A run without such
     objects needs no name, as on the command line.
@@ -113,15 +119,17 @@ def train(
     and the place in a note; and KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
     """
     folder = None if config_dir is None else str(config_dir)
-    config = _composed(model, train_data, test_data, [*_words(settings), *overrides], str(results_dir), folder, name)
+    objects = {group: settings.pop(group) for group in GROUPS if _is_object(group, settings.get(group))}
+    words = [*_words(settings), *overrides]
+    config = _composed(model, train_data, test_data, objects, words, str(results_dir), folder, name)
     run = prepare(config)
     if name is not None:
         _claim(run)
     outcome = launch(run)
-    given = "given" in (config.model.name, config.data.name)
     if outcome.status is Status.interrupted:
         unnamed = "the same call begins a new run: give it name=..., then it can be resumed"
-        how = unnamed if given and name is None else "the same call resumes it"
+        is_new = name is None and any("files_digest" in vars(getattr(config, group)) for group in GROUPS)
+        how = unnamed if is_new else "the same call resumes it"
         raise KeyboardInterrupt(f"the run in {outcome.directory} was interrupted: {how}")
     if outcome.status is Status.diverged:
         suspects = (RunStore.peek(outcome.directory) or {}).get("suspects")
@@ -133,12 +141,10 @@ def train(
     if outcome.done_before and is_leader():
         which = run.id if name is None else repr(name)
         say(f"Run {which} is already finished: reused from {outcome.directory}; use rerun=True to repeat it.")
-    made_again = partial(config.model.build, config.task.describe(config))
-    found = found_in(outcome.directory, lambda settings: made_again)
+    found = found_in(outcome.directory, lambda: config)
     if config.progress and not outcome.done_before and is_leader():
         word = getattr(model, "__name__", "net")
-        with_model = f", model={word if word.isidentifier() else 'net'}" if config.model.name == "given" else ""
-        call = f"decentral.load({str(found.directory)!r}{with_model})"
+        call = load_call(found.directory, folder, word if word.isidentifier() else "net")
         say(f"Result: {found.directory}; result.plot() draws it, {call} reads it again.")
     return replace(found, reused=outcome.done_before)
 
@@ -147,16 +153,17 @@ def _composed(
     model: Any,
     train_data: Any,
     test_data: Any,
+    objects: Mapping[str, Any],
     words: list[str],
     results_dir: str,
     config_dir: str | None,
     name: str | None,
 ) -> Config:
-    """Return the configuration of a call of `train`; its settings are `words` of a command line."""
+    """Return the configuration of a call of `train`; its settings are `words` of a command line, and objects."""
     if name is not None and not (name.strip() and name.isprintable() and not {"/", "\\"} & set(name)):
         raise ConfigError(f"name={name!r} cannot be a run's name: use a line of text without slashes.")
     made: dict[str, Any] = {}
-    chosen: list[str] = [] if name is None else [f"name={literal(name)}"]
+    choices: list[str] = [] if name is None else [f"name={literal(name)}"]
     for word in words:
         key, _, value = word.replace('"', "").partition("=")
         if value != {"processes": "1", "launcher": "local"}.get(key, value):
@@ -167,12 +174,21 @@ def _composed(
         if key in _ARGUMENTS:
             raise ConfigError(f"{word} is {_ARGUMENTS[key]} of decentral.train: give {value!r} there.")
     if isinstance(model, str):
-        chosen.append(f"model={literal(model)}")
+        choices.append(f"model={literal(model)}")
     else:
         made["model"] = GivenModel.of(model)
-    folders_of(config_dir)
+    folders = folders_of(config_dir)
+    for group, value in objects.items():
+        own = dict(value) if isinstance(value, Mapping) else {"name": value}
+        mine = [word for word in words if word.startswith(f"{group}.")]
+        words = [word for word in words if word not in mine]
+        for word in map(parsed_override, checked(mine, folders)):
+            own[word.key_or_group.partition(".")[2]] = word.value()
+        made[group] = chosen(GROUPS[group], own.pop("name"), own)
+        usual = getattr(made[group], "usual", {}).items()
+        words = [*(f"{key}={word}" for key, word in usual if not any(one.startswith(key) for one in words)), *words]
     tasks = [word.partition("=")[2] for word in words if word.startswith("task=")]
-    task: Any = component("tasks", tasks[-1]) if tasks else None
+    task: Any = made.get("task") or (component("tasks", tasks[-1]) if tasks else None)
     if task is not None and "data" not in task.uses:
         if train_data is not None or test_data is not None:
             raise ConfigError(
@@ -182,7 +198,7 @@ def _composed(
     elif isinstance(train_data, str):
         if test_data is not None:
             raise ConfigError(f"train_data={train_data} includes test data: leave test_data out.")
-        chosen.append(f"data={literal(train_data)}")
+        choices.append(f"data={literal(train_data)}")
     else:
         shares = [word.partition("=")[2] for word in words if word.startswith("data.test_share=")]
         words = [word for word in words if not word.startswith("data.test_share=")]
@@ -192,15 +208,22 @@ def _composed(
     if made and name is None and under_torchrun():
         check_launcher()
         raise ConfigError(
-            "name= is missing: under torchrun, a run with a model or data from Python needs a name by which all "
+            "name= is missing: under torchrun, a run with a model, data or objects of Python needs a name by which all "
             "processes find it, as in name='first'."
         )
-    config = compose([*chosen, *words, "processes=1", f"results_dir={literal(results_dir)}"], config_dir, made)
+    config = compose([*choices, *words, "processes=1", f"results_dir={literal(results_dir)}"], config_dir, made)
     if "model" in made:
         config.model.look_at(config)
-    for each in made.values() if name is None else ():
-        vars(each)["content"] = secrets.token_hex(8)
+    for group, each in made.items() if name is None else ():
+        if type(each) is not find.ours(GROUPS[group]).get(each.name):
+            vars(each)["files_digest"] = partial(str, secrets.token_hex(8))
     return config
+
+
+def _is_object(group: str, value: Any) -> bool:
+    """Return whether the choice in a group is an object, instead of a name."""
+    named = value.get("name") if isinstance(value, Mapping) else value
+    return group not in (*_ARGUMENTS, "launcher") and not isinstance(named, str | Real | None)
 
 
 def _claim(run: Prepared) -> None:

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
-from decentral.algorithms.algorithm import Algorithm
-from decentral.compression.compressor import Compressor
 from decentral.errors import ConfigError, suggest
 from decentral.models.layers.foreign import shared_memory
 from decentral.network.settings import Carrier
@@ -38,9 +36,9 @@ def wrap(
     topology: object = _USUAL,
     *,
     mode: str | None = None,
-    algo: str | Algorithm | None = None,
+    algo: object = None,
     algo_settings: dict[str, Any] | None = None,
-    compress: str | Compressor | None = None,
+    compress: object = None,
     compress_settings: dict[str, Any] | None = None,
     overlap: bool | None = None,
     bucket_mb: float | None = None,
@@ -56,11 +54,11 @@ def wrap(
     topology         as in `decentral.join`, which this calls, with optional `settings`, such as every=4
     mode             a name for an algorithm with these settings: atc (dpsgd, the default), awc (dpsgd with mode=awc),
                      push_sum (sgp, for directed graphs) or allreduce (the baseline)
-    algo             instead of a mode, any algorithm of `decentral-run`, by name (relaysgd, gradient_tracking, ...) or
-                     as an object: the same steps, with `optimizer` as the local rule u = Opt(g)
-    algo_settings    settings of the named algorithm, as in algo_settings={"fill": "previous"}
-    compress         with algo=: the compressor of messages (topk, int8, powersgd, ...), by name or as an object
-    compress_settings  settings of the named compressor, such as {"keep": 0.01}; also "seed", and "steps_per_epoch" for
+    algo             instead of a mode, any algorithm of `decentral-run`, by name (relaysgd, gradient_tracking, ...), or
+                     your own class or an object of it: the same steps, with `optimizer` as the local rule u = Opt(g)
+    algo_settings    settings of a name or class, as in algo_settings={"fill": "previous"}
+    compress         with algo=: the compressor of messages (topk, int8, powersgd, ...), by name, or a class or object
+    compress_settings  settings of a name or class, such as {"keep": 0.01}; also "seed", and "steps_per_epoch" for
                      "warmup_epochs"
     overlap          whether messages overlap the forward and backward passes. None: in awc. In atc, this updates
                      parameters during the backward pass: gradients cannot be clipped first, and
@@ -143,9 +141,9 @@ def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Pee
 
 def _method(
     mode: str | None,
-    algo: str | Algorithm | None,
+    algo: object,
     algo_settings: dict[str, Any] | None,
-    compress: str | Compressor | None,
+    compress: object,
     compress_settings: dict[str, Any] | None,
     overlap: bool | None,
     bucket_mb: float | None,

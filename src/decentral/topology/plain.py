@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,14 @@ class PlainTopology(Plain, GraphTopology):
             made: Any = call(self.target(), {} if more else given, **more, **self.settings())
             each = made if isinstance(made, list | tuple) and made else [made]
             nodes = [natural_order(one) if hasattr(one, "adjacency") else None for one in each]
-            found = [_array(*pair) for pair in zip(each, nodes, strict=True)]
+            found = [as_matrix(*pair) for pair in zip(each, nodes, strict=True)]
         self._names = [] if nodes[0] in (None, [*range(num_workers)]) else list(map(str, nodes[0] or []))
+        verb, advised = self.plain_verbs
         for one in found:
             if one.shape != (num_workers, num_workers):
                 what = f"an array {list(one.shape)}" if one.ndim else f"a {type(made).__name__}"
                 raise ConfigError(
-                    f"topology={self.name} returns {what} for num_workers={num_workers}: return "
+                    f"topology={self.name} {verb} {what} for num_workers={num_workers}: {advised} "
                     f"a graph or W [{num_workers}, {num_workers}], or a list of them"
                     + (f", or set num_workers={len(one)}." if one.ndim else ".")
                 )
@@ -91,17 +92,17 @@ class PlainTopology(Plain, GraphTopology):
         if len(weighted) > 1 or any(one.dtype.kind not in "biu" and one.dtype != np.float64 for one in found):
             kinds = " and ".join(dict.fromkeys(str(one.dtype) for one in found))
             raise ConfigError(
-                f"topology={self.name} returns matrices of {kinds}: return graphs (bools, or whole numbers) in all "
+                f"topology={self.name} {verb} matrices of {kinds}: {advised} graphs (bools, or whole numbers) in all "
                 "rounds, or weights (float64) in all rounds."
             )
         if True not in weighted and any(one.min() < 0 for one in found):
             raise ConfigError(
-                f"topology={self.name} returns a graph with negative entries: return bools, or whole numbers >= 0."
+                f"topology={self.name} {verb} a graph with negative entries: {advised} bools, or whole numbers >= 0."
             )
         return [one if True in weighted else one.astype(bool) for one in found]
 
 
-def _array(made: Any, nodes: list[Any] | None) -> np.ndarray:
+def as_matrix(made: Any, nodes: list[Any] | None) -> np.ndarray:
     """Convert a matrix or a networkx graph with these nodes to a matrix [n, n]."""
     if nodes is not None:
         import networkx as nx
@@ -110,7 +111,6 @@ def _array(made: Any, nodes: list[Any] | None) -> np.ndarray:
     return np.asarray(made)
 
 
-@cache
-def plain(name: str) -> type:
-    """Return the topology for `module:function`. Raise ConfigError if it does not exist."""
-    return component_from("topology", name, PlainTopology, ("num_workers",))
+def plain(name: str, target: Callable[..., Any]) -> type:
+    """Return the topology of this name that calls a class or function."""
+    return component_from("topology", name, target, PlainTopology, ("num_workers",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,6 @@ class _Calls(Sink):
             self._made.close(status)
 
 
-@cache
-def plain(name: str) -> type:
-    """Return the logger for `module:Name`. Raises ConfigError if it does not exist."""
-    return component_from("training.loggers", name, PlainLogger, GIVEN)
+def plain(name: str, target: Callable[..., Any]) -> type:
+    """Return the logger of this name that calls a class or function."""
+    return component_from("training.loggers", name, target, PlainLogger, GIVEN)
