@@ -29,7 +29,7 @@ from decentral.script.handle import hinted
 from decentral.script.optimizer import DecentralizedOptimizer
 from decentral.script.peers import Peers
 from decentral.store.checkpoints import save_part
-from decentral.store.files import at_home, sync_directory
+from decentral.store.files import at_home, make_folder, sync_directory
 
 _GENERATORS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "torch": (torch.get_rng_state, torch.set_rng_state),
@@ -73,7 +73,7 @@ def checkpoint(
         generators = {
             key: state() for key, (state, _) in _GENERATORS.items() if key != "cuda" or torch.cuda.is_initialized()
         }
-        root.mkdir(parents=True, exist_ok=True)
+        make_folder(root)
         save_part(root, step, f"{name}.new", {"objects": states, "values": values, "generators": generators})
     agree(world, Proposal("checkpoint", f"the files of step {step}", (), ()))
     file = root / str(step) / f"{name}.pt"

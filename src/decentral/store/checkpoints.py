@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import numpy as np
-
 from decentral.store.files import encode, read_json, replacing, write_json
 from decentral.store.metrics import Extent, LineFile
 
@@ -108,6 +106,7 @@ def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> Writ
 def _storable(value: Any) -> Any:
     """Return `value` with numbers and lists for those of NumPy, and with its tensors detached and cut out of larger
     storages (a view is saved with all of its storage)."""
+    import numpy as np
     import torch
 
     if isinstance(value, torch.Tensor):
