@@ -53,6 +53,24 @@ def everything(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+def test_git_finds_nothing_new_but_what_is_to_be_committed(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    for has_results in (False, True):
+        repository = tmp_path / f"repository {has_results}"
+        (repository / "results" / "paper" if has_results else repository).mkdir(parents=True)
+        os.chdir(repository)
+        subprocess.run(["git", "init", "-q"], check=True)
+        for words in ((), ("results_dir=new/mine",), ("run_dir=alone",), ("-m", "lr=0.1,0.2", "--save-study", "kept")):
+            status, said, errors = command(capsys, *QUICK, *words)
+            assert status == 0, errors
+        assert "Study:    conf/study/kept.yaml, to be committed" in said
+        with pytest.raises(SystemExit):
+            report(["runs", "--rows", "lr"])
+        told = subprocess.run(["git", "status", "--porcelain", "-uall"], capture_output=True, text=True, check=True)
+        assert told.stdout == "?? conf/study/kept.yaml\n"
+        again = capsys.readouterr().out
+        assert "Results:  results/tables/lr" in again and "committed" not in again
+
+
 @pytest.fixture(autouse=True)
 def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)

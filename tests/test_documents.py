@@ -163,10 +163,10 @@ def test_no_sentence_is_too_long(page: str) -> None:
     assert [one for one in sentences(page) if len(one.split()) > 30] == []
 
 
-def run_script(source: str, ranks: int, folder: Path) -> str:
+def run_script(source: str, ranks: int, folder: Path, *options: str) -> str:
     """What a script prints, under torchrun if there are several ranks."""
     (folder / "train.py").write_text(source)
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options] if ranks > 1 else []
     command = [sys.executable, *launcher, "train.py"]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
@@ -202,6 +202,19 @@ def test_an_algorithm_finds_what_all_ranks_want(tmp_path: Path, ranks: int) -> N
     )
     assert [int(rank) for rank, _ in told] == list(range(ranks))
     assert all(float(loss) < 1e-3 for _, loss in told), told
+
+
+@pytest.mark.slow
+def test_a_script_ends_the_same_when_a_rank_dies(tmp_path: Path) -> None:
+    """It dies in epoch 7 of the first attempt."""
+    source, step = script("restart", "docs/own_script.md"), "    scheduler.step()\n"
+    dying = "    if epoch == 7 and peers.rank == 1 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+    deadly = "import os\n" + source.replace(step, f"{step}{dying}        os._exit(1)\n")
+    (tmp_path / "whole").mkdir()
+    whole = run_script(source, 3, tmp_path / "whole")
+    again = run_script(deadly, 3, tmp_path, "--max-restarts=1")
+    assert sorted(again.splitlines()) == sorted(whole.replace("epoch 0", "epoch 7").splitlines())
+    assert len(re.findall(r"test loss 0\.[01]\d*, from epoch 7", again)) == 3, again
 
 
 FOUR = [pytest.param(name, 4, marks=pytest.mark.slow) for name in ("verbs", "window")]

@@ -302,7 +302,7 @@ def test_a_timeline_alone_trains_nothing_and_says_what_steps_cost(tmp_path: Path
     words = ["algo=wagma", *DELAYED, "num_workers=1024", "steps=20", "simulate=timeline", f"results_dir={tmp_path}"]
     status, out, _ = run(capsys, *words)
     assert status == 0
-    (directory,) = (tmp_path / "timelines").iterdir()
+    (directory,) = (tmp_path / "timelines").glob("[!.]*")
     (facts,) = read_lines(directory / "timeline.jsonl")
     with torch.random.fork_rng(devices=[]):
         config = configure(*words)

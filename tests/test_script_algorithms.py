@@ -150,17 +150,27 @@ class Quadratic(nn.Module):
         return 0.5 * (self.A @ torch.cat([self.first.reshape(-1), self.rest]) - self.b).square().sum()
 
 
-def in_a_script(world: World, case: Case, problem: Path) -> np.ndarray:
-    """The models of this rank after each step [steps + 1, P]."""
+def in_a_script(world: World, case: Case, problem: Path, checkpoints: Path | None = None) -> np.ndarray:
+    """The models of this rank after each step [steps + 1, P]; with `checkpoints`, resumed by new objects after 3."""
     torch.manual_seed(0)
     with np.load(problem) as file:
         A, b, x0 = (torch.from_numpy(file[key]) for key in ("A", "b", "x0"))
-    model, (kind, options) = Quadratic(A[world.rank], b[world.rank], x0), case.optimizer
-    inner = getattr(torch.optim, kind)(model.parameters(), **options)
+    kind, options = case.optimizer
     settings = {key: value for key, value in vars(case).items() if key not in ("optimizer", "settings")}
-    optimizer = decentral.wrap(model, inner, **settings, **case.settings)
+
+    def wrapped() -> tuple[nn.Module, Any]:
+        model = Quadratic(A[world.rank], b[world.rank], x0)
+        inner = getattr(torch.optim, kind)(model.parameters(), **options)
+        return model, decentral.wrap(model, inner, **settings, **case.settings)
+
+    model, optimizer = wrapped()
     found = [flat(model)]
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        if checkpoints and step == 3:
+            decentral.checkpoint(checkpoints, model, optimizer)
+            optimizer.close()
+            model, optimizer = wrapped()
+            assert decentral.resume(checkpoints, model, optimizer) == {"step": 3}
         optimizer.zero_grad()
         model().backward()
         optimizer.step()
@@ -181,11 +191,16 @@ def test_every_algorithm_that_trains_has_a_case():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_a_script_takes_the_steps_of_a_run(worlds, name: str, problem: Path, start):
+def test_a_script_takes_the_steps_of_a_run_also_when_it_is_resumed(
+    worlds, name: str, problem: Path, start, tmp_path: Path
+):
     expected = start(*CASES[name].as_a_run(problem)).iterates
     found = np.stack(worlds(N).call(in_a_script, CASES[name], problem), axis=1)
     assert np.abs(expected[-1] - expected[0]).max() > 1e-3
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+    resumed = np.stack(worlds(N).call(in_a_script, CASES[name], problem, tmp_path / "checkpoints"), axis=1)
+    rtol = 1e-12 if name == "async_push_sum" else 0  # in which shares arrive in any order
+    np.testing.assert_allclose(resumed, found, rtol=rtol, atol=0)
 
 
 # -- in a script, beside the steps -------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_a_sweep_runs_every_combination_and_those_that_are_refused_stop_no_other
     runs = find_runs(Path("results"))
     assert [run.status for run in runs] == ["done"] * 3
     assert all((run.path / "learning_curves.png").exists() for run in runs)
-    assert set(os.listdir()) == {"results"} and set(os.listdir("results")) == {"runs", "tables"}
+    assert set(os.listdir()) == {"results"} and set(os.listdir("results")) == {".gitignore", "runs", "tables"}
 
     _, out, _ = command(capsys, *arguments)
     assert "3 of 3 runs were already finished; nothing was computed" in out and "started" not in out
@@ -272,12 +272,12 @@ def test_methods_are_compared_by_the_time_to_a_target_with_one_budget_and_tuned_
     (folder,) = Path("results/tables").glob("to_target_*")
     table = (folder / "to_target.csv").read_text()
     assert (folder / "curves.png").exists()
-    runs = [read_yaml(path / "config.yaml") for path in Path("results/runs").iterdir()]
+    runs = [read_yaml(path / "config.yaml") for path in Path("results/runs").glob("[!.]*")]
     assert len({run["steps"] for run in runs}) == 1 and {run["seed"] for run in runs} == {1, 2}
     gammas = {run["algo"]["gamma"] for run in runs}
     assert len(gammas) >= 3 and max(gammas) <= 1  # never beyond its range
     before = len(runs)
-    assert command(capsys, *asked)[0] == REFUSED and len(list(Path("results/runs").iterdir())) == before
+    assert command(capsys, *asked)[0] == REFUSED and len(list(Path("results/runs").glob("[!.]*"))) == before
     assert (folder / "to_target.csv").read_text() == table
 
 

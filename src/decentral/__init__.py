@@ -1,7 +1,8 @@
 """decentral: reproduce the studies of decentralized deep learning from one command line, or with your own loop.
 
 In your own training loop under torchrun, `decentral.join(...)` returns `Peers`, whose methods average with neighbors.
-`decentral.wrap` averages around each optimizer step; `decentral.Window` is one-sided. See `decentral.script`.
+`decentral.wrap` averages around each optimizer step; `decentral.Window` is one-sided. `decentral.checkpoint` and
+`decentral.resume` continue the training of all ranks after one has died. See `decentral.script`.
 
 In notebooks, `decentral.train(net, train_data, test_data, algo="relaysgd")` trains a model, `decentral.runs()` returns
 all runs as a DataFrame, and `decentral.load(run)` returns the models of one run.
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from decentral.script.loading import runs as runs
     from decentral.script.optimizer import DecentralizedOptimizer as DecentralizedOptimizer
     from decentral.script.peers import Peers as Peers
+    from decentral.script.resuming import checkpoint as checkpoint
+    from decentral.script.resuming import resume as resume
     from decentral.script.training import train as train
     from decentral.script.window import Window as Window
     from decentral.script.wrap import wrap as wrap
@@ -35,9 +38,11 @@ _HOMES = {
     "DecentralizedOptimizer": "decentral.script.optimizer",
     "Peers": "decentral.script.peers",
     "Window": "decentral.script.window",
+    "checkpoint": "decentral.script.resuming",
     "iterates": "decentral.script.iterating",
     "join": "decentral.script.joining",
     "load": "decentral.script.loading",
+    "resume": "decentral.script.resuming",
     "runs": "decentral.script.loading",
     "table": "decentral.report.runs_table",
     "train": "decentral.script.training",

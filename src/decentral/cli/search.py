@@ -21,7 +21,7 @@ from decentral.measurements.training_run import TrainingRun
 from decentral.report.runs_table import FREE
 from decentral.report.series import read_curves
 from decentral.store import RunStore, Status
-from decentral.store.files import at_home
+from decentral.store.files import at_home, make_folder
 
 
 class Trials:
@@ -126,7 +126,7 @@ class Trials:
         kept = sorted(name for name in names if re.split("[.=]", name)[0] not in FREE)
         name = hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
         folder = at_home(self.config.results_dir) / "sweeps" / name
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, above=2)
         self.file = folder / "optuna.journal"
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         backend = importlib.import_module("optuna.storages.journal").JournalFileBackend(str(self.file))

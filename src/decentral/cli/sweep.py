@@ -111,7 +111,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
         folder = Path(config_dir or "conf")
         runs = [(one.words, run_directory(one.config)) for one in accepted]
         path = write_study(save_study, runs, layout.rows, layout.columns, folder)
-        say(f"Study:    {path}  (decentral-study {save_study} scale=laptop --config-dir {folder})")
+        say(f"Study:    {path}, to be committed  (decentral-study {save_study} scale=laptop --config-dir {folder})")
     return exit_status(refused + statuses)
 
 

@@ -27,7 +27,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
 from decentral.report.listings import ToTarget
 from decentral.report.make import Made
-from decentral.store.files import at_home, check_name, write_text
+from decentral.store.files import at_home, check_name, make_folder, write_text
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import is_number, value_of
 from decentral.study.study import Unfinished
@@ -93,7 +93,7 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
         file = folder / "study" / f"{save_study}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, catalogue.as_yaml(save_study, folder, definition))
-        say(f"Study:    {file}  (decentral-study {save_study} scale=laptop --config-dir {folder})")
+        say(f"Study:    {file}, to be committed  (decentral-study {save_study} scale=laptop --config-dir {folder})")
     return max(_carry_out(definition, here, overrides, config_dir, asked.tune), exit_status(refused))
 
 
@@ -247,6 +247,7 @@ def _carry_out(
         name, "", study, list(here), [], results, results / "tables" / name, shlex.join(again), config_dir
     )
     cells = studies.checked_cells(chosen)
+    make_folder(results / "tables", above=1)
 
     def summary(made: Made) -> str:
         """Return the table, its notes and where everything is."""

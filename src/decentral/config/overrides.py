@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from decentral.config.parsing import read_mapping, words
@@ -24,6 +25,7 @@ from decentral.settings import documented
 CHOICES = ("experiment", *GROUPS)
 """Groups whose values are file names in a folder of conf/."""
 
+_PLAIN = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*)=([A-Za-z_/][\w/.-]*|[1-9][0-9]{0,15}|0)", re.ASCII)
 _KEYS = tuple(f.name for f in dataclasses.fields(Config))
 
 
@@ -40,8 +42,6 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
     Hydra would also notice, but without suggestions. `several` allows several values for a key, as in lr=0.1,0.2.
     Raises ConfigError.
     """
-    from hydra.errors import HydraException
-
     plain = [override.lstrip("+") for override in spelt_out(overrides, folders)]
     given = {override.partition("=")[0]: override for override in plain if not override.endswith("=null")}
     if {"lr", "lr_per_worker"} <= given.keys():
@@ -56,7 +56,7 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
         _check_key(override, folders)
         try:
             parsed = parsed_override(override)
-        except HydraException:
+        except Exception:  # HydraException: to import Hydra takes longer than to read the others
             raise ConfigError(
                 f"{override} cannot be read: write each setting as a separate argument, key=value, and quote special "
                 f"characters: {_quoted(override)}."
@@ -79,7 +79,11 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
 
 @lru_cache(maxsize=4096)  # runs of a study share overrides, and the grammar takes a millisecond
 def parsed_override(override: str) -> Any:
-    """`key=value` as Hydra reads it. Raises HydraException."""
+    """Return `key=value` as Hydra reads it: a word, a path or a number without Hydra. Raises HydraException."""
+    plain = _PLAIN.fullmatch(override)
+    if plain and plain[2].lower() not in ("null", "true", "false", "inf", "nan"):
+        value = int(plain[2]) if plain[2].isdecimal() else plain[2]
+        return SimpleNamespace(key_or_group=plain[1], value=lambda: value, is_sweep_override=lambda: False)
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     return OverridesParser.create().parse_override(override)
@@ -88,17 +92,17 @@ def parsed_override(override: str) -> Any:
 def together(override: str) -> list[list[str]]:
     """The overrides of each place of settings that vary together, `algo,topology=(dpsgd,ring),(relaysgd,dbt)`; [] for
     any other override. Raises ConfigError where a place has not a value for each setting."""
-    from hydra.errors import HydraException
-
     head, _, text = override.partition("=")
     keys, places = head.split(","), re.fullmatch(r"\s*\((.*)\)\s*", text, re.DOTALL)
     if len(keys) == 1:
         return []
+    from hydra.errors import HydraException
+
     found = []
     for place in re.split(r"\)\s*,\s*\(", places[1]) if places else [""]:
         try:
             values = list(parsed_override(f"together={place}").sweep_string_iterator())
-        except HydraException:
+        except (HydraException, AttributeError):  # a single value
             values = []
         if len(values) != len(keys):
             one, other = (",".join(f"{letter}{number}" for number in range(1, len(keys) + 1)) for letter in "ab")

@@ -244,10 +244,10 @@ class RelayTable:
 
     def relay(self, y: Tensor, m: Tensor) -> Tensor:
         """m_{i->j} <- y_i + sum_{l != j} m_{l->i}, delivered: new rows [E, ceil(P / d)]."""
-        fresh = torch.nn.functional.pad(y, (0, 1)).view(-1)[self.y]
+        fresh = torch.nn.functional.pad(y, (0, 1)).take(self.y)
         below = torch.nn.functional.pad(m, (0, 0, 0, 1))
         for place in self.others:
-            fresh += below[place]
+            fresh += below.index_select(0, place)
         for incoming, outgoing in self.hubs:
             fresh[outgoing] += _sum_of_others(m[incoming])
         return fresh

@@ -75,8 +75,9 @@ def component(package: str, name: str) -> type | None:
 
     Raises ConfigError if the module cannot be imported or has no such class.
     """
-    if not _has_users(package) and name in _homes(package):  # without importing all others
-        return next(cls for cls in _classes(importlib.import_module(_homes(package)[name])) if name_of(cls) == name)
+    if not _has_users(package) and ":" not in name:  # without importing all others
+        home = _homes(package).get(name)
+        return next(cls for cls in _classes(importlib.import_module(home)) if name_of(cls) == name) if home else None
     known = components(package)
     if name in known or package not in PLAIN or ":" not in name:
         return known.get(name)

@@ -20,6 +20,7 @@ from decentral.report.pages import CAPTIONS, Item, Run, report_pages, skip
 from decentral.report.results import find, read
 from decentral.report.verdicts import Verdict
 from decentral.store.files import refuse_links, write_json, write_text
+from decentral.store.provenance import is_seen_by_git
 from decentral.terminal.display import unless_quick
 
 _MANY = 8  # reports, from which on several processes make them
@@ -48,7 +49,8 @@ class Made(Run):
                     told = f"{counts.total()} in the paper, {results.incomparable}"
                 lines.append(f"{words}{told}")
         lines += [f"Note:     {remark}" for remark in self.remarks]
-        lines += [f"Results:  {results.directory}", *(f"Figure:   {path}" for path in self.figures)]
+        kept = ", to be committed" * is_seen_by_git(results.directory)
+        lines += [f"Results:  {results.directory}{kept}", *(f"Figure:   {path}" for path in self.figures)]
         scale = f", scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
         head = f"{results.study}{scale}: {facts.get('title') or facts.get('item') or ''}".rstrip(": ")
         blocks = [head, textwrap.fill(tables.about(results), 100), tables.as_text(results), "\n".join(lines)]

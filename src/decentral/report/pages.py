@@ -17,7 +17,7 @@ from decentral.report.published import paper as paper_of
 from decentral.report.results import Results, find, read
 from decentral.report.tables import harmless, markdown_row, markdown_table, word
 from decentral.report.verdicts import Verdict
-from decentral.store.files import alone, check_name, read_json, refuse_links, write_text
+from decentral.store.files import alone, check_name, make_folder, read_json, refuse_links, write_text
 from decentral.study import SCALES, catalogue
 from decentral.terminal.console import duration
 
@@ -153,7 +153,7 @@ def report_pages(results_dir: Path, made: Iterable[Run] = ()) -> tuple[list[Item
     """
     from jinja2 import Environment, PackageLoader
 
-    results_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(results_dir)
     templates = Environment(loader=PackageLoader("decentral.report"), trim_blocks=True, lstrip_blocks=True)
     templates.filters |= {"word": word, "told": verdicts.told, "row": markdown_row}
     with alone(results_dir):

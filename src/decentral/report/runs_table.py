@@ -30,7 +30,7 @@ from decentral.report.results import read
 from decentral.report.series import read_run, stored_runs
 from decentral.report.tables import as_csv
 from decentral.store import Metric, Status
-from decentral.store.files import at_home, read_json, stored_table, write_json
+from decentral.store.files import at_home, make_folder, read_json, stored_table, write_json
 from decentral.store.run_store import found_run
 from decentral.study.collect import write_curves, write_values
 from decentral.study.measure import DAMAGED, Measure
@@ -193,7 +193,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
             "repeats": layout.over or "run",
         },
     }
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory, above=2)
     write_values(directory, layout.labels, frame.to_dict("records"))
     if "directory" in frame:
         lines = []

@@ -23,7 +23,7 @@ from decentral.runtime.devices import set_threads
 from decentral.scheduling.job import Ended, Job
 from decentral.store import DirectoryTaken, RunStore, Status
 from decentral.store.failures import Failure, classify, describe
-from decentral.store.files import is_locked, try_lock
+from decentral.store.files import is_locked, make_folder, try_lock
 from decentral.store.run_store import LOCK, LOG
 
 _LONGEST_BYTES = 1 << 20  # a longer log is restarted at the next attempt
@@ -103,7 +103,7 @@ def claim_log(directory: Path) -> int | None:
     """Open (and lock) the log while the job runs; None if another process has it. Raises OSError."""
     path = directory / LOG
     while True:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory, above=2)
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         try:
             try:

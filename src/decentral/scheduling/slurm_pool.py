@@ -25,7 +25,7 @@ from decentral.scheduling.job import Ended, Job, ended_without_report
 from decentral.scheduling.queued_pool import QueuedPool
 from decentral.store import Status
 from decentral.store.failures import Failure
-from decentral.store.files import read_json, write_json
+from decentral.store.files import make_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from decentral.scheduling.launchers.slurm import Slurm
@@ -44,7 +44,7 @@ def private_folder(folder: Path) -> Path:
 
     Raises ConfigError if it belongs to another user or cannot be made private.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, above=1)
     if folder.stat().st_uid == os.geteuid():
         with contextlib.suppress(OSError):
             folder.chmod(0o700)  # it may be older than this rule

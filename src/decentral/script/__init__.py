@@ -6,7 +6,7 @@
 
 `joining` creates `Peers`, whose methods are the communication operations (`peers`; those of all ranks are in `group`).
 `wrap` adds averaging to optimizer steps (`optimizer`): those of an algorithm of `decentral-run`, which a mode names
-(`step`). `window` is one-sided. Below them: `components` (topologies and algorithms by name), `calls` (from
-arguments to messages), `agreement` (checks that all ranks make the same call), `parameters` (of a model) and `handle`
-(operations in flight). The network package sends the messages.
+(`step`). `resuming` saves and resumes the training of all ranks. `window` is one-sided. Below them: `components`
+(topologies and algorithms by name), `calls` (from arguments to messages), `agreement` (checks that all ranks make the
+same call), `parameters` (of a model) and `handle` (operations in flight). The network package sends the messages.
 """

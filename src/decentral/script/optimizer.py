@@ -212,6 +212,10 @@ class DecentralizedOptimizer(Optimizer):
             self.inner.load_state_dict(before)
             raise
 
+    def accept_weights(self) -> None:
+        """Accept that each rank's weights and optimizer state have been loaded together since `decentral.wrap`."""
+        self._how.guard.replaced = None
+
     def register_step_pre_hook(self, hook: Any) -> Any:
         """Register a hook on the steps of the wrapped optimizer."""
         return self.inner.register_step_pre_hook(hook)

@@ -340,7 +340,7 @@ class Guard:
         self._key = f"decentral refused {next(_wrapped)}"
         self._stepping = False
         self._hooks = [optimizer.register_step_pre_hook(self._only_here)]
-        self._world, self._replaced, self._resumed = world, replaced, False
+        self._world, self.replaced, self._resumed = world, replaced, False
         if replaced:
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._loaded))
 
@@ -349,7 +349,7 @@ class Guard:
 
     def step(self) -> None:
         """Take a step of the optimizer, which refuses any other until `close`."""
-        self._stepping, self._replaced = True, None
+        self._stepping, self.replaced = True, None
         try:
             self._optimizer.step()
         finally:
@@ -403,8 +403,8 @@ class Guard:
                 "the parameters have moved since decentral.wrap: call model.to(...), .half() and the like before "
                 "wrap, not after it, and write new values with p.data.copy_(...)."
             )
-        if self._replaced is not None:
-            still = self._resumed and all(torch.equal(parameter, value) for parameter, value in self._replaced.items())
+        if self.replaced is not None:
+            still = self._resumed and all(torch.equal(parameter, value) for parameter, value in self.replaced.items())
             problem = (
                 "the optimizer has loaded a state, but decentral.wrap has replaced the weights that this rank had "
                 "before by those of rank 0: load both before wrap or both after it, or choose with broadcast_from= "

@@ -104,16 +104,20 @@ def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> Writ
 
 
 def _storable(value: Any) -> Any:
-    """`value` with its tensors detached, and cut out of larger storages (a view is saved with all of its storage)."""
+    """Return `value` with numbers and lists for those of NumPy, and with its tensors detached and cut out of larger
+    storages (a view is saved with all of its storage)."""
+    import numpy as np
     import torch
 
     if isinstance(value, torch.Tensor):
         value = value.detach()
         return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-    if type(value) is dict:
+    if isinstance(value, dict):
         return {key: _storable(v) for key, v in value.items()}
     if type(value) in (list, tuple):
-        return [_storable(v) for v in value]
+        return type(value)(_storable(v) for v in value)
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
     if value is None or type(value) in (int, float, bool, str):
         return value
     raise TypeError(f"a checkpoint holds tensors, numbers, strings, dicts and lists, not {type(value).__name__}")

@@ -26,6 +26,7 @@ from decentral.terminal.console import printable
 _MOST_BYTES = 1 << 28
 PACKED_FROM_BYTES = 20_000
 """From which size on a table of runs is packed."""
+GITIGNORE = ".gitignore"
 _FORMULAS = ("=", "+", "-", "@", "\t")
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -89,6 +90,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             error.filename = str(path)  # of a full disk, say, which names no file
         raise
     sync_directory(path.parent)
+
+
+def make_folder(path: Path, above: int = 0) -> None:
+    """Create a folder with its parents. Git ignores the topmost new one of it and the `above` parents next to it, if no
+    such parent is ignored already."""
+    new = [folder for folder in [path, *path.parents[:above]] if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    if new and not any((folder / GITIGNORE).exists() for folder in path.parents[:above]):
+        (new[-1] / GITIGNORE).write_text("# Created by decentral; delete this file to commit what is here.\n*\n")
 
 
 def check_name(name: Any, what: str) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,15 @@ def _git(*command: str) -> str:
         raise FileNotFoundError("not run from a checkout")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     return _output(["git", "--no-optional-locks", "-C", str(checkout), *command], environment)
+
+
+def is_seen_by_git(folder: Path) -> bool:
+    """Return whether git would commit the files of a folder: it is in a repository, and not ignored."""
+    with suppress(OSError):
+        return (
+            subprocess.run(["git", "-C", folder, "check-ignore", "-q", "."], stderr=subprocess.DEVNULL).returncode == 1
+        )
+    return False
 
 
 def processor() -> str:

@@ -16,7 +16,17 @@ from typing import Any, NamedTuple, Self
 from decentral.errors import ConfigError
 from decentral.store import checkpoints, files
 from decentral.store.checkpoints import Checkpoint, Written
-from decentral.store.files import is_leftover, is_locked, load_json, read_json, try_lock, write_json, write_text
+from decentral.store.files import (
+    GITIGNORE,
+    is_leftover,
+    is_locked,
+    load_json,
+    make_folder,
+    read_json,
+    try_lock,
+    write_json,
+    write_text,
+)
 from decentral.store.metrics import ALWAYS, COLUMNS, LineFile, Metric, write_metadata
 
 LOCK = "run.lock"
@@ -85,7 +95,7 @@ def refuse_foreign(path: Path, run_id: str) -> None:
     link = next((one for one in [*entries, *path.glob("checkpoints/*")] if one.is_symlink()), None)
     if link is not None:
         raise ConfigError(f"{link} is a link, and a run only writes into its own folder: remove the link.")
-    ours = [one for one in entries if one.name in (LOCK, LOG) or is_leftover(one.name)]
+    ours = [one for one in entries if one.name in (LOCK, LOG, GITIGNORE) or is_leftover(one.name)]
     if recorded is None and len(ours) < len(entries):  # more than a start that was killed leaves behind
         raise ConfigError(f"run_dir={path} contains files but is not a run directory: choose one that is new or empty.")
 
@@ -153,7 +163,7 @@ class RunStore:
         """
         refuse_foreign(path, run_id)
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path, above=2)
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(

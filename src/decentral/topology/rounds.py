@@ -57,6 +57,7 @@ class Split(Enum):
     contiguous = "contiguous"
 
 
+@lru_cache(maxsize=1024)  # several times a step
 def slices(num_coordinates: int, num_pieces: int, split: Split) -> list[slice]:
     """Return the slices of range(num_coordinates), one per piece; sizes differ by at most 1, larger ones first."""
     d = num_pieces

@@ -105,7 +105,8 @@ class Recorder:
         if own:
             rows = ([worker, *row] for worker, row in enumerate(zip(*own.values(), strict=True)))
             write_text(self.store.path / "workers.csv", csv_text(["worker", *own], rows))
-        self.sink = Guarded(self.config.logger, self.run.id, plain(self.config), self.store.path)
+        if self.config.logger.name != "none":
+            self.sink = Guarded(self.config.logger, self.run.id, plain(self.config), self.store.path)
 
     @contextmanager
     def progress(self, r: Run) -> Iterator[Progress]:

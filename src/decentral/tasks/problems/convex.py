@@ -122,13 +122,13 @@ class QuadraticProblem(Problem):
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Return ||A_i x_i - b_i||^2 [r] and A_i^T (A_i x_i - b_i) + noise [r, d]."""
         A, At, b = (self.A, self.At, self.b) if workers is None else (p[workers] for p in (self.A, self.At, self.b))
-        residual = A @ x[..., None] - b
-        g = (At @ residual)[..., 0]
+        residual = A @ x.unsqueeze(-1) - b
+        g = (At @ residual).squeeze(-1)
         if self.noise:
             numbers = self.numbers if workers is None else self.numbers[workers]
             noise = normal(self.seed, "gradient noise", draws[:, None], numbers[:, None], np.arange(x.shape[1]))
             g += torch.from_numpy(noise).to(g) * (self.noise / math.sqrt(x.shape[1]))
-        return residual[..., 0].square().sum(1), g
+        return residual.squeeze(-1).square().sum(1), g
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         """Return f(x_i) - f(x*) and ||x_i - x*||: [r, 2].

@@ -62,8 +62,6 @@ def log_stored(run: Prepared) -> str:
 def remember(config: Config, directory: Path, place: str, whole: bool = True) -> None:
     """Record where the logger has the metrics of the run, and whether all of them; a read-only folder is left
     unchanged."""
-    if config.logger.name == "none":
-        return
     known = [one for one in _logged(directory) if one != _settings(config)]
     loggers = [*known, _settings(config)] if whole else known
     places = (read_json(directory / FILE) or {}).get("places", {}) | {config.logger.name: place}
