@@ -84,7 +84,8 @@ class Layout:
                     run diverges does not count, unless all do.
     over            setting that repeats a run: mean and standard deviation (n - 1); '': none
     metric          'accuracy', or with its split 'train loss'; '': the metric that judges the runs
-    worker          worker whose model counts: worst, mean, averaged, or a number
+    worker          worker whose model counts: worst, mean, averaged, or a number; '': the worst, and in a table of a
+                    study's results the one that the study measures
     where           'key=value': only runs with that setting
     throughput      whether to add how fast the runs trained, in examples or steps per second
     x               x axis of the curves: epochs, steps, bytes, or seconds (simulated, where time is simulated)
@@ -96,7 +97,7 @@ class Layout:
     best: str = ""
     over: str = "seed"
     metric: str = ""
-    worker: str = "worst"
+    worker: str = ""
     where: Sequence[str] = ()
     throughput: bool = False
     x: str = "epochs"
@@ -106,7 +107,7 @@ class Layout:
         wrong = next((one for one in self.where if "=" not in one), None)
         if wrong is not None:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
-        if self.worker not in _WHOSE and not self.worker.isdigit():
+        if self.worker not in ("", *_WHOSE) and not self.worker.isdigit():
             raise ConfigError(
                 f"--worker={self.worker} does not exist: use worst, mean, averaged, or the number of a worker."
             )
@@ -160,6 +161,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
+        layout = replace(layout, worker=layout.worker or "worst")
         frame, metrics, notes = _runs_frame(source, layout)
     layout = _resolved(layout, frame)
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
@@ -299,7 +301,7 @@ def table(
     best: str = "",
     over: str = "seed",
     metric: str = "",
-    worker: str = "worst",
+    worker: str = "",
     where: str | Sequence[str] = (),
     throughput: bool = False,
 ) -> pandas.DataFrame:
@@ -436,7 +438,9 @@ def _with_best(frame: pandas.DataFrame, layout: Layout, metric: str, larger_is_b
     for _, cell in frame.groupby(layout.labels, sort=False, dropna=False):
         judged = cell[cell["metric"] == metric]
         score = judged["value"].mask(judged["status"] == Status.diverged) * (1 if larger_is_better else -1)
-        scores = score.groupby(judged[layout.best]).agg(lambda values: values.mean(skipna=False)).to_dict()
+        tried = score.groupby(judged[layout.best])
+        fewer = tried.size() < tried.size().max()  # runs, such as those of a search for the best value
+        scores = tried.agg(lambda values: values.mean(skipna=False)).mask(fewer).to_dict()
         numbers = all(isinstance(value, int | float) for value in scores)
         best, at_edge = best_of(scores) or Choice(min(scores, key=lambda value: (isinstance(value, str), value)), True)
         rate = cell[layout.best] if numbers else math.nan

@@ -14,7 +14,7 @@ import numpy as np
 
 from decentral.report import style
 from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure, band, center, rings
-from decentral.report.published import paper
+from decentral.report.published import papers
 from decentral.store import AXES, Status
 from decentral.store.files import write_bytes
 
@@ -105,7 +105,7 @@ class LineFigure(StudyFigure):
         """What the legend says of a line."""
         return said(self, key)
 
-    def signs(self) -> list[Artist]:
+    def signs(self, results: Results) -> list[Artist]:
         """Further entries of the legend's notes."""
         return []
 
@@ -131,7 +131,7 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
     told = notes(figure, results, lines, output, rings(theirs))
     if any(one and other for here in covers.values() for line in here for one, other in itertools.pairwise(line)):
         told.append(_pale(sizes))
-    legends = [entries, [*told, *figure.signs()]]
+    legends = [entries, [*told, *figure.signs(results)]]
     drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output)
     columns = _columns(len(panels), output)
     missing = figure.missing(results, lines)
@@ -249,7 +249,8 @@ def said(figure: StudyFigure, key: tuple[str, ...], usual: str = "ours") -> str:
 def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str, str]:
     """A figure's title, and the line below it: which item of which paper, at which scale, and what a line is."""
     facts = results.facts
-    item = f"{paper(str(facts.get('paper') or '')).short}, {facts.get('item') or ''}".strip(", ")
+    known = papers().get(str(facts.get("paper")))
+    item = f"{known.short if known else ''}, {facts.get('item') or ''}".strip(", ")
     scale = f"scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
     parts = [part for part in (item, scale, center(figure, results, lines)) if part]
     return figure.title or str(facts.get("title") or results.study), "  \N{MIDDLE DOT}  ".join(parts)
