@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.algorithms.features import Feature
 from decentral.cli import study as studies
-from decentral.cli.sweep import axes_of, exit_status, report_refusal
+from decentral.cli.sweep import axes_of, exit_status, report_refusals
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose_each
 from decentral.config.overrides import checked
@@ -81,7 +81,8 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
     unit = _unit(known[0], asked)
     if asked.tune and (asked.tune in _NOT_TUNED or not any(is_number(value_of(one, asked.tune)) for one in known)):
         raise ConfigError(
-            f"tune={asked.tune} is not a number that these methods have: use one setting, lr or such as algo.gamma."
+            f"tune={asked.tune} is not a number that these methods have: use one setting, lr or such as algo.gamma, "
+            "and list values of others, as in algo.period_steps=4,16."
         )
     say(f"Budget:   {budget:.4g} simulated seconds for each method")
     definition = _definition(asked, unit, rows, common, seeds or _SEEDS, budget)
@@ -122,6 +123,7 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], float]:
     """Return a row for each combination that is possible, with as many steps as fit into the budget, and the budget."""
     rows: list[dict[str, Any]] = []
+    refusals: dict[str, list[list[str]]] = {}
     for own, config in zip(combinations, configs, strict=True):
         try:
             if isinstance(config, ConfigError):
@@ -133,12 +135,13 @@ def _rows(
             if steps <= _MEASURED_STEPS and not _timed(config, steps).bytes_sent:
                 say(f"Note:     {config.algo.name} sends nothing in {steps} steps: raise budget=, or tune its period.")
         except ConfigError as error:
-            report_refusal(" ".join(own), str(error))
+            refusals.setdefault(str(error), []).append(own)
             continue
         base = [*own, f"steps={steps}"]
         if not any(word.startswith("evaluation.every_epochs=") for word in [*common, *own]):
             base.append(f"evaluation.every_epochs={steps / _EVALUATIONS / _steps_per_epoch(config):.4g}")
         rows.append({**_named(own, config), "base": base})
+    report_refusals(refusals, len(configs))
     return rows, budget or 0.0
 
 
