@@ -53,6 +53,7 @@ results/tables/NAME; the table then covers only the runs of that study or sweep.
 --where KEY=VALUE  only runs with this setting; may be repeated
 --x AXIS           x axis of the figure: epochs (default), steps, bytes, or seconds (simulated, if time is simulated)
 --log              a logarithmic y axis, which a metric that falls over two decades has anyway
+--panels NAME,...  metrics of the figure, a panel each: accuracy,'train loss' (default: the metric, a panel per column)
 --throughput       add a table of examples per second (steps, for tasks without examples)
 --name NAME        name of the table (default: from rows and columns, as algo_by_alpha)
 
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _carry_out_command(arguments: list[str]) -> int:
     parser = Options("decentral-report", "--html", "--throughput", "--log", settings=_KEYS)
     table = {"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": "", "name": ""}
-    table["x"] = "epochs"
+    table |= {"x": "epochs", "panels": ""}
     for name, usual in table.items():
         parser.add_argument(f"--{name}", default=usual)
     parser.add_argument("--where", action="append", default=[])
@@ -128,7 +129,8 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     rows = [key for key in options.rows.split(",") if key]
     if not rows:
         raise ConfigError("--rows is missing: name the settings that tell rows apart, for example --rows algo.")
-    keys = ("columns", "best", "over", "metric", "worker", "where", "throughput", "x", "log")
+    keys = ("columns", "best", "over", "metric", "worker", "where", "throughput", "x", "log", "panels")
+    options.panels = [words for words in options.panels.split(",") if words]
     layout = Layout(rows, *(getattr(options, key) for key in keys))
     source = at_home(settings.get("results_dir", "results"))
     check_name(options.name or layout.name, "--name")

@@ -26,6 +26,7 @@ from decentral.measurements.values import Meaning, Value
 from decentral.registry import component
 from decentral.registry.typed import typed
 from decentral.report.entries import plain
+from decentral.report.figures.figure import METRIC
 from decentral.report.results import read
 from decentral.report.series import read_run, stored_runs
 from decentral.report.tables import as_csv
@@ -70,7 +71,7 @@ _X = {
     "seconds": ("wall_s", "simulated_s"),
 }
 """An x axis -> the axis of the metrics: without and with simulated time."""
-_OWN = {*Value._fields, "rate", "directory", "measure", "simulated"} - {"lr"}
+_OWN = {*Value._fields, "rate", "directory", "measure", "panels", "simulated"} - {"lr"}
 """Columns that are not settings."""
 _WHOSE = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
 
@@ -89,6 +90,7 @@ class Layout:
     where           'key=value': only runs with that setting
     throughput      whether to add how fast the runs trained, in examples or steps per second
     x               x axis of the curves: epochs, steps, bytes, or seconds (simulated, where time is simulated)
+    panels          metrics of the curves, each with its own panel; (): the metric, with a panel for each column
     log             whether their y axis is logarithmic; otherwise where a metric that should fall spans two decades
     """
 
@@ -102,6 +104,7 @@ class Layout:
     throughput: bool = False
     x: str = "epochs"
     log: bool = False
+    panels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         wrong = next((one for one in self.where if "=" not in one), None)
@@ -165,7 +168,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         frame, metrics, notes = _runs_frame(source, layout)
     layout = _resolved(layout, frame)
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
-        frame = frame.sort_values(layout.rows, key=_in_order, kind="stable")
+        frame = frame.sort_values(layout.labels, key=_in_order, kind="stable")
     metric = next(iter(metrics))
     if layout.best:
         frame = _with_best(frame, layout, metric, bool(metrics[metric]["larger_is_better"]))
@@ -201,8 +204,15 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         lines = []
         for run in judged[judged["chosen"]].to_dict("records"):
             labels = {label: run[label] for label in layout.labels}
-            lines += run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"])
-        write_curves(directory, layout.labels, [line | {"metric": metric} for line in lines])
+            for measure in run["panels"] or [run["measure"]]:
+                curve = measure.curves(run["directory"], [layout.worker], labels, run["seed"])
+                if not curve:
+                    words = f"{measure.split} {measure.metric}"
+                    raise ConfigError(
+                        f"--panels={words} has no values for --worker={layout.worker}: use --worker=mean."
+                    )
+                lines += curve
+        write_curves(directory, layout.labels, lines)
     write_json(directory / "study.json", facts)
 
 
@@ -227,12 +237,14 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
     ended, repeated = _without_repeats(ended)
     asked = _metric(layout.metric, [known for *_, known in ended])
+    shown = [_metric(words, [known for *_, known in ended]) for words in layout.panels]
     for path, settings, facts, known in ended:
         key = asked or next(iter(known), None)
         if key is None or key not in known:
             continue
         measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
+        about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
         about["simulated"] = facts.get("simulated_s") is not None
         values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
@@ -240,6 +252,8 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         for value in values:
             more = {"heading": headed(value.metric, layout.worker)} if value.worst is not None else {}
             metrics[value.metric] = value.meaning._asdict() | more
+        for value in [each.of(path) for each in about["panels"]]:
+            metrics.setdefault(value.metric, value.meaning._asdict())
     if not rows:
         raise ConfigError(f"{ended[0][0]} has recorded no metric: use a task that measures one.")
     if all(value.status == DAMAGED for value in judged):
@@ -476,5 +490,8 @@ def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str)
     if "directory" in frame:
         axis = _X[layout.x][bool(frame["simulated"].any())]
         curves = {"worker": layout.worker, "x": axis, "panels": layout.columns, "logy": layout.log or None}
+        if layout.panels:
+            common |= {"lines": layout.labels, "metric": "", "ylabel": "", "title": headed("Curves", layout.worker)}
+            curves["panels"] = METRIC
         found.append({"name": "curves", "kind": "curves", **curves, **common})
     return found

@@ -11,7 +11,7 @@ from decentral.measurements.values import NOT_REACHED
 from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.canvas import LineFigure
-from decentral.report.figures.figure import SCREEN, Line, Output
+from decentral.report.figures.figure import METRIC, SCREEN, Line, Output
 from decentral.report.published import EXCLUDED, REFERENCE, numbers
 from decentral.store import AXES, Status
 
@@ -72,9 +72,10 @@ class Curves(LineFigure):
                 f"{', '.join(known)}: use one of these, or rerun decentral-study."
             )
         drawn = table["value"].where(table["value"].abs() < style.LARGEST_DRAWN).clip(lower=self.floor)
-        if self.logy is None:
-            falls = results.larger_is_better(str(table["metric"].iloc[0])) is False
-            self.logy = falls and bool(drawn.min() > 0 and drawn.max() > _TWO_DECADES * drawn.min())
+        for metric, values in drawn.groupby(table["metric"]) if self.logy is None else ():
+            falls = not results.larger_is_better(str(metric)) and values.min() >= 0
+            if falls and values.max() > _TWO_DECADES * values[values > 0].min():
+                self.logs.add(str(metric))
         table = table.assign(x=x, value=drawn)
         table = table.assign(series=table.groupby([*results.labels, "worker", "seed"], sort=False).ngroup())
         found: list[Line] = []
@@ -86,9 +87,9 @@ class Curves(LineFigure):
                 found.append(self._center(panel, line, part, results))
         return found
 
-    def shown(self, results: Results) -> str:
-        """The curves' metric, also where the study's first is the place at which it reaches a value."""
-        return self.metric or next(iter(results.curves["metric"]), results.metric)
+    def shown(self, results: Results, panel: str = "") -> str:
+        """Return the curves' metric, also where the study's first is the place at which it reaches a value."""
+        return panel if self.panels == METRIC else self.metric or next(iter(results.curves["metric"]), results.metric)
 
     def seeds(self, results: Results) -> int:
         """Of the curves: not all runs of a study need have some."""
@@ -144,7 +145,7 @@ class Curves(LineFigure):
 class Scaling(LineFigure):
     """values.csv: mean over seeds (and over labels that are neither panels, lines nor x) against the label `x`.
 
-    The paper's numbers are drawn as rings where they can be compared.
+    The paper's numbers are drawn as rings at the cells that have some, also where other seeds or columns were chosen.
 
     y    value, or '1 - value': with a logarithmic axis, how far an eigenvalue is from 1
     """
@@ -184,7 +185,7 @@ class Scaling(LineFigure):
     def published(self, results: Results) -> list[Line]:
         """The published numbers of the cells that are drawn."""
         spec = results.spec.published
-        if spec is None or not results.comparable:
+        if spec is None or not results.marked:
             return []
         known = numbers(str(results.facts["paper"]), spec.item)
         known = [one for one in known if one.value is not None and one.kind != EXCLUDED]
