@@ -8,7 +8,6 @@ algorithm has a shade of its color, and another marker.
 from __future__ import annotations
 
 import io
-import itertools
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -120,6 +119,7 @@ _OF_ONE_ALGORITHM = {
     "ring": ("#6699CC", "v"),
 }
 """Color and marker of topologies in plots of one algorithm; otherwise the algorithm determines them."""
+_MOST_SHADES = 250
 _MARKERS = "osD^v<>pXP*hHd8"
 _TOPOLOGY_WORDS = {
     "base_graph": "base graph",
@@ -192,7 +192,7 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = (), lines: Sequenc
         owners[color, line, variant] = owner
         if owner not in shapes:
             colors, markers = zip(*shapes.values(), strict=True) if shapes else ((), ())
-            shade = next(one for one in _shades(color) if one not in colors)
+            shade = next((one for one in _shades(color) if one not in colors), color)
             shapes[owner] = shade, next((one for one in (marker, *spare) if one not in markers), marker)
         found.append(Look(*shapes[owner], line, variant))
     return found
@@ -202,9 +202,9 @@ def _shades(color: str) -> Iterator[str]:
     """Yield a color, then darker and lighter ones in turn."""
     yield color
     light = "#B0C4FF" if color == BLACK else "#FFFFFF"  # a light black is blue: gray lines have no name
-    for number in itertools.count(1):
+    for number in range(1, _MOST_SHADES):
         for end in (BLACK, light):
-            yield mixed((color, end), 1 - 0.6**number)
+            yield mixed((color, end), 0.75 * ((0.15 + 0.382 * number) % 1))  # 0.4, 0.69, 0.22, 0.51, ...
 
 
 def ordered_looks(count: int) -> list[Look]:
