@@ -237,7 +237,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
     ended, repeated = _without_repeats(ended)
     asked = _metric(layout.metric, [known for *_, known in ended])
-    shown = [_metric(words, [known for *_, known in ended]) for words in layout.panels]
+    shown = [_metric(words, [known for *_, known in ended], "--panels") for words in layout.panels]
     for path, settings, facts, known in ended:
         key = asked or next(iter(known), None)
         if key is None or key not in known:
@@ -365,9 +365,11 @@ def _in_order(column: pandas.Series) -> pandas.Series:
     return column.astype(str) if numbers.isna().any() else numbers
 
 
-def _metric(wanted: str, runs: Sequence[dict[tuple[str, str], Metric]]) -> tuple[str, str] | None:
-    """The split and name of the metric that is called so in some of the runs: by both, or by its name alone, then on
-    test data if there is one; None if the user named none."""
+def _metric(
+    wanted: str, runs: Sequence[dict[tuple[str, str], Metric]], option: str = "--metric"
+) -> tuple[str, str] | None:
+    """Return the split and name of the metric that is called so in some of the runs: by both, or by its name alone,
+    then on test data if there is one; None if the user named none."""
     if not wanted:
         return None
     known = {key: metric for metrics in runs for key, metric in metrics.items()}
@@ -377,7 +379,7 @@ def _metric(wanted: str, runs: Sequence[dict[tuple[str, str], Metric]]) -> tuple
     named.sort(key=lambda key: key[0] != "test")
     if not exact + named:
         raise ConfigError(
-            f"--metric={wanted} is in none of these runs.{suggest(wanted, [metric.words for metric in known.values()])}"
+            f"{option}={wanted} is in none of these runs.{suggest(wanted, [metric.words for metric in known.values()])}"
         )
     return (exact + named)[0]
 
