@@ -16,14 +16,15 @@ from decentral.study import SCALES, catalogue
 from decentral.terminal.console import say
 
 _HELP = """\
-decentral-report [NAME ...] [scale=smoke|small|laptop|paper] [results_dir=PATH] [figures.KEY=VALUE ...]
+decentral-report [NAME ... | FOLDER ...] [scale=smoke|small|laptop|paper] [results_dir=PATH] [figures.KEY=VALUE ...]
                  [--html] [--config-dir FOLDER]
 decentral-report runs --rows KEY,... [--columns KEY] [--best KEY] [--over KEY] [--metric NAME] [--worker WHO]
                  [--where KEY=VALUE ...] [--name NAME] [--html] [results_dir=PATH] [figures.KEY=VALUE ...]
 
 The first form makes the tables, figures and verdicts of all studies with results (or of those named), and the pages:
 results_dir/README.md, the scoreboard, and a README.md for each paper. It starts no runs; use decentral-study. As there,
-results_dir defaults to results/own, which git ignores; results has the published results.
+results_dir defaults to results/own, which git ignores; results has the published results. A FOLDER, such as
+results/tables/NAME, is that of one table: its tables and figures are made again and printed.
 
 Figures for a paper: decentral-report relaysum_fig2 figures.title=false figures.width=column figures.format=pdf
 
@@ -48,10 +49,11 @@ results/tables/NAME; the table then covers only the runs of that study or sweep.
 --best KEY         take its best value in each cell, by the mean: lr. * marks a best value at the edge of those tried.
 --over KEY         setting that repeats a run (default: seed)
 --metric NAME      accuracy, or 'train loss' (default: the metric that judges the runs)
---worker WHO       worst (default), mean, averaged, or a number
+--worker WHO       worst, mean, averaged, or a number (default: worst; for a study's results, the one that it measures)
 --where KEY=VALUE  only runs with this setting; may be repeated
 --x AXIS           x axis of the figure: epochs (default), steps, bytes, or seconds (simulated, if time is simulated)
 --log              a logarithmic y axis, which a metric that falls over two decades has anyway
+--panels NAME,...  metrics of the figure, a panel each: accuracy,'train loss' (default: the metric, a panel per column)
 --throughput       add a table of examples per second (steps, for tasks without examples)
 --name NAME        name of the table (default: from rows and columns, as algo_by_alpha)
 
@@ -73,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _carry_out_command(arguments: list[str]) -> int:
     parser = Options("decentral-report", "--html", "--throughput", "--log", settings=_KEYS)
-    table = {"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": "worst", "name": ""}
-    table["x"] = "epochs"
+    table = {"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": "", "name": ""}
+    table |= {"x": "epochs", "panels": ""}
     for name, usual in table.items():
         parser.add_argument(f"--{name}", default=usual)
     parser.add_argument("--where", action="append", default=[])
@@ -91,9 +93,24 @@ def _carry_out_command(arguments: list[str]) -> int:
         _tabulate(options, settings)
     elif given:
         raise ConfigError(f"--{given[0]} needs a table of runs: decentral-report runs --rows KEY.")
+    elif names and all((at_home(name) / "study.json").is_file() for name in names):
+        for name in names:
+            _finish(at_home(name), settings, options.html)
     else:
         _carry_out(names, settings, options.html)
     return 0
+
+
+def _finish(directory: Path, settings: dict[str, str], html: bool) -> None:
+    """Make and print the report of a folder with study.json and values.csv."""
+    from decentral.report.html import write_page
+    from decentral.report.make import make
+
+    check_writable("results_dir", str(directory), directory)
+    made = make(directory, output(settings))
+    say(made.summary())
+    if html:
+        say(f"Page:     {write_page(made.results)}")
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:
@@ -107,14 +124,13 @@ def _settings(words: Sequence[str]) -> dict[str, str]:
 
 def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     """The table of stored runs."""
-    from decentral.report.html import write_page
-    from decentral.report.make import make
     from decentral.report.runs_table import Layout, collect_runs, folder_of, runs_of
 
     rows = [key for key in options.rows.split(",") if key]
     if not rows:
         raise ConfigError("--rows is missing: name the settings that tell rows apart, for example --rows algo.")
-    keys = ("columns", "best", "over", "metric", "worker", "where", "throughput", "x", "log")
+    keys = ("columns", "best", "over", "metric", "worker", "where", "throughput", "x", "log", "panels")
+    options.panels = [words for words in options.panels.split(",") if words]
     layout = Layout(rows, *(getattr(options, key) for key in keys))
     source = at_home(settings.get("results_dir", "results"))
     check_name(options.name or layout.name, "--name")
@@ -124,10 +140,7 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     directory = tables / options.name if options.name else folder_of(tables, layout, runs)
     check_writable("results_dir", str(directory), directory)
     collect_runs(runs, layout, directory)
-    made = make(directory, output(settings))
-    say(made.summary())
-    if options.html:
-        say(f"Page:     {write_page(made.results)}")
+    _finish(directory, settings, options.html)
 
 
 def _carry_out(names: list[str], settings: dict[str, str], html: bool) -> None:

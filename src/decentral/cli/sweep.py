@@ -93,9 +93,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
             accepted.append(Combination(words, found))
         except ConfigError as error:
             refusals.setdefault(str(error), []).append(words)
-    for why, concerned in refusals.items():
-        alike = [word for word in concerned[0] if all(word in words for words in concerned)]
-        report_refusal(" ".join(alike), why, f" ({len(concerned)} of {len(commands)} runs)" * (len(concerned) > 1))
+    report_refusals(refusals, len(commands))
     refused = [REFUSED] * sum(map(len, refusals.values()))
     if not accepted:
         return exit_status(refused)
@@ -335,6 +333,13 @@ def _varying(combinations: Sequence[Combination]) -> list[str]:
     places = [number for number, words in enumerate(zip(*(one.words for one in combinations), strict=True))
               if len(set(words)) > 1]  # fmt: skip
     return [" ".join(one.words[place] for place in places) for one in combinations]
+
+
+def report_refusals(refusals: Mapping[str, Sequence[list[str]]], total: int) -> None:
+    """Tell each reason once, with the overrides that its runs have in common; `refusals` has the overrides of these."""
+    for why, concerned in refusals.items():
+        alike = [word for word in concerned[0] if all(word in words for words in concerned)]
+        report_refusal(" ".join(alike), why, f" ({len(concerned)} of {total} runs)" * (len(concerned) > 1))
 
 
 def report_refusal(run: str, why: str, how_many: str = "") -> None:

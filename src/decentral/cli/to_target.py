@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.algorithms.features import Feature
 from decentral.cli import study as studies
-from decentral.cli.sweep import axes_of, exit_status, report_refusal
+from decentral.cli.sweep import axes_of, exit_status, report_refusals
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose_each
 from decentral.config.overrides import checked
@@ -25,13 +25,11 @@ from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
-from decentral.report.listings import ToTarget
-from decentral.report.make import Made
 from decentral.store.files import at_home, check_name, make_folder, write_text
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import is_number, value_of
 from decentral.study.study import Unfinished
-from decentral.terminal.console import REFUSED, aligned, say
+from decentral.terminal.console import REFUSED, say
 
 if TYPE_CHECKING:
     from decentral.training.timing import Timed
@@ -80,13 +78,14 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
     if not rows:
         return exit_status(refused)
     known = [config for config in configs if isinstance(config, Config)]
-    _check_metric(known[0], asked)
+    unit = _unit(known[0], asked)
     if asked.tune and (asked.tune in _NOT_TUNED or not any(is_number(value_of(one, asked.tune)) for one in known)):
         raise ConfigError(
-            f"tune={asked.tune} is not a number that these methods have: use one setting, lr or such as algo.gamma."
+            f"tune={asked.tune} is not a number that these methods have: use one setting, lr or such as algo.gamma, "
+            "and list values of others, as in algo.period_steps=4,16."
         )
     say(f"Budget:   {budget:.4g} simulated seconds for each method")
-    definition = _definition(asked, rows, common, seeds or _SEEDS, budget)
+    definition = _definition(asked, unit, rows, common, seeds or _SEEDS, budget)
     if save_study:
         folder = Path(config_dir or "conf")
         check_name(save_study, "--save-study")
@@ -124,6 +123,7 @@ def _rows(
 ) -> tuple[list[dict[str, Any]], float]:
     """Return a row for each combination that is possible, with as many steps as fit into the budget, and the budget."""
     rows: list[dict[str, Any]] = []
+    refusals: dict[str, list[list[str]]] = {}
     for own, config in zip(combinations, configs, strict=True):
         try:
             if isinstance(config, ConfigError):
@@ -135,12 +135,13 @@ def _rows(
             if steps <= _MEASURED_STEPS and not _timed(config, steps).bytes_sent:
                 say(f"Note:     {config.algo.name} sends nothing in {steps} steps: raise budget=, or tune its period.")
         except ConfigError as error:
-            report_refusal(" ".join(own), str(error))
+            refusals.setdefault(str(error), []).append(own)
             continue
         base = [*own, f"steps={steps}"]
         if not any(word.startswith("evaluation.every_epochs=") for word in [*common, *own]):
             base.append(f"evaluation.every_epochs={steps / _EVALUATIONS / _steps_per_epoch(config):.4g}")
         rows.append({**_named(own, config), "base": base})
+    report_refusals(refusals, len(configs))
     return rows, budget or 0.0
 
 
@@ -154,8 +155,9 @@ def _check(config: Config) -> None:
         )
 
 
-def _check_metric(config: Config, asked: Asked) -> None:
-    """Raise ConfigError if a run does not measure the metric; runs with large models are not opened for that."""
+def _unit(config: Config, asked: Asked) -> str:
+    """Return the unit of the metric. Raises ConfigError if a run does not measure it; runs with large models are not
+    opened for that."""
     import torch
 
     from decentral.network.world import World
@@ -163,7 +165,7 @@ def _check_metric(config: Config, asked: Asked) -> None:
 
     assert config.num_workers is not None
     if config.num_workers * config.task.num_parameters(config) > _MOST_PARAMETERS:
-        return
+        return ""
     split, metric, value = asked.metric
     with torch.no_grad():
         run = assemble(config, World(0, 1, torch.device("cpu")))
@@ -174,6 +176,7 @@ def _check_metric(config: Config, asked: Asked) -> None:
         raise ConfigError(f"target={words}:{value:g} is not measured.{suggest(words, metrics)}")
     if metrics[words].percent and not 0 < value <= 100:
         raise ConfigError(f"target={words}:{value:g} is out of range: give percent, such as target='{words}:90'.")
+    return f" {metrics[words].unit}".rstrip()
 
 
 def _steps_per_epoch(config: Config) -> float:
@@ -203,7 +206,9 @@ def _named(own: Sequence[str], config: Config) -> dict[str, str]:
     return {"method": ", ".join([config.algo.name, *further]), "topology": topology}
 
 
-def _definition(asked: Asked, rows: list[Any], common: list[str], seeds: list[int], budget: float) -> dict[str, Any]:
+def _definition(
+    asked: Asked, unit: str, rows: list[Any], common: list[str], seeds: list[int], budget: float
+) -> dict[str, Any]:
     """Return the comparison as the keys of a study."""
     split, metric, value = asked.metric
     measure = {"split": split, "metric": metric, "worker": "averaged"}
@@ -214,12 +219,15 @@ def _definition(asked: Asked, rows: list[Any], common: list[str], seeds: list[in
         "worker": "averaged",
         "x": "simulated_s",
         "lines": ["method", "topology"],
+        "target": value,
     }
+    target = f"{split} {metric.replace('_', ' ')} {value:g}{unit}"
     listing = {"name": "to_target", "kind": "to_target", "budget_s": budget, "tuned": asked.tune}
     return {
         "kind": "comparison",
-        "title": f"Simulated time to {split} {metric} {value:g} of the averaged model",
+        "title": f"Simulated time to {target}",
         "paper": "sweeps",
+        "item": f"{budget:.4g} simulated seconds for each method, averaged model",
         "base": common,
         "rows": rows,
         "tune": {"rule": "powers_of_two", "key": asked.tune, "nearest": True} if asked.tune else {"rule": "fixed"},
@@ -229,8 +237,8 @@ def _definition(asked: Asked, rows: list[Any], common: list[str], seeds: list[in
         "also": [{**reach, "axis": "bytes_sent"}, {**reach, "axis": "step"}, measure],
         "curves": ["averaged"],
         "report": {
-            "figures": [{**figure, "spread": "std", "logy": None, "xlabel": "simulated seconds"}],
-            "listings": [{**listing, "title": f"To {split} {metric} {value:g}"}],
+            "figures": [{**figure, "spread": "std", "logy": None}],
+            "listings": [{**listing, "title": f"Methods by their time to {target}"}],
         },
     }
 
@@ -248,13 +256,4 @@ def _carry_out(
     )
     cells = studies.checked_cells(chosen)
     make_folder(results / "tables", above=1)
-
-    def summary(made: Made) -> str:
-        """Return the table, its notes and where everything is."""
-        (listing,) = (one for one in made.results.spec.listings if isinstance(one, ToTarget))
-        table = aligned(listing.lines(made.results), left=1)
-        places = [f"Results:  {made.results.directory}", *(f"Figure:   {path}" for path in made.figures)]
-        notes = [*listing.sentences(made.results), *made.results.tried()]
-        return "\n\n".join([f"\n{listing.title}:", table, "\n".join(notes), "\n".join(places)])
-
-    return studies.carry_out(chosen, Unfinished(cells), cells, summary)
+    return studies.carry_out(chosen, Unfinished(cells), cells, lambda made: f"\n{made.summary()}")

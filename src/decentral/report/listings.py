@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from decentral.report.entries import Entry
-from decentral.report.style import byte_unit
-from decentral.report.tables import chosen_values, harmless, markdown_table, word
+from decentral.report import style
+from decentral.report.entries import Entry, where
+from decentral.report.tables import chosen_values, escape, harmless, latex_table, markdown_table, word
 from decentral.store.files import csv_text
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class Listing(ABC):
 class ToTarget(Listing):
     """What each method needed to reach the target, a column for each axis, its end value, and the tuned value.
 
+    The fastest method comes first. Methods of which half of the runs or more miss the target come last, by their value
+    at the end. The CSV has means and standard deviations as numbers; a file beside it has the table in LaTeX.
+
     budget_s  simulated seconds of each run
     tuned     setting that was tuned; '' for none
     """
@@ -84,36 +88,80 @@ class ToTarget(Listing):
 
     def lines(self, results: Results) -> list[list[str]]:
         """A row for each cell."""
-        cells: dict[tuple[str, ...], dict[str, Entry]] = {}
-        for entry in results.entries():
-            axis = entry.metric.partition(" to ")[0]
-            cells.setdefault(tuple(entry.labels.values()), {})[axis if axis in _AXES else entry.metric] = entry
-        labels = [k for k, label in enumerate(results.labels) if len({key[k] for key in cells}) > 1 or not k]
-        axes = list(dict.fromkeys(axis for entries in cells.values() for axis in entries))
-        heads = [_AXES.get(axis, f"{axis} at the end") for axis in axes]
-        tuned = [self.tuned] if self.tuned else []
+        cells = self._cells(results)
+        axes = list(dict.fromkeys(axis for entries in cells for axis in entries))
+        firsts = list(map(_first, cells))
+        names = [label for label in results.labels if len({first.labels[label] for first in firsts}) > 1]
+        names = names or results.labels[:1]
         rows = []
-        for key, entries in cells.items():
+        for first, entries in zip(firsts, cells, strict=True):
             numbers = [self._number(axis, entries[axis]) if axis in entries else "-" for axis in axes]
-            chosen = [chosen_values(results, next(iter(entries.values())))] if self.tuned else []
-            rows.append([*(key[k] for k in labels), *numbers, *chosen])
-        return [[*(results.labels[k] for k in labels), *heads, *tuned], *rows]
+            chosen = [chosen_values(results, first)] if self.tuned else []
+            rows.append([*(first.labels[name] for name in names), *numbers, *chosen])
+        heads = [_AXES.get(axis, f"{axis} at the end") for axis in axes]
+        return [[*names, *heads, *([self.tuned] if self.tuned else [])], *rows]
+
+    def texts(self, results: Results) -> dict[str, str]:
+        """Return the table as Markdown and LaTeX, and its numbers as CSV."""
+        head, rows = [*results.labels, "runs", "reached"], []
+        for entries in self._cells(results):
+            first, *others = entries.values()
+            row = [*first.labels.values(), first.runs, len(first.values)]
+            for entry in (first, *others):
+                row += [entry.mean, "" if entry.std is None else entry.std]
+            rows.append([*row, " ".join(f"{rate:.6g}" for rate in first.rates), first.at_edge])
+        for axis in self._cells(results)[0] if rows else ():
+            head += [axis, f"{axis} std"]
+        lines = [[escape(text) for text in line] for line in self.lines(results)]
+        latex = latex_table(lines, self.left, " ".join([f"{self.title}.", *self.sentences(results)]))
+        return super().texts(results) | {
+            f"{self.file}.csv": csv_text([*head, self.tuned or "rate", "at_edge"], rows),
+            f"{self.file}.tex": f"% Needs \\usepackage{{booktabs}}\n{latex}",
+        }
 
     def sentences(self, results: Results) -> list[str]:
-        """Return what the numbers are."""
+        """Return which method is the fastest, which sends the fewest bytes, and what the numbers are."""
+        cells, best = self._cells(results), []
+        for axis, does in (("simulated_s", "is the fastest"), ("bytes_sent", "sends the fewest bytes")):
+            known = [entries[axis] for entries in cells if axis in entries]
+            reached = [entry for entry in known if math.isfinite(entry.level(False))]
+            if reached:
+                first = min(reached, key=lambda entry: entry.level(False))
+                best.append(f"{where(first.labels)} {does} ({style.amount(first.mean, axis)})")
+        missed = f"No method reaches the target in {self.budget_s:.4g} simulated seconds"
         return [
+            f"{'; '.join(best) or missed}.",
             f"Mean ± standard deviation over seeds; the model is averaged over the workers; each run had "
-            f"{self.budget_s:.6g} simulated seconds."
+            f"{self.budget_s:.6g} simulated seconds.",
         ]
+
+    def _cells(self, results: Results) -> list[dict[str, Entry]]:
+        """Return axis -> entry of each cell, in the order of the table."""
+        found: dict[tuple[str, ...], dict[str, Entry]] = {}
+        for entry in results.entries():
+            axis = entry.metric.partition(" to ")[0]
+            found.setdefault(tuple(entry.labels.values()), {})[axis if axis in _AXES else entry.metric] = entry
+
+        def rank(entries: dict[str, Entry]) -> tuple[float, float]:
+            end = list(entries.values())[-1]
+            larger = bool(results.larger_is_better(end.metric))
+            return _first(entries).level(False), end.level(larger) * (-1 if larger else 1)
+
+        return sorted(found.values(), key=rank)
 
     def _number(self, axis: str, entry: Entry) -> str:
         if not entry.values:
             missed = f"not within {self.budget_s:.3g} s" if axis == "simulated_s" else "-"
             return "diverged" if entry.diverged == entry.runs else missed
-        size, unit = byte_unit(entry.mean) if axis == "bytes_sent" else (1.0, "")
+        size, unit = style.byte_unit(entry.mean) if axis == "bytes_sent" else (1.0, "")
         text = " ± ".join(f"{one / size:.4g}" for one in (entry.mean, entry.std) if one is not None)
         lost = f" ({len(entry.values)} of {entry.runs} runs)" if entry.lost else ""
         return f"{text} {unit}".strip() + lost
+
+
+def _first(entries: dict[str, Entry]) -> Entry:
+    """Return the time to the target of a cell."""
+    return next(iter(entries.values()))
 
 
 _AXES = {"simulated_s": "simulated s", "bytes_sent": "sent", "step": "steps", "epoch": "epochs", "wall_s": "wall s"}

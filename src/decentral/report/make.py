@@ -21,6 +21,7 @@ from decentral.report.results import find, read
 from decentral.report.verdicts import Verdict
 from decentral.store.files import refuse_links, write_json, write_text
 from decentral.store.provenance import is_seen_by_git
+from decentral.terminal.console import aligned
 from decentral.terminal.display import unless_quick
 
 _MANY = 8  # reports, from which on several processes make them
@@ -53,7 +54,12 @@ class Made(Run):
         lines += [f"Results:  {results.directory}{kept}", *(f"Figure:   {path}" for path in self.figures)]
         scale = f", scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
         head = f"{results.study}{scale}: {facts.get('title') or facts.get('item') or ''}".rstrip(": ")
-        blocks = [head, textwrap.fill(tables.about(results), 100), tables.as_text(results), "\n".join(lines)]
+        blocks = [head, textwrap.fill(tables.about(results), 100), tables.as_text(results)]
+        for listing in results.spec.listings if results.spec.table is None else ():
+            rows = listing.lines(results)
+            table = [aligned(rows, left=listing.left), *listing.sentences(results)] if rows[1:] else ["No results yet."]
+            blocks += [f"{listing.title}:", "\n".join(table)]
+        blocks.append("\n".join(lines))
         return "\n\n".join(block for block in blocks if block)
 
     @property

@@ -21,6 +21,8 @@ from decentral.store.files import check_name, from_csv_cell, load_json, read_tab
 
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
 _LISTED = 6  # cells whose search goes on
+_SAME_CELLS = ("study.seeds=", "study.tune_seeds=", "study.columns=", "study.num_workers=")
+"""Changes of a study that leave each of its cells as it is."""
 _FLAGS = ("chosen", "at_edge")
 _TEXTS = ("metric", "status", "published", "run")
 _COLUMNS = (*_NUMBERS, *_FLAGS, *_TEXTS, "seed")
@@ -124,6 +126,12 @@ class Results:
     def comparable(self) -> bool:
         """Whether the paper's numbers can be compared with these."""
         return self.spec.published is not None and not self.incomparable
+
+    @property
+    def marked(self) -> bool:
+        """Whether the paper's numbers apply to the cells that have some, also with other seeds or columns."""
+        scales = self.spec.published.scales if self.spec.published else []
+        return self.scale in scales and all(change.startswith(_SAME_CELLS) for change in self.changes)
 
     @cached_property
     def wanted(self) -> Wanted:

@@ -46,7 +46,7 @@ _LOG_FROM_RATIO = 10.0
 _WIDTH, _HEIGHT, _HEAD = 10.0, 3.55, 0.4  # inches: of the figure, of a row of panels without legends, of the title
 _WIDER = 13.0  # with three panels above
 _MARGINS = {"left": 0.05, "right": 0.985}  # fixed: to have matplotlib work them out takes a tenth of a second
-_TIMES = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+_TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
@@ -108,7 +108,7 @@ def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
         ]
         edge = "white" if kind == "compute" else color  # gradients in a row are told apart; what is thin is seen
         panel.add_collection(PolyCollection(bars, facecolors=color, edgecolors=edge, linewidths=0.3))
-    panel.set(xlim=(0, end), ylim=(len(shown) - 0.4, -0.6), xlabel="simulated seconds", ylabel="worker")
+    panel.set(xlim=(0, end), ylim=(len(shown) - 0.4, -0.6), xlabel="simulated time (s)", ylabel="worker")
     panel.yaxis.set_major_locator(MaxNLocator(min(len(shown) + 1, 16), integer=True))
     panel.spines[["top", "right"]].set_visible(False)
     if len(workers) > len(shown):
@@ -290,11 +290,11 @@ def _scales(curves: Curves) -> list[Scale]:
     if sent > 0:
         size, name = next((one for one in _BYTES if sent >= one[0]), _BYTES[-1])
         scales.insert(
-            0 if seconds > 0 else 1, Scale("bytes_sent", f"{name} sent by a worker, on average", workers * size)
+            0 if seconds > 0 else 1, Scale("bytes_sent", f"bytes sent per worker, on average ({name})", workers * size)
         )
     if seconds > 0:
         size, name = next((one for one in _TIMES if seconds >= 2 * one[0]), _TIMES[-1])
-        scales.insert(0, Scale("simulated_s", f"simulated {name}", size))
+        scales.insert(0, Scale("simulated_s", f"simulated time ({name})", size))
     return scales
 
 
@@ -330,7 +330,10 @@ def _draw(
                 prefix = f"{key[0]}, " if len(keys) > 1 else ""
                 label = f"{prefix}{words}: {curves.metrics[key].format(curves.last(key, worker), digits=4)}"
                 marked = np.linspace(0, len(y) - 1, min(len(y), _MARKERS_PER_LINE)).astype(int)  # the last one, too
+                if keys[0] != key:  # another split: lighter, with hollow markers
+                    color = style.mixed((color, "#FFFFFF"), 0.4)
                 look = {"marker": marker, "markevery": marked.tolist(), "ms": 4}
+                look |= {"markerfacecolor": color if keys[0] == key else "white"}
                 look |= {"lw": 1.7, "zorder": 3, "color": color, "linestyle": dashes, "label": label}
                 panel.plot(scale.of(lines[worker]), y, **look)
                 drawn += y

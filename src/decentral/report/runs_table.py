@@ -26,6 +26,7 @@ from decentral.measurements.values import Meaning, Value
 from decentral.registry import component
 from decentral.registry.typed import typed
 from decentral.report.entries import plain
+from decentral.report.figures.figure import METRIC
 from decentral.report.results import read
 from decentral.report.series import read_run, stored_runs
 from decentral.report.tables import as_csv
@@ -70,7 +71,7 @@ _X = {
     "seconds": ("wall_s", "simulated_s"),
 }
 """An x axis -> the axis of the metrics: without and with simulated time."""
-_OWN = {*Value._fields, "rate", "directory", "measure", "simulated"} - {"lr"}
+_OWN = {*Value._fields, "rate", "directory", "measure", "panels", "simulated"} - {"lr"}
 """Columns that are not settings."""
 _WHOSE = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
 
@@ -84,10 +85,12 @@ class Layout:
                     run diverges does not count, unless all do.
     over            setting that repeats a run: mean and standard deviation (n - 1); '': none
     metric          'accuracy', or with its split 'train loss'; '': the metric that judges the runs
-    worker          worker whose model counts: worst, mean, averaged, or a number
+    worker          worker whose model counts: worst, mean, averaged, or a number; '': the worst, and in a table of a
+                    study's results the one that the study measures
     where           'key=value': only runs with that setting
     throughput      whether to add how fast the runs trained, in examples or steps per second
     x               x axis of the curves: epochs, steps, bytes, or seconds (simulated, where time is simulated)
+    panels          metrics of the curves, each with its own panel; (): the metric, with a panel for each column
     log             whether their y axis is logarithmic; otherwise where a metric that should fall spans two decades
     """
 
@@ -96,17 +99,18 @@ class Layout:
     best: str = ""
     over: str = "seed"
     metric: str = ""
-    worker: str = "worst"
+    worker: str = ""
     where: Sequence[str] = ()
     throughput: bool = False
     x: str = "epochs"
     log: bool = False
+    panels: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         wrong = next((one for one in self.where if "=" not in one), None)
         if wrong is not None:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
-        if self.worker not in _WHOSE and not self.worker.isdigit():
+        if self.worker not in ("", *_WHOSE) and not self.worker.isdigit():
             raise ConfigError(
                 f"--worker={self.worker} does not exist: use worst, mean, averaged, or the number of a worker."
             )
@@ -160,10 +164,11 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
+        layout = replace(layout, worker=layout.worker or "worst")
         frame, metrics, notes = _runs_frame(source, layout)
     layout = _resolved(layout, frame)
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
-        frame = frame.sort_values(layout.rows, key=_in_order, kind="stable")
+        frame = frame.sort_values(layout.labels, key=_in_order, kind="stable")
     metric = next(iter(metrics))
     if layout.best:
         frame = _with_best(frame, layout, metric, bool(metrics[metric]["larger_is_better"]))
@@ -199,8 +204,15 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         lines = []
         for run in judged[judged["chosen"]].to_dict("records"):
             labels = {label: run[label] for label in layout.labels}
-            lines += run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"])
-        write_curves(directory, layout.labels, [line | {"metric": metric} for line in lines])
+            for measure in run["panels"] or [run["measure"]]:
+                curve = measure.curves(run["directory"], [layout.worker], labels, run["seed"])
+                if not curve:
+                    words = f"{measure.split} {measure.metric}"
+                    raise ConfigError(
+                        f"--panels={words} has no values for --worker={layout.worker}: use --worker=mean."
+                    )
+                lines += curve
+        write_curves(directory, layout.labels, lines)
     write_json(directory / "study.json", facts)
 
 
@@ -225,12 +237,14 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
     ended, repeated = _without_repeats(ended)
     asked = _metric(layout.metric, [known for *_, known in ended])
+    shown = [_metric(words, [known for *_, known in ended], "--panels") for words in layout.panels]
     for path, settings, facts, known in ended:
         key = asked or next(iter(known), None)
         if key is None or key not in known:
             continue
         measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
+        about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
         about["simulated"] = facts.get("simulated_s") is not None
         values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
@@ -238,6 +252,8 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         for value in values:
             more = {"heading": headed(value.metric, layout.worker)} if value.worst is not None else {}
             metrics[value.metric] = value.meaning._asdict() | more
+        for value in [each.of(path) for each in about["panels"]]:
+            metrics.setdefault(value.metric, value.meaning._asdict())
     if not rows:
         raise ConfigError(f"{ended[0][0]} has recorded no metric: use a task that measures one.")
     if all(value.status == DAMAGED for value in judged):
@@ -299,7 +315,7 @@ def table(
     best: str = "",
     over: str = "seed",
     metric: str = "",
-    worker: str = "worst",
+    worker: str = "",
     where: str | Sequence[str] = (),
     throughput: bool = False,
 ) -> pandas.DataFrame:
@@ -349,9 +365,11 @@ def _in_order(column: pandas.Series) -> pandas.Series:
     return column.astype(str) if numbers.isna().any() else numbers
 
 
-def _metric(wanted: str, runs: Sequence[dict[tuple[str, str], Metric]]) -> tuple[str, str] | None:
-    """The split and name of the metric that is called so in some of the runs: by both, or by its name alone, then on
-    test data if there is one; None if the user named none."""
+def _metric(
+    wanted: str, runs: Sequence[dict[tuple[str, str], Metric]], option: str = "--metric"
+) -> tuple[str, str] | None:
+    """Return the split and name of the metric that is called so in some of the runs: by both, or by its name alone,
+    then on test data if there is one; None if the user named none."""
     if not wanted:
         return None
     known = {key: metric for metrics in runs for key, metric in metrics.items()}
@@ -361,7 +379,7 @@ def _metric(wanted: str, runs: Sequence[dict[tuple[str, str], Metric]]) -> tuple
     named.sort(key=lambda key: key[0] != "test")
     if not exact + named:
         raise ConfigError(
-            f"--metric={wanted} is in none of these runs.{suggest(wanted, [metric.words for metric in known.values()])}"
+            f"{option}={wanted} is in none of these runs.{suggest(wanted, [metric.words for metric in known.values()])}"
         )
     return (exact + named)[0]
 
@@ -436,7 +454,9 @@ def _with_best(frame: pandas.DataFrame, layout: Layout, metric: str, larger_is_b
     for _, cell in frame.groupby(layout.labels, sort=False, dropna=False):
         judged = cell[cell["metric"] == metric]
         score = judged["value"].mask(judged["status"] == Status.diverged) * (1 if larger_is_better else -1)
-        scores = score.groupby(judged[layout.best]).agg(lambda values: values.mean(skipna=False)).to_dict()
+        tried = score.groupby(judged[layout.best])
+        fewer = tried.size() < tried.size().max()  # runs, such as those of a search for the best value
+        scores = tried.agg(lambda values: values.mean(skipna=False)).mask(fewer).to_dict()
         numbers = all(isinstance(value, int | float) for value in scores)
         best, at_edge = best_of(scores) or Choice(min(scores, key=lambda value: (isinstance(value, str), value)), True)
         rate = cell[layout.best] if numbers else math.nan
@@ -472,5 +492,8 @@ def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str)
     if "directory" in frame:
         axis = _X[layout.x][bool(frame["simulated"].any())]
         curves = {"worker": layout.worker, "x": axis, "panels": layout.columns, "logy": layout.log or None}
+        if layout.panels:
+            common |= {"lines": layout.labels, "metric": "", "ylabel": "", "title": headed("Curves", layout.worker)}
+            curves["panels"] = METRIC
         found.append({"name": "curves", "kind": "curves", **curves, **common})
     return found

@@ -1,7 +1,8 @@
 """One look everywhere: colors, markers and line styles, the same for an algorithm in all figures.
 
 Colors are those of Okabe and Ito, which people with any kind of color vision tell apart, and a few dark ones for
-what goes beyond eight. The algorithm sets color and marker, the topology the line style.
+what goes beyond eight. The algorithm sets color and marker, the topology the line style. Each further line of an
+algorithm has a shade of its color, and another marker.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from decentral.store import AXES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -116,8 +119,8 @@ _OF_ONE_ALGORITHM = {
     "ring": ("#6699CC", "v"),
 }
 """Color and marker of topologies in plots of one algorithm; otherwise the algorithm determines them."""
-_OF_VARIANTS = ("D", "^", "v")
-"""Markers of further variants of an algorithm."""
+_MOST_SHADES = 250
+_MARKERS = "osD^v<>pXP*hHd8"
 _TOPOLOGY_WORDS = {
     "base_graph": "base graph",
     "bt": "binary tree",
@@ -149,12 +152,12 @@ _BEYOND = ("#E07B00", "#A50026")
 """Where a scale of more than five goes on."""
 
 
-def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
-    """A look for each line, given its method and (as long, or empty) its topology.
+def looks(methods: Sequence[str], topologies: Sequence[str] = (), lines: Sequence[Any] = ()) -> list[Look]:
+    """Return a look for each line, given its method and (as long, or empty) its topology and all that it is.
 
-    Methods that are not known get further colors, by their name; two of them never the same. One that has no topology
-    either, where others have one, is a reference. Where all lines are of one algorithm, its topologies have colors of
-    their own; where all are on one topology, lines are solid.
+    Each line has its own color and, of up to 15 lines, its own marker. Methods that are not known get further colors,
+    by their name. A method that is not known and has no topology, where others have one, is a reference. Where all
+    lines are of one algorithm, its topologies have colors of their own; where all are on one topology, lines are solid.
     """
     canonical = [_canonical(method) for method in methods]
     further = _places(sorted({name for name, _ in canonical if name not in _ALGORITHMS}))
@@ -168,6 +171,9 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
     alone = len(runs) == 1 and len(different) > 1
     found: list[Look] = []
     owners: dict[tuple[Any, ...], str] = {}
+    shapes: dict[str, tuple[str, str]] = {}
+    usual_markers = [_ALGORITHMS[name][1] for name, _ in canonical if name in _ALGORITHMS]
+    spare = sorted(_MARKERS, key=usual_markers.count)  # those of other lines last
     for number, (name, variant) in enumerate(canonical):
         topology = _squeeze(topologies[number]) if topologies else ""
         if references[number]:
@@ -179,14 +185,26 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
         usual: Any = _TOPOLOGIES.get(topology, "-") if len(different) > 1 else "-"
         if topology == "chain" and "ring" in different:
             usual = _BESIDE_RING
-        owner = f"{methods[number]}|{topology}"  # variants of an algorithm, or ring and chain, differ in their dashes
-        markers = (marker, *_OF_VARIANTS) if variant or topology else (marker,) * len(_DASHES)
-        choices = [(usual, marker), *zip(_DASHES, markers, strict=True)]
-        free = (one for one in choices if owners.get((color, one[0], variant), owner) == owner)
-        line, shape = next(free, choices[0])
+        owner = f"{methods[number]}|{topology}|{lines[number] if lines else ''}"
+        # variants of an algorithm, or ring and chain, differ in their dashes
+        free = (dash for dash in (usual, *_DASHES) if owners.get((color, dash, variant), owner) == owner)
+        line = next(free, usual)
         owners[color, line, variant] = owner
-        found.append(Look(color, shape, line, variant))
+        if owner not in shapes:
+            colors, markers = zip(*shapes.values(), strict=True) if shapes else ((), ())
+            shade = next((one for one in _shades(color) if one not in colors), color)
+            shapes[owner] = shade, next((one for one in (marker, *spare) if one not in markers), marker)
+        found.append(Look(*shapes[owner], line, variant))
     return found
+
+
+def _shades(color: str) -> Iterator[str]:
+    """Yield a color, then darker and lighter ones in turn."""
+    yield color
+    light = "#B0C4FF" if color == BLACK else "#FFFFFF"  # a light black is blue: gray lines have no name
+    for number in range(1, _MOST_SHADES):
+        for end in (BLACK, light):
+            yield mixed((color, end), 0.75 * ((0.15 + 0.382 * number) % 1))  # 0.4, 0.69, 0.22, 0.51, ...
 
 
 def ordered_looks(count: int) -> list[Look]:
@@ -197,15 +215,15 @@ def ordered_looks(count: int) -> list[Look]:
     places = [number * (len(scale) - 1) / last for number in range(count)]
     return [
         Look(
-            _mixed(scale, round(place) if few else place),
-            "osD^v<>pX"[number % 9],
+            mixed(scale, round(place) if few else place),
+            _MARKERS[number % len(_MARKERS)],
             ("-", "--", "-.", ":")[number // len(_ORDERED) % 4],
         )
         for number, place in enumerate(places)
     ]
 
 
-def _mixed(scale: Sequence[str], place: float) -> str:
+def mixed(scale: Sequence[str], place: float) -> str:
     """The color at a place of a scale: between two of its colors, their mixture."""
     first = min(int(place), len(scale) - 2)
     one, other = (bytes.fromhex(color[1:]) for color in scale[first : first + 2])
@@ -300,6 +318,17 @@ def amount(value: float, axis: str) -> str:
         size, unit = byte_unit(value)
         value /= size
     return f"{value:,.0f} {unit}" if value >= 1e3 else f"{value:.3g} {unit}"
+
+
+def quantity(metric: str) -> str:
+    """Return a metric as the label of an axis.
+
+    >>> quantity("simulated_s to test accuracy 90 %"), quantity("test accuracy (%)")
+    ('simulated time to test accuracy 90 % (s)', 'test accuracy (%)')
+    """
+    axis, _, reached = metric.partition(" to ")
+    name, paren, unit = AXES.get(axis, axis).partition(" (")
+    return f"{name} to {reached}{paren}{unit}" if reached and axis in AXES else metric
 
 
 def heading(label: str) -> str:

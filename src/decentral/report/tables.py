@@ -342,19 +342,25 @@ def _environment(grid: Grid, results: Results) -> str:
         return f"\\textbf{{{text}}}" if place in grid.best else text
 
     heads, *rows = grid.lines(fill, escape)
-    head, *body = [f"{' & '.join(line)} \\\\" for line in ([escape(text) for text in heads], *rows)]
     title = str(results.facts.get("title") or results.study)
     remarks = [note.replace("\\*", "*") for note in notes(results, [grid]) if note]
     by = f"{_capital(grid.heading)}, by {', '.join(results.labels)}"
     caption = " ".join([f"{by if results.of_runs else f'{title}: {grid.heading}'}.", *remarks]).replace(
         " In brackets: the published number.", ""
     )
-    lines = [
+    return latex_table([[escape(text) for text in heads], *rows], len(grid.table.rows), caption)
+
+
+def latex_table(lines: list[list[str]], left: int, caption: str) -> str:
+    """Return a table environment in LaTeX: a head and rows, whose texts are escaped, the first `left` columns to the
+    left, the others to the right."""
+    head, *body = [f"{' & '.join(line)} \\\\" for line in lines]
+    parts = [
         *("\\begin{table}", "\\centering", f"\\caption{{{escape(caption)}}}"),
-        f"\\begin{{tabular}}{{{'l' * len(grid.table.rows)}{'r' * (len(grid.columns) + bool(grid.tuned))}}}",
+        f"\\begin{{tabular}}{{{'l' * left}{'r' * (len(lines[0]) - left)}}}",
         *("\\toprule", head, "\\midrule", *body, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""),
     ]
-    return "\n".join(lines)
+    return "\n".join(parts)
 
 
 def escape(text: str) -> str:

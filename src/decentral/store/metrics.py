@@ -186,9 +186,9 @@ _FILE = "metrics.json"
 AXES = {
     "step": "step",
     "epoch": "epoch",
-    "wall_s": "seconds",
+    "wall_s": "training time (s)",
     "bytes_sent": "bytes sent by all workers",
-    "simulated_s": "simulated seconds",
+    "simulated_s": "simulated time (s)",
 }
 """The x axes of curves: key in metrics.jsonl, and column of curves.csv -> description.
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.report import style
-from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure, band, center, rings
-from decentral.report.published import paper
+from decentral.report.figures.figure import METRIC, SCREEN, Line, Output, StudyFigure, band, center, natural, rings
+from decentral.report.published import papers
 from decentral.store import AXES, Status
 from decentral.store.files import write_bytes
 
@@ -105,7 +106,7 @@ class LineFigure(StudyFigure):
         """What the legend says of a line."""
         return said(self, key)
 
-    def signs(self) -> list[Artist]:
+    def signs(self, results: Results) -> list[Artist]:
         """Further entries of the legend's notes."""
         return []
 
@@ -122,8 +123,9 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
     """The figure as a matplotlib Figure, for notebooks."""
     lines = figure.data(results) if lines is None else lines
     theirs = figure.published(results)
-    panels = list(dict.fromkeys(line.panel for line in lines)) or [""]
-    looks = _looks(figure, lines)
+    lines = [_within(line, figure.shown(results, line.panel), results) for line in lines]
+    panels = [panel for (panel,) in natural((line.panel,) for line in lines)] or [""]
+    looks = looks_of(figure, lines)
     sizes = _IN_PRINT if output.small else _ON_SCREEN
     entries = _legend_entries(figure, lines, looks, sizes, published=bool(theirs))
     seen = {panel: _seen([line for line in lines if line.panel == panel], figure) for panel in panels}
@@ -131,8 +133,9 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
     told = notes(figure, results, lines, output, rings(theirs))
     if any(one and other for here in covers.values() for line in here for one, other in itertools.pairwise(line)):
         told.append(_pale(sizes))
-    legends = [entries, [*told, *figure.signs()]]
-    drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output)
+    legends = [entries, [*told, *figure.signs(results)]]
+    each = figure.panels == METRIC
+    drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output, sharey=not each)
     columns = _columns(len(panels), output)
     missing = figure.missing(results, lines)
     for number, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
@@ -153,9 +156,10 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
             ax.set_xlabel("")
         if number % columns == 0:
             letters = int(drawn.get_figheight() / -(-len(panels) // columns) * 12)
-            ax.set_ylabel(textwrap.fill(figure.ylabel or figure.shown(results), min(42, letters)))
-    for ax in axes:
-        _few_decades(ax, figure)
+            label = "" if each else style.quantity(figure.shown(results))
+            ax.set_ylabel(textwrap.fill(figure.ylabel or label, min(42, letters)))
+    for panel, ax in zip(panels, axes, strict=True):
+        _few_decades(ax, figure.logx, figure.is_log(panel))
     return drawn
 
 
@@ -165,6 +169,7 @@ def _sheet(
     title: tuple[str, str],
     legends: Sequence[Sequence[Artist]],
     output: Output,
+    sharey: bool,
 ) -> tuple[Figure, list[Axes]]:
     """An empty figure with its title above and its legend below; panels are equally large in all figures."""
     columns = _columns(len(panels), output)
@@ -177,12 +182,23 @@ def _sheet(
         body = rows * (min(2.2, 0.62 * width / columns) + 0.3) + 0.2
     drawn = blank(width, body, title, legends, output)
     share_x = rows > 1 and _share_x(panels, lines)
-    axes = drawn.subplots(rows, columns, squeeze=False, sharey=True, sharex=share_x).flatten()
+    axes = drawn.subplots(rows, columns, squeeze=False, sharey=sharey, sharex=share_x).flatten()
     for unused in axes[len(panels) :]:
         unused.set_visible(False)
     for lowest in axes[max(0, len(panels) - columns) : len(panels)]:  # of its column, if the last row is not full, too
         lowest.tick_params(labelbottom=True)
     return drawn, list(axes[: len(panels)])
+
+
+def _within(line: Line, metric: str, results: Results) -> Line:
+    """Return the line with a band that ends where the metric's values do: at 0 and 100 %, or at 0 for one that should
+    fall and is never below."""
+    percent = results.meaning(metric).get("unit") == "%"
+    falls = results.larger_is_better(metric) is False and min(line.y, default=0.0) >= 0
+    if line.low is None or line.high is None or not (percent or falls):
+        return line
+    high = np.minimum(line.high, 100.0) if percent else line.high
+    return line._replace(low=list(np.maximum(line.low, 0.0)), high=list(high))
 
 
 def _share_x(panels: list[str], lines: list[Line]) -> bool:
@@ -237,7 +253,7 @@ def _columns_of(entries: Sequence[Artist], width: float, sizes: Sizes) -> tuple[
 
 def colors(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
     """(panel, line) -> the color in which `draw` draws it."""
-    return {key: look.color for key, look in _looks(figure, lines).items()}
+    return {key: look.color for key, look in looks_of(figure, lines).items()}
 
 
 def said(figure: StudyFigure, key: tuple[str, ...], usual: str = "ours") -> str:
@@ -249,7 +265,8 @@ def said(figure: StudyFigure, key: tuple[str, ...], usual: str = "ours") -> str:
 def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str, str]:
     """A figure's title, and the line below it: which item of which paper, at which scale, and what a line is."""
     facts = results.facts
-    item = f"{paper(str(facts.get('paper') or '')).short}, {facts.get('item') or ''}".strip(", ")
+    known = papers().get(str(facts.get("paper")))
+    item = f"{known.short if known else ''}, {facts.get('item') or ''}".strip(", ")
     scale = f"scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
     parts = [part for part in (item, scale, center(figure, results, lines)) if part]
     return figure.title or str(facts.get("title") or results.study), "  \N{MIDDLE DOT}  ".join(parts)
@@ -286,7 +303,7 @@ def _columns(panels: int, output: Output) -> int:
     return math.ceil(panels / math.ceil(panels / most))
 
 
-def _looks(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
+def looks_of(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
     """A look for each line of each panel, by its method and topology if it has them."""
     keys = list(dict.fromkeys((line.panel, line.key) for line in lines))
     named = [dict(zip((figure.panels, *figure.lines), (panel, *key), strict=True)) for panel, key in keys]
@@ -296,13 +313,17 @@ def _looks(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
         plain = dict(zip(different, style.ordered_looks(len(different)), strict=True))
         return {(panel, key): plain[key] for panel, key in keys}
     topologies = [one["topology"] for one in named if "topology" in figure.lines]  # a panel's is in its title
-    found = style.looks([figure.names.get(one[method], one[method]) for one in named], topologies)
+    found = style.looks(
+        [figure.names.get(one[method], one[method]) for one in named], topologies, [key for _, key in keys]
+    )
     return dict(zip(keys, found, strict=True))
 
 
 def _seen(lines: list[Line], figure: StudyFigure) -> list[Line]:
     """Others are invisible, and matplotlib cannot place markers on them."""
-    return [line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.logy) for y in line.y)]
+    return [
+        line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.is_log(line.panel)) for y in line.y)
+    ]
 
 
 def _pale(sizes: Sizes) -> Artist:
@@ -353,17 +374,17 @@ def _widen(ax: Axes, line: Line, covers: list[int], color: str, sizes: Sizes) ->
 
 def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
     """Return, for each line and point, the number of later lines that cover it."""
-    heights = []
+    heights, log = [], bool(lines) and figure.is_log(lines[0].panel)
     for line in lines:
-        y = np.array([value if value > 0 or not figure.logy else math.nan for value in line.y])
-        heights.append(np.log10(y) if figure.logy else y)
+        y = np.array([value if value > 0 or not log else math.nan for value in line.y])
+        heights.append(np.log10(y) if log else y)
     curves = [number for number, line in enumerate(lines) if not line.thin and not line.stairs]
     covers = [np.zeros(len(line.x), dtype=int) for line in lines]
     if len(curves) > 1:
         known = np.concatenate([heights[number] for number in curves])
         low, high = np.nanmin(known), np.nanmax(known)
         if figure.ylim:
-            limits = [math.log10(limit) if limit and figure.logy else limit for limit in figure.ylim]
+            limits = [math.log10(limit) if limit and log else limit for limit in figure.ylim]
             low, high = (end if limit is None else limit for limit, end in zip(limits, (low, high), strict=True))
         for one, other in itertools.combinations(curves, 2):
             there = np.interp(lines[one].x, lines[other].x, heights[other], left=math.nan, right=math.nan)
@@ -377,8 +398,8 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
     style.tidy(ax, sizes.ticks)
     ax.set_title(title, loc="left")
     x = figure.over(lines[0].panel) if lines else ""
-    ax.set_xlabel(figure.xlabel or AXES.get(x, x))
-    if figure.logy:
+    ax.set_xlabel(figure.xlabel or AXES.get(x, style.heading(x)))
+    if lines and figure.is_log(lines[0].panel):
         ax.set_yscale("log", nonpositive="mask")
         ax.yaxis.set_minor_formatter(NullFormatter())
     if figure.logx:
@@ -399,11 +420,11 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
         ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x) if value else "0")
 
 
-def _few_decades(ax: Axes, figure: StudyFigure) -> None:
+def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
     """Numbers between the powers of ten, where a logarithmic axis does not go far; after all panels are drawn."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
-    for axis, log, ends in ((ax.xaxis, figure.logx, ax.get_xlim()), (ax.yaxis, figure.logy, ax.get_ylim())):
+    for axis, log, ends in ((ax.xaxis, logx, ax.get_xlim()), (ax.yaxis, logy, ax.get_ylim())):
         low, high = sorted(ends)
         if log and high < _FEW_DECADES * low and not isinstance(axis.get_major_locator(), FixedLocator):
             axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5)))
@@ -437,6 +458,8 @@ def _legend_entries(
     thin = any(line.thin for line in lines)
     entries: dict[tuple[str, ...], Artist] = {}
     labels = {key: figure.label(key, lines) for _, key in looks}
+    counts = Counter(labels.values())
+    labels = {key: f"{label} ({', '.join(key)})" if counts[label] > 1 else label for key, label in labels.items()}
     for (_, key), look in looks.items():
         shape = {"marker": "none" if thin else look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
         entries.setdefault(key, Line2D([], [], label=labels[key], **shape))

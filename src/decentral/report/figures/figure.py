@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
-from decentral.report.entries import plain
+from decentral.report.entries import number_of, plain
 
 if TYPE_CHECKING:
     import pandas
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Inches of a column, and of a page, of a paper with two columns."""
+METRIC = "metric"
+"""The value of `panels` that gives each metric a panel."""
 FORMATS = ("png", "svg", "pdf")
 KEYS = ("figures.title", "figures.width", "figures.format")
 _SPREADS = {
@@ -113,7 +115,7 @@ class StudyFigure(ABC):
 
     file      name of the figure (`name` in the YAML)
     metric    which of the study's metrics; '': the first
-    panels    label with one panel per value; '': one panel
+    panels    label with one panel per value; metric: one panel per metric of the curves; '': one panel
     lines     labels that distinguish lines
     center    center of repeated values (seeds): mean or median; the median where some runs have no value because they
               diverged or never reached the target, which ranks these as worst (as in the tables' verdicts)
@@ -122,7 +124,7 @@ class StudyFigure(ABC):
     among     name of one repeated value in the legend; '': seed (the report's `repeats`), or the label that
               distinguishes them
     only      labels and their values to draw, for example {alpha: [0.01]}
-    logy      whether the y axis is logarithmic; null: where a positive metric that should fall spans two decades
+    logy      whether the y axis is logarithmic; null: in curves of a metric that falls over more than two decades
     names     value of a label -> its display name; others are shown with spaces for underscores
     title     '': the study's
     """
@@ -139,7 +141,7 @@ class StudyFigure(ABC):
     spread: Literal["none", "std", "range", "confidence"] = "none"
     among: str = ""
     logx: bool = False
-    logy: bool | None = False
+    logy: bool | None = None
     xlabel: str = ""
     ylabel: str = ""
     xlim: list[float | None] = field(default_factory=list)
@@ -150,6 +152,7 @@ class StudyFigure(ABC):
     """Keys without which there is nothing to draw."""
 
     def __post_init__(self) -> None:
+        self.logs = set[str]()  # metrics of curves that fall over more than two decades
         for key in self.needs:
             if not getattr(self, key):
                 raise ConfigError(f"the figure '{self.file}' needs `{key}`.")
@@ -175,9 +178,13 @@ class StudyFigure(ABC):
         """Return the x axis of a panel: an axis of the metrics, or its name."""
         return str(getattr(self, "x", ""))
 
-    def shown(self, results: Results) -> str:
+    def shown(self, results: Results, panel: str = "") -> str:
         """Return the metric that is drawn."""
-        return self.metric or results.metric
+        return panel if self.panels == METRIC else self.metric or results.metric
+
+    def is_log(self, panel: str) -> bool:
+        """Return whether the y axis is logarithmic."""
+        return bool(self.logy) or (panel in self.logs if self.panels == METRIC else bool(self.logs))
 
     def published(self, results: Results) -> list[Line]:
         """Return the paper's numbers, if they can be drawn next to ours."""
@@ -195,6 +202,8 @@ class StudyFigure(ABC):
         if self.metric and metrics and self.metric not in metrics and not results.values.empty:
             where = f"study {results.study}: the figure '{self.file}'"
             raise ConfigError(f"{where} shows metric={self.metric}.{suggest(self.metric, metrics)}")
+        if self.panels == METRIC:
+            return limited
         return limited[limited["metric"] == (self.metric or (metrics[0] if metrics else ""))]
 
     def limited(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
@@ -203,7 +212,7 @@ class StudyFigure(ABC):
             return table.iloc[:0]
         where = f"study {results.study}: the figure '{self.file}'"
         for label in (*self.lines, *([self.panels] if self.panels else ()), *self.only, *extra):
-            if label not in results.labels:
+            if label not in (METRIC, *results.labels):
                 raise ConfigError(f"{where} uses a label '{label}'.{suggest(label, results.labels)}")
         for label, values in self.only.items():
             table = table[table[label].isin([plain(value) for value in values])]
@@ -220,11 +229,11 @@ class StudyFigure(ABC):
         return found
 
     def parts(self, table: pandas.DataFrame) -> Iterator[tuple[str, tuple[str, ...], pandas.DataFrame]]:
-        """(panel, line, rows) of each combination of those labels, in the order of the rows."""
-        labels = [*([self.panels] if self.panels else []), *self.lines]
-        for key, rows in table.groupby(labels, sort=False) if labels else [((), table)]:
-            values = tuple(str(value) for value in key)
-            yield (values[0], values[1:], rows) if self.panels else ("", values, rows)
+        """Yield (panel, line, rows) of each combination of those labels, in natural order."""
+        labels = [*self.lines, *([self.panels] if self.panels else [])]
+        parts = {(): table} if not labels else dict(iter(table.groupby(labels, sort=False)))
+        for key in natural(parts):
+            yield (key[-1], key[:-1], parts[key]) if self.panels else ("", key, parts[key])
 
     def by_place(self, rows: pandas.DataFrame, results: Results, place: Sequence[str] = ("x",)) -> pandas.DataFrame:
         """The values of runs that have ended, a row for each place and a column for each run there.
@@ -260,7 +269,7 @@ class StudyFigure(ABC):
             half *= counts.map(lambda n: float(t.ppf(0.95, n - 1)) / n**0.5 if n > 1 else math.nan)
         half = half.fillna(0.0)
         low = center - half
-        if self.logy:  # a band that reaches below zero ends at the smallest value
+        if self.logy or self.logs:  # a band that reaches below zero ends at the smallest value
             low = low.where(low > 0, least)
         return center.tolist(), low.tolist(), (center + half).tolist()
 
@@ -273,6 +282,33 @@ class StudyFigure(ABC):
         among = repeats if part["seed"].nunique() == most else self.among or next(iter(labels), "run")
         lost = bool((wide.abs() == math.inf).any(axis=None))
         return {"among": among, "least": int(counts.min()) if most else 0, "most": most, "lost": lost}
+
+
+def natural(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the different keys in natural order: words as they come, then numbers by their size, or as they come where
+    these only rise or only fall.
+
+    >>> natural([("b", "0.2"), ("b", "0.05"), ("b", "0.1"), ("a", "0.2")])
+    [('b', '0.05'), ('b', '0.1'), ('b', '0.2'), ('a', '0.2')]
+    """
+    known = list(dict.fromkeys(keys))
+    sizes, words = list[dict[str, int]](), list[int]()
+    for place, column in enumerate(zip(*known, strict=True)):
+        values = list(dict.fromkeys(column))
+        parsed = [number_of(value or "-inf") for value in values]
+        numbers = [number for number in parsed if number is not None]
+        if len(numbers) < len(values):
+            words.append(place)
+        elif numbers not in (sorted(numbers), sorted(numbers, reverse=True)):
+            values.sort(key=lambda value: float(value or "-inf"))
+        sizes.append({value: size for size, value in enumerate(values)})
+    texts = list(dict.fromkeys(tuple(key[place] for place in words) for key in known))
+
+    def rank(key: tuple[str, ...]) -> tuple[int, ...]:
+        text = texts.index(tuple(key[place] for place in words))
+        return text, *(sizes[place][value] for place, value in enumerate(key) if place not in words)
+
+    return sorted(known, key=rank)
 
 
 def center(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:

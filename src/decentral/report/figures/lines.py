@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,7 +11,7 @@ from decentral.measurements.values import NOT_REACHED
 from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.canvas import LineFigure
-from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure
+from decentral.report.figures.figure import METRIC, SCREEN, Line, Output
 from decentral.report.published import EXCLUDED, REFERENCE, numbers
 from decentral.store import AXES, Status
 
@@ -37,6 +36,8 @@ class Curves(LineFigure):
                 label `vectors_per_step`
     floor       smallest value to draw, to which smaller ones are raised: a logarithmic axis cannot show 0; null: none
     cumulative  draw a cumulative distribution, as a step function; of several values at one x the largest counts
+    target      value of the metric: a dashed line, with a star where each line first reaches it (interpolated between
+                evaluations); null: none
     """
 
     name: str = "curves"
@@ -44,6 +45,7 @@ class Curves(LineFigure):
     x: str = "step"
     floor: float | None = None
     cumulative: bool = False
+    target: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,9 +72,10 @@ class Curves(LineFigure):
                 f"{', '.join(known)}: use one of these, or rerun decentral-study."
             )
         drawn = table["value"].where(table["value"].abs() < style.LARGEST_DRAWN).clip(lower=self.floor)
-        if self.logy is None:
-            falls = results.larger_is_better(str(table["metric"].iloc[0])) is False
-            self.logy = falls and bool(drawn.min() > 0 and drawn.max() > _TWO_DECADES * drawn.min())
+        for metric, values in drawn.groupby(table["metric"]) if self.logy is None else ():
+            falls = not results.larger_is_better(str(metric)) and values.min() >= 0
+            if falls and values.max() > _TWO_DECADES * values[values > 0].min():
+                self.logs.add(str(metric))
         table = table.assign(x=x, value=drawn)
         table = table.assign(series=table.groupby([*results.labels, "worker", "seed"], sort=False).ngroup())
         found: list[Line] = []
@@ -84,14 +87,47 @@ class Curves(LineFigure):
                 found.append(self._center(panel, line, part, results))
         return found
 
-    def shown(self, results: Results) -> str:
-        """The curves' metric, also where the study's first is the place at which it reaches a value."""
-        return self.metric or next(iter(results.curves["metric"]), results.metric)
+    def shown(self, results: Results, panel: str = "") -> str:
+        """Return the curves' metric, also where the study's first is the place at which it reaches a value."""
+        return panel if self.panels == METRIC else self.metric or next(iter(results.curves["metric"]), results.metric)
 
     def seeds(self, results: Results) -> int:
         """Of the curves: not all runs of a study need have some."""
         table = self.selected(results.curves, results)
         return min(1, len(table)) if self.worker == "each" else int(table["seed"].nunique())
+
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """The common canvas, with the target as a line, and where each line gets there."""
+        from matplotlib.ticker import MaxNLocator
+
+        drawn = canvas.draw(self, results, lines, output)
+        if self.target is None:
+            return drawn
+        colors = canvas.colors(self, lines)
+        for panel, ax in zip(dict.fromkeys(line.panel for line in lines), drawn.axes, strict=False):
+            low, _ = ax.get_ylim()
+            ax.set_ylim(bottom=low)
+            ax.axhline(self.target, color="#555555", lw=0.8, ls=(0, (4, 3)), zorder=1)
+            for line in (line for line in lines if line.panel == panel):
+                place, color = reached(line, self.target), colors[panel, line.key]
+                if place is not None:
+                    ax.plot([place, place], [low, self.target], color=color, lw=0.9, ls=":", zorder=2)
+                    ax.plot([place], [self.target], marker="*", ms=9, color=color, mec="white", mew=0.6, zorder=6)
+            if not self.logx and len(drawn.axes) > 1:
+                ax.xaxis.set_major_locator(MaxNLocator(5))
+        return drawn
+
+    def signs(self, results: Results) -> list[Artist]:
+        """The line and the stars at the target."""
+        from matplotlib.lines import Line2D
+
+        if self.target is None:
+            return []
+        unit = " %" * self.shown(results).endswith("(%)")
+        look: dict[str, Any] = {"ls": (0, (4, 3)), "lw": 0.8, "marker": "*", "ms": 9, "color": style.GRAY}
+        by = f" by the {self.center}" * (self.seeds(results) > 1)
+        label = f"target: {self.target:g}{unit}, \N{BLACK STAR} first reached{by}"
+        return [Line2D([], [], label=label, **look)]
 
     def _center(self, panel: str, line: tuple[str, ...], part: pandas.DataFrame, results: Results) -> Line:
         how = "max" if self.cumulative else "mean"
@@ -109,7 +145,7 @@ class Curves(LineFigure):
 class Scaling(LineFigure):
     """values.csv: mean over seeds (and over labels that are neither panels, lines nor x) against the label `x`.
 
-    The paper's numbers are drawn as rings where they can be compared.
+    The paper's numbers are drawn as rings at the cells that have some, also where other seeds or columns were chosen.
 
     y    value, or '1 - value': with a logarithmic axis, how far an eigenvalue is from 1
     """
@@ -149,7 +185,7 @@ class Scaling(LineFigure):
     def published(self, results: Results) -> list[Line]:
         """The published numbers of the cells that are drawn."""
         spec = results.spec.published
-        if spec is None or not results.comparable:
+        if spec is None or not results.marked:
             return []
         known = numbers(str(results.facts["paper"]), spec.item)
         known = [one for one in known if one.value is not None and one.kind != EXCLUDED]
@@ -170,19 +206,17 @@ class Scaling(LineFigure):
 
 
 @dataclass
-class ThreeAxes(LineFigure):
+class ThreeAxes(Curves):
     """curves.csv, as `curves` draws it, with a panel for each axis: what a method costs is another question on each.
 
-    worker   'worst', 'mean', 'averaged', a number, or '' (for metrics without workers)
+    With a target, the legend shows where each line reaches it, or that it never does.
+
     axes     axes of the panels, from left to right; axes without curves are omitted
-    target   value of the metric: panels and legend show where each line first reaches it (interpolated between
-             evaluations), or that it never does; null: none
     """
 
     name: str = "three_axes"
     worker: str = "worst"
     axes: list[str] = field(default_factory=lambda: ["simulated_s", "bytes_sent", "epoch"])
-    target: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -197,42 +231,16 @@ class ThreeAxes(LineFigure):
 
     def data(self, results: Results) -> list[Line]:
         """A line for each axis and each combination of lines; an axis is a panel."""
-        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(StudyFigure)}
-        known = [axis for axis in self.axes if axis in results.curves and results.curves[axis].notna().any()]
-        return [
-            line._replace(panel=axis)
-            for axis in known
-            for line in Curves(**shared, worker=self.worker, x=axis).data(results)
-        ]
+        found: list[Line] = []
+        for axis in self.axes:
+            if axis in results.curves and results.curves[axis].notna().any():
+                self.x = axis
+                found += [line._replace(panel=axis) for line in super().data(results)]
+        return found
 
     def over(self, panel: str) -> str:
         """A panel is an axis."""
         return panel
-
-    def seeds(self, results: Results) -> int:
-        """Of the curves: not all runs of a study need have some."""
-        return int(self.selected(results.curves, results)["seed"].nunique())
-
-    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """The common canvas, with the target as a line, and where each line gets there."""
-        from matplotlib.ticker import MaxNLocator
-
-        drawn = canvas.draw(self, results, lines, output)
-        if self.target is None:
-            return drawn
-        colors = canvas.colors(self, lines)
-        for panel, ax in zip(dict.fromkeys(line.panel for line in lines), drawn.axes, strict=False):
-            low, _ = ax.get_ylim()
-            ax.set_ylim(bottom=low)
-            ax.axhline(self.target, color="#555555", lw=0.8, ls=(0, (4, 3)), zorder=1)
-            for line in (line for line in lines if line.panel == panel):
-                place, color = reached(line, self.target), colors[panel, line.key]
-                if place is not None:
-                    ax.plot([place, place], [low, self.target], color=color, lw=0.9, ls=":", zorder=2)
-                    ax.plot([place], [self.target], marker="*", ms=9, color=color, mec="white", mew=0.6, zorder=6)
-            if not self.logx:
-                ax.xaxis.set_major_locator(MaxNLocator(5))
-        return drawn
 
     def label(self, key: tuple[str, ...], lines: list[Line]) -> str:
         """Its name, and where it reaches the target on each axis."""
@@ -241,13 +249,6 @@ class ThreeAxes(LineFigure):
         places = {line.panel: reached(line, self.target) for line in lines if line.key == key}
         words = [style.amount(place, axis) for axis, place in places.items() if place is not None]
         return f"{canvas.said(self, key)}: {', '.join(words) or 'never'}"
-
-    def signs(self) -> list[Artist]:
-        """The star at the target."""
-        from matplotlib.lines import Line2D
-
-        star: dict[str, Any] = {"ls": "none", "marker": "*", "ms": 9, "color": style.GRAY}
-        return [] if self.target is None else [Line2D([], [], label=f"first at {self.target:g}", **star)]
 
 
 def reached(line: Line, target: float) -> float | None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _PALEST = 8.0
 """Factor above which the color of a cell gets no paler."""
 _NEVER = "#E4E4E4"
-_DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)), "-.")
 
 
 @dataclass
@@ -57,19 +56,16 @@ class Profile(StudyFigure):
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """Draw one panel, logarithmic in tau, with names to the right that do not overlap."""
-        # the first lines have the colors of their methods, two of a color different dashes; the others are gray
-        small, known, colors, dashed = output.small, canvas.colors(self, lines), dict[Any, str](), dict[Any, Any]()
-        for number, line in enumerate(lines):
-            color = known["", line.key] if number < self.coloured else style.GRAY
-            dashed[line.key] = _DASHES[list(colors.values()).count(color) % len(_DASHES)]
-            colors[line.key] = color
+        # the first lines look like their methods; the others are gray
+        small, looks = output.small, {key: look for (_, key), look in canvas.looks_of(self, lines).items()}
+        for line in lines[self.coloured :]:
+            looks[line.key] = style.Look(style.GRAY, "")
         drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, canvas.heads(self, results, lines), [], output)
         ax = drawn.subplots()
         for number, line in reversed(list(enumerate(lines))):
             strong = number < self.coloured
             drawing: dict[str, Any] = {"lw": 2.0 if strong else 1.0, "zorder": 4 if strong else 2}
-            dashes: dict[str, Any] = {"color": colors[line.key], "linestyle": dashed[line.key] if strong else "-"}
-            ax.plot(line.x, line.y, drawstyle="steps-post", **dashes, **drawing)
+            ax.plot(line.x, line.y, drawstyle="steps-post", **looks[line.key].keywords, **drawing)
         ax.set_xscale("log")
         ax.set_xlim(1, max(line.x[-1] for line in lines))
         ax.set_ylim(-0.02, 1.02)
@@ -89,7 +85,7 @@ class Profile(StudyFigure):
         heights = _apart([line.y[-1] for line in lines], gap)
         wide = ax.get_yaxis_transform()  # x as a part of the panel
         for line, height in zip(lines, heights, strict=True):
-            look: dict[str, Any] = {"color": colors[line.key], "clip_on": False, "transform": wide}
+            look: dict[str, Any] = {"color": looks[line.key].color, "clip_on": False, "transform": wide}
             ax.plot([1.0, 1.012, 1.032, 1.04], [line.y[-1], line.y[-1], height, height], lw=0.7, **look)
             letters: dict[str, Any] = {"fontsize": 6 if small else 8, "va": "center"}
             ax.text(1.046, height, canvas.said(self, line.key), **letters, **look)
