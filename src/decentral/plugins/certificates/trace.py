@@ -151,17 +151,17 @@ class Shape:
     def of(cls, method: Method, lr: float) -> Shape:
         """Find the rows by their width, at two widths. Raises NotLinear for a state that has other parts."""
         d, shapes, spec = method.rounds.num_pieces, [], None
-        for width in (101, 103):
+        for width in (101, 211):
             stepper = method.begin(torch.zeros(method.n, d * width, dtype=torch.float64), lr)
             leaves, spec = trees.tree_flatten(stepper.state)
             shapes.append([tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves])
         last = [[shape[-1] if shape else None for shape in each] for each in shapes]
         ends = list(zip(*last, strict=True))
-        rows = tuple(i for i, end in enumerate(ends) if end == (d * 101, d * 103))
-        edges = tuple(i for i, end in enumerate(ends) if d > 1 and end == (101, 103))
+        rows = tuple(i for i, end in enumerate(ends) if end == (d * 101, d * 211))
+        edges = tuple(i for i, end in enumerate(ends) if d > 1 and end == (101, 211))
         for i, (one, other) in enumerate(zip(*shapes, strict=True)):
             if one != other and i not in (*rows, *edges):
-                raise NotLinear(f"algo={method.algorithm.name} keeps a state of shape {one}, which is no row.")
+                raise NotLinear(f"algo={method.algorithm.name} keeps parts of rows: it treats coordinates differently and has no certificate.")
         return cls(method, spec, rows, edges)
 
     def unpack(self, state: Any) -> list[Tensor]:
@@ -368,7 +368,9 @@ class Tracer:
     def _same(self, expected: np.ndarray, actual: np.ndarray, otherwise: str) -> None:
         scale = max(float(np.abs(expected).max(initial=0.0)), float(np.abs(actual).max(initial=0.0)))
         if not float(np.abs(expected - actual).max(initial=0.0)) <= TOLERANCE * scale:
-            raise NotLinear(f"algo={self.method.algorithm.name} {otherwise}: it has no certificate.")
+            name, rule = self.method.algorithm.name, self.method.optimizer
+            instead = "" if rule.name == "sgd" and rule.clip_norm is None else ": use optim=sgd without clip_norm"
+            raise NotLinear(f"algo={name} with optim={rule.name} {otherwise} and has no certificate{instead}.")
 
 
 def coefficients(method: Method, steps: int, lr: float) -> tuple[np.ndarray, np.ndarray]:

@@ -26,6 +26,7 @@ from scipy import sparse
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from decentral.host.machine import require
 from decentral.plugins.certificates.quadratics import hardest
 from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, coefficients
 
@@ -75,6 +76,7 @@ def worst_case(
 
     Raises NotLinear for a method that moves away from a common optimum, and ConfigError for too large a problem.
     """
+    require("clarabel", "the worst case (certify.steps)", "pip install 'decentral[certificates]'")
     points, final = coefficients(method, steps, lr)
     name = method.algorithm.name
     if not max(np.abs(points[..., 0] - 1).max(initial=0.0), np.abs(final[..., 0] - 1).max()) <= TOLERANCE:
