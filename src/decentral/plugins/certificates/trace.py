@@ -161,7 +161,9 @@ class Shape:
         edges = tuple(i for i, end in enumerate(ends) if d > 1 and end == (101, 211))
         for i, (one, other) in enumerate(zip(*shapes, strict=True)):
             if one != other and i not in (*rows, *edges):
-                raise NotLinear(f"algo={method.algorithm.name} keeps parts of rows: it treats coordinates differently and has no certificate.")
+                raise NotLinear(
+                    f"algo={method.algorithm.name} keeps parts of rows: it treats coordinates differently and has no certificate."
+                )
         return cls(method, spec, rows, edges)
 
     def unpack(self, state: Any) -> list[Tensor]:
