@@ -161,8 +161,9 @@ class Shape:
         edges = tuple(i for i, end in enumerate(ends) if d > 1 and end == (101, 211))
         for i, (one, other) in enumerate(zip(*shapes, strict=True)):
             if one != other and i not in (*rows, *edges):
+                name = method.algorithm.name
                 raise NotLinear(
-                    f"algo={method.algorithm.name} keeps parts of rows: it treats coordinates differently and has no certificate."
+                    f"algo={name} treats coordinates differently and has no certificate: it keeps parts of rows."
                 )
         return cls(method, spec, rows, edges)
 
@@ -371,8 +372,9 @@ class Tracer:
         scale = max(float(np.abs(expected).max(initial=0.0)), float(np.abs(actual).max(initial=0.0)))
         if not float(np.abs(expected - actual).max(initial=0.0)) <= TOLERANCE * scale:
             name, rule = self.method.algorithm.name, self.method.optimizer
-            instead = "" if rule.name == "sgd" and rule.clip_norm is None else ": use optim=sgd without clip_norm"
-            raise NotLinear(f"algo={name} with optim={rule.name} {otherwise} and has no certificate{instead}.")
+            used = getattr(rule, "name", "")
+            instead = "" if used == "sgd" and rule.clip_norm is None else ": use optim=sgd without clip_norm"
+            raise NotLinear(f"algo={name} with optim={used} {otherwise} and has no certificate{instead}.")
 
 
 def coefficients(method: Method, steps: int, lr: float) -> tuple[np.ndarray, np.ndarray]:
