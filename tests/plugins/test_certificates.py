@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import runpy
+from contextlib import redirect_stdout
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import torch
 import decentral
 from decentral.algorithms.dpsgd import DPSGD
 from decentral.cli.check import main
+from decentral.cli.run import main as run_command
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.plugins.certificates.certify import Certifier, Terms, method_of
@@ -296,3 +300,30 @@ def test_the_command_writes_table_figure_and_json(tmp_path: Path, capsys: pytest
     with pytest.raises(SystemExit) as exit:
         main([*words, "certify.mue=1"])
     assert "certify has no setting 'mue'. Did you mean 'mu'?" in capsys.readouterr().err and exit.value.code == 2
+
+
+def test_the_page_prints_what_its_program_prints(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "certificates.md").read_text()
+    program, expected = (page.split(f"<!-- {name} -->\n```")[1].split("```")[0] for name in ("certify", "certified"))
+    (tmp_path / "example.py").write_text(program.removeprefix("python\n"))
+    with redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(str(tmp_path / "example.py"))
+    assert out.getvalue() == expected.removeprefix("\n")
+
+
+def test_a_prediction_is_what_a_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["task=quadratics", "schedule=constant", "lr=0.1", "task.initial_distance=1", f"results_dir={tmp_path}"]
+    for words in (
+        ("algo=dpsgd", "topology=ring", "num_workers=4", "steps=300"),
+        ("algo=relaysgd", "topology=dbt", "num_workers=4", "steps=1500"),
+        ("algo=dpsgd", "topology=one_peer_exponential", "num_workers=4", "task.noise=1", "task.zeta2=0", "steps=2000"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            run_command([*base, *words, "progress=false", "--predict"])
+        assert exit.value.code == 0
+        table = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+        predicted, measured = (float(table[-1][i]) for i in (-2, -1))
+        assert measured == pytest.approx(predicted, rel=0.1, abs=1e-9), words
+    with pytest.raises(SystemExit) as exit:
+        run_command(["data=digits", "model=mlp", "--predict", f"results_dir={tmp_path}"])
+    assert exit.value.code == 2 and "use task=quadratics" in capsys.readouterr().err

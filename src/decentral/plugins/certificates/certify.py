@@ -275,7 +275,8 @@ def draw(certifier: Certifier, found: Sequence[Row]) -> bytes:
                 if column in table:
                     ax.plot(table.lr, table[column].where(table[column] > _ROUNDING, 0.0), color=color, label=words)
             ax.set(xscale="log", xlabel="learning rate", ylabel=label)
-            ax.legend(frameon=False, fontsize="small")
+            if ax.lines:
+                ax.legend(frameon=False, fontsize="small")
             ax.set_ylim(bottom=None if label.startswith("rate") else 0)
         return style.png(figure, 150)
 
