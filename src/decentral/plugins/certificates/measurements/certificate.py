@@ -20,7 +20,7 @@ _METRICS = {
     "rate": "rate per step",
     "bias": "bias per unit of heterogeneity",
     "noise_worker": "variance of a worker / all-reduce",
-    "gap": "spectral gap",
+    "inverse_gap": "1 / spectral gap",
 }
 _MOST_STEPS = 5000
 
@@ -49,9 +49,9 @@ class Certificate(Measurement):
     target: float = 0.05
     trials: int = 10_000
 
-    folder: ClassVar[str] = "certificates"
+    folder: ClassVar[str] = "certified"
     meanings: ClassVar[dict[str, Meaning]] = {
-        words: Meaning(larger_is_better=key in ("stable", "gap")) for key, words in _METRICS.items()
+        words: Meaning(larger_is_better=key == "stable") for key, words in _METRICS.items()
     }
 
     def check(self) -> None:
@@ -85,7 +85,7 @@ class Certificate(Measurement):
             "worst_random": float(errors.max()),
             "steps_to": int(reached.int().argmax()) + 1 if reached.any() else math.nan,
             "stable": certifier.largest_stable(terms),
-            "gap": spectral_gap(self.config.rounds()),
+            "inverse_gap": 1 / spectral_gap(method.rounds),
         }
         return {key: value if math.isfinite(value) else None for key, value in found.items()}
 
