@@ -324,6 +324,7 @@ NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING, COLAB})
 SHOWN_STUDIES = {
     "benchmark": "benchmark_methods",
     "bluefog": "bluefog_linear_regression",
+    "certificates": "certificates",
     "churn": "graph_privacy",
     "flex": "flex_choice_map",
     "relaysum": "relaysum_table1",

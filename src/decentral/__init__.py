@@ -6,7 +6,8 @@ In your own training loop under torchrun, `decentral.join(...)` returns `Peers`,
 
 In notebooks, `decentral.train(net, train_data, test_data, algo="relaysgd")` trains a model, `decentral.runs()` returns
 all runs as a DataFrame, and `decentral.load(run)` returns the models of one run.
-`decentral.iterates(algo, topology, oracle, x0, steps)` runs an algorithm on your own gradients.
+`decentral.iterates(algo, topology, oracle, x0, steps)` runs an algorithm on your own gradients, and
+`decentral.certify(algo, topology)` computes what it guarantees.
 
 Importing this package is cheap: it imports torch only after a configuration is accepted or one of these names is used.
 """
@@ -39,6 +40,7 @@ _HOMES = {
     "Peers": "decentral.script.peers",
     "Window": "decentral.script.window",
     "checkpoint": "decentral.script.resuming",
+    "certify": "decentral.plugins.certificates.certify",
     "iterates": "decentral.script.iterating",
     "join": "decentral.script.joining",
     "load": "decentral.script.loading",

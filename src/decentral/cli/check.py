@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING
 from decentral.cli.command import Options, guarded
 from decentral.config.overrides import checked
 from decentral.errors import ConfigError
+from decentral.registry.find import functions
 from decentral.terminal.console import FAILED, aligned, say
 
 if TYPE_CHECKING:
+    from decentral.config.schema import Config
     from decentral.conformance.check import Found
 
 _HELP = """\
@@ -39,12 +42,20 @@ def _carry_out(arguments: list[str]) -> int:
     chosen = [word for word in options.words if word.startswith("algo=")]
     if len(chosen) != 1:
         raise ConfigError("decentral-check needs one algorithm, as in decentral-check algo=dpsgd.")
-    checked(options.words, options.folders)  # before anything heavy is imported
-    return check(options.words, options.config_dir)
+    reports = functions("checks")
+    of_reports = [word for word in options.words if re.split(r"[.=]", word)[0] in reports]
+    words = [word for word in options.words if word not in of_reports]
+    checked(words, options.folders)  # before anything heavy is imported
+    status, base = check(words, options.config_dir)
+    for name, report in reports.items():
+        given = (word.removeprefix(name).partition("=") for word in of_reports if re.split(r"[.=]", word)[0] == name)
+        for text in report(base, {key.removeprefix("."): value for key, _, value in given}):
+            say(f"\n{text}")
+    return status
 
 
-def check(overrides: Sequence[str], config_dir: str | None) -> int:
-    """Check and say what was found; returns the exit status."""
+def check(overrides: Sequence[str], config_dir: str | None) -> tuple[int, Config]:
+    """Check and print the outcome; return the exit status and the configuration that was checked."""
     algo = next(word for word in overrides if word.startswith("algo="))
     from decentral.conformance.check import BREAKS_OFF, Checks, Verdict
 
@@ -66,7 +77,7 @@ def check(overrides: Sequence[str], config_dir: str | None) -> int:
     untested = f", {counts[Verdict.not_tested]} not tested" if counts[Verdict.not_tested] else ""
     passed, not_asked = counts[Verdict.passed], counts[Verdict.not_asked]
     say(f"\n{algo}: {passed} passed, {len(failed)} failed, {not_asked} not applicable{untested}")
-    return FAILED if failed else 0
+    return FAILED if failed else 0, base
 
 
 def table(found: Sequence[Found]) -> str:

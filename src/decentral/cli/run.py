@@ -12,7 +12,7 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.machine import without_garbage_collection
 from decentral.host.torchrun import under_torchrun
-from decentral.terminal.console import say
+from decentral.terminal.console import is_leader, say
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parser() -> Options:
     """The options of `decentral-run`."""
-    found = Options("decentral-run", "--version", "--resolve")
+    found = Options("decentral-run", "--version", "--resolve", "--predict")
     found.add_argument("-m", "--multirun", action="store_true")
     found.add_argument("--save-study", metavar="NAME")
     found.add_argument("-c", "--cfg", choices=["job"])
@@ -50,6 +50,8 @@ def _carry_out_command(arguments: list[str]) -> int:
     with without_garbage_collection():
         from decentral.cli.single import carry_out
         from decentral.config.composition import as_yaml, compose
+        from decentral.config.prepared import prepare
+        from decentral.registry.find import functions
 
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")
@@ -61,6 +63,8 @@ def _carry_out_command(arguments: list[str]) -> int:
 
         return compare(options.words, options.config_dir, options.save_study)
     if options.multirun:
+        if options.predict:
+            raise ConfigError("--predict is for a single run: leave out -m.")
         from decentral.cli.sweep import sweep
 
         return sweep(options.words, options.config_dir, options.save_study)
@@ -74,7 +78,11 @@ def _carry_out_command(arguments: list[str]) -> int:
         from decentral.cli.sweep import submit
 
         return submit(options.words, config, options.config_dir)
-    return carry_out(config)
+    predicted = [predict(config) for predict in functions("predictions").values()] if options.predict else []
+    status = carry_out(config)
+    for compared in predicted if is_leader() and not status else ():
+        say(f"\n{compared(prepare(config).directory)}")
+    return status
 
 
 if __name__ == "__main__":

@@ -1,0 +1,333 @@
+"""Certificates: independent formulas, exact arithmetic, real runs, and refusals."""
+
+from __future__ import annotations
+
+import io
+import runpy
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import decentral
+from decentral.algorithms.dpsgd import DPSGD
+from decentral.cli.check import main
+from decentral.cli.run import main as run_command
+from decentral.config.composition import compose
+from decentral.errors import ConfigError
+from decentral.plugins.certificates.certify import Certifier, Terms, method_of
+from decentral.plugins.certificates.quadratics import Piece
+from decentral.plugins.certificates.trace import Method, NotLinear, coefficients
+from decentral.plugins.certificates.worst_case import by_piece, certified, forms_of, pairs, run, worst_case
+from decentral.registry import components
+
+pytestmark = pytest.mark.usefixtures("no_grad")
+MU, L = 0.1, 1.0
+
+
+@pytest.fixture(name="no_grad")
+def _no_grad() -> Any:
+    with torch.no_grad():
+        yield
+
+
+def method(*words: str, n: int = 8) -> Method:
+    return method_of(compose(["task=quadratics", f"num_workers={n}", *words]))
+
+
+def pieces(*words: str, n: int = 8, lr: float = 0.1) -> list[Piece]:
+    return Certifier(method(*words, n=n), lr).at(lr)
+
+
+def problem(n: int) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(3)
+    return generator.uniform(0.2, 1.0, n), generator.standard_normal(n)
+
+
+def test_rates_of_gradient_descent_and_momentum_are_the_known_ones() -> None:
+    lr, beta = 0.3, 0.6
+    for words, companion in (
+        (("optim.momentum=0",), lambda h: [[1 - lr * h]]),
+        ((f"optim.momentum={beta}", "optim.nesterov=false"), lambda h: [[1 + beta - lr * h, -beta], [1, 0]]),
+        (
+            (f"optim.momentum={beta}", "optim.nesterov=true"),
+            lambda h: [[(1 + beta) * (1 - lr * h), -beta * (1 - lr * h)], [1, 0]],
+        ),
+    ):
+        (piece,) = pieces("algo=allreduce", "optim=sgd", *words, lr=lr)
+        for h in (0.1, 0.4, 1.0, 3.0):
+            expected = np.abs(np.linalg.eigvals(np.array(companion(h)))).max()
+            assert piece.rate(np.full(8, h)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_dpsgd_on_quadratics_has_the_closed_form() -> None:
+    lr, n = 0.1, 8
+    h, b = problem(n)
+    W = compose(["task=quadratics", "algo=dpsgd", "topology=ring", "num_workers=8"]).rounds().matrices(0)[0]
+    for mode in ("atc", "awc"):
+        (piece,) = pieces("algo=dpsgd", "topology=ring", f"algo.mode={mode}")
+        step = W @ (np.eye(n) - lr * np.diag(h)) if mode == "atc" else W - lr * np.diag(h)
+        driven = lr * (W if mode == "atc" else np.eye(n))
+        fixed = np.linalg.solve(np.eye(n) - step, driven @ (h * b))
+        covariance = np.linalg.solve(np.eye(n * n) - np.kron(step, step), (driven @ driven.T).ravel()).reshape(n, n)
+        assert piece.rate(h) == pytest.approx(np.abs(np.linalg.eigvals(step)).max(), abs=1e-12)
+        np.testing.assert_allclose(piece.bias(h, b), fixed - h @ b / h.sum(), atol=1e-12)
+        np.testing.assert_allclose(piece.noise(h), covariance, atol=1e-12)
+
+
+def test_exact_methods_are_exact_and_stable_up_to_known_rates() -> None:
+    h, b = problem(8)
+    for words in (
+        ("algo=extra", "topology=ring"),
+        ("algo=gradient_tracking", "topology=ring"),
+        ("algo=exact_diffusion", "topology=chain"),
+        ("algo=beer", "compress=none", "topology=ring"),
+        ("algo=relaysgd", "topology=chain"),
+        ("algo=relaysgd", "topology=dbt"),
+    ):
+        certifier = Certifier(method(*words), 0.1)
+        assert certifier.facts.heterogeneous < 1e-9
+        assert all(np.abs(piece.bias(h, b)).max() < 1e-9 for piece in certifier.at(0.1)), words
+    smallest = np.linalg.eigvalsh(compose(["algo=dpsgd", "topology=ring", "num_workers=8"]).rounds().matrices(0)[0])[0]
+    for words, stable in (  # Yuan, Ling & Yin 2016; Li & Yan 2021
+        (("algo=dpsgd", "algo.mode=awc"), 1 + smallest),
+        (("algo=extra",), (5 + 3 * smallest) / 4),
+        (("algo=allreduce",), 2.0),
+    ):
+        assert Certifier(method(*words, "topology=ring"), 0.1).largest_stable(Terms()) == pytest.approx(
+            stable, rel=2e-4
+        )
+
+
+def test_equal_curvatures_can_be_too_optimistic() -> None:
+    for words, equal, uneven in (
+        (("algo=decentlam", "topology=ring"), 3.7, 1.1),
+        (("algo=relaysgd", "topology=chain"), 4.9, 4.3),
+    ):
+        certifier = Certifier(method(*words), 0.1)
+        assert all(piece.rate(np.full(8, h)) < 1 for piece in certifier.at(equal) for h in (MU, L))
+        assert certifier.largest_stable(Terms()) < uneven
+
+
+def test_facts_tell_methods_apart() -> None:
+    for words, mean, count, heterogeneous in (
+        (("algo=dpsgd", "topology=ring"), True, 1.0, False),
+        (("algo=gradient_tracking", "topology=ring"), True, 1.0, True),
+        (("algo=dpsgd", "topology=ring", "optim.momentum=0.9"), False, 10.0, False),
+        (("algo=relaysgd", "topology=chain"), False, 0.363636363636, True),
+        (("algo=diloco", "algo.period_steps=5"), False, 7.0, False),
+        (("algo=sgp", "topology=one_peer_exponential"), True, 1.0, False),
+    ):
+        facts = Certifier(method(*words), 0.1).facts
+        assert (facts.mean < 1e-9, facts.heterogeneous < 1e-9) == (mean, heterogeneous), words
+        assert facts.counted == pytest.approx(count, abs=1e-9) and facts.common < 1e-9 and facts.settles
+    first = Certifier(method("algo=relaysgd", "algo.fill=count", "topology=chain"), 0.1).facts
+    assert np.isnan(first.counted) and (first.lowest, first.highest) == pytest.approx((0.3636, 1.1115), abs=1e-4)
+    decayed = Certifier(method("algo=dpsgd", "topology=ring", "optim.weight_decay=0.1"), 0.1).facts
+    assert decayed.common > 1e-3 and "no, moves by" in str(decayed)
+    assert not Certifier(method("algo=d2", "topology=ring"), 0.1).facts.settles
+
+
+def test_all_reduce_has_the_worst_case_of_gradient_descent_on_every_graph_without_heterogeneity() -> None:
+    for words, n, steps, lr in (
+        (("algo=allreduce",), 4, 3, 0.5),
+        (("algo=allreduce",), 3, 2, 1.9),
+        (("algo=dpsgd", "topology=ring"), 6, 3, 0.5),
+        (("algo=dpsgd", "topology=chain"), 4, 3, 0.5),
+        (("algo=dpsgd", "topology=one_peer_exponential"), 8, 3, 0.5),
+        (("algo=dpsgd", "topology=torus"), 16, 3, 0.5),
+    ):
+        expected = max((1 - lr * MU) ** 2, (1 - lr * L) ** 2) ** steps
+        bound = worst_case(method(*words, n=n), lr, steps, MU, L)
+        assert bound.upper == pytest.approx(expected, rel=1e-5), words
+        assert expected * (1 - 1e-9) <= bound.lower <= bound.upper
+
+
+def test_symmetry_does_not_change_the_worst_case() -> None:
+    for words, n, steps in (
+        (("algo=dpsgd", "topology=ring"), 4, 3),
+        (("algo=dpsgd", "topology=ring"), 5, 2),
+        (("algo=gradient_tracking", "topology=hypercube"), 4, 3),
+        (("algo=dpsgd", "topology=one_peer_exponential"), 4, 3),
+    ):
+        whole, reduced = (
+            worst_case(method(*words, n=n), 0.4, steps, MU, L, 1.0, 0.5, reduce) for reduce in (False, True)
+        )
+        assert reduced.upper == pytest.approx(whole.upper, rel=1e-5)
+        assert reduced.multipliers.shape[0] == 1 and whole.multipliers.shape[0] == n
+
+
+def test_no_run_is_above_its_bound() -> None:
+    n, steps, lr, zeta2, trials = 8, 4, 0.4, 0.3, 10_000
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.rand(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    h = torch.where(draw(n, trials) < draw(trials), MU, L)
+    g = draw(n, trials) - 0.5
+    g -= g.mean(0)
+    g *= (zeta2 / g.square().mean(0)).sqrt()
+    x0 = torch.sign(draw(trials) - 0.5)
+    for words in (
+        ("algo=dpsgd", "topology=ring"),
+        ("algo=dpsgd", "topology=one_peer_exponential"),
+        ("algo=gradient_tracking", "topology=exponential"),
+        ("algo=extra", "topology=ring"),
+        ("algo=diloco", "algo.period_steps=2"),
+        ("algo=relaysgd", "topology=chain"),
+        ("algo=dpsgd", "topology=ring", "optim.momentum=0.9"),
+    ):
+        certificate = worst_case(method(*words, n=n), lr, steps, MU, L, 1.0, zeta2)
+        errors = run(method(*words, n=n), lr, steps, h, g, x0)[-1].square().mean(0)
+        assert float(errors.max()) <= certificate.upper, words
+        assert certificate.upper <= certificate.lower * (1 + 1e-3), words
+
+
+def test_bounds_hold_in_exact_arithmetic() -> None:
+    for words, n, steps in (
+        (("algo=dpsgd", "topology=chain"), 2, 2),
+        (("algo=gradient_tracking", "topology=ring"), 3, 2),
+        (("algo=allreduce",), 2, 3),
+    ):
+        points, final = coefficients(method(*words, n=n), steps, 0.5)
+        (block,) = by_piece(points, final, True)
+        bound = certified([forms_of(block, MU, L)], steps + 1, 1.0, 1.0)
+        exact = np.vectorize(lambda value: Fraction(float(value)), otypes=[object])
+        D, mu, smooth = len(block.start), Fraction(MU), Fraction(L)
+        S = np.full((D, D), Fraction(0))
+        add = lambda u, v, weight: np.add(S, weight * (np.outer(u, v) + np.outer(v, u)) / 2, out=S)  # noqa: B023, E731
+        for i in range(n):
+            p, g = exact(block.points[i]), exact(block.gradients[i])
+            x = exact(np.insert(final[0, i], [1] * (n - 1), 0.0))
+            add(x, x, Fraction(-1, n))
+            flow = [Fraction(0)] * (steps + 1)
+            for a, b in zip(*pairs(steps + 1), strict=True):
+                weight = Fraction(float(bound.multipliers[i, a, b]))
+                assert weight >= 0
+                flow[a] -= weight
+                flow[b] += weight
+                dp, dg = p[a] - p[b], g[a] - g[b]
+                scale = weight * smooth / (2 * (smooth - mu))
+                add(g[b], dp, weight)
+                add(dg, dg, scale / smooth)
+                add(dp, dp, scale * mu)
+                add(dg, dp, -2 * scale * mu / smooth)
+            assert not any(flow)
+        S[0, 0] += Fraction(bound.tau_R)
+        S[range(1, n), range(1, n)] += Fraction(bound.tau_z) / n
+        assert _is_positive(S)
+        assert bound.upper >= bound.tau_R + bound.tau_z
+
+
+def _is_positive(S: np.ndarray) -> bool:
+    """Whether a symmetric matrix of fractions is positive definite, by elimination without rounding."""
+    for k in range(len(S)):
+        if S[k, k] <= 0:
+            return False
+        S[k + 1 :] -= np.outer(S[k + 1 :, k] / S[k, k], S[k])
+    return True
+
+
+def test_at_least_twenty_methods_are_certified_and_others_say_why_not() -> None:
+    certified, refused = [], {}
+    for name in components("algorithms"):
+        words = [f"algo={name}", "optim=sgd", "compress=none"]
+        words += ["algo.period_steps=4"] if name in ("diloco", "gasloc", "desloc", "sparseloco", "local_sgd") else []
+        for topology in ("ring", "dbt"):
+            try:
+                found = method(*words, f"topology={topology}")
+                assert Certifier(found, 0.1).row(0.1, Terms()).rate <= 1.0001
+                certified.append(name)
+                break
+            except NotLinear as reason:
+                refused[name] = str(reason)
+                break
+            except ConfigError:
+                continue
+    assert len(certified) >= 20, certified
+    for name, words in {
+        "adpsgd": "asynchronous",
+        "dadam": "not linear",
+        "sparta": "has no certificate",
+        "noloco": "random",
+        "teleportation": "no gradient of some workers",
+        "streaming_diloco": "coordinates differently",
+        "relay_mean": "estimates a mean",
+    }.items():
+        assert words in refused[name]
+    for words, reason in (
+        (("algo=choco", "compress=topk"), "certify algo=choco compress=none"),
+        (("algo=dpsgd", "optim=adam"), "use optim=sgd"),
+        (("algo=dpsgd", "network.drop_probability=0.1"), "leave it out"),
+    ):
+        with pytest.raises(NotLinear, match=reason):
+            Certifier(method(*words, n=4), 0.1)
+
+
+@dataclass
+class Drifting(DPSGD):
+    """D-PSGD whose workers weigh their own model too little: W is only row-stochastic."""
+
+    name: str = "drifting"
+
+    def step(self, s: Any, oracle: Any, net: Any, t: int) -> Any:
+        x, stats, opt = s
+        y, opt = self.local.adapt(x, oracle(x), opt, t)
+        n = net.n
+        W = np.full((n, n), 1 / n)
+        W[0] = [0.5, *[0.5 / (n - 1)] * (n - 1)]
+        return self.State(net.mix_with(y, W), stats, opt)
+
+
+def test_a_method_of_ones_own_is_certified_and_its_bias_is_found() -> None:
+    table = decentral.certify(Drifting(), "complete", num_workers=4, lr=[0.05, 0.2], steps=2)
+    facts = table.attrs["facts"]
+    assert np.isnan(facts["counted"]) and facts["lowest"] < 0.9 < 1.1 < facts["highest"]
+    assert (table.bias > 0.1).all() and (table.lower <= table.upper).all()
+    right = decentral.certify("dpsgd", "complete", num_workers=4, lr=[0.05, 0.2])
+    assert right.attrs["facts"]["counted"] == pytest.approx(1.0) and (right.bias < table.bias).all()
+
+
+@pytest.mark.slow
+def test_the_command_writes_table_figure_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["algo=dpsgd", "topology=ring", "num_workers=4", f"results_dir={tmp_path}"]
+    with pytest.raises(SystemExit) as exit:
+        main([*words, "certify=true", "certify.steps=2", "certify.mu=0.2"])
+    out = capsys.readouterr().out
+    assert exit.value.code == 0 and "every gradient finally counts the same" in out
+    assert "Largest stable learning rate: 2" in out
+    folder = tmp_path / "certificates" / "dpsgd-ring-4"
+    assert {file.name for file in folder.iterdir()} == {"certificate.csv", "certificate.json", "certificate.png"}
+    with pytest.raises(SystemExit) as exit:
+        main([*words, "certify.mue=1"])
+    assert "certify has no setting 'mue'. Did you mean 'mu'?" in capsys.readouterr().err and exit.value.code == 2
+
+
+def test_the_page_prints_what_its_program_prints(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "certificates.md").read_text()
+    program, expected = (page.split(f"<!-- {name} -->\n```")[1].split("```")[0] for name in ("certify", "certified"))
+    (tmp_path / "example.py").write_text(program.removeprefix("python\n"))
+    with redirect_stdout(io.StringIO()) as out:
+        runpy.run_path(str(tmp_path / "example.py"))
+    assert out.getvalue() == expected.removeprefix("\n")
+
+
+def test_a_prediction_is_what_a_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = ["task=quadratics", "schedule=constant", "lr=0.1", "task.initial_distance=1", f"results_dir={tmp_path}"]
+    for words in (
+        ("algo=dpsgd", "topology=ring", "num_workers=4", "steps=300"),
+        ("algo=relaysgd", "topology=dbt", "num_workers=4", "steps=1500"),
+        ("algo=dpsgd", "topology=one_peer_exponential", "num_workers=4", "task.noise=1", "task.zeta2=0", "steps=2000"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            run_command([*base, *words, "progress=false", "--predict"])
+        assert exit.value.code == 0
+        table = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+        predicted, measured = (float(table[-1][i]) for i in (-2, -1))
+        assert measured == pytest.approx(predicted, rel=0.1, abs=1e-9), words
+    with pytest.raises(SystemExit) as exit:
+        run_command(["data=digits", "model=mlp", "--predict", f"results_dir={tmp_path}"])
+    assert exit.value.code == 2 and "use task=quadratics" in capsys.readouterr().err
