@@ -16,12 +16,21 @@ from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
 from decentral.scheduling.job import Job
 from decentral.settings import setting
-from decentral.store import read_metrics
+from decentral.store import Status, read_metrics
 
 MEASURED, PREDICTED, GAP = "measured steps", "predicted steps", "1 / spectral gap"
 _RATES = np.geomspace(0.01, 1.9, 24)
 _CURVATURES = 0.25, 1.0
 _MOST_STEPS = 2000
+
+
+class RateRun(TrainingRun):
+    """The run of one learning rate, which may diverge."""
+
+    def finished(self) -> Status | None:
+        """Return done for a diverged run, too: then another rate is better."""
+        status = super().finished()
+        return Status.done if status is Status.diverged else status
 
 
 @dataclass
@@ -66,9 +75,9 @@ class Theory(Measurement):
         return {"ratio": self.heterogeneity, "reach": self.reach, "topology": component_identity(self.config.topology)}
 
     @cached_property
-    def runs(self) -> list[TrainingRun]:
+    def runs(self) -> list[RateRun]:
         """Return the run of each learning rate."""
-        return [TrainingRun(replace(self.config, lr=lr), f"{self.title}, lr {lr:g}") for lr in self.rates]
+        return [RateRun(replace(self.config, lr=lr), f"{self.title}, lr {lr:g}") for lr in self.rates]
 
     def jobs(self) -> list[Job]:
         """Return the prediction and the runs."""
@@ -117,10 +126,10 @@ class Theory(Measurement):
         status = "done" if reached else NOT_REACHED
         return Value(labels, value if reached else math.nan, metric, self.config.seed, lr, status=status)
 
-    def _measured(self, run: TrainingRun) -> float:
+    def _measured(self, run: RateRun) -> float:
         """Return the first evaluated step of a run at which the metric is at the target; infinite if never."""
         rows = [row for row in read_metrics(run.directory) if (row["metric"], row["worker"]) == (self.metric, "mean")]
-        if not rows:
+        if not rows or TrainingRun.finished(run) is Status.diverged:
             return math.inf
         rises = rows[0]["value"] < self.target
         reached = (row for row in rows if (row["value"] >= self.target) == rises or row["value"] == self.target)
