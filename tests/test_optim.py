@@ -18,7 +18,6 @@ from decentral.algorithms.teleportation import Teleportation
 from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.lr_schedules import plain as plain_schedules
 from decentral.lr_schedules.schedule import (
     Constant,
     Cosine,
@@ -417,8 +416,7 @@ def test_what_a_scheduler_changes_is_changed_as_in_torch(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "made_schedulers.py").write_text(MADE)
-    for cached in (signature.function, plain_schedules.plain):
-        cached.cache_clear()
+    signature.function.cache_clear()
     layout, x0 = RowLayout(("weight",), ((3,),)), torch.tensor([[0.3, -0.2, 0.5]], dtype=torch.float64)
     for words, make in CYCLES.items():
         config = compose(["task=quadratics", *optim.split(), *f"schedule={words}".split()])

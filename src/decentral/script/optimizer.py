@@ -212,7 +212,7 @@ class DecentralizedOptimizer(Optimizer):
             self.inner.load_state_dict(before)
             raise
 
-    def accept_weights(self) -> None:
+    def _accept_weights(self) -> None:
         """Accept that each rank's weights and optimizer state have been loaded together since `decentral.wrap`."""
         self._how.guard.replaced = None
 

@@ -156,7 +156,7 @@ def _load(file: Path, objects: dict[str, Any]) -> dict[str, Any]:
             state = saved["objects"][key]
             each.load_state_dict(with_versions(each, state) if isinstance(each, nn.Module) else state)
             if isinstance(each, DecentralizedOptimizer):
-                each.accept_weights()
+                each._accept_weights()
         for key, state in saved["generators"].items():
             if key != "cuda" or torch.cuda.is_initialized():
                 _GENERATORS[key][1](state)

@@ -243,7 +243,7 @@ class RunStore:
 
     def abandon(self) -> None:
         """Undo `open` of a `new` directory, which then belongs to no run. Other files stay."""
-        for name in ("status.json", "config.yaml", "metrics.jsonl", LOCK):
+        for name in ("status.json", "config.yaml", "metrics.jsonl", LOCK, GITIGNORE):
             (self.path / name).unlink(missing_ok=True)
         with suppress(OSError):
             self.path.rmdir()
