@@ -8,7 +8,7 @@ import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from configure import configure
+from decentral.algorithms.dpsgd import DPSGD
 from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
@@ -231,6 +232,22 @@ def test_a_method_without_rounds_is_not_checked_whatever_number_of_workers_suits
 )
 def test_bytes_are_checked_in_a_run_that_sends_something(overrides: list[str], verdict: Verdict) -> None:
     assert Checks(overrides).carry_out("bytes counted = bytes sent").verdict is verdict
+
+
+def test_rows_that_an_algorithm_gives_away_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*OPTIMIZING, "relay_mean"]:
+        net = ALGORITHMS[name].nets[0].overrides(tmp_path)
+        task = f"task={ALGORITHMS[name].task}"
+        properties.rows_are_given_away(configure(f"algo={name}", *net, *ALGORITHMS[name].overrides, task), 12)
+    monkeypatch.setattr(DPSGD, "step", _reads_given_rows)
+    with pytest.raises(properties.Violation, match=r"give a copy, as in net\.mix\(y\.clone\(\), t\)"):
+        properties.rows_are_given_away(configure("algo=dpsgd", "topology=ring", "num_workers=5", "task=quadratics"), 12)
+
+
+def _reads_given_rows(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
+    y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+    mixed = net.mix(y, t)
+    return self.State((y + mixed) / 2, s.compression_stats, opt)  # y may be what is mixed
 
 
 def test_an_algorithm_that_never_is_plain_sgd_is_not_compared_with_it() -> None:

@@ -85,6 +85,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "algo=streaming_diloco algo.fragments=3": "algo.fragments=3 does not divide algo.period_steps=50",
         "algo=streaming_diloco algo.delay_steps=10": "algo.delay_steps=10 is too large: use a number < 10",
         "algo=teleportation algo.graph=rnig": "algo.graph=rnig does not exist. Did you mean 'ring'",
+        "algo=mine:Own": "algo=mine:Own is not taken from a module: put its file into FOLDER/algorithms/",
         "algo=teleportation algo.graph=epidemic": "algo.graph=epidemic has no doubly stochastic matrix",
         "algo=dpsgd topology=epidemic": "doubly stochastic",
         "algo=desloc optim=muon": "desloc averages the state .* does not know that of optim=muon: use optim=adam",

@@ -83,4 +83,4 @@ class DESLOC(OnlyModels):
         periods = self.state_periods or [self.period_steps * factor for factor in self.state_factors] or [0]
         for K, rows in zip([self.period_steps, *periods, *periods[-1:] * len(opt)], [x, *opt], strict=False):
             if K and t % K == 0:
-                net.mean(rows)
+                rows.copy_(net.mean(rows))

@@ -122,6 +122,7 @@ class Checks:
             "1 = 2 processes": lambda: self._same(2),
             f"1 = {n} processes": lambda: self._same(n or 1),
             "bytes counted = bytes sent": self._bytes,
+            "rows given to the network are not read again": self._given_away,
             _LOSSY: self._lossy,
             "a resumed run continues bit for bit": self._resumed,
             _MEAN: lambda: self._mean(self.base),
@@ -237,6 +238,10 @@ class Checks:
         if several.wire_bytes != several.bytes_sent:
             raise Violation(f"{several.bytes_sent} bytes were counted, and the processes sent {several.wire_bytes}.")
         return f"{several.bytes_sent / len(several.iterates[1:]) / self.base.num_workers:g} bytes per worker and step"
+
+    def _given_away(self) -> None:
+        self._needs_messages()
+        properties.rows_are_given_away(self.config, self.config.steps or 0)
 
     def _lossy(self) -> None:
         self._needs_messages()

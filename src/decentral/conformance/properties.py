@@ -3,6 +3,7 @@ a message that describes the violation."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,14 +21,14 @@ from decentral.network.world import World
 from decentral.runtime.launch import in_processes
 from decentral.store import Status
 from decentral.tasks.problems.convex import random_problem
-from decentral.topology.delivery import Losses
+from decentral.topology.delivery import Exchange, Losses
 from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import from_parts, to_part
 from decentral.training.method import with_rate
 from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _FILE = "walk.npz"
 _STILL_STEPS = 30
@@ -144,6 +145,47 @@ def simulated(config: Config, x: Tensor, oracle: Any) -> Stepper:
     """Return the algorithm in this process with learning rate 1, from the models x [n, P]."""
     net = LocalNetwork(config.rounds(), Losses(0.0, config.seed))
     return Stepper(with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1])), net, oracle, x)
+
+
+class Overwriting(LocalNetwork):
+    """A network that returns averages in new memory and overwrites the rows that it was given: as any network may."""
+
+    def _begin_all(self, x: Tensor, exchanges: Sequence[Exchange], halve: bool = False) -> Callable[[], Tensor]:
+        end = super()._begin_all(x.clone(), exchanges, halve)
+
+        def ended() -> Tensor:
+            mixed = end()
+            x.fill_(math.nan)
+            return mixed
+
+        return ended
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Return the mean, and overwrite x."""
+        mean = super().mean(x.clone())
+        x.fill_(math.nan)
+        return mean
+
+
+def rows_are_given_away(config: Config, steps: int) -> None:
+    """Check that rows given to `mix` or `mean` are not read again: these may overwrite them."""
+    assert config.num_workers is not None
+    x0 = torch.linspace(1.0, 2.0, 6, dtype=torch.float64).repeat(config.num_workers, 1)
+    optima = torch.arange(config.num_workers, dtype=torch.float64)[:, None] * x0
+    gradients = lambda x, workers=None: x - (optima if workers is None else optima[list(workers)])  # noqa: E731
+    ends = []
+    for network in (LocalNetwork, Overwriting):
+        net = network(config.rounds(), Losses(0.0, config.seed))
+        with torch.no_grad():
+            run = Stepper(with_rate(config, lambda t: 0.1, RowLayout.flat(6)), net, gradients, x0.clone())
+            for _ in range(steps):
+                run.step()
+        ends.append(run.models)
+    if not torch.allclose(ends[0], ends[1], rtol=1e-9):
+        raise Violation(
+            "rows that were given to net.mix or net.mean are read again, although these may overwrite them: give a "
+            "copy, as in net.mix(y.clone(), t)."
+        )
 
 
 # -- properties -------------------------------------------------------------------------------------------------------

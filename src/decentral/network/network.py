@@ -93,7 +93,10 @@ class Network(PayloadVerbs, RowArithmetic, ABC):
         return slowest
 
     def mix(self, x: Tensor, round: int, lazy: bool = False) -> Tensor:
-        """x_i <- sum_j W_ij x_j with the matrices of this round, or with (W + I) / 2. [k, ..., P] -> the same."""
+        """x_i <- sum_j W_ij x_j with the matrices of this round, or with (W + I) / 2. [k, ..., P] -> the same.
+
+        The rows are given away: the result may be in their memory. To use them afterwards, give `x.clone()`.
+        """
         return self.begin_mix(x, round, lazy)()
 
     def begin_mix(self, x: Tensor, round: int, lazy: bool = False) -> Callable[[], Tensor]:
@@ -113,7 +116,7 @@ class Network(PayloadVerbs, RowArithmetic, ABC):
         return self.move(x, self.delivery.among(MixingMatrix.of(W)))
 
     def mean(self, x: Tensor) -> Tensor:
-        """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
+        """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same, perhaps in their memory."""
         with self.traffic.collective("all_reduce", self._row_bytes(x)):
             return self._mean(x)
 
