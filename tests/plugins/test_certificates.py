@@ -352,6 +352,12 @@ def test_a_prediction_is_what_a_run_does(tmp_path: Path, capsys: pytest.CaptureF
         table = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
         predicted, measured = (float(table[-1][i]) for i in (-2, -1))
         assert measured == pytest.approx(predicted, rel=0.1, abs=1e-9), words
-    with pytest.raises(SystemExit) as exit:
-        run_command(["data=digits", "model=mlp", "--predict", f"results_dir={tmp_path}"])
-    assert exit.value.code == 2 and "use task=quadratics" in capsys.readouterr().err
+    for words, reason in (
+        (("data=digits", "model=mlp"), "use task=quadratics"),
+        (("task=quadratics", "lr=0"), "use a larger learning rate"),
+        (("task=quadratics", "lr_per_worker=[lognormal,0.1,1]"), "lr_per_worker has no certificate"),
+        (("task=quadratics", "simulate=timeline", "cluster=even", "steps=2"), "which does not train"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            run_command([*words, "algo=dpsgd", "--predict", f"results_dir={tmp_path}"])
+        assert exit.value.code == 2 and reason in capsys.readouterr().err

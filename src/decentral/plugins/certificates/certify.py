@@ -72,7 +72,8 @@ class Row(NamedTuple):
     rate: float
     """rho, the largest over curvatures in {mu, L}^n found: distances contract by rho per step."""
     bias: float
-    """Largest root mean square distance of the workers from the optimum, per unit of heterogeneity zeta."""
+    """Largest root mean square distance of the workers from the optimum, per unit of heterogeneity zeta, over four
+    curvatures: all mu, all L, alternating, and those of `rate`."""
     noise_worker: float
     """Variance of a worker's model by gradient noise, divided by all-reduce's at the same effective rate."""
     noise_mean: float
@@ -270,32 +271,33 @@ def store(certifier: Certifier, terms: Terms, certified: Sequence[Row], folder: 
     return folder
 
 
-_PANELS = {
-    "rate": ("rate per step", {"rate": "largest over curvatures"}),
-    "bias": ("distance from the optimum / zeta", {"bias": "root mean square over workers"}),
-    "noise": (
-        "variance / that of all-reduce",
-        {"noise_worker": "a worker's model", "noise_mean": "mean of the models"},
-    ),
-}
+_PANELS = (
+    ("rate per step", {"rate": "largest over curvatures"}, None),
+    ("distance from the optimum / zeta", {"bias": "root mean square over workers"}, 0),
+    ("variance / that of all-reduce", {"noise_worker": "a worker's model", "noise_mean": "mean of the models"}, 0),
+    ("worst error", {"upper": "certified", "lower": "attained"}, None),
+)
+"""Label, lines by their column, and the lower end of the axis."""
 
 
 def draw(certifier: Certifier, certified: Sequence[Row]) -> bytes:
-    """Return the figure of rate, bias and noise over the learning rate, as a PNG."""
+    """Return the figure of rate, bias, noise and worst case over the learning rate, as a PNG."""
     from matplotlib.figure import Figure
 
     table, name = frame(certified), certifier.method.algorithm.name
+    panels = [panel for panel in _PANELS if not table.columns.intersection(panel[1]).empty]
     with style.settings(name):
-        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        figure = Figure(figsize=(3.3 * len(panels), 3.2), layout="constrained")
         figure.suptitle(f"{name}, {certifier.method.n} workers", x=0.01, ha="left", fontweight="bold")
-        for ax, (label, lines) in zip(figure.subplots(1, 3), _PANELS.values(), strict=True):
-            for (column, words), color in zip(lines.items(), (style.BLUE, style.VERMILLION), strict=False):
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for ax, (label, lines, bottom) in zip(axes, panels, strict=True):
+            for column, color, dashes in zip(lines, (style.BLUE, style.VERMILLION), ("-", "--"), strict=False):
                 if column in table:
-                    ax.plot(table.lr, table[column].where(table[column] > _ROUNDING, 0.0), color=color, label=words)
+                    shown = table[column].where(table[column] > _ROUNDING, 0.0)
+                    ax.plot(table.lr, shown, dashes, color=color, label=lines[column])
             ax.set(xscale="log", xlabel="learning rate", ylabel=label)
-            if ax.lines:
-                ax.legend(frameon=False, fontsize="small")
-            ax.set_ylim(bottom=None if label.startswith("rate") else 0)
+            ax.legend(frameon=False, fontsize="small")
+            ax.set_ylim(bottom=bottom)
         return style.png(figure, 150)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decentral.config.schema import Config
+from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.store.metrics import read_metrics
 from decentral.terminal.console import aligned
@@ -36,8 +36,14 @@ def quadratics(config: Config) -> Callable[[Path], str]:
 
     Raises ConfigError for another task, a learning rate that changes, or a method that has no certificate.
     """
-    if config.task.name != "quadratics":
-        raise ConfigError(f"--predict cannot be used with task={config.task.name}: use task=quadratics.")
+    refused = {
+        f"task={config.task.name}: use task=quadratics": config.task.name != "quadratics",
+        "lr=0: use a larger learning rate": config.lr == 0,
+        "simulate=timeline, which does not train: leave it out": config.simulate is not Simulate.training,
+    }
+    for words, is_given in refused.items():
+        if is_given:
+            raise ConfigError(f"--predict cannot be used with {words}.")
     predicted = _predict(config)
 
     def compared(directory: Path) -> str:
