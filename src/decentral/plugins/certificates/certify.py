@@ -18,7 +18,7 @@ from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.optim.optimizer import Optimizer
-from decentral.plugins.certificates.quadratics import STABLE, Noise, Piece, curvatures, noise_ratio
+from decentral.plugins.certificates.quadratics import STABLE, Piece, curvatures, noise_ratio
 from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, Tracer
 from decentral.plugins.certificates.worst_case import Bound, worst_case
 from decentral.registry.typed import typed
@@ -122,16 +122,16 @@ class Certifier:
 
     def __init__(self, method: Method, lr: float) -> None:
         self.method, self.tracer = method, Tracer(method, lr)
-        system = self.tracer.system(lr)
-        self.start = system.start
-        each = zip(system.pieces, system.start, system.impulses, strict=True)
-        self.pieces = [Piece.of(phases, start, lr, impulses) for phases, start, impulses in each]
+        phases = self.tracer.tested(lr)
+        self.start, impulses, moved = self.tracer.begun(lr)
+        each = zip(phases, self.start, impulses, strict=True)
+        self.pieces = [Piece.of(matrices, start, lr, effects) for matrices, start, effects in each]
         steady = [piece.count for piece in self.pieces]
         counts = np.concatenate([piece.counts.ravel() for piece in self.pieces])
         self.count = steady[0] if np.ptp(steady) <= TOLERANCE else math.nan
         self.facts = Facts(
             max(piece.mean_error for piece in self.pieces),
-            max(system.moved, *(piece.common_error for piece in self.pieces)),
+            max(moved, *(piece.common_error for piece in self.pieces)),
             max(piece.heterogeneous_error for piece in self.pieces),
             self.count if np.ptp(counts) <= 1e-7 * np.abs(counts).max() else math.nan,
             float(counts.min()),
@@ -153,15 +153,15 @@ class Certifier:
         """Return the certificate at this learning rate."""
         pieces, worst, rate = self.hardest(lr, terms)
         say(f"lr={lr:.4g}: rate {rate:.5f}")
-        n, bias, noise = self.method.n, math.nan, Noise(math.nan, math.nan)
+        n, bias, noise = self.method.n, math.nan, (math.nan, math.nan)
         if rate < STABLE:
             ends = [np.full(n, terms.mu), np.full(n, terms.L)]
             uneven = np.where(np.arange(n) % 2, terms.L, terms.mu)
             if self.facts.common <= TOLERANCE:
                 bias = max(piece.worst_bias(h) for piece in pieces for h in (*ends, uneven, worst))
             noises = [noise_ratio(piece, h, self.count) for piece in pieces for h in ends]
-            noise = Noise(*(max(values) for values in zip(*noises, strict=True)))
-        row = Row(lr, rate, bias, noise.worker, noise.mean)
+            noise = max(worker for worker, _ in noises), max(mean for _, mean in noises)
+        row = Row(lr, rate, bias, *noise)
         if terms.steps is None:
             return row
         bound = worst_case(self.method, lr, terms.steps, terms.mu, terms.L, 1.0, terms.zeta2)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
@@ -215,23 +214,15 @@ def _kernel(matrix: np.ndarray) -> np.ndarray:
     return kernel
 
 
-class Noise(NamedTuple):
-    """Stationary variances, divided by that of all-reduce SGD with the same effective learning rate."""
-
-    worker: float
-    """Of a worker's model, on average."""
-    mean: float
-    """Of the mean of the models."""
-
-
-def noise_ratio(piece: Piece, h: np.ndarray, count: float) -> Noise:
-    """Return the variances divided by a / (n h (2 - a h)), a = count * lr and h the mean curvature; not a number if
-    all-reduce SGD is unstable at a."""
+def noise_ratio(piece: Piece, h: np.ndarray, count: float) -> tuple[float, float]:
+    """Return the stationary variances of a worker's model, on average, and of the mean of the models, divided by that
+    of all-reduce SGD: a / (n h (2 - a h)), a = count * lr and h the mean curvature; not a number if that is unstable
+    at a."""
     a, mean = count * piece.lr, float(h.mean())
     if not 0 < a * mean < 2:
-        return Noise(np.nan, np.nan)
+        return math.nan, math.nan
     covariance, reference = piece.noise(h), a / (piece.n * mean * (2 - a * mean))
-    return Noise(float(np.trace(covariance)) / piece.n / reference, float(covariance.mean()) / reference)
+    return float(np.trace(covariance)) / piece.n / reference, float(covariance.mean()) / reference
 
 
 def hardest(value: Callable[[np.ndarray], float], n: int, mu: float, L: float) -> np.ndarray:

@@ -207,18 +207,6 @@ def copied(state: Any) -> Any:
     return trees.tree_map_only(Tensor, Tensor.clone, state)
 
 
-class System(NamedTuple):
-    """The matrices of one period, for each piece of the model, and the states that runs begin with."""
-
-    pieces: list[list[Phase]]
-    start: list[np.ndarray]
-    """The state [S, 1] of a common start x = 1, `warm_up` steps later without gradients."""
-    impulses: list[np.ndarray]
-    """The states [S, warm_up * n] then, if worker j's gradient in step t was 1: column t * n + j."""
-    moved: float
-    """The farthest that the common start moved in the warm-up, relative to 1."""
-
-
 class Tracer:
     """Traces a method at any learning rate; the warm-up is common to all.
 
@@ -292,15 +280,18 @@ class Tracer:
         points = advance(stepper, gradients)
         return points, before, self.shape.unpack(stepper.state)
 
-    def system(self, lr: float) -> System:
-        """Return everything that a certificate needs at this learning rate, after all tests of linearity."""
-        found = self.phases(lr)
-        self._check_superposition(lr, found)
-        self._check_period(lr, found)
-        self._check_columns(lr, found)
-        return System(found, *self._begun(lr))
+    def tested(self, lr: float) -> list[list[Phase]]:
+        """Return the matrices at this learning rate after all tests of linearity."""
+        phases = self.phases(lr)
+        self._check_superposition(lr, phases)
+        self._check_period(lr, phases)
+        self._check_columns(lr, phases)
+        return phases
 
-    def _begun(self, lr: float) -> tuple[list[np.ndarray], list[np.ndarray], float]:
+    def begun(self, lr: float) -> tuple[list[np.ndarray], list[np.ndarray], float]:
+        """Return, for each piece, the state [S, 1] of a common start x = 1 after the warm-up without gradients; the
+        states [S, warm_up * n] then, if worker j's gradient in step t was 1 (column t * n + j); and the farthest that
+        the common start moved."""
         moved, state = 0.0, None
         for stepper, points, models in one_hot(self.method, self.warm_up, lr):
             state, moved = stepper.state, max(moved, np.abs(points[..., 0] - 1).max(), np.abs(models[..., 0] - 1).max())
