@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import runpy
+import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,14 +28,7 @@ from decentral.plugins.certificates.trace import Method, NotLinear, coefficients
 from decentral.plugins.certificates.worst_case import by_piece, certified, forms_of, pairs, run, worst_case
 from decentral.registry import components
 
-pytestmark = pytest.mark.usefixtures("no_grad")
 MU, L = 0.1, 1.0
-
-
-@pytest.fixture(name="no_grad")
-def _no_grad() -> Any:
-    with torch.no_grad():
-        yield
 
 
 def method(*words: str, n: int = 8) -> Method:
@@ -130,6 +125,8 @@ def test_facts_tell_methods_apart() -> None:
     assert np.isnan(first.counted) and (first.lowest, first.highest) == pytest.approx((0.3636, 1.1115), abs=1e-4)
     decayed = Certifier(method("algo=dpsgd", "topology=ring", "optim.weight_decay=0.1"), 0.1).facts
     assert decayed.common > 1e-3 and "no, moves by" in str(decayed)
+    row = Certifier(method("algo=dpsgd", "topology=ring", "optim.weight_decay=0.1"), 0.1).row(0.1, Terms())
+    assert row.rate < 1 and np.isnan(row.bias)
     assert not Certifier(method("algo=d2", "topology=ring"), 0.1).facts.settles
 
 
@@ -262,6 +259,10 @@ def test_at_least_twenty_methods_are_certified_and_others_say_why_not() -> None:
         (("algo=choco", "compress=topk"), "certify algo=choco compress=none"),
         (("algo=dpsgd", "optim=adam"), "use optim=sgd"),
         (("algo=dpsgd", "network.drop_probability=0.1"), "leave it out"),
+        (("algo=dpsgd", "lr_per_worker=[0.1,0.1,0.1,0.2]"), "leave it out"),
+        (("algo=dpsgd", "communication.every=2", "steps_per_worker=[1,2,2,2]"), "leave it out"),
+        (("algo=dpsgd", "schedule=cosine"), "leave it out"),
+        (("algo=dion",), "has no certificate"),
     ):
         with pytest.raises(NotLinear, match=reason):
             Certifier(method(*words, n=4), 0.1)
@@ -285,6 +286,7 @@ class Drifting(DPSGD):
 def test_a_method_of_ones_own_is_certified_and_its_bias_is_found() -> None:
     table = decentral.certify(Drifting(), "complete", num_workers=4, lr=[0.05, 0.2], steps=2)
     facts = table.attrs["facts"]
+    assert torch.is_grad_enabled()
     assert np.isnan(facts["counted"]) and facts["lowest"] < 0.9 < 1.1 < facts["highest"]
     assert (table.bias > 0.1).all() and (table.lower <= table.upper).all()
     right = decentral.certify("dpsgd", "complete", num_workers=4, lr=[0.05, 0.2])
@@ -301,9 +303,29 @@ def test_the_command_writes_table_figure_and_json(tmp_path: Path, capsys: pytest
     assert "Largest stable learning rate: 2" in out
     folder = tmp_path / "certificates" / "dpsgd-ring-4"
     assert {file.name for file in folder.iterdir()} == {"certificate.csv", "certificate.json", "certificate.png"}
-    with pytest.raises(SystemExit) as exit:
-        main([*words, "certify.mue=1"])
-    assert "certify has no setting 'mue'. Did you mean 'mu'?" in capsys.readouterr().err and exit.value.code == 2
+    assert "searching for the largest stable learning rate" in out and "error after 2 steps at most" in out
+    stored = json.loads((folder / "certificate.json").read_text())
+    assert stored["algo"]["name"] == "dpsgd" and stored["num_workers"] == 4 and stored["terms"]["steps"] == 2
+
+
+def test_the_command_refuses_wrong_settings_before_its_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, reason in (
+        (("certify.mue=1",), "certify has no key 'mue'. Did you mean 'mu'?"),
+        (("certify=true", "certify.mu=2"), "certify.mu=2 is not below certify.L=1"),
+        (("certify.lr=a,b",), "certify.lr[0]='a' has the wrong type: use a number"),
+        (("certify.lr=0",), "certify.lr=0 is out of range"),
+        (("certify=maybe",), "certify='maybe' has the wrong type: use true or false"),
+        (("certify.steps=20", "num_workers=16", "topology=chain"), "320 is too large"),
+        (("certify=true", "optim=adam"), "use optim=sgd"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            main(["algo=dpsgd", *words])
+        printed = capsys.readouterr()
+        assert reason in printed.err and exit.value.code == 2 and not printed.out, words
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
+        patch.setitem(sys.modules, "clarabel", None)
+        main(["algo=dpsgd", "certify.steps=2"])
+    assert "pip install 'decentral[certificates]'" in capsys.readouterr().err and exit.value.code == 2
 
 
 def test_the_page_prints_what_its_program_prints(tmp_path: Path) -> None:
@@ -321,6 +343,8 @@ def test_a_prediction_is_what_a_run_does(tmp_path: Path, capsys: pytest.CaptureF
         ("algo=dpsgd", "topology=ring", "num_workers=4", "steps=300"),
         ("algo=relaysgd", "topology=dbt", "num_workers=4", "steps=1500"),
         ("algo=dpsgd", "topology=one_peer_exponential", "num_workers=4", "task.noise=1", "task.zeta2=0", "steps=2000"),
+        ("algo=dpsgd", "num_workers=4", "task.noise=1", "task.zeta2=0", "accumulate=4", "topology=ring", "steps=2000"),
+        ("algo=dpsgd", "num_workers=4", "optim.weight_decay=0.1", "topology=ring", "steps=300"),
     ):
         with pytest.raises(SystemExit) as exit:
             run_command([*base, *words, "progress=false", "--predict"])
@@ -328,6 +352,12 @@ def test_a_prediction_is_what_a_run_does(tmp_path: Path, capsys: pytest.CaptureF
         table = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
         predicted, measured = (float(table[-1][i]) for i in (-2, -1))
         assert measured == pytest.approx(predicted, rel=0.1, abs=1e-9), words
-    with pytest.raises(SystemExit) as exit:
-        run_command(["data=digits", "model=mlp", "--predict", f"results_dir={tmp_path}"])
-    assert exit.value.code == 2 and "use task=quadratics" in capsys.readouterr().err
+    for words, reason in (
+        (("data=digits", "model=mlp"), "use task=quadratics"),
+        (("task=quadratics", "lr=0"), "use a larger learning rate"),
+        (("task=quadratics", "lr_per_worker=[lognormal,0.1,1]"), "lr_per_worker has no certificate"),
+        (("task=quadratics", "simulate=timeline", "cluster=even", "steps=2"), "which does not train"),
+    ):
+        with pytest.raises(SystemExit) as exit:
+            run_command([*words, "algo=dpsgd", "--predict", f"results_dir={tmp_path}"])
+        assert exit.value.code == 2 and reason in capsys.readouterr().err

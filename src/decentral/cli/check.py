@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import textwrap
 from collections import Counter
@@ -15,8 +16,7 @@ from decentral.registry.find import functions
 from decentral.terminal.console import FAILED, aligned, say
 
 if TYPE_CHECKING:
-    from decentral.config.schema import Config
-    from decentral.conformance.check import Found
+    from decentral.conformance.check import Checks, Found
 
 _HELP = """\
 decentral-check algo=NAME [key=value ...] [--config-dir FOLDER]
@@ -46,21 +46,23 @@ def _carry_out(arguments: list[str]) -> int:
     of_reports = [word for word in options.words if re.split(r"[.=]", word)[0] in reports]
     words = [word for word in options.words if word not in of_reports]
     checked(words, options.folders)  # before anything heavy is imported
-    status, base = check(words, options.config_dir)
+    from decentral.conformance.check import Checks
+
+    checks, texts = Checks(words, options.config_dir), []
     for name, report in reports.items():
         given = (word.removeprefix(name).partition("=") for word in of_reports if re.split(r"[.=]", word)[0] == name)
-        for text in report(base, {key.removeprefix("."): value for key, _, value in given}):
-            say(f"\n{text}")
+        texts.append(report(checks.base, {key.removeprefix("."): value for key, _, value in given}))
+    status = check(chosen[0], checks)
+    for text in itertools.chain(*texts):
+        say(f"\n{text}")
     return status
 
 
-def check(overrides: Sequence[str], config_dir: str | None) -> tuple[int, Config]:
-    """Check and print the outcome; return the exit status and the configuration that was checked."""
-    algo = next(word for word in overrides if word.startswith("algo="))
-    from decentral.conformance.check import BREAKS_OFF, Checks, Verdict
+def check(algo: str, checks: Checks) -> int:
+    """Check and print the outcome; return the exit status."""
+    from decentral.conformance.check import BREAKS_OFF, Verdict
 
-    checks, found = Checks(overrides, config_dir), []
-    base = checks.base
+    base, found = checks.base, []
     say(f"{algo} on topology={base.topology.name} with {base.num_workers} workers")
     for number, name in enumerate(checks.all, start=1):
         say(f"[{number} of {len(checks.all)}] {name} ...")
@@ -77,7 +79,7 @@ def check(overrides: Sequence[str], config_dir: str | None) -> tuple[int, Config
     untested = f", {counts[Verdict.not_tested]} not tested" if counts[Verdict.not_tested] else ""
     passed, not_asked = counts[Verdict.passed], counts[Verdict.not_asked]
     say(f"\n{algo}: {passed} passed, {len(failed)} failed, {not_asked} not applicable{untested}")
-    return FAILED if failed else 0, base
+    return FAILED if failed else 0
 
 
 def table(found: Sequence[Found]) -> str:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy.optimize import minimize_scalar
 
 from decentral.availability.availability import AlwaysPresent
 from decentral.compression.dense import NoCompression
+from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.optim.optimizer import Optimizer
-from decentral.plugins.certificates.quadratics import STABLE, Noise, Piece, curvatures, noise_ratio
+from decentral.plugins.certificates.quadratics import STABLE, Piece, curvatures, noise_ratio
 from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, Tracer
-from decentral.plugins.certificates.worst_case import worst_case
+from decentral.plugins.certificates.worst_case import Bound, worst_case
 from decentral.registry.typed import typed
 from decentral.report import style
 from decentral.script.components import algorithm_from, check_setup, chosen
@@ -59,6 +59,11 @@ class Terms(Settings, where="certify"):
         if self.mu >= self.L:
             raise ConfigError(f"certify.mu={self.mu:g} is not below certify.L={self.L:g}: use a smaller mu.")
 
+    @property
+    def first(self) -> float:
+        """Return the learning rate at which the method is tested."""
+        return self.lr[0] if self.lr else 0.1 / self.L
+
 
 class Row(NamedTuple):
     """The certificate at one learning rate."""
@@ -67,7 +72,8 @@ class Row(NamedTuple):
     rate: float
     """rho, the largest over curvatures in {mu, L}^n found: distances contract by rho per step."""
     bias: float
-    """Largest root mean square distance of the workers from the optimum, per unit of heterogeneity zeta."""
+    """Largest root mean square distance of the workers from the optimum, per unit of heterogeneity zeta, over four
+    curvatures: all mu, all L, alternating, and those of `rate`."""
     noise_worker: float
     """Variance of a worker's model by gradient noise, divided by all-reduce's at the same effective rate."""
     noise_mean: float
@@ -115,18 +121,17 @@ class Certifier:
     """
 
     def __init__(self, method: Method, lr: float) -> None:
-        torch.set_grad_enabled(False)
         self.method, self.tracer = method, Tracer(method, lr)
-        system = self.tracer.system(lr)
-        self.start = system.start
-        each = zip(system.pieces, system.start, system.impulses, strict=True)
-        self.pieces = [Piece.of(phases, start, lr, impulses) for phases, start, impulses in each]
+        phases = self.tracer.tested(lr)
+        self.start, impulses, moved = self.tracer.begun(lr)
+        each = zip(phases, self.start, impulses, strict=True)
+        self.pieces = [Piece.of(matrices, start, lr, effects) for matrices, start, effects in each]
         steady = [piece.count for piece in self.pieces]
         counts = np.concatenate([piece.counts.ravel() for piece in self.pieces])
         self.count = steady[0] if np.ptp(steady) <= TOLERANCE else math.nan
         self.facts = Facts(
             max(piece.mean_error for piece in self.pieces),
-            max(system.moved, *(piece.common_error for piece in self.pieces)),
+            max(moved, *(piece.common_error for piece in self.pieces)),
             max(piece.heterogeneous_error for piece in self.pieces),
             self.count if np.ptp(counts) <= 1e-7 * np.abs(counts).max() else math.nan,
             float(counts.min()),
@@ -138,27 +143,29 @@ class Certifier:
         """Return the pieces at this learning rate."""
         return [Piece.of(phases, s, lr) for phases, s in zip(self.tracer.phases(lr), self.start, strict=True)]
 
-    def rate(self, lr: float, terms: Terms) -> float:
-        """Return the largest rate over curvatures in {mu, L}^n found."""
+    def hardest(self, lr: float, terms: Terms) -> tuple[list[Piece], np.ndarray, float]:
+        """Return the pieces, the curvatures in {mu, L}^n with the largest rate found, and that rate."""
         pieces = self.at(lr)
         worst = curvatures(pieces, terms.mu, terms.L)
-        return max(piece.rate(worst) for piece in pieces)
+        return pieces, worst, max(piece.rate(worst) for piece in pieces)
 
-    def row(self, lr: float, terms: Terms) -> Row:
+    def row(self, lr: float, terms: Terms, say: Callable[[str], None] = lambda text: None) -> Row:
         """Return the certificate at this learning rate."""
-        pieces, n = self.at(lr), self.method.n
-        worst = curvatures(pieces, terms.mu, terms.L)
-        rate, bias, noise = max(piece.rate(worst) for piece in pieces), math.nan, Noise(math.nan, math.nan)
+        pieces, worst, rate = self.hardest(lr, terms)
+        say(f"lr={lr:.4g}: rate {rate:.5f}")
+        n, bias, noise = self.method.n, math.nan, (math.nan, math.nan)
         if rate < STABLE:
             ends = [np.full(n, terms.mu), np.full(n, terms.L)]
             uneven = np.where(np.arange(n) % 2, terms.L, terms.mu)
-            bias = max(piece.worst_bias(h) for piece in pieces for h in (*ends, uneven, worst))
+            if self.facts.common <= TOLERANCE:
+                bias = max(piece.worst_bias(h) for piece in pieces for h in (*ends, uneven, worst))
             noises = [noise_ratio(piece, h, self.count) for piece in pieces for h in ends]
-            noise = Noise(*(max(values) for values in zip(*noises, strict=True)))
-        row = Row(lr, rate, bias, noise.worker, noise.mean)
+            noise = max(worker for worker, _ in noises), max(mean for _, mean in noises)
+        row = Row(lr, rate, bias, *noise)
         if terms.steps is None:
             return row
         bound = worst_case(self.method, lr, terms.steps, terms.mu, terms.L, 1.0, terms.zeta2)
+        say(f"lr={lr:.4g}: error after {terms.steps} steps at most {_bracket(bound)}")
         return row._replace(lower=bound.lower, upper=bound.upper, tau_R=bound.tau_R, tau_z=bound.tau_z)
 
     def largest_stable(self, terms: Terms) -> float:
@@ -179,24 +186,27 @@ class Certifier:
             low, high = 0.0, low
 
 
-def rows(certifier: Certifier, terms: Terms) -> Iterator[Row]:
-    """Yield the certificate at each learning rate asked for; or at 24 up to the largest stable one, and at the
-    fastest."""
-    rates = terms.lr
-    if not rates:
-        largest = certifier.largest_stable(terms)
-        if not largest:
-            raise NotLinear(f"algo={certifier.method.algorithm.name} is stable at no learning rate.")
-        rates = [float(lr) for lr in np.geomspace(largest / 100, largest, _RATES)]
-    found = []
-    for lr in rates:
-        found.append(certifier.row(lr, terms))
-        yield found[-1]
-    if not terms.lr:
-        fastest = min(range(len(found)), key=lambda i: found[i].rate)
-        ends = (found[max(0, fastest - 1)].lr, found[min(fastest + 1, len(found) - 1)].lr)
-        rate = lambda lr: certifier.rate(lr, terms)  # noqa: E731
-        yield certifier.row(float(minimize_scalar(rate, bounds=ends, method="bounded").x), terms)
+def _bracket(bound: Bound) -> str:
+    if math.isnan(bound.upper):
+        return f"(no certificate: rounding left no bound), at least {bound.lower:.5g} in the worst case"
+    return f"{bound.upper:.5g}, and at least {bound.lower:.5g} in the worst case"
+
+
+def rows(certifier: Certifier, terms: Terms, say: Callable[[str], None] = lambda text: None) -> list[Row]:
+    """Return the certificate at each learning rate asked for; or at 24 up to the largest stable one, and at the
+    fastest. `say` receives progress."""
+    if terms.lr:
+        return [certifier.row(lr, terms, say) for lr in terms.lr]
+    say("searching for the largest stable learning rate")
+    largest = certifier.largest_stable(terms)
+    if not largest:
+        raise NotLinear(f"algo={certifier.method.algorithm.name} is stable at no learning rate.")
+    certified = [certifier.row(float(lr), terms, say) for lr in np.geomspace(largest / 100, largest, _RATES)]
+    fastest = min(range(_RATES), key=lambda i: certified[i].rate)
+    ends = certified[max(0, fastest - 1)].lr, certified[min(fastest + 1, _RATES - 1)].lr
+    say("searching for the fastest learning rate")
+    best = minimize_scalar(lambda lr: certifier.hardest(lr, terms)[2], bounds=ends, method="bounded").x
+    return [*certified, certifier.row(float(best), terms, say)]
 
 
 def method_of(config: Config) -> Method:
@@ -206,14 +216,17 @@ def method_of(config: Config) -> Method:
         raise NotLinear(
             f"compress={config.compress.name} is not linear and has no certificate: certify algo={name} compress=none."
         )
-    lossy = {
+    refused = {
         f"network.drop_probability={config.network.drop_probability:g}": config.network.drop_probability > 0,
         f"availability={config.availability.name}": not isinstance(config.availability, AlwaysPresent),
         f"robust={config.robust.name}": config.robust.name != "none",
         f"attack={config.attack.name}": config.attack.name != "none",
+        f"schedule={config.schedule.name}": config.schedule.name != "constant",
+        "lr_per_worker": config.lr_per_worker is not None,
+        "steps_per_worker": config.steps_per_worker is not None,
     }
-    for setting_, given in lossy.items():
-        if given:
+    for setting_, is_given in refused.items():
+        if is_given:
             raise NotLinear(f"{setting_} has no certificate: leave it out.")
     return Method(config.algo, config.optim, config.rounds())
 
@@ -221,64 +234,70 @@ def method_of(config: Config) -> Method:
 # -- what users see ----------------------------------------------------------------------------------------------------
 
 
-def frame(found: Sequence[Row]) -> DataFrame:
+def frame(certified: Sequence[Row]) -> DataFrame:
     """Return the certificates as a frame with a row for each learning rate."""
     from pandas import DataFrame
 
-    return DataFrame(found).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
+    return DataFrame(certified).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
 
 
-def text(certifier: Certifier, terms: Terms, found: Sequence[Row]) -> str:
+def text(terms: Terms, certified: Sequence[Row]) -> str:
     """Return the certificates as a table with a sentence about the learning rates."""
-    table = frame(found)
+    table = frame(certified)
     title = f"mu = {terms.mu:g}, L = {terms.L:g}, zeta^2 = {terms.zeta2:g}"
     title += "" if terms.steps is None else f", K = {terms.steps}"
-    said = [title, table.to_string(index=False, float_format=lambda value: f"{value:.5g}")]
+    sentences = [title, table.to_string(index=False, float_format=lambda value: f"{value:.5g}", na_rep="-")]
     stable = table[table.rate < STABLE]
     if not terms.lr:
-        said.append(f"Largest stable learning rate: {table.lr.max():.4g}.")
+        sentences.append(f"Largest stable learning rate: {table.lr.max():.4g}.")
     if len(stable) > 1:
-        said.append(f"Smallest rate: {stable.rate.min():.5f} per step, at lr={stable.lr[stable.rate.idxmin()]:.4g}.")
-    return "\n".join(said)
+        fastest = stable.lr[stable.rate.idxmin()]
+        sentences.append(f"Smallest rate: {stable.rate.min():.5f} per step, at lr={fastest:.4g}.")
+    if len(stable) < len(table):
+        sentences.append("No bias and noise (-) where the rate shows that the method is unstable.")
+    return "\n".join(sentences)
 
 
-def store(certifier: Certifier, terms: Terms, found: Sequence[Row], folder: Path) -> Path:
-    """Write certificate.csv, certificate.json and, of several learning rates, certificate.png; return the folder."""
+def store(certifier: Certifier, terms: Terms, certified: Sequence[Row], folder: Path, setting: dict[str, Any]) -> Path:
+    """Write certificate.csv, certificate.json with the `setting`, and, of several learning rates, certificate.png;
+    return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "certificate.csv", frame(found).to_csv(index=False))
-    stored = {"terms": vars(terms), "facts": certifier.facts._asdict(), "rows": [row._asdict() for row in found]}
+    write_text(folder / "certificate.csv", frame(certified).to_csv(index=False))
+    rows_ = [row._asdict() for row in certified]
+    stored = setting | {"terms": vars(terms), "facts": certifier.facts._asdict(), "rows": rows_}
     write_text(folder / "certificate.json", json.dumps(encode(stored), indent=2) + "\n")
-    if len(found) > 1:
-        write_bytes(folder / "certificate.png", draw(certifier, found))
+    if len(certified) > 1:
+        write_bytes(folder / "certificate.png", draw(certifier, certified))
     return folder
 
 
-_PANELS = {
-    "rate": ("rate per step", {"rate": "largest over curvatures"}),
-    "bias": ("distance from the optimum / zeta", {"bias": "root mean square over workers"}),
-    "noise": (
-        "variance / that of all-reduce",
-        {"noise_worker": "a worker's model", "noise_mean": "mean of the models"},
-    ),
-}
+_PANELS = (
+    ("rate per step", {"rate": "largest over curvatures"}, None),
+    ("distance from the optimum / zeta", {"bias": "root mean square over workers"}, 0),
+    ("variance / that of all-reduce", {"noise_worker": "a worker's model", "noise_mean": "mean of the models"}, 0),
+    ("worst error", {"upper": "certified", "lower": "attained"}, None),
+)
+"""Label, lines by their column, and the lower end of the axis."""
 
 
-def draw(certifier: Certifier, found: Sequence[Row]) -> bytes:
-    """Return the figure of rate, bias and noise over the learning rate, as a PNG."""
+def draw(certifier: Certifier, certified: Sequence[Row]) -> bytes:
+    """Return the figure of rate, bias, noise and worst case over the learning rate, as a PNG."""
     from matplotlib.figure import Figure
 
-    table, name = frame(found), certifier.method.algorithm.name
+    table, name = frame(certified), certifier.method.algorithm.name
+    panels = [panel for panel in _PANELS if not table.columns.intersection(panel[1]).empty]
     with style.settings(name):
-        figure = Figure(figsize=(10, 3.2), layout="constrained")
+        figure = Figure(figsize=(3.3 * len(panels), 3.2), layout="constrained")
         figure.suptitle(f"{name}, {certifier.method.n} workers", x=0.01, ha="left", fontweight="bold")
-        for ax, (label, lines) in zip(figure.subplots(1, 3), _PANELS.values(), strict=True):
-            for (column, words), color in zip(lines.items(), (style.BLUE, style.VERMILLION), strict=False):
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for ax, (label, lines, bottom) in zip(axes, panels, strict=True):
+            for column, color, dashes in zip(lines, (style.BLUE, style.VERMILLION), ("-", "--"), strict=False):
                 if column in table:
-                    ax.plot(table.lr, table[column].where(table[column] > _ROUNDING, 0.0), color=color, label=words)
+                    shown = table[column].where(table[column] > _ROUNDING, 0.0)
+                    ax.plot(table.lr, shown, dashes, color=color, label=lines[column])
             ax.set(xscale="log", xlabel="learning rate", ylabel=label)
-            if ax.lines:
-                ax.legend(frameon=False, fontsize="small")
-            ax.set_ylim(bottom=None if label.startswith("rate") else 0)
+            ax.legend(frameon=False, fontsize="small")
+            ax.set_ylim(bottom=bottom)
         return style.png(figure, 150)
 
 
@@ -327,9 +346,9 @@ def certify(
         raise ConfigError("num_workers=None does not set the number of workers: give n, or a topology that has one.")
     rounds = communication.schedule(graph, n)
     check_setup(algorithm, NoCompression(), rounds, communication, graph, optimizer)
-    rates = [] if lr is None else [float(each) for each in np.atleast_1d(np.asarray(lr, dtype=float))]
-    terms = Terms(mu=mu, L=L, lr=rates, steps=steps, zeta2=zeta2)
-    certifier = Certifier(Method(algorithm, optimizer, rounds), (rates or [0.1 / L])[0])
-    table = frame(list(rows(certifier, terms)))
+    rates = [] if lr is None else np.atleast_1d(lr).tolist()
+    terms = build(Terms, {"mu": mu, "L": L, "lr": rates, "steps": steps, "zeta2": zeta2}, "certify")
+    certifier = Certifier(Method(algorithm, optimizer, rounds), terms.first)
+    table = frame(rows(certifier, terms))
     table.attrs["facts"] = certifier.facts._asdict()
     return table

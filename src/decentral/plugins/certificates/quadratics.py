@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
@@ -141,21 +140,21 @@ class Piece:
         radius = np.abs(np.linalg.eigvals(self._period(h)[0])).max(initial=0.0)
         return float(radius ** (1 / len(self.phases)))
 
-    def fixed_point(self, h: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Return the models [n] (or [n, k] for b [n, k]) at the fixed point, at the end of a period."""
+    def fixed_point(self, h: np.ndarray, q: np.ndarray) -> np.ndarray:
+        """Return the models [n] (or [n, k] for q [n, k]) at the fixed point with gradients H p - q, at the end of a
+        period."""
         period, driven, _ = self._period(h)
-        at = np.linalg.solve(np.eye(len(period)) - period, -driven @ (h * b.T).T)
-        ends: np.ndarray = self.phases[0].M @ at
+        ends: np.ndarray = self.phases[0].M @ np.linalg.solve(np.eye(len(period)) - period, -driven @ q)
         return ends
 
     def bias(self, h: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return x_i - sum(h b) / sum(h) [n] at the fixed point, at the end of a period."""
-        return self.fixed_point(h, b) - (h @ b) / h.sum()
+        return self.fixed_point(h, h * b) - (h @ b) / h.sum()
 
     def worst_bias(self, h: np.ndarray) -> float:
         """Return the largest sqrt(1/n sum_i bias_i^2) over all optima b with zeta^2 = 1."""
         basis = np.linalg.svd(np.eye(self.n) - 1 / self.n)[0][:, : self.n - 1]  # of gradients at the optimum
-        return float(np.linalg.norm(self.fixed_point(h, -basis / h[:, None]), 2)) if self.n > 1 else 0.0
+        return float(np.linalg.norm(self.fixed_point(h, -basis), 2)) if self.n > 1 else 0.0
 
     def noise(self, h: np.ndarray) -> np.ndarray:
         """Return the stationary covariance [n, n] of the models for gradient noise of variance 1, independent over
@@ -165,11 +164,12 @@ class Piece:
         return covariance
 
     def _period(self, h: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the map of the state over a period, that of constant gradients -h b, and the noise it adds."""
-        S = len(self.start)
+        """Return the map of the state over a period, that of constant gradients, and the noise it adds; for curvatures
+        h [n], or a Hessian h [n, n]."""
+        S, H = len(self.start), np.diag(h) if h.ndim == 1 else h
         period, driven, noise = np.eye(S), np.zeros((S, self.n)), np.zeros((S, S))
         for A, B, C, _ in self.phases:
-            F = A + B @ (h[:, None] * C)
+            F = A + B @ (H @ C)
             period, driven, noise = F @ period, F @ driven + B, F @ noise @ F.T + B @ B.T
         return period, driven, noise
 
@@ -214,23 +214,15 @@ def _kernel(matrix: np.ndarray) -> np.ndarray:
     return kernel
 
 
-class Noise(NamedTuple):
-    """Stationary variances, divided by that of all-reduce SGD with the same effective learning rate."""
-
-    worker: float
-    """Of a worker's model, on average."""
-    mean: float
-    """Of the mean of the models."""
-
-
-def noise_ratio(piece: Piece, h: np.ndarray, count: float) -> Noise:
-    """Return the variances divided by a / (n h (2 - a h)), a = count * lr and h the mean curvature; not a number if
-    all-reduce SGD is unstable at a."""
+def noise_ratio(piece: Piece, h: np.ndarray, count: float) -> tuple[float, float]:
+    """Return the stationary variances of a worker's model, on average, and of the mean of the models, divided by that
+    of all-reduce SGD: a / (n h (2 - a h)), a = count * lr and h the mean curvature; not a number if that is unstable
+    at a."""
     a, mean = count * piece.lr, float(h.mean())
     if not 0 < a * mean < 2:
-        return Noise(np.nan, np.nan)
+        return math.nan, math.nan
     covariance, reference = piece.noise(h), a / (piece.n * mean * (2 - a * mean))
-    return Noise(float(np.trace(covariance)) / piece.n / reference, float(covariance.mean()) / reference)
+    return float(np.trace(covariance)) / piece.n / reference, float(covariance.mean()) / reference
 
 
 def hardest(value: Callable[[np.ndarray], float], n: int, mu: float, L: float) -> np.ndarray:

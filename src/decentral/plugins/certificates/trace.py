@@ -11,7 +11,7 @@ has such a system for each piece. The matrices repeat with the period of the met
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,9 +78,9 @@ class Method:
         """Return the number of steps after which the method repeats."""
         return math.lcm(self.rounds.period, self.rounds.every, self.algorithm.attends_steps)
 
-    def begin(self, x: Tensor, lr: float) -> Stepper:
+    def begin(self, x: Tensor, lr: float, layout: RowLayout | None = None) -> Stepper:
         """Return the method before step 0, with models x [n, P], this learning rate, and a `Recorder` as oracle."""
-        layout = RowLayout.flat(x.shape[1])
+        layout = layout or RowLayout.flat(x.shape[1])
         compressor = NoCompression().bound(layout, 0, 1.0)
         algorithm = self.algorithm.bind(self.optimizer.rule(lambda t: lr, layout), compressor)
         net = LocalNetwork(self.rounds, Losses(0.0, 0))
@@ -140,88 +140,71 @@ class Phase(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """The parts of a state that are rows of the models (of width P, or ceil(P / d) on edges); others are shared."""
+    """The parts of a state that are rows of the models, by their number in the state, with the number of pieces that
+    their rows span: d, or 1 for rows on the edges of d pieces. All other parts are shared by the coordinates."""
 
     method: Method
-    spec: Any
-    rows: tuple[int, ...]
-    edges: tuple[int, ...]
+    spans: dict[int, int]
 
     @classmethod
     def of(cls, method: Method, lr: float) -> Shape:
         """Find the rows by their width, at two widths. Raises NotLinear for a state that has other parts."""
-        d, shapes, spec = method.rounds.num_pieces, [], None
+        d, states = method.rounds.num_pieces, []
         for width in (101, 211):
             stepper = method.begin(torch.zeros(method.n, d * width, dtype=torch.float64), lr)
-            leaves, spec = trees.tree_flatten(stepper.state)
-            shapes.append([tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves])
-        last = [[shape[-1] if shape else None for shape in each] for each in shapes]
-        ends = list(zip(*last, strict=True))
-        rows = tuple(i for i, end in enumerate(ends) if end == (d * 101, d * 211))
-        edges = tuple(i for i, end in enumerate(ends) if d > 1 and end == (101, 211))
-        for i, (one, other) in enumerate(zip(*shapes, strict=True)):
-            if one != other and i not in (*rows, *edges):
-                name = method.algorithm.name
+            states.append([getattr(leaf, "shape", ()) for leaf in trees.tree_leaves(stepper.state)])
+        spans = {}
+        for i, (narrow, wide) in enumerate(zip(*states, strict=True)):
+            spanned = next((k for k in (d, 1) if (narrow[-1:], wide[-1:]) == ((k * 101,), (k * 211,))), 0)
+            if spanned:
+                spans[i] = spanned
+            elif narrow != wide:
                 raise NotLinear(
-                    f"algo={name} treats coordinates differently and has no certificate: it keeps parts of rows."
+                    f"algo={method.algorithm.name} treats coordinates differently and has no certificate: it keeps "
+                    "parts of rows."
                 )
-        return cls(method, spec, rows, edges)
+        return cls(method, spans)
 
     def unpack(self, state: Any) -> list[Tensor]:
         """Return, for each piece, the state of every coordinate: [S, width]."""
-        leaves = trees.tree_flatten(state)[0]
-        found = []
-        for h, columns in enumerate(self._columns(leaves)):
-            parts = [leaves[i].reshape(-1, leaves[i].shape[-1])[:, columns] for i in self.rows]
-            parts += [leaves[i].reshape(-1, leaves[i].shape[-1])[self._of_piece(h)] for i in self.edges]
-            found.append(torch.cat(parts))
-        return found
+        return [torch.cat([rows[index] for rows, index in piece]) for piece in self._pieces(state)]
 
     def pack(self, template: Any, values: Sequence[Tensor]) -> Any:
         """Return the state with these coordinates, one [S, width] per piece; shared parts are the template's."""
-        leaves = trees.tree_flatten(template)[0]
+        leaves, spec = trees.tree_flatten(template)
         width = values[0].shape[1]
-        fresh = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        for i in self.rows:
-            fresh[i] = leaves[i].new_zeros(*leaves[i].shape[:-1], width * len(values))
-        for i in self.edges:
-            fresh[i] = leaves[i].new_zeros(*leaves[i].shape[:-1], width)
-        for h, (columns, value) in enumerate(zip(self.method.columns(width), values, strict=True)):
-            first = 0
-            for i in (*self.rows, *self.edges):
-                flat = fresh[i].view(-1, fresh[i].shape[-1])
-                if i in self.rows:
-                    flat[:, columns] = value[first : first + len(flat)]
-                    first += len(flat)
-                else:
-                    flat[self._of_piece(h)] = value[first : first + len(self._of_piece(h))]
-                    first += len(self._of_piece(h))
-        return trees.tree_unflatten(fresh, self.spec)
+        for i, spanned in self.spans.items():
+            leaves[i] = leaves[i].new_zeros(*leaves[i].shape[:-1], spanned * width)
+        state = copied(trees.tree_unflatten(leaves, spec))
+        for piece, value in zip(self._pieces(state), values, strict=True):
+            parts = value.split([len(rows[index]) for rows, index in piece])
+            for (rows, index), part in zip(piece, parts, strict=True):
+                rows[index] = part
+        return state
 
     def shared(self, state: Any) -> list[Tensor]:
         """Return the shared parts."""
-        leaves = enumerate(trees.tree_flatten(state)[0])
-        return [leaf for i, leaf in leaves if i not in (*self.rows, *self.edges) and isinstance(leaf, Tensor)]
+        leaves = enumerate(trees.tree_leaves(state))
+        return [leaf for i, leaf in leaves if i not in self.spans and isinstance(leaf, Tensor)]
 
-    def _columns(self, leaves: list[Tensor]) -> list[np.ndarray]:
-        return self.method.columns(leaves[self.rows[0]].shape[-1] // self.method.rounds.num_pieces)
+    def _pieces(self, state: Any) -> list[list[tuple[Tensor, Any]]]:
+        """Return, for each piece, all rows [r, width] of the state, and the index of the piece's part in them."""
+        leaves, rounds = trees.tree_leaves(state), self.method.rounds
+        rows = {i: leaves[i].reshape(-1, leaves[i].shape[-1]) for i in self.spans}
+        columns = rounds.slices(max(part.shape[1] for part in rows.values()))
+        edges = rounds.edges().piece if rounds.num_pieces > 1 else np.zeros(0)
+        return [
+            [
+                (rows[i], (slice(None), columns[h]) if spanned == len(columns) else np.flatnonzero(edges == h))
+                for i, spanned in self.spans.items()
+            ]
+            for h in range(len(columns))
+        ]
 
-    def _of_piece(self, h: int) -> np.ndarray:
-        return np.flatnonzero(self.method.rounds.edges().piece == h)
 
-
-class System(NamedTuple):
-    """The matrices of one period, for each piece of the model, and the states that runs begin with."""
-
-    pieces: list[list[Phase]]
-    start: list[np.ndarray]
-    """The state [S, 1] of a common start x = 1, `warm_up` steps later without gradients."""
-    impulses: list[np.ndarray]
-    """The states [S, warm_up * n] then, if worker j's gradient in step t was 1: column t * n + j."""
-    warm_up: int
-    """Number of steps before the first of the period."""
-    moved: float
-    """The farthest that the common start moved in the warm-up, relative to 1."""
+def copied(state: Any) -> Any:
+    """Return a copy of a state."""
+    return trees.tree_map_only(Tensor, Tensor.clone, state)
 
 
 class Tracer:
@@ -247,10 +230,7 @@ class Tracer:
         shapes = [part.shape for part in self.shape.shared(stepper.state)]
         while len(states) < 2 * p:
             if stepper.t >= self.warm_up:
-                copied = [
-                    part.clone() if isinstance(part, Tensor) else part for part in trees.tree_leaves(stepper.state)
-                ]
-                states.append(trees.tree_unflatten(copied, self.shape.spec))
+                states.append(copied(stepper.state))
             advance(stepper, zero.clone())
             if not torch.equal(stepper.models, zero):
                 raise NotLinear(f"algo={method.algorithm.name} moves models without gradients: it has no certificate.")
@@ -300,30 +280,23 @@ class Tracer:
         points = advance(stepper, gradients)
         return points, before, self.shape.unpack(stepper.state)
 
-    def system(self, lr: float) -> System:
-        """Return everything that a certificate needs at this learning rate, after all tests of linearity."""
-        found = self.phases(lr)
-        self._check_superposition(lr, found)
-        self._check_period(lr, found)
-        self._check_columns(lr, found)
-        return System(found, *self._begun(lr))
+    def tested(self, lr: float) -> list[list[Phase]]:
+        """Return the matrices at this learning rate after all tests of linearity."""
+        phases = self.phases(lr)
+        self._check_superposition(lr, phases)
+        self._check_period(lr, phases)
+        self._check_columns(lr, phases)
+        return phases
 
-    def _begun(self, lr: float) -> tuple[list[np.ndarray], list[np.ndarray], int, float]:
-        n, T = self.method.n, self.warm_up
-        width, moved = 1 + T * n, 0.0
-        pieces = self.method.columns(width)
-        x = torch.zeros(n, width * len(pieces), dtype=torch.float64)
-        common = [int(columns[0]) for columns in pieces]
-        x[:, common] = 1
-        stepper = self.method.begin(x, lr)
-        for t in range(T):
-            gradients = torch.zeros(n, width * len(pieces), dtype=torch.float64)
-            for columns in pieces:
-                gradients[torch.arange(n), torch.from_numpy(columns[1 + t * n : 1 + (t + 1) * n])] = 1
-            points = advance(stepper, gradients)
-            moved = max(moved, *(float((part[:, common] - 1).abs().max()) for part in (points, stepper.models)))
-        states = [part.numpy() for part in self.shape.unpack(stepper.state)]
-        return [s[:, :1] for s in states], [s[:, 1:] for s in states], T, moved
+    def begun(self, lr: float) -> tuple[list[np.ndarray], list[np.ndarray], float]:
+        """Return, for each piece, the state [S, 1] of a common start x = 1 after the warm-up without gradients; the
+        states [S, warm_up * n] then, if worker j's gradient in step t was 1 (column t * n + j); and the farthest that
+        the common start moved."""
+        moved, state = 0.0, None
+        for stepper, points, models in one_hot(self.method, self.warm_up, lr):
+            state, moved = stepper.state, max(moved, np.abs(points[..., 0] - 1).max(), np.abs(models[..., 0] - 1).max())
+        states = [part.numpy() for part in self.shape.unpack(state)]
+        return [s[:, :1] for s in states], [s[:, 1:] for s in states], moved
 
     # -- tests of linearity -------------------------------------------------------------------------------------------
 
@@ -349,16 +322,19 @@ class Tracer:
                     self._same(expected, actual, f"does not repeat after {self.method.period} steps (is it random?)")
 
     def _check_columns(self, lr: float, found: list[list[Phase]]) -> None:
-        """Run with equal columns and random gradients: they stay equal, and the matrices predict every model."""
+        """Run two matrices with equal columns and random gradients: all entries stay equal, and the coefficients
+        predict every model."""
         n, p = self.method.n, self.method.period
         generator = torch.Generator().manual_seed(1)
-        stepper = self.method.begin(torch.zeros(n, _COLUMNS * len(found), dtype=torch.float64), lr)
+        width = _COLUMNS * len(found)
+        layout = RowLayout(("first", "second"), ((16, width // 32),) * 2)
+        stepper = self.method.begin(torch.zeros(n, width, dtype=torch.float64), lr, layout)
         states: list[np.ndarray] = []
         for t in range(self.warm_up + max(64, 4 * p)):
             if t == self.warm_up:
                 states = [part[:, :1].numpy().copy() for part in self.shape.unpack(stepper.state)]
             g = torch.randn(n, 1, generator=generator, dtype=torch.float64)
-            advance(stepper, g.expand(n, _COLUMNS * len(found)).clone())
+            advance(stepper, g.expand(n, width).clone())
             for h, columns in enumerate(self.method.columns(_COLUMNS)):
                 x = stepper.models[:, columns].numpy()
                 self._same(x[:, :1], x, "treats coordinates differently, or is random")
@@ -377,19 +353,23 @@ class Tracer:
             raise NotLinear(f"algo={name} with optim={used} {otherwise} and has no certificate{instead}.")
 
 
-def coefficients(method: Method, steps: int, lr: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the points p_i^t [d, steps, n, D] and final models x_i^K [d, n, D], D = 1 + n * steps, of a run from a
-    common start, as coefficients of x^0 and of the gradients g_0^0, ..., g_{n-1}^0, g_0^1, ..., for each piece."""
-    n = method.n
-    width = 1 + n * steps
-    pieces = method.columns(width)
-    x = torch.zeros(n, width * len(pieces), dtype=torch.float64)
-    x[:, [int(columns[0]) for columns in pieces]] = 1
-    stepper, points = method.begin(x, lr), []
+def one_hot(method: Method, steps: int, lr: float) -> Iterator[tuple[Stepper, np.ndarray, np.ndarray]]:
+    """Run from a common start; yield the stepper, and the points and models [d, n, 1 + n * steps] of each step, for
+    each piece: as coefficients of x^0 and of the gradients g_0^0, ..., g_{n-1}^0, g_0^1, ..."""
+    n, pieces = method.n, method.columns(1 + method.n * steps)
+    x = torch.zeros(n, sum(map(len, pieces)), dtype=torch.float64)
+    x[:, [columns[0] for columns in pieces]] = 1
+    stepper = method.begin(x, lr)
+    split = lambda rows: np.stack([rows[:, columns].numpy() for columns in pieces])  # noqa: E731
     for t in range(steps):
-        gradients = torch.zeros(n, width * len(pieces), dtype=torch.float64)
+        gradients = torch.zeros_like(x)
         for columns in pieces:
             gradients[torch.arange(n), torch.from_numpy(columns[1 + t * n : 1 + (t + 1) * n])] = 1
-        points.append(advance(stepper, gradients).numpy())
-    split = lambda rows: np.stack([rows[:, columns] for columns in pieces])  # noqa: E731
-    return np.stack([split(rows) for rows in points], axis=1), split(stepper.models.numpy())
+        points = advance(stepper, gradients)
+        yield stepper, split(points), split(stepper.models)
+
+
+def coefficients(method: Method, steps: int, lr: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the points p_i^t [d, steps, n, D] and final models x_i^K [d, n, D], D = 1 + n * steps; see `one_hot`."""
+    run = [(points, models) for _, points, models in one_hot(method, steps, lr)]
+    return np.stack([points for points, _ in run], axis=1), run[-1][1]

@@ -76,6 +76,18 @@ def worst_case(
 
     Raises NotLinear for a method that moves away from a common optimum, and ConfigError for too large a problem.
     """
+    points, final, group = traced(method, lr, steps, reduce)
+    blocks = by_piece(points, final, zeta2 > 0) if group is None else by_character(points, final, zeta2 > 0, group)
+    forms = [forms_of(block, mu, L) for block in blocks]
+    upper = certified(forms, steps + 1, R2, zeta2)
+    lower = max(attained(forms, steps + 1, R2, zeta2), worst_quadratic(points, final, mu, L, R2, zeta2)[0])
+    return upper._replace(lower=lower)
+
+
+def traced(
+    method: Method, lr: float, steps: int, reduce: bool = True
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...] | None]:
+    """Return the coefficients and the symmetry of a worst case, or raise the errors of `worst_case`."""
     require("clarabel", "the worst case (certify.steps)", "pip install 'decentral[certificates]'")
     points, final = coefficients(method, steps, lr)
     name = method.algorithm.name
@@ -85,14 +97,10 @@ def worst_case(
     group = symmetry(points, final) if reduce else None
     if group is None and method.n * steps > _LARGEST:
         raise ConfigError(
-            f"num_workers * steps = {method.n * steps} is too large for algo={name} on this graph, which has no "
-            f"symmetry: use at most {_LARGEST}."
+            f"num_workers * certify.steps = {method.n * steps} is too large for algo={name} on this graph, which has "
+            f"no symmetry: use at most {_LARGEST}."
         )
-    blocks = by_piece(points, final, zeta2 > 0) if group is None else by_character(points, final, zeta2 > 0, group)
-    forms = [forms_of(block, mu, L) for block in blocks]
-    upper = certified(forms, steps + 1, R2, zeta2)
-    lower = max(attained(forms, steps + 1, R2, zeta2), worst_quadratic(points, final, mu, L, R2, zeta2)[0])
-    return upper._replace(lower=lower)
+    return points, final, group
 
 
 # -- the blocks of the Gram matrix -------------------------------------------------------------------------------------
@@ -214,15 +222,10 @@ def solve(forms: list[Forms], nodes: int, R2: float, zeta2: float, margin: float
 
     m, sources = len(forms[0].inequalities), [R2, zeta2][: 1 + (zeta2 > 0)]
     a, b = pairs(nodes)
-    workers, k = m // len(a), len(sources)
-    column = k + np.arange(m)
-    owner = np.repeat(np.arange(workers), len(a)) * nodes
-    kept = lambda node: np.tile(node, workers) > 0  # noqa: E731, flow at the optimum follows from the others
-    entries = [(owner + np.tile(node, workers), column, np.full(m, sign)) for node, sign in ((b, 1.0), (a, -1.0))]
-    row, col, value = (
-        np.concatenate([each[i][kept(node)] for each, node in zip(entries, (b, a), strict=True)]) for i in range(3)
-    )
-    flow = sparse.csc_matrix((value, (row - row // nodes - 1, col)), shape=(workers * (nodes - 1), k + m))
+    workers, k, others = m // len(a), len(sources), np.arange(1, nodes)[:, None]
+    balance = (b == others).astype(float) - (a == others)  # flow at the optimum follows from the other nodes'
+    flow = sparse.csc_matrix(sparse.kron(sparse.identity(workers), balance))
+    flow = sparse.hstack([sparse.csc_matrix((flow.shape[0], k)), flow])
     matrices, constants = [flow, -sparse.identity(k + m)], [np.zeros(flow.shape[0] + k + m)]
     cones = [clarabel.ZeroConeT(flow.shape[0]), clarabel.NonnegativeConeT(k + m)]
     for form in forms:
@@ -272,34 +275,26 @@ def certified(forms: list[Forms], nodes: int, R2: float, zeta2: float) -> Bound:
         if not np.isfinite([*solution.tau, *solution.multipliers]).all():
             continue
         tau, multipliers = np.maximum(solution.tau, 0), balanced(solution.multipliers, nodes)
-        if all(_is_positive(form, tau, multipliers) for form in forms):
+        if all(_is_positive(form, tau, multipliers[:, *pairs(nodes)].ravel()) for form in forms):
             tau_R, tau_z = (*map(float, tau), 0.0)[:2]
             upper = math.nextafter(tau_R * R2 + tau_z * zeta2, math.inf) * (1 + 4 * np.finfo(float).eps)
-            a, b = pairs(nodes)
-            matrix = np.zeros((len(multipliers) // len(a), nodes, nodes))
-            matrix[:, a, b] = multipliers.reshape(len(matrix), -1)
-            return Bound(math.nan, upper, tau_R, tau_z, matrix)
+            return Bound(math.nan, upper, tau_R, tau_z, multipliers)
     return Bound(math.nan, math.nan, math.nan, math.nan, np.zeros((0, nodes, nodes)))
 
 
 def balanced(multipliers: np.ndarray, nodes: int) -> np.ndarray:
-    """Return the multipliers rounded down to multiples of a power of two, plus what balances the flow at each node."""
+    """Return the multipliers rounded down to multiples of a power of two, plus what balances the flow at each node:
+    [workers, nodes, nodes]. Their sum is below 2^51 of these, so that they are exact in float64."""
     a, b = pairs(nodes)
-    positive = np.maximum(multipliers, 0.0)
-    scale = 50 - math.ceil(math.log2(positive.max(initial=0.0) or 1.0))
-    flows = np.floor(np.ldexp(positive, scale)).astype(np.int64).reshape(-1, len(a))
-    index = {pair: e for e, pair in enumerate(zip(a.tolist(), b.tolist(), strict=True))}
+    positive = np.maximum(multipliers, 0.0).reshape(-1, len(a))
+    scale = 50 - math.ceil(math.log2(positive.sum() or 1.0))
+    flows = np.zeros((len(positive), nodes, nodes), dtype=np.int64)
+    flows[:, a, b] = np.floor(np.ldexp(positive, scale))
     for flow in flows:
-        excess = np.zeros(nodes, dtype=np.int64)
-        np.add.at(excess, b, flow)
-        np.subtract.at(excess, a, flow)
-        while excess.any():
-            full, empty = int(excess.argmax()), int(excess.argmin())
-            amount = min(excess[full], -excess[empty])
-            flow[index[full, empty]] += amount
-            excess[full] -= amount
-            excess[empty] += amount
-    return np.ldexp(flows.ravel().astype(float), -scale)
+        while (excess := flow.sum(0) - flow.sum(1)).any():
+            full, empty = excess.argmax(), excess.argmin()
+            flow[full, empty] += min(excess[full], -excess[empty])
+    return np.ldexp(flows.astype(float), -scale)
 
 
 def _is_positive(form: Forms, tau: np.ndarray, multipliers: np.ndarray) -> bool:
@@ -347,20 +342,28 @@ def worst_quadratic(
 
 def _error(points: np.ndarray, final: np.ndarray, h: np.ndarray, R2: float, zeta2: float) -> float:
     """Return the error of these quadratics for the worst gradients at the optimum."""
-    K, n, _ = points.shape
-    basis = np.linalg.svd(np.eye(n) - 1 / n)[0][:, : n - 1]
-    known = np.zeros((1 + n * K, n))  # coefficients of x^0 and of the gradients on (x^0, g*)
-    known[0, 0] = 1
-    for t in range(K):
-        known[1 + t * n : 1 + (t + 1) * n] = h[:, None] * (points[t] @ known)
-        known[1 + t * n : 1 + (t + 1) * n, 1:] += basis
-    ends = (final @ known) * np.array([math.sqrt(R2), *[math.sqrt(n * zeta2)] * (n - 1)]) / math.sqrt(n)
-    fixed, driven = ends[:, 0], ends[:, 1:]
+    n = len(h)
+    gradients = np.linalg.svd(np.eye(n) - 1 / n)[0] * (np.arange(n) < n - 1)  # a basis, and none for x^0
+    ends = ends_of(points, final, h[:, None], gradients, np.eye(n)[-1])
+    ends *= np.array([*[math.sqrt(n * zeta2)] * (n - 1), math.sqrt(R2)]) / math.sqrt(n)
+    fixed, driven = ends[:, -1], ends[:, :-1]
     w = np.linalg.svd(driven)[2][0] if driven.any() else np.zeros(n - 1)
     for _ in range(_ITERATIONS):  # the maximum of |fixed + driven w|^2 over unit vectors w, which each step increases
         w = driven.T @ (fixed + driven @ w)
         w /= np.linalg.norm(w) or 1.0
     return float(np.square(fixed + driven @ w).sum())
+
+
+def ends_of(points: np.ndarray, final: np.ndarray, h: np.ndarray, g: np.ndarray, x0: np.ndarray) -> np.ndarray:
+    """Return the last models [n, k] of k problems f_i(x) = h_i / 2 x^2 + g_i x, one for each column of g [n, k], by the
+    coefficients."""
+    K, n, D = points.shape
+    known = np.zeros((D, len(x0)))  # x^0 and the gradients
+    known[0] = x0
+    for t in range(K):
+        known[1 + t * n : 1 + (t + 1) * n] = h * (points[t] @ known) + g
+    ends: np.ndarray = final @ known
+    return ends
 
 
 def run(method: Method, lr: float, steps: int, h: Tensor, g: Tensor, x0: Tensor) -> Tensor:
@@ -387,12 +390,7 @@ def _check_trace(method: Method, lr: float, points: np.ndarray, final: np.ndarra
     h, g, x0 = draw(n, d * width).abs(), draw(n, d * width), draw(d * width)
     models = run(method, lr, K, h, g, x0)[-1].numpy()
     for piece, columns in enumerate(method.columns(width)):
-        known = np.zeros((1 + n * K, width))
-        known[0] = x0.numpy()[columns]
-        for t in range(K):
-            known[1 + t * n : 1 + (t + 1) * n] = (
-                h.numpy()[:, columns] * (points[piece, t] @ known) + g.numpy()[:, columns]
-            )
-        expected = final[piece] @ known
+        problem = (part.numpy()[..., columns] for part in (h, g, x0))
+        expected = ends_of(points[piece], final[piece], *problem)
         if not np.abs(models[:, columns] - expected).max() <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
             raise NotLinear(f"the coefficients of algo={method.algorithm.name} do not predict a run: no certificate.")

@@ -3,46 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
 
-from decentral.config.parsing import convert
+import yaml
+
+from decentral.config.identity import component_identity
+from decentral.config.parsing import build, convert
 from decentral.config.schema import Config
-from decentral.errors import ConfigError, suggest
+from decentral.errors import ConfigError
+from decentral.terminal.console import say
+
+_PARTS = "algo", "topology", "optim", "communication"
 
 
 def certify(config: Config, settings: Mapping[str, str]) -> Iterator[str]:
-    """Yield the facts of the configured method and, with certify=true or any certify.KEY=VALUE, its table, figure and
-    files in results_dir/certificates.
+    """Return texts: the facts of the configured method and, with certify=true or any certify.KEY=VALUE, its table,
+    figure and files in results_dir/certificates, which are computed when they are asked for.
 
-    Raises ConfigError for settings that do not exist.
+    Raises ConfigError for wrong settings, and for a method that has no certificate but was asked for one.
     """
-    from decentral.plugins.certificates import certify as made
+    from decentral.plugins.certificates import certify as certificates
     from decentral.plugins.certificates.trace import NotLinear
+    from decentral.plugins.certificates.worst_case import traced
 
-    hints = get_type_hints(made.Terms)
-    known = {key: hints[key] for key in (field.name for field in fields(made.Terms))}
-    values: dict[str, Any] = {}
-    for key, text in settings.items():
-        if key and key not in known:
-            raise ConfigError(f"certify has no setting '{key}'.{suggest(key, known)}")
-        if key:
-            several = [float(part) for part in text.split(",")] if key == "lr" else text
-            values[key] = convert(known[key], several, f"certify.{key}")
-    terms = made.Terms(**values)
+    values = {
+        key: _value(f"certify.{key}", f"[{text.strip('[]')}]" if key == "lr" else text)
+        for key, text in settings.items()
+    }
+    asked = convert(bool, values.pop("", bool(values)), "certify")
+    terms = build(certificates.Terms, values, "certify")
     try:
-        certifier = made.Certifier(made.method_of(config), (terms.lr or [0.1 / terms.L])[0])
-        yield f"For all functions:\n{certifier.facts}"
-        if settings.get("", "true" if values else "false") != "true":
-            return
-        rows = []
-        for number, row in enumerate(made.rows(certifier, terms), start=1):
-            rows.append(row)
-            yield f"[certificate {number}] lr={row.lr:.4g}: rate {row.rate:.5f}"
-        name = f"{config.algo.name}-{config.topology.name}-{config.num_workers}"
-        folder = made.store(certifier, terms, rows, Path(config.results_dir) / "certificates" / name)
-        yield made.text(certifier, terms, rows)
-        yield f"Table, figure and JSON: {folder}"
+        certifier = certificates.Certifier(certificates.method_of(config), terms.first)
+        if asked and terms.steps is not None:
+            traced(certifier.method, terms.first, terms.steps)
     except NotLinear as reason:
-        yield f"No certificate: {reason}"
+        if asked:
+            raise
+        return iter([f"No certificate: {reason}"])
+
+    def texts() -> Iterator[str]:
+        yield f"For all functions:\n{certifier.facts}"
+        if asked:
+            certified = certificates.rows(certifier, terms, lambda text: say(f"[certificate] {text}"))
+            yield certificates.text(terms, certified)
+            name = f"{config.algo.name}-{config.topology.name}-{config.num_workers}"
+            parts = {group: component_identity(getattr(config, group)) for group in _PARTS}
+            setting = {**parts, "num_workers": config.num_workers}
+            folder = Path(config.results_dir) / "certificates" / name
+            yield f"Table, figure and JSON: {certificates.store(certifier, terms, certified, folder, setting)}"
+
+    return texts()
+
+
+def _value(key: str, text: str) -> object:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{key}={text} is not a valid value.") from None

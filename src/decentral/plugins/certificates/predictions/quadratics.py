@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decentral.config.schema import Config
+from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.store.metrics import read_metrics
 from decentral.terminal.console import aligned
@@ -36,11 +36,14 @@ def quadratics(config: Config) -> Callable[[Path], str]:
 
     Raises ConfigError for another task, a learning rate that changes, or a method that has no certificate.
     """
-    if config.task.name != "quadratics" or config.schedule.name != "constant":
-        raise ConfigError(
-            f"--predict cannot be used with task={config.task.name} schedule={config.schedule.name}: use "
-            "task=quadratics schedule=constant."
-        )
+    refused = {
+        f"task={config.task.name}: use task=quadratics": config.task.name != "quadratics",
+        "lr=0: use a larger learning rate": config.lr == 0,
+        "simulate=timeline, which does not train: leave it out": config.simulate is not Simulate.training,
+    }
+    for words, is_given in refused.items():
+        if is_given:
+            raise ConfigError(f"--predict cannot be used with {words}.")
     predicted = _predict(config)
 
     def compared(directory: Path) -> str:
@@ -70,56 +73,42 @@ def _shown(distance: float) -> str:
 
 
 def _predict(config: Config) -> Prediction:
-    """Return the exact rate, bias and noise of this configuration's problem, the rate as a spectral radius."""
+    """Return the exact rate, bias and noise of this configuration's problem, the rate as a spectral radius.
+
+    The coordinates of the model, each with the coefficients of its piece, are coupled by the Hessians.
+    """
     import torch
-    from scipy.linalg import solve_discrete_lyapunov
+    from scipy.linalg import block_diag
 
     from decentral.plugins.certificates.certify import Certifier, method_of
-    from decentral.plugins.certificates.quadratics import STABLE
+    from decentral.plugins.certificates.quadratics import STABLE, Piece
+    from decentral.plugins.certificates.trace import Phase
 
-    with torch.no_grad():
-        pieces = Certifier(method_of(config), config.lr).at(config.lr)
-    n = pieces[0].n
+    certifier = Certifier(method_of(config), config.lr)
+    n, pieces = certifier.method.n, certifier.pieces
     problem = config.task.open(config, range(n), torch.device("cpu"))
-    A, d = problem.problem.A.numpy(), problem.problem.A.shape[-1]
-    columns = config.rounds().slices(d)
-    of = [next(piece for piece, chosen in zip(pieces, columns, strict=True) if c in range(d)[chosen]) for c in range(d)]
-    ends = [np.cumsum([0, *(piece.phases[t].A.shape[1] for piece in of)]) for t in range(len(of[0].phases))]
-    first, size = ends[0], int(ends[0][-1])
-    if first[-1] > _LARGEST:
-        raise ConfigError(
-            f"--predict needs {first[-1]} state coordinates, more than {_LARGEST}: use a smaller problem."
-        )
-    optimum = problem.optimum.numpy()
-    hessian = np.einsum("nkc,nkd->ncd", A, A)
-    offset = np.einsum("ncd,d->nc", hessian, optimum) - np.einsum("nkc,nk->nc", A, problem.problem.b.numpy())
-    variance = config.task.noise**2 / d
-    period, driven, noise = np.eye(size), np.zeros(size), np.zeros((size, size))
-    for t, start in enumerate(ends):
-        after = ends[(t + 1) % len(ends)]
-        F, q, N = np.zeros((after[-1], start[-1])), np.zeros(after[-1]), np.zeros((after[-1], after[-1]))
-        for c, piece in enumerate(of):
-            rows = slice(after[c], after[c + 1])
-            phase = piece.phases[t]
-            F[rows, start[c] : start[c + 1]] += phase.A
-            q[rows] = phase.B @ offset[:, c]
-            N[rows, rows] = variance * phase.B @ phase.B.T
-            for other, source in enumerate(of):
-                F[rows, start[other] : start[other + 1]] += phase.B @ (hessian[:, c, other, None] * source.phases[t].C)
-        period, driven, noise = F @ period, F @ driven + q, F @ noise @ F.T + N
-    rate = float(np.abs(np.linalg.eigvals(period)).max() ** (1 / len(of[0].phases)))
+    A, b = problem.problem.A.numpy(), problem.problem.b.numpy()
+    d = A.shape[-1]
+    number = np.zeros(d, dtype=int)  # of each coordinate's piece
+    for piece, columns in enumerate(config.rounds().slices(d)):
+        number[columns] = piece
+    coordinates = [pieces[piece] for piece in number]
+    size = sum(len(piece.start) for piece in coordinates)
+    if size > _LARGEST:
+        raise ConfigError(f"--predict needs {size} state coordinates, more than {_LARGEST}: use a smaller problem.")
+    phases = [
+        Phase(*(block_diag(*matrices) for matrices in zip(*phase, strict=True)))
+        for phase in zip(*(piece.phases for piece in coordinates), strict=True)
+    ]
+    whole = Piece(phases, np.concatenate([piece.start for piece in coordinates]), np.zeros((size, 0)), config.lr)
+    hessian = np.einsum("nkc,nke,nm->cnem", A, A, np.eye(n)).reshape(d * n, d * n)
+    rate, variance = whole.rate(hessian), config.task.noise**2 / d / config.accumulate
     if rate >= STABLE:
         return Prediction(rate, math.inf, math.inf if variance else 0.0)
-    models = np.zeros((d, n, size))
-    for c, piece in enumerate(of):
-        models[c, :, first[c] : first[c + 1]] = piece.phases[0].M
-    bias = models @ np.linalg.solve(np.eye(size) - period, driven)
-    covariance = solve_discrete_lyapunov(period, noise) if variance else noise
-    return Prediction(
-        rate,
-        math.sqrt(np.square(bias).sum() / n),
-        math.sqrt(np.einsum("cis,st,cit->", models, covariance, models) / n),
-    )
+    models = whole.fixed_point(hessian, np.einsum("nkc,nk->cn", A, b).ravel()).reshape(d, n)
+    bias = models - problem.optimum.numpy()[:, None]
+    noise = variance * np.trace(whole.noise(hessian)) if variance else 0.0
+    return Prediction(rate, math.sqrt(np.square(bias).sum() / n), math.sqrt(noise / n))
 
 
 def _measured(directory: Path) -> tuple[np.ndarray, np.ndarray]:
