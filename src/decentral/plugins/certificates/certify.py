@@ -242,7 +242,7 @@ def frame(certified: Sequence[Row]) -> DataFrame:
 
 
 def text(terms: Terms, certified: Sequence[Row]) -> str:
-    """Return the certificates as a table with a sentence about the learning rates."""
+    """Return the certificates as a table, with sentences that answer how it ends, how fast and how bad."""
     table = frame(certified)
     title = f"mu = {terms.mu:g}, L = {terms.L:g}, zeta^2 = {terms.zeta2:g}"
     title += "" if terms.steps is None else f", K = {terms.steps}"
@@ -253,6 +253,17 @@ def text(terms: Terms, certified: Sequence[Row]) -> str:
     if len(stable) > 1:
         fastest = stable.lr[stable.rate.idxmin()]
         sentences.append(f"Smallest rate: {stable.rate.min():.5f} per step, at lr={fastest:.4g}.")
+    if len(stable) and "bias" in stable and stable.bias.notna().any():
+        nearest = stable.loc[stable.bias.idxmin()]
+        ends = f"up to {nearest.bias:.3g} zeta from the optimum at lr={nearest.lr:.4g}"
+        ends += ", and more at the other rates" if len(stable) > 1 else ""
+        ends = "at the optimum, also with heterogeneity" if stable.bias.max() <= TOLERANCE else ends
+        sentences.append(f"On quadratics, the workers end {ends}.")
+    if terms.steps is not None and "upper" in table:
+        best = table.loc[table.upper.idxmin()]
+        sentences.append(
+            f"After {terms.steps} steps, the worst error is {best.upper:.4g} at best, at lr={best.lr:.4g}."
+        )
     if len(stable) < len(table):
         sentences.append("No bias and noise (-) where the rate shows that the method is unstable.")
     return "\n".join(sentences)
