@@ -110,11 +110,6 @@ class Layout:
         wrong = next((one for one in self.where if "=" not in one), None)
         if wrong is not None:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
-        if self.worker not in ("", *_WHOSE) and not self.worker.isdigit():
-            raise ConfigError(
-                f"--worker={self.worker} does not exist: use worst, mean, averaged, or the number of a worker."
-            )
-
         if self.x not in _X:
             raise ConfigError(f"--x={self.x} does not exist.{suggest(self.x, _X)}")
 
@@ -131,7 +126,9 @@ class Layout:
 
 def headed(metric: str, worker: str) -> str:
     """Return a metric with its worker: 'test accuracy (%) of the worst worker'."""
-    return metric + _WHOSE.get(worker, f" of worker {worker}" * worker.isdigit())
+    group, _, whose = worker.rpartition(" ")
+    whose = f" of worker {worker}" if worker.isdigit() else _WHOSE.get(whose, "")
+    return metric + whose + f" ({group} workers)" * bool(group)
 
 
 def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
@@ -167,6 +164,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         layout = replace(layout, worker=layout.worker or "worst")
         frame, metrics, notes = _runs_frame(source, layout)
     layout = _resolved(layout, frame)
+    frame[layout.labels] = frame[layout.labels].astype(object).fillna("")  # settings that a run does not have
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
         frame = frame.sort_values(layout.labels, key=_in_order, kind="stable")
     metric = next(iter(metrics))
@@ -224,9 +222,10 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         runs, left_out = [read_run(found_run(path)) for path in source if (path / "status.json").exists()], ""
     damaged = [run.reason for run, *_ in runs if run.reason]
     ended, rows, judged = [], [], []
-    metrics = dict[str, Any]()
-    for run, settings, known, _ in runs:
+    metrics, workers = dict[str, Any](), dict.fromkeys(("worst", "mean"))
+    for run, settings, known, last in runs:
         if run.status in (Status.done, Status.diverged) and _wanted(settings, layout.where):
+            workers |= dict.fromkeys(key.rpartition(" (")[2].strip(")") for key in last if " (" in key)
             ended.append((run.path, settings, run.facts, known))
     if not ended:
         which = f" with {' and '.join(layout.where)}" if layout.where else ""
@@ -235,6 +234,10 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         if not isinstance(source, Path):
             raise ConfigError(f"no run of this sweep{which} has finished: rerun the same command.")
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
+    if layout.worker not in workers and not layout.worker.isdigit():
+        raise ConfigError(
+            f"--worker={layout.worker} is in none of these runs: use {', '.join(workers)}, or the number of a worker."
+        )
     ended, repeated = _without_repeats(ended)
     asked = _metric(layout.metric, [known for *_, known in ended])
     shown = [_metric(words, [known for *_, known in ended], "--panels") for words in layout.panels]
@@ -316,18 +319,20 @@ def table(
     over: str = "seed",
     metric: str = "",
     worker: str = "",
-    where: str | Sequence[str] = (),
+    where: str | Sequence[str] | Mapping[str, Any] = (),
     throughput: bool = False,
 ) -> pandas.DataFrame:
     """Return the numbers of a table of stored runs, a row per cell; `decentral-report runs` prints and draws the same.
 
     Its columns are the settings in `rows` and `columns`, then metric, mean, std (n - 1), runs, diverged, rates (the
     chosen values of `best`) and at_edge: whether one of these is at the edge of the tried values. `table(...).pivot`
-    gives any other shape. `results_dir` is a folder of results, or that of a study; the settings are those of
-    `Layout`. Raises ConfigError as `collect_runs` does.
+    gives any other shape. `where` has 'alpha=0.1', or is {"alpha": 0.1}. `results_dir` is a folder of results, or that
+    of a study; the settings are those of `Layout`. Raises ConfigError as `collect_runs` does.
 
     >>> decentral.table(rows="algo", columns="alpha", best="lr")  # doctest: +SKIP
     """
+    if isinstance(where, Mapping):
+        where = [f"{key}={value}" for key, value in where.items()]
     named = [[one] if isinstance(one, str) else list(one) for one in (rows, where)]
     layout = Layout(named[0], columns, best, over, metric, worker, named[1], throughput)
     with TemporaryDirectory() as folder:
@@ -361,7 +366,7 @@ def layout_of(runs: Sequence[Mapping[str, Any]], together: Collection[str] = ())
 
 def _in_order(column: pandas.Series) -> pandas.Series:
     """Sort numbers by value, anything else alphabetically."""
-    numbers = pandas.to_numeric(column, errors="coerce")
+    numbers = pandas.to_numeric(column.mask(column == "", -math.inf), errors="coerce")
     return column.astype(str) if numbers.isna().any() else numbers
 
 
@@ -417,7 +422,9 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
         raise ConfigError(f"--metric={layout.metric} is not in {folder}.{suggest(layout.metric, names)}")
     frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"])
     named = {}
-    if layout.worker in _WHOSE:
+    if layout.worker not in ("", *_WHOSE):
+        raise ConfigError(f"--worker={layout.worker} is not in {folder}: use {', '.join(_WHOSE)}.")
+    if layout.worker:
         if frame[layout.worker].notna().any():
             named = {"heading": headed(metric, layout.worker)}
         frame = frame.assign(value=frame[layout.worker].fillna(frame["value"]))
