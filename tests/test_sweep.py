@@ -173,7 +173,20 @@ def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
         (table,) = Path("results/own/sweeps").glob(f"s{number}/laptop/table.*tex")
         assert f"caption{{O{heading}, by " in table.read_text() and f"& o{heading} & best lr" in table.read_text()
         assert rows[0]["base"] == [f"{group}=none"] and "None" not in rows[0]["method"]
-    assert "no setting 'shar'" in command(capsys, "availability=persistent", "availability.shar=null", *words)[2]
+    words = [*words[:-1], "availability=none,flaky,half", "seed=1,2", "results_dir=r3"]
+    out = command(capsys, *words)[1]
+    assert all(re.search(rf"^{name} +\d", out, re.M) for name in ("none", "flaky", "half"))
+    (again,) = re.findall(r"^Next: +decentral-report (.*?)  \(", out, re.M)
+    assert re.search(r"^flaky +\d", said(capsys, report, *shlex.split(again)), re.M)
+    present = [*shlex.split(again), "--where", "availability=persistent", "--worker", "present mean"]
+    assert "(present workers), by" in said(capsys, report, *present)
+    assert "no setting 'shar'" in command(capsys, "availability=flaky", "availability.shar=null", "steps=4")[2]
+    path = Path("study/s1.yaml")
+    path.write_text(path.read_text().replace("report:\n", "report:\n  caption: A new caption.\n"))
+    printed, made = said(capsys, report, "s1"), Path("results/own/sweeps/s1/laptop/table.md")
+    assert made.read_text().startswith("A new caption.") and "Totals:" not in printed
+    path.unlink()
+    assert "laptop keeps its stored report section: " in said(capsys, report, "s1")
 
 
 def test_settings_that_cannot_vary_together_are_refused(capsys, planned):

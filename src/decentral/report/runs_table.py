@@ -151,20 +151,29 @@ def _sweep(source: Path | Sequence[Path]) -> list[str]:
     return [] if isinstance(source, Path) else sorted({path.name for path in source})
 
 
-def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path) -> None:
+def collect_runs(
+    source: Path | Sequence[Path],
+    layout: Layout,
+    directory: Path,
+    chosen: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
     """Write the values of runs into `directory`, as a study writes them: `report.make` makes a table of them.
 
     `source` is a folder of results, that of a study, whose collected values are taken, or the directories of some runs.
-    Raises ConfigError if there are no runs, if they have no such setting or metric, or if runs that differ in something
-    else would share a cell.
+    `chosen` has the names of choices by run, as the user gave them (availability=flaky): by default those of the same
+    table before. Raises ConfigError if there are no runs, if they have no such setting or metric, or if runs that
+    differ in something else would share a cell.
     """
     if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
         layout = replace(layout, worker=layout.worker or "worst")
-        frame, metrics, notes = _runs_frame(source, layout)
+        if chosen is None and not isinstance(source, Path):
+            chosen = (read_json(directory / "study.json") or {}).get("chosen")
+        frame, metrics, notes = _runs_frame(source, layout, chosen or {})
     layout = _resolved(layout, frame)
-    frame[layout.labels] = frame[layout.labels].astype(object).fillna("")  # settings that a run does not have
+    absent = {label: "-" if label == layout.columns else "" for label in layout.labels}
+    frame[layout.labels] = frame[layout.labels].astype(object).fillna(absent)  # settings that a run does not have
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
         frame = frame.sort_values(layout.labels, key=_in_order, kind="stable")
     metric = next(iter(metrics))
@@ -188,6 +197,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         "labels": layout.labels,
         "layout": asdict(layout),
         "sweep": _sweep(source),
+        "chosen": chosen or {},
         "run_notes": notes,
         "metrics": metrics,
         "report": {
@@ -207,14 +217,17 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
                 if not curve:
                     words = f"{measure.split} {measure.metric}"
                     raise ConfigError(
-                        f"--panels={words} has no values for --worker={layout.worker}: use --worker=mean."
+                        f"{words} has no values for --worker={layout.worker} in {run['directory']}: "
+                        "use --worker=mean, or select other runs with --where."
                     )
                 lines += curve
         write_curves(directory, layout.labels, lines)
     write_json(directory / "study.json", facts)
 
 
-def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
+def _runs_frame(
+    source: Path | Sequence[Path], layout: Layout, chosen: Mapping[str, Mapping[str, str]]
+) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
     """Return a row for each number of the runs that are done or diverged, the meanings of the metrics, and notes."""
     if isinstance(source, Path):
         runs, left_out = stored_runs(source)
@@ -247,6 +260,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
             continue
         measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
+        about |= chosen.get(path.name, {})
         about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
         about["simulated"] = facts.get("simulated_s") is not None
         values = _values(path, settings, facts, known, measure, layout.throughput)

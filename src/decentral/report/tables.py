@@ -83,7 +83,7 @@ class Grid:
     def lines(self, fill: Callable[[Place], str], label: Callable[[str], str] = str) -> list[list[str]]:
         """A head and rows, with labels as a person reads them: numbers as they are, topologies in words."""
         named = self.table.columns
-        heads = [style.pretty(named, column) or "-" for column in self.columns] if named else [self.heading]
+        heads = [style.pretty(named, column) for column in self.columns] if named else [self.heading]
         tuned = [f"best {self.tuned}"] if self.tuned else []
         lines = [[*map(style.heading, self.table.rows), *heads, *tuned]]
         for row in self.rows:
