@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pandas
 import pytest
+import yaml
 
 import decentral
 from decentral.cli.report import main as report
@@ -146,6 +147,46 @@ def test_lists_ranges_and_settings_that_vary_together(capsys, planned):
         assert command(capsys, *arguments, *QUICK)[0] == 0 and len(planned) == number
         assert list(dict.fromkeys((run.config.algo.name, run.config.topology.name) for run in planned)) == found
     assert [run.config.lr for run in planned] == [0.1, 0.2]
+
+
+def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
+    words = ["task=quadratics", "algo=choco", "num_workers=4", "steps=4", "progress=false", "lr=0.1,0.2"]
+    for number, (pairs, label) in enumerate(
+        (
+            ("availability,availability.share=(none,null),(persistent,0.1)", "availability.share"),
+            ("compress,compress.keep=(none,null),(topk,0.5)", "compress.keep"),
+        )
+    ):
+        status, out, err = command(
+            capsys, pairs, *words, "--save-study", f"s{number}", "--config-dir", ".", f"results_dir=r{number}"
+        )
+        assert (status, err) == (0, "") and "nan" not in out
+        group, name = label.partition(".")[0], pairs.split(",")[-2].strip("(")
+        table = decentral.table(f"r{number}", rows=[group, label], best="lr", where={"seed": 0, "num_workers": 4})
+        table = table[table.metric == table.metric[0]]
+        assert table[label].isna().tolist() == [name == "none" for name in table[group]] and len(table) == 2
+        assert re.search(r"^none +[\d.e-]+", out, re.M) and re.search(rf"^{name} +0.\d", out, re.M)
+        saved = yaml.safe_load(Path(f"study/s{number}.yaml").read_text())
+        rows, heading = saved["rows"], "bjective suboptimality of the worst worker"
+        assert saved["title"].startswith(f"O{heading}, by ") and saved["report"]["table"]["rows"] == ["method"]
+        said(capsys, study, f"s{number}", "scale=laptop", "--config-dir", ".")
+        (table,) = Path("results/own/sweeps").glob(f"s{number}/laptop/table.*tex")
+        assert f"caption{{O{heading}, by " in table.read_text() and f"& o{heading} & best lr" in table.read_text()
+        assert rows[0]["base"] == [f"{group}=none"] and "None" not in rows[0]["method"]
+    words = [*words[:-1], "availability=none,flaky,half", "seed=1,2", "results_dir=r3"]
+    out = command(capsys, *words)[1]
+    assert all(re.search(rf"^{name} +\d", out, re.M) for name in ("none", "flaky", "half"))
+    (again,) = re.findall(r"^Next: +decentral-report (.*?)  \(", out, re.M)
+    assert re.search(r"^flaky +\d", said(capsys, report, *shlex.split(again)), re.M)
+    present = [*shlex.split(again), "--where", "availability=persistent", "--worker", "present mean"]
+    assert "(present workers), by" in said(capsys, report, *present)
+    assert "no setting 'shar'" in command(capsys, "availability=flaky", "availability.shar=null", "steps=4")[2]
+    path = Path("study/s1.yaml")
+    path.write_text(path.read_text().replace("report:\n", "report:\n  caption: A new caption.\n"))
+    printed, made = said(capsys, report, "s1"), Path("results/own/sweeps/s1/laptop/table.md")
+    assert made.read_text().startswith("A new caption.") and "Totals:" not in printed
+    path.unlink()
+    assert "laptop keeps its stored report section: " in said(capsys, report, "s1")
 
 
 def test_settings_that_cannot_vary_together_are_refused(capsys, planned):
@@ -667,6 +708,10 @@ def test_a_table_that_cannot_be_made_is_refused(swept, capsys, monkeypatch):
         ("--rows algo --where lr", "where=lr has no value"),
         ("--columns lr", "--rows is missing"),
         ("--rows algo --columns zeta2 --best lr --worker 9", "4 workers"),
+        (
+            "--rows algo --columns zeta2 --best lr --worker best",
+            "--worker=best is in none of these runs: use worst, mean",
+        ),
         ("--rows algo --columns zeta2 --best lr --name ../x", "not a plain file name"),
         ("results_dir=nowhere --rows algo", "nowhere has no finished runs"),
     ):
@@ -804,8 +849,6 @@ def test_table_1_of_the_readme_comes_from_its_stored_runs(tmp_path, monkeypatch,
 
 @pytest.mark.skipif(not plugins.shipped(), reason="the page has the keys of plug-ins, too")
 def test_the_page_on_studies_has_every_key_and_its_example_is_a_study():
-    import yaml
-
     from study_keys import listing
 
     page = DOCS.read_text(encoding="utf-8")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from decentral.cli.command import Options, check_writable, guarded
-from decentral.cli.study import OWN_RESULTS, PUBLISHED_RESULTS
+from decentral.cli.study import OWN_RESULTS, PUBLISHED_RESULTS, chosen_studies, refresh
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import KEYS as FIGURES
 from decentral.report.figures.figure import output
 from decentral.store.files import at_home, check_name, stored_table
 from decentral.study import SCALES, catalogue
+from decentral.study.collect import read_facts
 from decentral.terminal.console import say
 
 _HELP = """\
@@ -49,7 +51,8 @@ results/tables/NAME; the table then covers only the runs of that study or sweep.
 --best KEY         take its best value in each cell, by the mean: lr. * marks a best value at the edge of those tried.
 --over KEY         setting that repeats a run (default: seed)
 --metric NAME      accuracy, or 'train loss' (default: the metric that judges the runs)
---worker WHO       worst, mean, averaged, or a number (default: worst; for a study's results, the one that it measures)
+--worker WHO       worst, mean, averaged, a number, or of a group that the runs have: 'present worst', 'honest mean'
+                   (default: worst; for a study's results, the one that it measures)
 --where KEY=VALUE  only runs with this setting; may be repeated
 --x AXIS           x axis of the figure: epochs (default), steps, bytes, or seconds (simulated, if time is simulated)
 --log              a logarithmic y axis, which a metric that falls over two decades has anyway
@@ -97,7 +100,7 @@ def _carry_out_command(arguments: list[str]) -> int:
         for name in names:
             _finish(at_home(name), settings, options.html)
     else:
-        _carry_out(names, settings, options.html)
+        _carry_out(names, settings, options.html, options.config_dir)
     return 0
 
 
@@ -143,7 +146,18 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     _finish(directory, settings, options.html)
 
 
-def _carry_out(names: list[str], settings: dict[str, str], html: bool) -> None:
+def _refresh(directory: Path, config_dir: str | None) -> None:
+    """Take the report section of a study from its file, which the command that ran the study names; tell why not."""
+    try:
+        words = shlex.split(read_facts(directory).get("command", ""))[1:]
+        given = Options("decentral-study").parse_intermixed_args(words)
+        for chosen in chosen_studies(given.words, config_dir or given.config_dir):
+            refresh(chosen._replace(directory=directory))
+    except ConfigError as error:
+        say(f"Note:     {directory} keeps its stored report section: {error}")
+
+
+def _carry_out(names: list[str], settings: dict[str, str], html: bool, config_dir: str | None) -> None:
     """The reports of studies."""
     scale = settings.get("scale", "")
     if scale and scale not in SCALES:
@@ -167,6 +181,9 @@ def _carry_out(names: list[str], settings: dict[str, str], html: bool) -> None:
     from decentral.report.make import report_all
     from decentral.report.pages import totals
 
+    for name in names:
+        for path in results_dir.glob(f"*/{name}/{scale}*/study.json"):
+            _refresh(path.parent, config_dir)
     made, skipped, items = report_all(results_dir, names, scale, figures)
     for one in made if names else ():
         say(one.summary() + "\n")
@@ -180,7 +197,8 @@ def _carry_out(names: list[str], settings: dict[str, str], html: bool) -> None:
     for one in made if html else ():
         say(f"Page:     {write_page(one.results)}")
     say(f"Made:     {len(made)} report{'s' * (len(made) != 1)}, {sum(len(one.figures) for one in made)} figures")
-    say(f"Totals:   {totals(items)}")
+    if not names and results_dir.resolve() == at_home(PUBLISHED_RESULTS).resolve():
+        say(f"Totals:   {totals(items)}")
     say(f"Pages:    {results_dir}/README.md and a README.md for each paper")
 
 

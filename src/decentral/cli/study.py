@@ -385,15 +385,20 @@ def reported(chosen: ChosenStudy) -> Made:
         raise ConfigError(f"{chosen.directory} has no results yet: run {chosen.command} first.")
     if not chosen.scale:  # a sweep, which has no file
         return make(chosen.directory)
+    refresh(chosen)
+    made = make(chosen.directory)
+    report_pages(chosen.results_dir)
+    return made
+
+
+def refresh(chosen: ChosenStudy) -> None:
+    """Update the texts and the report section of collected results from the study's file, where these belong to it."""
     at_this_scale = catalogue.settings(chosen.name, chosen.scale, chosen.config_dir)
     if not collect.refresh(chosen.study, chosen.directory, at_this_scale, chosen.definition):
         say(
             f"Note:     the results in {chosen.directory} belong to an earlier definition of {chosen.name} and keep "
             f"its text; {chosen.command} updates them."
         )
-    made = make(chosen.directory)
-    report_pages(chosen.results_dir)
-    return made
 
 
 def _listing(config_dir: str | None) -> str:

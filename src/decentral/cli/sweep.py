@@ -21,7 +21,7 @@ from decentral.config.identity import run_directory, run_id
 from decentral.config.overrides import checked, options, together
 from decentral.config.parsing import folders_of
 from decentral.config.prepared import prepare
-from decentral.config.schema import Config, Simulate
+from decentral.config.schema import GROUPS, Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.measurements.training_run import TrainingRun, run_command, written
@@ -259,7 +259,8 @@ def _table(combinations: Sequence[Combination], config_dir: str | None, override
     runs = [run_directory(one.config) for one in combinations]
     directory = folder_of(at_home(combinations[0].config.results_dir) / "tables", layout, runs)
     try:
-        collect_runs(runs, layout, directory)
+        choices = [{key: value for key, value in each.items() if key in GROUPS} for each in settings]
+        collect_runs(runs, layout, directory, {run.name: own for run, own in zip(runs, choices, strict=True)})
         made = make(directory)
     except ConfigError as error:
         return f"Note:     no table of means: {error}"

@@ -21,6 +21,7 @@ from decentral.config.overrides import (
     explain,
     options,
     parsed_override,
+    places,
     read_choice,
     read_experiment,
     with_usual,
@@ -119,9 +120,17 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
         known[key] = values
     values = deepcopy(known[key])
     for one in parsed:
-        if one.key_or_group not in CHOICES:
+        if one.key_or_group not in CHOICES and not _is_left_out(one, values):
             OmegaConf.update(values, one.key_or_group, one.value(), merge=True)
     return values
+
+
+def _is_left_out(override: Any, values: Any) -> bool:
+    """Return whether it is `group.setting=null`, where the chosen component has no such setting and another one has."""
+    group, _, setting = str(override.key_or_group).partition(".")
+    if group not in GROUPS or override.value() is not None or setting.partition(".")[0] in list(values[group]):
+        return False
+    return f"{group}.{setting}" in places().get(setting.rpartition(".")[2], ())
 
 
 def _layers(group: str, name: str, folders: Sequence[Path]) -> Iterator[Any]:

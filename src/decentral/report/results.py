@@ -94,7 +94,8 @@ class Results:
 
     def heading(self, metric: str) -> str:
         """A metric, in a table of runs with whose model counts: 'test accuracy (%) of the worst worker'."""
-        return str(self.meaning(metric).get("heading", metric))
+        own = self.spec.table.heading if self.spec.table and metric == self.metric else ""
+        return own or str(self.meaning(metric).get("heading", metric))
 
     @property
     def of_runs(self) -> bool:

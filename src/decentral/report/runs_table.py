@@ -110,11 +110,6 @@ class Layout:
         wrong = next((one for one in self.where if "=" not in one), None)
         if wrong is not None:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
-        if self.worker not in ("", *_WHOSE) and not self.worker.isdigit():
-            raise ConfigError(
-                f"--worker={self.worker} does not exist: use worst, mean, averaged, or the number of a worker."
-            )
-
         if self.x not in _X:
             raise ConfigError(f"--x={self.x} does not exist.{suggest(self.x, _X)}")
 
@@ -131,7 +126,9 @@ class Layout:
 
 def headed(metric: str, worker: str) -> str:
     """Return a metric with its worker: 'test accuracy (%) of the worst worker'."""
-    return metric + _WHOSE.get(worker, f" of worker {worker}" * worker.isdigit())
+    group, _, whose = worker.rpartition(" ")
+    whose = f" of worker {worker}" if worker.isdigit() else _WHOSE.get(whose, "")
+    return metric + whose + f" ({group} workers)" * bool(group)
 
 
 def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
@@ -154,19 +151,29 @@ def _sweep(source: Path | Sequence[Path]) -> list[str]:
     return [] if isinstance(source, Path) else sorted({path.name for path in source})
 
 
-def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path) -> None:
+def collect_runs(
+    source: Path | Sequence[Path],
+    layout: Layout,
+    directory: Path,
+    chosen: Mapping[str, Mapping[str, str]] | None = None,
+) -> None:
     """Write the values of runs into `directory`, as a study writes them: `report.make` makes a table of them.
 
     `source` is a folder of results, that of a study, whose collected values are taken, or the directories of some runs.
-    Raises ConfigError if there are no runs, if they have no such setting or metric, or if runs that differ in something
-    else would share a cell.
+    `chosen` has the names of choices by run, as the user gave them (availability=flaky): by default those of the same
+    table before. Raises ConfigError if there are no runs, if they have no such setting or metric, or if runs that
+    differ in something else would share a cell.
     """
     if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
         layout = replace(layout, worker=layout.worker or "worst")
-        frame, metrics, notes = _runs_frame(source, layout)
+        if chosen is None and not isinstance(source, Path):
+            chosen = (read_json(directory / "study.json") or {}).get("chosen")
+        frame, metrics, notes = _runs_frame(source, layout, chosen or {})
     layout = _resolved(layout, frame)
+    absent = {label: "-" if label == layout.columns else "" for label in layout.labels}
+    frame[layout.labels] = frame[layout.labels].astype(object).fillna(absent)  # settings that a run does not have
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
         frame = frame.sort_values(layout.labels, key=_in_order, kind="stable")
     metric = next(iter(metrics))
@@ -190,6 +197,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         "labels": layout.labels,
         "layout": asdict(layout),
         "sweep": _sweep(source),
+        "chosen": chosen or {},
         "run_notes": notes,
         "metrics": metrics,
         "report": {
@@ -209,14 +217,17 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
                 if not curve:
                     words = f"{measure.split} {measure.metric}"
                     raise ConfigError(
-                        f"--panels={words} has no values for --worker={layout.worker}: use --worker=mean."
+                        f"{words} has no values for --worker={layout.worker} in {run['directory']}: "
+                        "use --worker=mean, or select other runs with --where."
                     )
                 lines += curve
         write_curves(directory, layout.labels, lines)
     write_json(directory / "study.json", facts)
 
 
-def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
+def _runs_frame(
+    source: Path | Sequence[Path], layout: Layout, chosen: Mapping[str, Mapping[str, str]]
+) -> tuple[pandas.DataFrame, dict[str, Any], list[str]]:
     """Return a row for each number of the runs that are done or diverged, the meanings of the metrics, and notes."""
     if isinstance(source, Path):
         runs, left_out = stored_runs(source)
@@ -224,9 +235,10 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         runs, left_out = [read_run(found_run(path)) for path in source if (path / "status.json").exists()], ""
     damaged = [run.reason for run, *_ in runs if run.reason]
     ended, rows, judged = [], [], []
-    metrics = dict[str, Any]()
-    for run, settings, known, _ in runs:
+    metrics, workers = dict[str, Any](), dict.fromkeys(("worst", "mean"))
+    for run, settings, known, last in runs:
         if run.status in (Status.done, Status.diverged) and _wanted(settings, layout.where):
+            workers |= dict.fromkeys(key.rpartition(" (")[2].strip(")") for key in last if " (" in key)
             ended.append((run.path, settings, run.facts, known))
     if not ended:
         which = f" with {' and '.join(layout.where)}" if layout.where else ""
@@ -235,6 +247,10 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
         if not isinstance(source, Path):
             raise ConfigError(f"no run of this sweep{which} has finished: rerun the same command.")
         raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
+    if layout.worker not in workers and not layout.worker.isdigit():
+        raise ConfigError(
+            f"--worker={layout.worker} is in none of these runs: use {', '.join(workers)}, or the number of a worker."
+        )
     ended, repeated = _without_repeats(ended)
     asked = _metric(layout.metric, [known for *_, known in ended])
     shown = [_metric(words, [known for *_, known in ended], "--panels") for words in layout.panels]
@@ -244,6 +260,7 @@ def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.D
             continue
         measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
+        about |= chosen.get(path.name, {})
         about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
         about["simulated"] = facts.get("simulated_s") is not None
         values = _values(path, settings, facts, known, measure, layout.throughput)
@@ -316,18 +333,20 @@ def table(
     over: str = "seed",
     metric: str = "",
     worker: str = "",
-    where: str | Sequence[str] = (),
+    where: str | Sequence[str] | Mapping[str, Any] = (),
     throughput: bool = False,
 ) -> pandas.DataFrame:
     """Return the numbers of a table of stored runs, a row per cell; `decentral-report runs` prints and draws the same.
 
     Its columns are the settings in `rows` and `columns`, then metric, mean, std (n - 1), runs, diverged, rates (the
     chosen values of `best`) and at_edge: whether one of these is at the edge of the tried values. `table(...).pivot`
-    gives any other shape. `results_dir` is a folder of results, or that of a study; the settings are those of
-    `Layout`. Raises ConfigError as `collect_runs` does.
+    gives any other shape. `where` has 'alpha=0.1', or is {"alpha": 0.1}. `results_dir` is a folder of results, or that
+    of a study; the settings are those of `Layout`. Raises ConfigError as `collect_runs` does.
 
     >>> decentral.table(rows="algo", columns="alpha", best="lr")  # doctest: +SKIP
     """
+    if isinstance(where, Mapping):
+        where = [f"{key}={value}" for key, value in where.items()]
     named = [[one] if isinstance(one, str) else list(one) for one in (rows, where)]
     layout = Layout(named[0], columns, best, over, metric, worker, named[1], throughput)
     with TemporaryDirectory() as folder:
@@ -361,7 +380,7 @@ def layout_of(runs: Sequence[Mapping[str, Any]], together: Collection[str] = ())
 
 def _in_order(column: pandas.Series) -> pandas.Series:
     """Sort numbers by value, anything else alphabetically."""
-    numbers = pandas.to_numeric(column, errors="coerce")
+    numbers = pandas.to_numeric(column.mask(column == "", -math.inf), errors="coerce")
     return column.astype(str) if numbers.isna().any() else numbers
 
 
@@ -417,7 +436,9 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
         raise ConfigError(f"--metric={layout.metric} is not in {folder}.{suggest(layout.metric, names)}")
     frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"])
     named = {}
-    if layout.worker in _WHOSE:
+    if layout.worker not in ("", *_WHOSE):
+        raise ConfigError(f"--worker={layout.worker} is not in {folder}: use {', '.join(_WHOSE)}.")
+    if layout.worker:
         if frame[layout.worker].notna().any():
             named = {"heading": headed(metric, layout.worker)}
         frame = frame.assign(value=frame[layout.worker].fillna(frame["value"]))

@@ -26,6 +26,8 @@ class Table:
     digits     digits after the decimal point; null: 1, for plain 3
     precise    whether a cell gets more digits until its spread has two significant ones (tiny numbers: powers of ten)
     of         numbers with a table each: value (the study's number), worst, mean, averaged
+    best       setting whose chosen value has a column; '': none
+    heading    what the first metric is called; '': as the runs call it
     bold       whether the best entry of each column is bold, where it is ahead by more than the noise
     """
 
@@ -35,6 +37,8 @@ class Table:
     digits: int | None = None
     precise: bool = False
     of: list[Literal["value", "worst", "mean", "averaged"]] = field(default_factory=lambda: ["value"])
+    best: str = ""
+    heading: str = ""
     bold: bool = True
 
 

@@ -135,7 +135,8 @@ def _grid(heading: str, entries: list[Entry], table: Table, results: Results) ->
         for column in columns:
             inside = {place: entry for place, entry in cells.items() if place[1] == column}
             best |= _best(inside, larger, chance, spreads, _SURE if results.of_runs else ONE_SIGMA)
-    tuned = str(results.facts["layout"]["best"]) if results.of_runs and entries[0].metric == results.metric else ""
+    best_setting = str(results.facts["layout"]["best"]) if results.of_runs else table.best
+    tuned = best_setting if entries[0].metric == results.metric else ""
     chosen: dict[tuple[str, ...], str] = {}
     for row in rows if tuned else ():
         values = [chosen_values(results, cells[row, column]) if (row, column) in cells else "-" for column in columns]
@@ -345,9 +346,9 @@ def _environment(grid: Grid, results: Results) -> str:
     title = str(results.facts.get("title") or results.study)
     remarks = [note.replace("\\*", "*") for note in notes(results, [grid]) if note]
     by = f"{_capital(grid.heading)}, by {', '.join(results.labels)}"
-    caption = " ".join([f"{by if results.of_runs else f'{title}: {grid.heading}'}.", *remarks]).replace(
-        " In brackets: the published number.", ""
-    )
+    caption = " ".join(
+        [f"{by if results.of_runs else title if grid.table.heading else f'{title}: {grid.heading}'}.", *remarks]
+    ).replace(" In brackets: the published number.", "")
     return latex_table([[escape(text) for text in heads], *rows], len(grid.table.rows), caption)
 
 

@@ -129,10 +129,12 @@ def write_study(
     lrs, seeds = values.get("lr", []), values.get("seed", [0])
     varied = {*rows, columns, "seed", *(["lr"] if len(lrs) > 1 else [])}
     form = "percent" if metric.percent else "plain"
-    figure = {"kind": "curves", "worker": "worst", "x": "epoch", "lines": ["method", "topology"], "spread": "std"}
+    heading = f"{metric.words}{' (%)' if metric.percent else ''} of the worst worker"
+    labels = ["method", *(["topology"] if "topology" in rows else [])]
+    figure = {"ylabel": heading, "kind": "curves", "worker": "worst", "x": "epoch", "lines": labels, "spread": "std"}
     study = {
         "kind": "comparison",
-        "title": f"{metric.words[:1].upper()}{metric.words[1:]} by {', '.join(filter(None, [*rows, columns]))}",
+        "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(filter(None, [*rows, columns]))}",
         "paper": "sweeps",
         "base": [word for word in runs[0][0] if _setting(word)[0] not in varied],
         "rows": _rows(settings, rows, columns, values, str(run_settings(runs[0][1])["algo"])),
@@ -143,7 +145,10 @@ def write_study(
         "measure": {"split": metric.split, "metric": metric.name, "worker": "worst"},
         "curves": ["worst"],
         "report": {
-            "table": {"rows": ["method", "topology"], "columns": columns, "format": form, "precise": True},
+            "table": {
+                **{"rows": labels, "columns": columns, "format": form, "precise": True, "heading": heading},
+                "best": "lr" if len(lrs) > 1 else "",
+            },
             "figures": [{"name": "curves", "panels": columns, **figure}],
         },
     }
@@ -172,10 +177,15 @@ def _rows(
     at: dict[tuple[Any, ...], list[Any]] = {}
     for one in settings:
         topology = str(one["topology"]) if "topology" in keys else ""
-        further = [f"{key}={one[key]}" for key in keys if key not in ("algo", "topology")]
+        given = {key: one[key] for key in keys if one.get(key) is not None}
+        further = [f"{key}={value}" for key, value in given.items() if key not in ("algo", "topology")]
         method = ", ".join([str(one.get("algo", algo)), *further])
         row = tuple(one[key] for key in keys)
-        found[row] = {"method": method, "topology": topology, "base": [f"{key}={one[key]}" for key in keys]}
+        found[row] = {
+            "method": method,
+            "topology": topology,
+            "base": [f"{key}={value}" for key, value in given.items()],
+        }
         at.setdefault(row, []).append(one.get(columns))
     for row, places in at.items():
         only = list(dict.fromkeys(places))
