@@ -104,6 +104,12 @@ def test_a_figure_names_and_orders_what_it_shows(results: Results, figure: Study
     assert len(shown["colors"]) == len(shown["markers"]) == len(shown["looks"]) == len(shown["legend"])
 
 
+def test_a_curve_of_one_value_is_a_marker(results: Results) -> None:
+    vars(results)["curves"] = results.curves.query("step == 20 or metric == @ACCURACY")
+    drawn = canvas.draw(Curves(panels="metric", **OVER), results)  # type: ignore[arg-type]
+    assert [ax.lines[0].get_markevery() == 1 for ax in drawn.axes if ax.lines] == [False, True]
+
+
 @pytest.mark.parametrize("count", [1, 2, 6, 12, 15, 40])
 def test_every_line_has_its_own_color_and_marker(count: int) -> None:
     """Of one method on many topologies, of unknown methods, and of lines without methods; beyond 15, its own color."""

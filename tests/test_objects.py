@@ -179,6 +179,8 @@ def main():
     for given in (inverse, Power, Power(), Inverse(), lambda t: 1 / (t + 1), {"name": inverse, "power": 1}):
         same(losses(schedule=given), losses(schedule="inverse"))
     same(losses(optim=torch.optim.SGD), losses(optim="torch.optim:SGD"))
+    betas = {"name": torch.optim.Adam, "betas": (0.8, 0.9)}
+    same(losses(optim=betas), losses(optim="torch.optim:Adam", words=["optim.betas=[0.8,0.9]"]))
     for given in (Silent, Silent(), NoCompression()):
         same(losses(compress=given), trained["ring"])
         same(iterates("dpsgd", "ring", compress=given), expected["ring"])
@@ -225,6 +227,14 @@ def main():
             (wrap, {"algo": Mine(), "algo_settings": {"beta": 1.0}}),
         ],
         "partition=indices has 3 parts": [(train, {"partition": PARTS[:3]})],
+        "partition=indices has a list without an array of indices for each worker": [
+            (train, {"partition": parts})
+            for parts in ([[[0, 1], [2]], *PARTS[1:]], torch.utils.data.random_split([(B, 0)] * 1438, [0.25] * N))
+        ],
+        "a matrix of booleans or integers is a graph instead": [
+            (train, {"topology": nx.to_numpy_array(nx.cycle_graph(N))})
+        ],
+        "schedule.step is missing: give a value": [(train, {"schedule": lambda step: 1.0})],
         "not each of 0 ... 1437 once": [(train, {"partition": [*PARTS[:3], PARTS[0]]})],
         "when called again: make it a deterministic function": [
             (train, {"schedule": Counts()})

@@ -6,6 +6,7 @@ import importlib
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,7 @@ from decentral.cli.run import main
 from decentral.cli.study import main as study
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
-from decentral.config.parsing import dump, load
+from decentral.config.parsing import conf_directory, dump, load
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
 from decentral.registry import components, sources
@@ -295,6 +296,19 @@ def test_a_file_that_cannot_be_what_it_says_is_refused(
 ) -> None:
     write(Path(mine), text, name)
     assert said in refusal(capsys, "--config-dir", mine, f"algo={Path(name).stem}", *QUICK)
+
+
+def test_the_conf_of_a_clone_is_a_folder_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shutil.copytree(conf_directory(), conf := tmp_path / "clone" / "conf")
+    saved = ["-m", "algo=dpsgd,allreduce", *QUICK, "--config-dir", str(conf), "--save-study", "saved"]
+    assert command(capsys, *saved)[0] == 0
+    for words in (["saved", "scale=laptop"], []):
+        with pytest.raises(SystemExit) as exit:
+            study([*words, "--config-dir", str(conf)])
+        out = capsys.readouterr().out
+        assert exit.value.code == 0 and "bjective suboptimality" in out, out
+    (conf / "cluster" / "even.yaml").write_text("defaults: [machines]\n")
+    assert "even.yaml has the name of a built-in choice" in refusal(capsys, "--config-dir", str(conf), *QUICK)
 
 
 def test_former_flags_of_a_class_become_features_or_name_what_replaces_them() -> None:

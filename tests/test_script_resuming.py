@@ -106,6 +106,9 @@ def refused(world: World, folder: Path, case: str) -> str:
     try:
         if case == "values":
             decentral.checkpoint(folder, model, optimizer, best=print)
+        if case == "mean":
+            with optimizer.averaged():
+                decentral.checkpoint(folder, model, optimizer)
         if case == "steps":
             decentral.checkpoint(folder, model, optimizer, step=world.rank)
         decentral.checkpoint(folder, model, optimizer, step=5, scaler=torch.amp.GradScaler("cpu"))
@@ -135,10 +138,11 @@ REFUSED = {
     "nothing": "resumed",
     "values": "a checkpoint holds tensors, numbers, strings, dicts and lists, not builtin_function_or_method",
     "steps": "checkpoint of model, optimizer at step",
+    "mean": "inside averaged(), all ranks have the mean instead of their own models",
     "lost": "rank 1 lacks its file of step 5 in",
     "damaged": "rank1of2.pt cannot be resumed: ",
     "ranks": "has files of 7 ranks, not of 2: start as many",
-    "model": "size mismatch for weight",
+    "model": "RuntimeError: Error(s) in loading state_dict for Linear: size mismatch for weight",
     "algo": "is of D2, not of EXTRA",
     "objects": "scaler= was given to one of decentral.checkpoint and decentral.resume only",
 }

@@ -360,6 +360,7 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
         (["target=accuracy:90", "tune=algo.mood"], "tune=algo.mood is not a number that these methods have"),
         (["target=accuracy:90", "tune=topology"], "tune=topology is not a number that these methods have"),
         (["target=accuracy:90", "tune=lr", "lr=0.1,0.2"], "tune=lr searches its value: leave out the list of lr="),
+        (["target=accuracy:90", "seed=0,a"], "seed='a' has the wrong type: use a whole number"),
         (["target=accuracy:170"], "target=test accuracy:170 is out of range: give percent"),
         (["target=accuracy:90", "cluster=none"], "target= compares methods by simulated time, which needs a cluster"),
     ],

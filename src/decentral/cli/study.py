@@ -408,14 +408,14 @@ def _listing(config_dir: str | None) -> str:
         scales = catalogue.scales(name, config_dir)
         study = catalogue.load(name, scales[-1], config_dir)
         marked = " ".join(scale + "*" * _has_results(study.paper, name, scale) for scale in scales)
-        found.setdefault(study.paper, []).append((name, study.item, marked))
+        found.setdefault(study.paper, []).append((name, study.item or study.title, marked))
     blocks = []
     for paper, studies in found.items():
         if not studies:
             continue
         short, title = paper_of(paper)
         head = title if title.startswith(short) else f"{short}: {title}"
-        widths = [max(map(len, column)) for column in zip(*studies, strict=True)]
+        widths = [max(1, *map(len, column)) for column in zip(*studies, strict=True)]
         room = min(widths[1], max(100 - len("      ") - widths[0] - widths[2], 10))
         blocks.append(textwrap.fill(head, 100, subsequent_indent=" " * 4))
         for name, item, marked in studies:

@@ -20,7 +20,7 @@ from decentral.cli.sweep import axes_of, exit_status, report_refusals
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose_each
 from decentral.config.overrides import checked
-from decentral.config.parsing import folders_of
+from decentral.config.parsing import convert, folders_of
 from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
@@ -64,7 +64,12 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
     asked = _asked(given)
     words = checked(words, folders_of(config_dir), several=True)
     axes = axes_of(words, config_dir)
-    seeds = [int(one[0].partition("=")[2]) for axis in axes if axis[0][0].startswith("seed=") for one in axis]
+    seeds = [
+        convert(int, one[0].partition("=")[2], "seed")
+        for axis in axes
+        if axis[0][0].startswith("seed=")
+        for one in axis
+    ]
     axes = [axis for axis in axes if not axis[0][0].startswith("seed=")]
     fixed = list(chain.from_iterable(axis[0] for axis in axes if len(axis) == 1))
     here = [word for word in fixed if word.partition("=")[0].partition(".")[0] in studies.HERE_ONLY]

@@ -51,8 +51,9 @@ def folders_of(config_dir: str | None) -> list[Path]:
     for group in ("experiment", "study", *GROUPS):
         for path in sorted((theirs / group).glob("*.yaml")):
             check_yaml(path)
-            taken = any((folder / group / path.name).is_file() for folder in built_in)
-            if group in GROUPS and (taken or path.stem in find.ours(GROUPS[group])):
+            files = [file for folder in built_in if (file := folder / group / path.name).is_file()]
+            equal = any(file.read_bytes() == path.read_bytes() for file in files)  # conf/ of a clone
+            if group in GROUPS and not equal and (files or path.stem in find.ours(GROUPS[group])):
                 raise ConfigError(f"{path} has the name of a built-in choice: rename it.")
     plugins.use(theirs)
     return [*built_in, theirs]
@@ -157,7 +158,7 @@ def convert(hint: Any, value: Any, where: str) -> Any:
         if isinstance(value, hint):
             return value
         return member(hint, value, where) if issubclass(hint, Enum) else build(hint, value, where)
-    if origin is list and isinstance(value, list):
+    if origin is list and isinstance(value, list | tuple):
         return [convert(parts[0], item, f"{where}[{number}]") for number, item in enumerate(value)]
     if origin is dict and isinstance(value, dict):
         return {str(key): convert(parts[1], item, f"{where}.{key}") for key, item in value.items()}
@@ -205,7 +206,7 @@ def words(hint: Any) -> str:
     if origin is dict or dataclasses.is_dataclass(hint):
         return "keys with values"
     names = {str: "text", bool: "true or false", int: "a whole number", float: "a number", NoneType: "null"}
-    return names.get(hint, "anything")
+    return names.get(hint, "a value")
 
 
 @cache

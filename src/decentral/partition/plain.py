@@ -53,13 +53,21 @@ class PlainPartition(Plain, Partition):
         known = dict(zip(GIVEN, (labels.copy(), num_workers, seed), strict=True))
         with blame.named(f"partition={self.name}"), seeded(seed, "partition"):
             made: Any = call(self.target(), known, **self.settings())
-            parts = [np.asarray(one) for one in made] if isinstance(made, Iterable) else []
+            parts = as_arrays(list(made)) if isinstance(made, Iterable) else []
         if not parts or any(one.ndim != 1 for one in parts):
             raise ConfigError(
                 f"partition={self.name} {self.plain_verbs[0]} a {type(made).__name__} without an array of indices for "
                 f"each worker: {self.plain_verbs[1]} a list of them, as numpy.array_split does."
             )
         return parts
+
+
+def as_arrays(parts: Iterable[Any]) -> list[np.ndarray]:
+    """Return an array of each part; [] if one has no shape, such as a list of lists that differ in length."""
+    try:
+        return [np.array(part) for part in parts]
+    except ValueError:
+        return []
 
 
 def plain(name: str, target: Callable[..., Any]) -> type:

@@ -24,6 +24,7 @@ from decentral.config.parsing import build, convert
 from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError, suggest
 from decentral.optim.optimizer import Optimizer
+from decentral.partition.plain import as_arrays
 from decentral.registry import component, components, find
 from decentral.registry.signature import wrapped
 from decentral.store.files import natural_order
@@ -180,7 +181,7 @@ def _class(package: str, value: Any) -> type:
         cls = _constant(package, "graph" if any(map(_is_graph, graphs)) else "matrices", graphs, arrays)
         cls.implied_num_workers = lambda self: len(arrays[0])
     elif package == "partition" and isinstance(value, Iterable):
-        parts = [np.array(part) for part in value]
+        parts = as_arrays(value)
         cls = _constant(package, "indices", parts, parts)
     else:
         works = " a class or function," if is_plain else ""

@@ -72,7 +72,7 @@ class DecentralizedOptimizer(Optimizer):
         refuse_a_fork(self.peers.turn.process, "step()")
         if self._closed:
             raise RuntimeError("step() after close(): the wrapped optimizer's own step() still works")
-        if self._how.away:
+        if self.is_averaged:
             raise RuntimeError("step() inside averaged() would be undone at its end: call it outside")
         self._how.guard.require(self._how.change())
         with self._how.guard.hears():
@@ -136,6 +136,11 @@ class DecentralizedOptimizer(Optimizer):
             with torch.no_grad():
                 for tensor, saved in zip(changing, before, strict=True):
                     tensor.copy_(saved)
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the model is the mean of all ranks, inside `averaged`."""
+        return self._how.away
 
     def close(self) -> Optimizer:
         """Remove the hooks from the model, close the network, and return the wrapped optimizer."""

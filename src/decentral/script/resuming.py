@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from decentral.errors import ConfigError, check_at_least
 from decentral.gradients.passes.worker_models import with_versions
 from decentral.network.world import World
+from decentral.registry import blame
 from decentral.registry.typed import typed
 from decentral.script.agreement import Proposal, agree, heard_by_all
 from decentral.script.handle import hinted
@@ -131,6 +132,8 @@ def _prepared(
             f"optimizer= is a plain {type(optimizer).__name__}: give the one that decentral.wrap returned, or also "
             "peers=, from decentral.join."
         )
+    if isinstance(optimizer, DecentralizedOptimizer) and optimizer.is_averaged:
+        raise ConfigError("inside averaged(), all ranks have the mean instead of their own models: checkpoint outside.")
     given = {"model": model, "optimizer": optimizer} | extra
     objects = {key: each for key, each in given.items() if hasattr(each, "load_state_dict")}
     values = {key: each for key, each in given.items() if key not in objects}
@@ -162,4 +165,5 @@ def _load(file: Path, objects: dict[str, Any]) -> dict[str, Any]:
                 _GENERATORS[key][1](state)
         return dict(saved["values"])
     except Exception as error:
-        raise ConfigError(f"{file} cannot be resumed: {error}") from error
+        told = error if isinstance(error, ConfigError) else blame.sentence(error)
+        raise ConfigError(f"{file} cannot be resumed: {told}") from error

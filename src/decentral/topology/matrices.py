@@ -49,6 +49,7 @@ class Matrices(Topology):
             rows, columns = (f"[{', '.join(f'{value:.4g}' for value in each)}]" for each in sums)
             raise ConfigError(
                 "the matrices are neither row-stochastic (pull) nor column-stochastic (push) in all rounds: in round "
-                f"0 rows sum to {rows} and columns to {columns}. W[i, j] is the weight with which i takes from j."
+                f"0 rows sum to {rows} and columns to {columns}. W[i, j] is the weight with which i takes from j; a "
+                "matrix of booleans or integers is a graph instead."
             )
         return Rounds(num_workers, lambda round: (self.rounds[round],), period=len(self.rounds))

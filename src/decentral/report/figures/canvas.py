@@ -348,7 +348,8 @@ def _fill(ax: Axes, lines: list[Line], covers: list[list[int]], looks: dict[Key,
         # markers of different lines do not overlap
         staggered = lines.index(line) / (len(lines) + 1) / _MARKERS_PER_LINE, 1 / _MARKERS_PER_LINE
         keywords = {"marker": look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
-        ax.plot(line.x, line.y, markevery=1 if line.points else staggered, zorder=3, **keywords)
+        alone = sum(map(math.isfinite, line.y)) == 1  # a point without a line
+        ax.plot(line.x, line.y, markevery=1 if line.points or alone else staggered, zorder=3, **keywords)
     for line, covered in zip(lines, covers, strict=True):
         _widen(ax, line, covered, looks[line.panel, line.key].color, sizes)
 
