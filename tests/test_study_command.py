@@ -293,7 +293,6 @@ def git(*words: str) -> str:
 def test_a_study_and_a_report_change_no_tracked_file(folder: Path, tmp_path: Path, monkeypatch, capsys):
     """In a checkout with results of this very study, as they are committed."""
     (tmp_path / ".gitignore").write_text((Path(__file__).parents[1] / ".gitignore").read_text())
-    (tmp_path / "results").mkdir()  # one that a command creates is ignored
     monkeypatch.chdir(tmp_path)
     words = ["two", "--config-dir", "conf", "progress=false", "scale=smoke"]
     assert study(*words, "results_dir=results") == 0

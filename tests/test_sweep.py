@@ -813,7 +813,7 @@ def test_runs_with_different_metrics_are_chosen_by_the_names_that_are_listed(cap
     assert "2 runs without test accuracy (%) left out" in said(
         capsys, report, "runs", "--rows", "topology", "--metric", "accuracy"
     )
-    with pytest.raises(ConfigError, match="--worker=best does not exist: use worst, mean, averaged"):
+    with pytest.raises(ConfigError, match="--worker=best is in none of these runs: use worst, mean, averaged"):
         decentral.table(rows="topology", worker="best")
 
 
