@@ -442,6 +442,6 @@ def test_the_commands_of_a_page_do_what_it_says(folder: Path, page: str) -> None
             if wrong:
                 assert "algo=forgetful fails 'the mean is kept': the mean of the models is not preserved" in done.stdout
             elif name == "check":
-                assert "[1 of 12]" in done.stdout and " 0 failed" in done.stdout and "FAILED" not in done.stdout
+                assert "[1 of 13]" in done.stdout and " 0 failed" in done.stdout and "FAILED" not in done.stdout
             ran += 1
     assert ran >= 5
