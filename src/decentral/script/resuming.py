@@ -90,9 +90,9 @@ def resume(
 ) -> dict[str, Any]:
     """Load the newest checkpoint that all ranks have, after `decentral.wrap`, and return its values, with its "step".
 
-    All ranks call this at once. The arguments are those of `checkpoint`: objects are loaded in place, and the values
-    are those to start with, which are returned, with step 0, if there is no checkpoint yet. Training then continues
-    bit for bit if the script draws its data from the generators that are stored, or by step or epoch.
+    All ranks call this at once, with the arguments of `checkpoint`. Objects are loaded in place. Without a checkpoint,
+    the given values are returned, with step 0. Training continues bit for bit if the script draws its data from the
+    stored generators, or by step or epoch.
 
     Raises ConfigError on every rank if the files are of another number of ranks or do not fit the model, the method or
     the extras, or if a rank lacks its file of a checkpoint that was complete.
