@@ -378,12 +378,12 @@ REFUSED = [
     ("-m lr=range(0,1,0)", "lr=range(0,1,0)", "never ends"),
     ("-m algo=relysgd,dpsgd", "algo=relysgd", "'relaysgd'"),
     # types
-    ("alpha=abc", "alpha=abc", "a number, such as 0.1"),
+    ("alpha=abc", "alpha='abc'", "a number, such as 0.1"),
     ("num_workers=2.5", "num_workers=2.5", "a whole number"),
     ("trace=maybe", "trace=maybe", "true, false or state"),
-    ("algo.fill=onw", "algo.fill=onw", "'own'"),
+    ("algo.fill=onw", "algo.fill='onw'", "'own'"),
     ("model=mlp model.hidden=5", "model.hidden=5", "a list"),
-    ("experiment=relaysum_cifar10 optim.weight_decay=x", "optim.weight_decay=x", "a number"),
+    ("experiment=relaysum_cifar10 optim.weight_decay=x", "optim.weight_decay='x'", "a number"),
     ("alpha=${foo}", "alpha=${foo}", "'foo'"),
     # values
     ("alpha=0", "decentral-run: alpha=0", "> 0"),

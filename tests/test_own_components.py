@@ -284,7 +284,7 @@ def test_what_is_ones_own_is_forgotten_by_the_next_command(capsys: pytest.Captur
             "defaults:\n  - schema/dpsgd@_here_\n",
             "algo/dpsgd.yaml has the name of a built-in choice",
         ),
-        ("algo/lazier.yaml", "name: lazy\n", "algo: its YAML file does not name its component"),
+        ("algo/lazier.yaml", "eta: 0.1\n", "algo: its YAML file does not name its component"),
         ("algo/lazier.yaml", "defaults:\n  - lazier\n", "a YAML file lists itself in its defaults"),
         ("algorithms/again.py", LAZY, "mine/algorithms/lazy.py"),
         ("algorithms/quits.py", "import sys\nsys.exit(0)\n", "quits.py, line 2"),

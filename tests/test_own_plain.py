@@ -250,7 +250,7 @@ def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
         (("model={}:Nett",), "has no class or function Nett. Did you mean 'Net'?"),
         (("model=nonesuch:Net",), "there is no module nonesuch in this folder"),
         (("model={}:Net", "model.widht=3"), "has no setting 'widht'. Did you mean 'model.width'?"),
-        (("model={}:Wrong", "data={}:noisy"), "model.classes has no default: give it a value"),
+        (("model={}:Wrong", "data={}:noisy"), "model.classes is missing: give "),
         (("model={}:Wrong", "model.classes=3", "data={}:noisy"), "one number for each of the 5 classes"),
         (("model=cnn", "data={}:noisy"), "model=cnn needs images, but this data= has labeled examples"),
         (("data={}:one",), "returns a Noisy: return two data sets, (train, test); or one, and data.test_share=0.2"),
@@ -545,7 +545,7 @@ def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
         ("schedule={}:no_number", "in step 0: return the factor on lr, a finite number >= 0."),
         ("task.loss={}:fails", "name 'undefined' is not defined"),
         ("task.loss={}:Loss", "has no attribute 'nonsense'"),
-        ("topology={}:asks", "topology.k has no default: give it a value, as in topology.k=3."),
+        ("topology={}:asks", "topology.k is missing: give a whole number."),
         ("topology={}:arrows topology.weighted=true topology.weights=pull", "conflicts with topology=names"),
         ("topology={}:arrows topology.weight=true", "has no setting 'weight'. Did you mean"),
         ("topology={}:differs", "is not reproducible: draw from numpy.random"),
@@ -708,7 +708,7 @@ def test_a_data_set_of_the_real_library(tmp_path: Path) -> None:
         lines = [json.dumps({"text": ["an even one", "odd"][i % 2], "label": i % 2}) for i in range(n)]
         Path(f"{split}.jsonl").write_text("\n".join(lines))
     words = ["task=text", "model=fasttext", "data=datasets:load_dataset", f"data.path={tmp_path}", "data.text=[text]",
-             "data.tokens=words", "num_workers=2"]  # fmt: skip
+             "data.tokens=words", "num_workers=2", "batch_size=8"]  # fmt: skip
     assert compose(words).data.inspect().num_train == 40
 
 

@@ -51,7 +51,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "schedule=torch.optim.lr_scheduler:CyclicLR schedule.base_lr=1 schedule.max_lr=2 schedule.mode=x": (
             "used: ValueError: mode is invalid"
         ),
-        "schedule=torch.optim.lr_scheduler:StepLR": "schedule.step_size has no default: give it a value",
+        "schedule=torch.optim.lr_scheduler:StepLR": "schedule.step_size is missing: give a whole number",
         "schedule=torch.optim.lr_scheduler:CosineAnnealingLR schedule.T_maxx=3": (
             "has no setting 'T_maxx'. Did you mean 'schedule.T_max'"
         ),
@@ -107,7 +107,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "optim=torch.optim:RAdam optim.betas=[0.9,1.5]": "cannot be used: ValueError: Invalid beta parameter",
         "optim=torch.optim:RAdam optim.betaz=[0.9,1.5]": "has no setting 'betaz'. Did you mean 'optim.betas'",
         "optim=torch.optim:RAdam optim.lr=0.1": "optim=torch.optim:RAdam has no setting 'lr'. Did you mean 'lr'",
-        "optim=torch.optim:RAdam optim.eps=small": "optim.eps=small is invalid: use a number",
+        "optim=torch.optim:RAdam optim.eps=small": "optim.eps='small' has the wrong type: use a number",
         "optim=torch.optim:RAdam optim.clip_norm=0": "optim.clip_norm=0 is out of range; use a finite number > 0",
         "optim=torch.optim:RAdam optim.maximize=true": "optim.maximize=true cannot be used: training minimizes",
         "optim=torch.optim:Radam": "has no class or function Radam. Did you mean 'RAdam'",

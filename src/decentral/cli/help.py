@@ -89,7 +89,7 @@ class Choice:
 def choice(group: str, option: str, folders: Sequence[Path]) -> Choice:
     """Return the facts of `group=option`, which exists."""
     file = _file(group, option, folders)
-    schema = re.search(r"^\s*- schema/(\S+)@_here_$", file.read_text(), re.M) if file else None
+    schema = re.search(r"^(?:\s*- schema/|name: )(\S+?)(?:@_here_)?$", file.read_text(), re.M) if file else None
     about = summary(group, option, folders)
     if file is not None and schema is None:
         return Choice(group, option, file, None, about)

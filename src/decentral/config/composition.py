@@ -13,10 +13,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from decentral import settings
 from decentral.config.checks import resolve
 from decentral.config.overrides import (
     CHOICES,
+    check_setting,
     checked,
     explain,
     options,
@@ -26,7 +26,7 @@ from decentral.config.overrides import (
     read_experiment,
     with_usual,
 )
-from decentral.config.parsing import folders_of, read_yaml
+from decentral.config.parsing import defaults, folders_of, from_dict, read_yaml
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import blame, component, find
@@ -109,18 +109,21 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
         of_experiment, settings = read_experiment(experiment, folders) if experiment else ({}, [])
         usual = [one for one in read_yaml(folders[0] / "config.yaml")["defaults"] if isinstance(one, dict)]
         names = {group: name for one in usual for group, name in one.items() if group in GROUPS}
-        values = OmegaConf.structured(Config)
+        values = OmegaConf.create(defaults(Config))
         for group, name in (names | of_experiment | chosen).items():
             if (group, name) not in known:
                 known[group, name] = list(_layers(group, name, folders))
-            values[group], *others = known[group, name]  # a copy
-            for layer in others:
-                values.merge_with({group: layer})
+            values[group] = OmegaConf.merge(*known[group, name])
+        for layer in settings:
+            for group in GROUPS.keys() & set(layer):
+                for part in layer[group]:
+                    check_setting(f"{group}.{part}", values, f"experiment={experiment}: ")
         values.merge_with(*settings)
         known[key] = values
     values = deepcopy(known[key])
     for one in parsed:
         if one.key_or_group not in CHOICES and not _is_left_out(one, values):
+            check_setting(one.key_or_group, values)
             OmegaConf.update(values, one.key_or_group, one.value(), merge=True)
     return values
 
@@ -140,6 +143,8 @@ def _layers(group: str, name: str, folders: Sequence[Path]) -> Iterator[Any]:
         yield _fields(group, name, folders)
         return
     values, defaults = read_choice(file)
+    if "name" in values:
+        yield _fields(group, str(values["name"]), folders)
     for one in defaults if "_self_" in defaults else [*defaults, "_self_"]:
         if one == "_self_":
             yield values
@@ -150,17 +155,14 @@ def _layers(group: str, name: str, folders: Sequence[Path]) -> Iterator[Any]:
 
 
 def _fields(group: str, name: str, folders: Sequence[Path]) -> Any:
-    """Return the typed fields of a component. Raises ConfigError for unsupported types in a user's component."""
+    """Return the settings of a component with their defaults. Raises ConfigError for unsupported types."""
     cls = component(GROUPS[group], name)
     if cls is None:
         raise ConfigError(f"{group}={name} does not exist.{suggest(name, options(group, folders))}")
     try:
-        return OmegaConf.structured(cls)
-    except Exception as error:
-        raise ConfigError(
-            f"{find.owner(cls) or name}: a field of {cls.__name__} has an unsupported type: "
-            f"{' '.join(str(error).split())}: use numbers, texts, true or false, lists of them, or an Enum."
-        ) from error
+        return OmegaConf.create(defaults(cls))
+    except ConfigError as error:
+        raise ConfigError(f"{find.owner(cls) or name}: {error}") from None
 
 
 @contextmanager
@@ -177,23 +179,18 @@ def explained(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def to_config(values: Any, made: Mapping[str, Any] | None = None) -> Config:
-    """From composed values to the dataclasses, some of which are `made` already; resolved and checked."""
-    known = {key: values[key] for key in settings.limited(Config)}
-    settings.check(Config, known, "")  # before the groups, which refer to some of them: alpha=0, not partition.alpha=0
-    config = OmegaConf.to_object(values)
-    assert isinstance(config, Config)
+    """Return the dataclasses of composed values, some of which are `made` already; resolved and checked."""
+    plain: Any = OmegaConf.to_container(values, resolve=True)
+    for group in GROUPS:
+        if made and group in made:
+            plain[group] = made[group]
+        elif not isinstance(plain[group], dict) or "name" not in plain[group]:
+            raise ConfigError(f"{group}: its YAML file does not name its component: add the line 'name: NAME'.")
+    config = from_dict(plain, trust=True)
     if config.name is not None and made is None:
         raise ConfigError(
             f"name={config.name} belongs to decentral.train: leave it out, as a command finds its run by its settings."
         )
-    for group in GROUPS:
-        if made and group in made:
-            setattr(config, group, made[group])
-        elif isinstance(getattr(config, group), dict | list | None):
-            raise ConfigError(
-                f"{group}: its YAML file does not name its component: start it with the lines 'defaults:' and '  - "
-                "schema/NAME@_here_'."
-            )
     try:
         return resolve(config)
     except MemoryError:

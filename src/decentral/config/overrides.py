@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any
 
-from decentral.config.parsing import read_mapping, words
-from decentral.config.per_worker import SPELLINGS
+from decentral.config.parsing import read_mapping
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components, find, plugins
@@ -342,68 +339,40 @@ def _check_choice(group: str, choice: str, known: list[str]) -> None:
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:
-    """One sentence for what Hydra or OmegaConf raised."""
-    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
-
-    cause: BaseException = error
-    while getattr(cause, "full_key", None) in (None, "") and (cause.__cause__ or cause.__context__):
-        cause = cause.__cause__ or cause.__context__ or cause
-    first = " ".join((str(cause) or str(error)).strip().split("\n")[0].split()).rstrip(".:")
-    if not isinstance(cause, OmegaConfBaseException) or not cause.full_key:
-        reason = " ".join(str(error).split())
-        return f"the configuration cannot be composed: {reason.rstrip('.')}."
-    key = re.sub(r"\[\d+\]$", "", cause.full_key)
-    override = next((o for o in reversed(overrides) if o.partition("=")[0] == key), None)
-    experiment = next((o for o in reversed(overrides) if o.startswith("experiment=")), None)
-    where = "" if override or experiment is None else f" ({experiment})"
-    if first.startswith("Key '"):
-        return _unknown(key, cause) + where
-    if isinstance(cause, MissingMandatoryValue):
-        kind: Any = get_type_hints(cause.object_type).get(str(cause.key))
-        example = {str: "NAME", bool: "true", int: "3", float: "0.1"}.get(kind, "VALUE")
-        return f"{key} has no default: give it a value, as in {key}={example}."
-    if isinstance(cause, ValidationError):
-        wanted = _wanted(cause)
-        return f"{override or f'{key}={cause.value}'} is invalid{where}: {wanted or first}."
-    source = override or next((o for o in overrides if o.partition("=")[0] == key.rpartition(".")[2]), key)
-    reason = first[0].lower() + first[1:] if first.split()[0].istitle() else first
+    """Return one sentence for an exception of OmegaConf: of a reference, `${...}`, or of a YAML file."""
+    key = getattr(error, "full_key", "") or ""
+    source = next((o for o in reversed(overrides) if key and o.partition("=")[0] in (key, key.rpartition(".")[2])), key)
+    reason = " ".join(str(error).strip().split("\n")[0].split()).rstrip(".:")
+    if not source:
+        return f"the configuration cannot be composed: {reason}."
     hint = f" (text with ${{ is {_quoted(source)})" if "${" in source else ""
-    return f"{source} is invalid{where}: {reason}{hint}."
+    return f"{source} is invalid: {reason[0].lower()}{reason[1:]}{hint}."
 
 
-def _unknown(key: str, error: Any) -> str:
-    """A key that its part of the configuration does not have."""
-    group, _, name = key.rpartition(".")
-    if not group:
-        return f"there is no setting '{key}'.{meant(key)}"
-    known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name"]
-    owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
+def check_setting(key: str, values: Any, source: str = "") -> None:
+    """Raise ConfigError, starting with `source`, if the chosen components do not have the setting `key`."""
+    head, *parts = key.split(".")
+    cls: Any = NODES.get(head) or (head in GROUPS and component(GROUPS[head], str(values[head].name)))
+    for number, name in enumerate(parts if cls else ()):
+        known = {f.name: f for f in dataclasses.fields(cls) if f.name != "name"}
+        if name not in known:
+            raise ConfigError(source + _unknown(".".join([head, *parts[:number]]), name, cls, list(known), values))
+        cls = known[name].default_factory
+        if not dataclasses.is_dataclass(cls):
+            return
+
+
+def _unknown(group: str, name: str, cls: type, known: list[str], values: Any) -> str:
+    """Return the refusal of a setting that `group`, of the class `cls`, does not have."""
+    owner = f"{group}={values[group].name}" if group in GROUPS else group
     if not known:
-        return f"{owner} has no settings: leave {key} out, or choose another {group}= (decentral-run --help {group})."
-    more = further(error.object_type.plain_target) if issubclass(error.object_type, Plain) else ""
+        other = f"choose another {group}= (decentral-run --help {group})"
+        return f"{owner} has no settings: leave {group}.{name} out, or {other}."
+    more = further(cls.plain_target) if issubclass(cls, Plain) else ""
     if more and not get_close_matches(name, known, n=1, cutoff=0.8):
-        return f"{owner} has no setting '{name}': write arguments of **{more} as {group}.{more}={{{name}:...}}."
-    elsewhere = places().get(name, [key])
-    if key not in elsewhere and not difflib.get_close_matches(name, known, n=1, cutoff=0.6):
-        return f"{owner} has no setting '{name}'.{meant(name)}"
-    close = suggest(name, known).replace("Did you mean '", f"Did you mean '{group}.")
-    return f"{owner} has no setting '{name}'.{close}"
-
-
-def _wanted(error: Any) -> str | None:
-    """'it has to be a whole number, such as 16', from the type of the field that refused a value."""
-    hint, default = error.ref_type, None
-    if dataclasses.is_dataclass(error.object_type):  # else an element of a list
-        hint = get_type_hints(error.object_type).get(str(error.key), Any)
-        default = getattr(error.object_type, str(error.key), None)
-    if hint is Any:
-        return None
-    if str(error.key).endswith("_per_worker"):
-        return f"use a list with one number per worker, or {SPELLINGS}"
-    wanted = f"use {words(hint)}"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        close = suggest(str(error.value), hint.__members__)
-        return f"{wanted} (did{close[4:]})" if "Did" in close else wanted
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        return f"{wanted}, such as {default:g}"
-    return wanted
+        close = f": write arguments of **{more} as {group}.{more}={{{name}:...}}."
+    elif f"{group}.{name}" not in places().get(name, [f"{group}.{name}"]) and not get_close_matches(name, known, n=1):
+        close = f".{meant(name)}"
+    else:
+        close = f".{suggest(name, known)}".replace("Did you mean '", f"Did you mean '{group}.")
+    return f"{owner} has no setting '{name}'{close}"

@@ -23,6 +23,8 @@ from decentral.registry import component, components, find, is_foreign, plugins,
 from decentral.registry.signature import function_source, functions
 
 _MOST_VALUES, _MOST_BYTES = 100_000, 1 << 20
+MISSING = "???"
+"""The value of a setting without a default, as OmegaConf writes it."""
 _NEEDED = ("algo", "task", "num_workers", "seed", "batch_size")  # in every stored configuration
 
 
@@ -122,52 +124,74 @@ def _written_out(node: Any, known: dict[int, float]) -> float:
 
 
 def build(cls: type, values: Any, where: str) -> Any:
-    """An instance of the dataclass `cls` from a mapping, nested ones too.
+    """Return an instance of the dataclass `cls` from a mapping, nested ones too.
 
-    Raises ConfigError naming `where` (study and place; '' at the top of a configuration), the key, its value and what
-    would work.
+    Raises ConfigError naming `where` (study and key; '' at the top of a configuration), the key, its value and what
+    works.
     """
-    if not isinstance(values, dict):
+    if not isinstance(values, Mapping):
         raise ConfigError(f"{where or 'a configuration'} should be keys with values, not {values!r}.")
     hints, inside = _hints(cls), f"{where}." if where else ""
     for key in values:
         if key not in hints:
             raise ConfigError(f"{where or 'a configuration'} has no key '{key}'.{suggest(str(key), hints)}")
-    for field in dataclasses.fields(cls):
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and field.name not in values:
-            raise ConfigError(f"{inside}{field.name} is missing: give {words(hints[field.name])}.")
-    converted = {key: convert(hints[key], value, f"{inside}{key}") for key, value in values.items()}
+    converted = {}
+    for field in (field for field in dataclasses.fields(cls) if field.init):
+        key, hint, value = field.name, hints[field.name], values.get(field.name, MISSING)
+        if not isinstance(value, str) or value != MISSING:
+            example = f", such as {field.default:g}" if type(field.default) in (int, float) else ""
+            wanted = field.metadata.get("wanted", words(hint) + example)
+            converted[key] = convert(hint, value, f"{inside}{key}", wanted)
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{inside}{key} is missing: give {words(hint)}.")
     settings.check(cls, converted, where)
     return cls(**converted)
 
 
-def convert(hint: Any, value: Any, where: str) -> Any:
+def defaults(cls: type) -> dict[str, Any]:
+    """Return the default of each field as a plain value, "???" for a field without one.
+
+    Raises ConfigError for a type that no setting has.
+    """
+    made: dict[str, Any] = {}
+    for field in (field for field in dataclasses.fields(cls) if field.init):
+        if (hint := _hints(cls)[field.name]) is not Any and "a value" in words(hint):
+            raise ConfigError(
+                f"a field of {cls.__name__} has an unsupported type, {field.name}: {field.type}: use numbers, texts, "
+                "true or false, lists of them, or an Enum."
+            )
+        factory: Any = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        made[field.name] = MISSING if default is dataclasses.MISSING else plain(default)
+    return made
+
+
+def convert(hint: Any, value: Any, where: str, wanted: str = "") -> Any:
     """Convert `value` to the type `hint`: str, bool, int, float, enum (by name), literal, list, dict, dataclass, union.
 
-    Instances of dataclasses and enums are unchanged. Raises ConfigError if the value does not fit.
+    Instances of dataclasses and enums are unchanged. Raises ConfigError if the value does not fit, with what is
+    `wanted`.
     """
     origin, parts = get_origin(hint), get_args(hint)
-    if hint is Any:
+    if hint is Any or (value is None and NoneType in parts):
         return value
     if origin in (Union, UnionType):
-        if value is None and NoneType in parts:
-            return None
-        return convert(next(part for part in parts if part is not NoneType), value, where)
+        inner = [part for part in parts if part is not NoneType]
+        return convert(type(value) if type(value) in inner else inner[0], value, where, wanted)
     if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Enum)):
         if isinstance(value, hint):
             return value
         return member(hint, value, where) if issubclass(hint, Enum) else build(hint, value, where)
-    if origin is list and isinstance(value, list | tuple):
-        return [convert(parts[0], item, f"{where}[{number}]") for number, item in enumerate(value)]
-    if origin is dict and isinstance(value, dict):
-        return {str(key): convert(parts[1], item, f"{where}.{key}") for key, item in value.items()}
+    if (origin or hint) in (list, tuple) and isinstance(value, list | tuple):
+        return [convert((parts or [Any])[0], item, f"{where}[{number}]") for number, item in enumerate(value)]
+    if (origin or hint) is dict and isinstance(value, dict):
+        return {str(key): convert((parts or [Any])[-1], item, f"{where}.{key}") for key, item in value.items()}
     if origin is Literal and value in parts:
         return value
-    found = None if origin else _plain(hint, value)
-    if found is None:
-        raise ConfigError(f"{where}={value!r} has the wrong type: use {words(hint)}.")
-    return found
+    fitting = None if origin else _plain(hint, value)
+    if fitting is None:
+        raise ConfigError(f"{where}={value!r} has the wrong type: use {wanted or words(hint)}.")
+    return fitting
 
 
 def member(choices: type[Enum], name: Any, where: str) -> Enum:
@@ -183,6 +207,8 @@ def _plain(hint: type, value: Any) -> Any:
         return value if hint is bool and isinstance(value, bool) else None
     if hint is str:
         return str(value) if isinstance(value, str | int | float) else None
+    if hint is int and isinstance(value, int):
+        return value
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -199,11 +225,11 @@ def words(hint: Any) -> str:
         return " or ".join(words(part) for part in parts)
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
-    if origin is list:
-        return f"a list, each item {words(parts[0])}"
+    if (origin or hint) in (list, tuple):
+        return f"a list, each item {words(parts[0])}" if parts and parts[0] is not Any else "a list"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return f"one of {', '.join(hint.__members__)}"
-    if origin is dict or dataclasses.is_dataclass(hint):
+    if (origin or hint) is dict or dataclasses.is_dataclass(hint):
         return "keys with values"
     names = {str: "text", bool: "true or false", int: "a whole number", float: "a number", NoneType: "null"}
     return names.get(hint, "a value")
@@ -268,18 +294,16 @@ def from_dict(values: dict[str, Any], trust: bool = False, groups: Collection[st
     Without `trust`, modules named only by the values are not imported. Raises ConfigError for an unknown name or key, a
     value that does not fit, untrusted code, and a user's component that has changed since.
     """
-    values = dict(values)
-    values |= {group: component_from(group, values, trust) for group in groups}
-    values.pop("own", None)
-    named = functions(Config, values)
+    config = build(Config, {key: value for key, value in values.items() if key != "own"}, "")
     for group in groups:
-        named += functions(type(values[group]), vars(values[group]))
+        setattr(config, group, component_from(group, values, trust))
+    named = functions(Config, vars(config))
+    for group in groups:
+        named += functions(type(getattr(config, group)), vars(getattr(config, group)))
     for key, code in named if not trust else ():
         if is_foreign(key, code):
             raise _not_trusted(key, code)
-    for node, cls in NODES.items():
-        values[node] = build(cls, values.get(node, {}), node)
-    return build(Config, values, "")
+    return config
 
 
 def component_from(group: str, values: Mapping[str, Any], trust: bool = False) -> Any:

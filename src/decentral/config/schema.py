@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from decentral.algorithms.features import Feature
-from decentral.config.per_worker import per_worker
+from decentral.config.per_worker import SPELLINGS, per_worker
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
 from decentral.network.settings import NetworkSettings
@@ -74,6 +74,8 @@ NODES: dict[str, type] = {
 }
 """Settings that belong together and are no choice -> their dataclass, whose docstring describes them."""
 
+
+_PER_WORKER = f"a list with one number per worker, or {SPELLINGS}"
 
 OWN = "lr", "batch_size", "steps"
 """Quantities that may differ per worker, with the keys `lr_per_worker` and so on."""
@@ -137,12 +139,14 @@ class Config(Settings):
     )
     lr_per_worker: list[Any] | None = setting(
         None,
+        wanted=_PER_WORKER,
         help="learning rate of each worker, instead of lr: one number per worker, or drawn from the seed: "
         "[uniform,LOW,HIGH], [lognormal,MEDIAN,SIGMA], [choice,A,B,...]",
         older=None,
     )
     batch_size_per_worker: list[Any] | None = setting(
         None,
+        wanted=_PER_WORKER,
         help="batch size of each worker, written like lr_per_worker; the simulated time of a gradient scales with its "
         "batch size relative to batch_size",
         group="model",
@@ -150,6 +154,7 @@ class Config(Settings):
     )
     steps_per_worker: list[Any] | None = setting(
         None,
+        wanted=_PER_WORKER,
         help="local steps of each worker between two communications, written like lr_per_worker, at most "
         "communication.every (or algo.period_steps)",
         older=None,
