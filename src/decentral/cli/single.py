@@ -82,6 +82,12 @@ def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
 
     if not is_leader():
         return 0
+    for _, config in timelines:
+        if not config.compress.by_length:
+            raise ConfigError(
+                "simulate=timeline has neither gradients nor layers, which determine what "
+                f"compress={config.compress.name} sends: train instead, or use another compressor, such as topk."
+            )
     jobs = [SimulatedTimeline(config, {"method": title}) for title, config in timelines]
     for job in jobs:
         check_writable("results_dir", job.config.results_dir, job.directory)

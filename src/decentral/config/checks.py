@@ -429,11 +429,6 @@ def _check_timeline(config: Config) -> None:
         raise ConfigError(
             f"compress.warmup_epochs={warmup_epochs:g} counts epochs, but simulate=timeline has none: leave it out."
         )
-    if not config.compress.by_length:
-        raise ConfigError(
-            "simulate=timeline has neither gradients nor layers, which determine what "
-            f"compress={config.compress.name} sends: train instead, or use another compressor, such as topk."
-        )
 
 
 def has_clock(config: Config) -> bool:
