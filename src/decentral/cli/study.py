@@ -30,7 +30,6 @@ from decentral.scheduling.scheduler import schedule
 from decentral.store.files import at_home, stored_table
 from decentral.store.run_store import RunStore
 from decentral.study import SCALES, catalogue, collect
-from decentral.study.collect import StoredCell
 from decentral.study.study import Cell, Study, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
 
@@ -363,7 +362,7 @@ def collect_results(
     if tally is None and not in_parts:  # nothing was computed: these are of the command that did it
         facts |= {key: earlier[key] for key in ("command", "wall_s") if key in earlier}
     directories = [source.jobs[id].directory for id in source.finished]
-    kept = earlier if any(isinstance(cell, StoredCell) for cell in cells) else None
+    kept = earlier if in_parts and not all(cell.jobs() for cell in cells) else None  # of cells without runs here
     facts |= collect.provenance(directories, kept) | collect.reported()
     runs = collect.runs_of_values(chosen.directory) - {value.run for cell in cells for value in cell.values()}
     lost = [run for run in runs if RunStore.finished(chosen.results_dir / "runs" / run, run) is None]

@@ -1,4 +1,4 @@
-"""From overrides to a configuration: Hydra reads the overrides, OmegaConf merges what they choose and set."""
+"""Composition of a configuration: Hydra reads the overrides, OmegaConf merges what they choose and set."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def explained(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def to_config(values: Any, made: Mapping[str, Any] | None = None) -> Config:
-    """From composed values to the dataclasses, some of which are `made` already; resolved and checked."""
+    """Convert composed values to the dataclasses, some of which are `made` already; resolved and checked."""
     known = {key: values[key] for key in settings.limited(Config)}
     settings.check(Config, known, "")  # before the groups, which refer to some of them: alpha=0, not partition.alpha=0
     config = OmegaConf.to_object(values)

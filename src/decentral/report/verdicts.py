@@ -54,7 +54,7 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def count(verdicts: Iterable[Verdict], kind: str) -> Counter[str]:
-    """How many are met, not met and not run, and (WITHIN_NOISE) how many of the met ones may be chance."""
+    """Count the verdicts that are met, not met and not run, and (WITHIN_NOISE) the met ones that may be chance."""
     found = [one for one in verdicts if one.kind == kind]
     counted = Counter(one.verdict for one in found)
     chance = sum(one.verdict == MET and one.why.startswith(WITHIN_NOISE) for one in found)
@@ -62,7 +62,7 @@ def count(verdicts: Iterable[Verdict], kind: str) -> Counter[str]:
 
 
 def told(counted: Counter[str]) -> str:
-    """For example '50 met, 5 not met, 0 not run' or '2 met (1 of them within the noise), ...'; 'none checked, 30 not
+    """Format counts: '50 met, 5 not met, 0 not run' or '2 met (1 of them within the noise), ...'; 'none checked, 30 not
     run' where nothing was held against anything."""
     if not counted[MET] + counted[NOT_MET]:
         return f"none checked, {counted[NOT_RUN]} not run"
@@ -129,8 +129,8 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
 
 
 def _judge_failure(ours: list[Entry], guessing: float | None) -> dict[str, str]:
-    """They report that it diverges: so should more than half of our runs, or end with less than twice what guessing
-    gives, which is as good as nothing."""
+    """Judge runs that the paper reports as diverging: more than half of ours should diverge, too, or end with less than
+    twice what guessing gives, which is as good as nothing."""
     runs, diverged = sum(entry.runs for entry in ours), sum(entry.diverged for entry in ours)
     near_chance = 2 * (guessing or 0.0)
     low = sum(value < near_chance for entry in ours for value in entry.values) if near_chance else 0

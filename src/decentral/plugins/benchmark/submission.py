@@ -27,10 +27,11 @@ from decentral.plugins.benchmark.kinds.benchmark import (
     Entry,
     Ran,
 )
+from decentral.plugins.benchmark.stored import StoredCell
 from decentral.registry import plugins
 from decentral.scheduling.job import Job
 from decentral.store.files import load_json, read_json, write_json, write_text
-from decentral.study.collect import StoredCell, collect
+from decentral.study.collect import collect
 from decentral.study.study import Cell
 
 FACTS, VERIFIED, OWN = "submission.json", "verification.json", "mine"
