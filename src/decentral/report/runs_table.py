@@ -404,7 +404,7 @@ def _metric(
 
 
 def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
-    """Return how fast a run with these settings and this status trained: 'steps/s', and 'examples/s' if it has examples."""
+    """Return how fast a run with these settings and this status trained: 'steps/s', and 'examples/s' if known."""
     steps, wall_s = facts.get("step", 0), facts.get("wall_s", 0.0)
     found = {"steps/s": steps / wall_s if wall_s else math.nan}
     if wall_s and "model" in getattr(component("tasks", str(settings.get("task"))), "uses", ()):

@@ -252,7 +252,7 @@ class ThreeAxes(Curves):
 
 
 def reached(line: Line, target: float) -> float | None:
-    """Return where a line first is at the target, from the side on which it begins; linear between two places. None: never.
+    """Return where a line first is at the target, from the side on which it begins, linear between places; None: never.
 
     >>> reached(Line("", (), [0.0, 10.0, 20.0], [50.0, 80.0, 100.0]), 90.0)
     15.0
