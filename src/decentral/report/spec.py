@@ -131,7 +131,7 @@ _LISTS = ("figures", "listings", "claims")
 
 
 def _components(values: Any, key: str, where: str) -> list[Any]:
-    """Build the component that `kind` of each chooses; `name` in the YAML is that of the files of figures and listings."""
+    """Build the component that `kind` of each chooses; `name` in the YAML names the files of figures and listings."""
     if not isinstance(values, list | None) or not all(isinstance(value, dict) for value in values or []):
         raise ConfigError(f"{where}.{key} must be a list, each item keys with values.")
     found = []
