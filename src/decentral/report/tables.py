@@ -60,8 +60,8 @@ class Grid:
     """Row -> the chosen values of its columns."""
 
     def text(self, place: Place) -> str:
-        """Format a cell: '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' if no run got to its target, '-' if
-        nothing was run; '*' at the edge of its grid."""
+        """Format a cell: '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' if no run got to its target, '-'
+        if nothing was run; '*' at the edge of its grid."""
         entry = self.cells.get(place)
         if entry is None:
             return "-"

@@ -191,7 +191,7 @@ def digest(definition: dict[str, Any], finished: Iterable[str]) -> str:
 
 
 def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[str]) -> bool:
-    """Return whether the collected files are as they were written, and they and their report are made from just this."""
+    """Return whether the collected files are as they were written, and made from just this, like their report."""
     facts = read_facts(directory)
     drawn = bool((facts.get("report") or {}).get("figures"))
     whole = all((directory / name).exists() for name in _REPORT[: 1 + drawn])

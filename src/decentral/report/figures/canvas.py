@@ -373,7 +373,7 @@ def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
 def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None:
     from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-    style.tidy(ax, style.size("xtick.labelsize"))
+    style.tidy(ax, _small())
     ax.set_title(title, loc="left")
     x = figure.over(lines[0].panel) if lines else ""
     ax.set_xlabel(figure.xlabel or AXES.get(x, style.heading(x)))
@@ -398,6 +398,11 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None
         ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x) if value else "0")
 
 
+def _small() -> float:
+    """Return the size of the numbers at the axes, in points: slightly smaller than the legend."""
+    return style.size("legend.fontsize") - 0.5
+
+
 def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
     """Numbers between the powers of ten, where a logarithmic axis does not go far; after all panels are drawn."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
@@ -412,7 +417,7 @@ def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
 
 def _below_title(ax: Axes, rows: list[str]) -> None:
     """Small gray words between the title of a panel and its axes."""
-    words: dict[str, Any] = {"fontsize": style.size("xtick.labelsize"), "color": "#555555", "linespacing": 1.2}
+    words: dict[str, Any] = {"fontsize": _small(), "color": "#555555", "linespacing": 1.2}
     ax.annotate("\n".join(rows), (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", **words)
     ax.set_title(ax.get_title("left"), loc="left", pad=6 + 1.3 * words["fontsize"] * len(rows))
 
