@@ -406,7 +406,9 @@ def _listing(config_dir: str | None) -> str:
     for name in catalogue.names(config_dir):
         scales = catalogue.scales(name, config_dir)
         study = catalogue.load(name, scales[-1], config_dir)
-        marked = " ".join(scale + "*" * _has_results(study.paper, name, scale) for scale in scales)
+        folders = [at_home(folder) / study.paper / name for folder in _FOLDERS]
+        known = {scale for scale in scales if any((path / scale / "study.json").is_file() for path in folders)}
+        marked = " ".join(scale + "*" * (scale in known) for scale in scales)
         found.setdefault(study.paper, []).append((name, study.item or study.title, marked))
     blocks = []
     for paper, studies in found.items():
@@ -421,10 +423,6 @@ def _listing(config_dir: str | None) -> str:
             short_item = textwrap.shorten(item, room, placeholder="...")
             blocks[-1] += f"\n  {name:{widths[0]}}  {short_item:{room}}  {marked}"
     return "\n\n".join([_LEGEND, *blocks, _THEN])
-
-
-def _has_results(paper: str, name: str, scale: str) -> bool:
-    return any((at_home(folder) / paper / name / scale / "study.json").is_file() for folder in _FOLDERS)
 
 
 def for_this_machine(chosen: ChosenStudy) -> Config:

@@ -131,7 +131,14 @@ class Item:
         if theirs is not None:
             run = next((run for run in self.counted.values() if run.results.comparable), None)
             why = f"not run at scale={' or '.join(theirs.scales)}" + (f"; it needs {self.needs}" if self.needs else "")
-            found = run.numbers if run is not None else verdicts.not_run(self.paper, theirs, why)
+            found = (
+                run.numbers
+                if run is not None
+                else [
+                    verdicts.not_run(one, theirs, why)
+                    for one in published.numbers(self.paper, theirs.item, theirs.keys)
+                ]
+            )
         if self.shown:
             return found + [one for one in self.shown[0].verdicts if one.kind == "claim"]
         return found + [Verdict("claim", claim.says) for claim in self.spec.claims]

@@ -46,7 +46,7 @@ def judge(results: Results) -> list[Verdict]:
         return judge_claims(results)
     theirs = numbers(str(results.facts.get("paper", "")), spec.item, spec.keys)
     if not results.comparable:
-        return [*(_not_run(one, spec, results.incomparable) for one in theirs), *judge_claims(results)]
+        return [*(not_run(one, spec, results.incomparable) for one in theirs), *judge_claims(results)]
     ours: dict[str, list[Entry]] = {}
     for entry in results.entries():
         ours.setdefault(entry.published, []).append(entry)
@@ -90,11 +90,6 @@ def judge_claims(results: Results) -> list[Verdict]:
     return found
 
 
-def not_run(paper: str, published: Published, why: str) -> list[Verdict]:
-    """The verdicts on the numbers of an item of which nothing was run."""
-    return [_not_run(one, published, why) for one in numbers(paper, published.item, published.keys)]
-
-
 def as_csv(verdicts: list[Verdict]) -> str:
     """verdicts.csv."""
     return csv_text([field.name for field in fields(Verdict)], map(astuple, verdicts))
@@ -107,7 +102,7 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
     none = Verdict(theirs.kind, theirs.key, published=theirs.text)
     if unfinished or not ours or theirs.kind == EXCLUDED:
         why = "the study has not run it" + (f"; it needs {needs}" if needs else "")
-        return _not_run(theirs, spec, unfinished[0] if unfinished else why)
+        return not_run(theirs, spec, unfinished[0] if unfinished else why)
     if theirs.value is None:
         return replace(none, **_judge_failure(ours, results.meaning().get("chance")))
     value = theirs.value
@@ -164,7 +159,8 @@ def _told(tolerance: Tolerance, theirs: PublishedNumber) -> str:
     return " or ".join(parts)
 
 
-def _not_run(theirs: PublishedNumber, spec: Published, why: str) -> Verdict:
+def not_run(theirs: PublishedNumber, spec: Published, why: str) -> Verdict:
+    """Return the verdict on a number of which nothing was run."""
     line = Verdict(theirs.kind, theirs.key, published=theirs.text)
     if theirs.kind == EXCLUDED:
         return replace(line, verdict=NOT_COMPARED, why=theirs.note)

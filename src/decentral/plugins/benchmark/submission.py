@@ -208,13 +208,9 @@ class Check(Cell):
         held_out = HELD_OUT if self.cell.varied is not None else ""
         told = {axis: self.submitted[metric + held_out].value for axis, metric in METRICS.items()}
         differences = [*self._of_places(told), *(self._of_repetition(told) if self.repeated else [])]
-        name = f"{self.labels['scenario']}, {self.labels['method']}, {self.submitted_setting}"
+        setting = f"{self.cell.entry.trials[self.run.trial].setting}, seed {self.run.seed}"
+        name = f"{self.labels['scenario']}, {self.labels['method']}, {setting}"
         return [f"{name}: {words}" for words in differences]
-
-    @property
-    def submitted_setting(self) -> str:
-        """Return the submitted run's name for messages."""
-        return f"{self.cell.entry.trials[self.run.trial].setting}, seed {self.run.seed}"
 
     def _of_places(self, told: dict[str, float]) -> list[str]:
         """Check time and bytes, which are exact functions of the step."""

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from decentral.report import style
-from decentral.report.figures.figure import METRIC, SCREEN, Line, Output, StudyFigure, band, center, natural, rings
+from decentral.report.figures.figure import (
+    METRIC,
+    SCREEN,
+    Line,
+    Output,
+    StudyFigure,
+    band,
+    center,
+    middle,
+    natural,
+    rings,
+)
 from decentral.report.published import papers
 from decentral.store import AXES, Status
 from decentral.store.files import write_bytes
@@ -256,9 +267,7 @@ def notes(figure: StudyFigure, results: Results, lines: list[Line], output: Outp
     from matplotlib.patches import Patch
 
     entries: list[Artist] = []
-    if not output.title and (middle := center(figure, results, lines)):
-        several = any(line.most > 1 for line in lines)
-        text = f"{figure.drawn_as}: {middle}" if figure.drawn_as and several else middle
+    if not output.title and (text := middle(figure, results, lines)):
         entries.append(Line2D([], [], ls="none", label=text))
     if words := band(figure, lines):
         entries.append(Patch(facecolor=style.GRAY, alpha=0.35, lw=0, label=words))

@@ -335,12 +335,16 @@ def band(figure: StudyFigure, lines: Sequence[Line]) -> str:
 
 def caption(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
     """Describe lines, bands and rings in a sentence for the page of the figure; '' if there is nothing to say."""
-    middle = center(figure, results, lines)
-    line = f"{figure.drawn_as}: {middle}" if figure.drawn_as and any(line.most > 1 for line in lines) else middle
     theirs = rings(figure.published(results))
     ring = f"rings: {theirs} numbers" if theirs else ""
-    text = "; ".join(word for word in (line, band(figure, lines), ring) if word)
+    text = "; ".join(word for word in (middle(figure, results, lines), band(figure, lines), ring) if word)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def middle(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
+    """Describe a line with its name where there is a band: 'line: mean of 3 seeds'; '' if there is nothing to say."""
+    text = center(figure, results, lines)
+    return f"{figure.drawn_as}: {text}" if text and figure.drawn_as and any(line.most > 1 for line in lines) else text
 
 
 def rings(theirs: Sequence[Line]) -> str:
