@@ -228,7 +228,8 @@ def test_a_method_without_rounds_is_not_checked_whatever_number_of_workers_suits
 @pytest.mark.parametrize(
     ("overrides", "verdict"),
     [
-        (["algo=noloco"], Verdict.passed),  # with as many steps as it takes until something is sent
+        # with as many steps as it takes until something is sent
+        (["algo=noloco", "algo.period_steps=15"], Verdict.passed),
         (["algo=noloco", "steps=12"], Verdict.not_tested),
         (["algo=streaming_diloco"], Verdict.not_asked),  # it averages all workers at once
     ],

@@ -391,14 +391,14 @@ class Tiny(Model):
 
         return nn.Sequential(nn.Flatten(), nn.Linear(prod(data.shape), data.num_classes))
 """
-LOAD = "import sys, hints; hints.load(sys.stdin.read())"
+LOAD = "import sys, hints; [hints.load(text) for text in sys.stdin.read().split('|next|')]"
 
 
 def test_the_command_that_a_run_prints_loads_it_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "hints.py").write_text(HINTS)
     (tmp_path / "mine" / "models").mkdir(parents=True)
     (tmp_path / "mine" / "models" / "tiny.py").write_text(TINY)
-    python(tmp_path, "-c", LOAD, given=python(tmp_path, "hints.py"))
+    trained = python(tmp_path, "hints.py")
     small = ["algo=dpsgd", "num_workers=2", "steps=2", "batch_size=4", "device=cpu", "progress=false"]
     script = f"""
 import sys
@@ -413,7 +413,7 @@ for words in COMMANDS:
 """
     told = python(tmp_path, "-c", script)
     assert "test accuracy of class dog " in told
-    python(tmp_path, "-c", LOAD, given=told)
+    python(tmp_path, "-c", LOAD, given=f"{trained}|next|{told}")
 
 
 def test_a_result_predicts_tests_and_names_classes(tmp_path: Path) -> None:
