@@ -156,3 +156,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, worlds: Callable[[int], A
 def nothing_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test says with --config-dir is forgotten after it."""
     monkeypatch.setenv("DECENTRAL_OWN", "")
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the figures of runs that decentral-run carries out in this process."""
+    monkeypatch.setattr("decentral.cli.single.draw", lambda *_: None)

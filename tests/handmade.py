@@ -8,6 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
+from decentral.report.figures.figure import SCREEN, Output, StudyFigure
+from decentral.report.results import Results
+
 VALUE_COLUMNS = (
     *("metric", "value", "seed", "rate", "chosen", "at_edge", "status", "worst", "mean", "averaged"),
     *("published", "run", "wall_s"),
@@ -81,3 +86,8 @@ def courses(method: str, topology: str, alpha: float, level: float, seeds: Seque
         for seed in seeds
         for step in (0, 10, 20, 30)
     ]
+
+
+def picture(figure: StudyFigure, results: Results, output: Output = SCREEN) -> Figure:
+    """A figure of these results, drawn."""
+    return figure.draw(results, figure.data(results), output)

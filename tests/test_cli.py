@@ -59,7 +59,8 @@ def test_git_finds_nothing_new_but_what_is_to_be_committed(capsys: pytest.Captur
         (repository / "results" / "paper" if has_results else repository).mkdir(parents=True)
         os.chdir(repository)
         subprocess.run(["git", "init", "-q"], check=True)
-        for words in ((), ("results_dir=new/mine",), ("run_dir=alone",), ("-m", "lr=0.1,0.2", "--save-study", "kept")):
+        elsewhere = [] if has_results else [["results_dir=new/mine"], ["run_dir=alone"]]
+        for words in ([], *elsewhere, ["-m", "lr=0.1,0.2", "--save-study", "kept"]):
             status, said, errors = command(capsys, *QUICK, *words)
             assert status == 0, errors
         assert "Study:    conf/study/kept.yaml, to be committed" in said
@@ -599,13 +600,12 @@ def test_the_hints_of_every_kind_of_run_work_as_printed(tmp_path, monkeypatch, c
         said(main, *hinted),
         said(main, *hinted[:1], "model=nets_of_mine:Net", *hinted[2:]),
     ]
-    for number, text in enumerate(printed):
+    for text in printed:
         (hint,) = re.findall(r"in Python: (decentral\.load\(.*\))\)$", text, re.M)
         assert len(eval(hint, {"decentral": decentral, "net": net}).models) == 4, hint
-        if number:
-            assert Path(*re.findall(r"^Curves: +(.*)$", text, re.M)).is_file()
-            (again,) = re.findall(r"^Next: +(.*)  \(another seed\)$", text, re.M)
-            assert "seed 1" in said(main, *shlex.split(again)[1:])
+    assert Path(*re.findall(r"^Curves: +(.*)$", text, re.M)).is_file()
+    (again,) = re.findall(r"^Next: +(.*)  \(another seed\)$", text, re.M)
+    assert "seed 1" in said(main, *shlex.split(again)[1:])
     swept = said(main, "-m", *hinted, "seed=0,1")
     (table,) = re.findall(r"^Next: +(decentral-report .*)  \(--metric", swept, re.M)
     assert "±" in said(report, *shlex.split(table)[1:])

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from decentral.report import style
-from decentral.report.figures import canvas
 from decentral.report.figures.figure import StudyFigure
 from decentral.report.figures.lines import Curves, Scaling, ThreeAxes
 from decentral.report.results import Results, read
-from handmade import PUBLISHED, TABLE, value, write
+from handmade import PUBLISHED, TABLE, picture, value, write
 
 TARGET, LOSS, ACCURACY = "simulated_s to test accuracy 90 %", "train loss", "test accuracy (%)"
 METRICS = {
@@ -46,7 +45,7 @@ def results(tmp_path: Path) -> Results:
 
 def described(figure: StudyFigure, results: Results) -> dict[str, Any]:
     """The panels, their axes, the lines and the legend of a figure as it is drawn."""
-    drawn = canvas.draw(figure, results)  # type: ignore[arg-type]
+    drawn = picture(figure, results)
     axes = [ax for ax in drawn.axes if ax.get_visible()]
     lines = [line for line in axes[0].lines if len(line.get_xdata()) > 1 and line.get_linestyle() != "None"]
     bands = [path.vertices[:, 1] for ax in axes for band in ax.collections for path in band.get_paths()]
@@ -106,7 +105,7 @@ def test_a_figure_names_and_orders_what_it_shows(results: Results, figure: Study
 
 def test_a_curve_of_one_value_is_a_marker(results: Results) -> None:
     vars(results)["curves"] = results.curves.query("step == 20 or metric == @ACCURACY")
-    drawn = canvas.draw(Curves(panels="metric", **OVER), results)  # type: ignore[arg-type]
+    drawn = picture(Curves(panels="metric", **OVER), results)
     assert [ax.lines[0].get_markevery() == 1 for ax in drawn.axes if ax.lines] == [False, True]
 
 

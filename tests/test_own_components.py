@@ -25,6 +25,8 @@ from decentral.measurements.training_run import TrainingRun
 from decentral.registry import components, sources
 from decentral.store import RunStore
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 QUICK = ("topology=ring", "task=quadratics", "num_workers=4", "steps=6", "device=cpu", "progress=false")
 LAZY = '''"""Gossip of one's own."""
 

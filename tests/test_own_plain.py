@@ -20,6 +20,8 @@ from decentral.config.identity import run_id
 from decentral.registry import component, signature
 from decentral.store import RunStore
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 MODULE = '''"""A module of one's own."""
 
 import enum

@@ -23,7 +23,6 @@ from decentral.config.composition import compose
 from decentral.config.parsing import dump
 from decentral.errors import ConfigError
 from decentral.report import style
-from decentral.report.figures import canvas
 from decentral.report.figures.figure import Output, caption, center, output
 from decentral.report.figures.lines import Curves, Scaling, ThreeAxes
 from decentral.report.html import write_page
@@ -35,7 +34,7 @@ from decentral.study import catalogue
 from decentral.study.collect import digest, is_current
 from decentral.study.study import Study
 from decentral.terminal.display import unless_quick
-from handmade import PUBLISHED, TABLE, courses, table1, value, write
+from handmade import PUBLISHED, TABLE, courses, picture, table1, value, write
 
 CLAIMS = [
     {"says": "RelaySGD wins.", "kind": "order", "better": {"method": "RelaySGD", "alpha": 0.01},
@@ -348,7 +347,7 @@ def test_a_panel_names_who_diverged_and_who_never_got_to_the_target_where(tmp_pa
     values += [value("D-PSGD", "ring", alpha, math.nan, status="diverged") for alpha in (1, 0.1)]
     found = read(write(tmp_path / "a" / "b" / "small", values, {}, courses("D2", "ring", 1, 90)))
     figures = Scaling(x="alpha", lines=["method"]), Curves(lines=["method"], worker="mean")
-    notes = [canvas.draw(figure, found).axes[0].texts[0].get_text() for figure in figures]
+    notes = [picture(figure, found).axes[0].texts[0].get_text() for figure in figures]
     assert notes == ["diverged: D-PSGD\nnever at 0.1: D2", "diverged: D-PSGD"]
 
 
@@ -389,15 +388,15 @@ def test_a_single_seed_is_called_that_in_the_picture_and_in_its_caption(tmp_path
     lines = [row for row in courses("RelaySGD", "dbt", 1, 90) + courses("D2", "ring", 1, 80) if row[5] == 1]
     results = read(write(tmp_path / "a" / "b" / "small", table1(), {}, lines))
     figure = Curves(worker="worst", lines=["method"], spread="range")
-    assert subtitle(canvas.draw(figure, results)).endswith("a single seed")
-    assert said(canvas.draw(figure, results, output=Output(title=False)))[-1] == "a single seed"
+    assert subtitle(picture(figure, results)).endswith("a single seed")
+    assert said(picture(figure, results, output=Output(title=False)))[-1] == "a single seed"
     assert caption(figure, results, figure.data(results)) == "A single seed."
 
 
 def test_a_method_looks_alike_in_the_panels_of_all_topologies(tmp_path: Path) -> None:
     lines = courses("D-PSGD", "ring", 1, 90) + courses("D-PSGD", "chain", 1, 80) + courses("D2", "ring", 1, 70)
     results = read(write(tmp_path / "a" / "b" / "small", table1(), {}, lines))
-    drawn = canvas.draw(Curves(worker="worst", lines=["method"], panels="topology"), results)
+    drawn = picture(Curves(worker="worst", lines=["method"], panels="topology"), results)
     seen = [{(line.get_marker(), line.get_linestyle()) for line in ax.get_lines() if line.get_marker() == "s"}
             for ax in drawn.axes]  # fmt: skip
     assert seen == [{("s", "-")}, {("s", "-")}]
@@ -416,7 +415,7 @@ def test_a_chain_beside_a_ring_has_its_own_dashes_in_all_methods() -> None:
 
 def test_the_legend_tells_where_a_line_is_at_the_target_with_units(results: Results) -> None:
     figure = ThreeAxes(lines=["method"], axes=["step", "epoch"], worker="worst", target=60)
-    assert said(canvas.draw(figure, results))[:2] == [
+    assert said(picture(figure, results))[:2] == [
         "RelaySGD: 19.5 steps, 9.75 epochs",
         "D-PSGD: 29.2 steps, 14.6 epochs",
     ]
@@ -429,7 +428,7 @@ def test_the_legend_tells_where_a_line_is_at_the_target_with_units(results: Resu
 def test_a_figure_for_a_paper_is_as_wide_as_its_column_without_a_title(results: Results, width: str, inches) -> None:
     wanted = output({"figures.title": "false", "figures.width": width})
     with style.settings("x", wanted.small):
-        drawn = canvas.draw(results.spec.figures[0], results, output=wanted)
+        drawn = picture(results.spec.figures[0], results, output=wanted)
         drawn.canvas.draw()
     assert drawn.get_figwidth() == inches and not drawn.texts
     assert "line: mean of 2 seeds" in said(drawn)

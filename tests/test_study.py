@@ -354,18 +354,6 @@ def test_a_run_that_diverged_has_no_number_unless_the_study_gives_it_one(tmp_pat
         assert (found.value, found.worst, found.mean, found.averaged) == pytest.approx([number] * 4, nan_ok=True)
 
 
-def test_the_chosen_rate_is_the_value_of_a_study_of_rates_and_comes_with_the_effective_one(tmp_path):
-    row = {"method": "RelaySGD", "topology": "chain", "base": ["algo=relaysgd", "topology=chain"], "lr": 0.2}
-    base = ["model=mlp", "num_workers=4", "steps=4"]
-    values = {"rows": [row], "base": base, "tune": {"rule": "powers_of_two"}}
-    (rates,) = cells_of(tmp_path, kind="chosen_rates", **values)
-    (accuracies,) = cells_of(tmp_path, kind="comparison", **values)
-    assert rates.values() == []
-    finish_all(accuracies, lambda lr, seed: 1 - lr if lr >= 0.1 else 0.0)
-    found = [(value.metric, value.value, value.seed) for value in rates.values()]
-    assert found == [("learning rate", 0.1, 1), ("effective learning rate", pytest.approx(0.1 / 1.5), 1)]
-
-
 def test_the_command_of_a_job_is_that_run(tmp_path):
     from decentral.config.composition import compose
     from decentral.config.identity import run_id

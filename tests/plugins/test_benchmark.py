@@ -32,11 +32,12 @@ from decentral.plugins.benchmark.entries import Method, Scenario, methods, trial
 from decentral.plugins.benchmark.kinds.benchmark import END, METRICS, Benchmark, BenchmarkCell, Course
 from decentral.plugins.benchmark.listings.ranking import Costs, costs
 from decentral.plugins.benchmark.step_times import StepTimes
+from decentral.plugins.benchmark.stored import StoredCell, stored
 from decentral.report.results import read
 from decentral.store import read_metrics
 from decentral.store.files import write_table
 from decentral.study import catalogue
-from decentral.study.collect import StoredCell, provenance, stored
+from decentral.study.collect import provenance
 from decentral.study.measure import Measure
 from decentral.study.study import Cell, Unfinished
 from handmade import value, write

@@ -31,8 +31,9 @@ from decentral.study.catalogue import study_from
 from decentral.study.measured import MeasuredCell
 from decentral.study.study import Cell, Study
 from decentral.topology.facts import effective_spectral_gap, relay_matrix
-from decentral.topology.groups import group_period, grouping, versions_to_reach_all
+from decentral.topology.groups import group_period, grouping
 from decentral.topology.trees import BinaryTree, Chain, Star
+from test_study import cells_of, finish_all
 
 PREDATOR = np.array([-3.0, 1.0])
 
@@ -139,7 +140,8 @@ def test_following_a_contribution_gives_the_formula_for_how_far_it_comes(tmp_pat
         sizes, groups_of({"kind": "groups", "base": ["task=quadratics"], "sizes": sizes}, tmp_path), strict=True
     ):
         found = {value.metric: value.value for value in cell.values()}
-        assert found == {REACH: versions_to_reach_all(n, size), PERIOD: group_period(n, size), HOPS: n.bit_length() - 1}
+        reach = math.ceil(math.log2(n) / math.log2(size))
+        assert found == {REACH: reach, PERIOD: group_period(n, size), HOPS: n.bit_length() - 1}
         groups = [line for line in cell.curves() if line["metric"] == "group"]
         for version in range(group_period(n, size)):
             members = grouping(version, n, size).tolist()
@@ -344,3 +346,15 @@ def test_the_time_of_a_step_at_each_place_follows_by_hand(tmp_path: Path) -> Non
         for gbps in (1.0e-6, 1):  # a ring: 2 (n - 1) / n rows of 4,000 bytes
             assert found["All-reduce", slowdown, gbps] == pytest.approx(slowdown + 1.5 * 4000 * 8e-9 / gbps)
     assert found["Alone", 5, 1] > found["Alone", 2, 1]
+
+
+def test_a_study_of_rates_has_the_chosen_and_the_effective_rate(tmp_path: Path) -> None:
+    row = {"method": "RelaySGD", "topology": "chain", "base": ["algo=relaysgd", "topology=chain"], "lr": 0.2}
+    base = ["model=mlp", "num_workers=4", "steps=4"]
+    values = {"rows": [row], "base": base, "tune": {"rule": "powers_of_two"}}
+    (rates,) = cells_of(tmp_path, kind="chosen_rates", **values)
+    (accuracies,) = cells_of(tmp_path, kind="comparison", **values)
+    assert rates.values() == []
+    finish_all(accuracies, lambda lr, seed: 1 - lr if lr >= 0.1 else 0.0)
+    found = [(value.metric, value.value, value.seed) for value in rates.values()]
+    assert found == [("learning rate", 0.1, 1), ("effective learning rate", pytest.approx(0.1 / 1.5), 1)]

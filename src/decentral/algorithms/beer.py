@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.features import Feature
 from decentral.algorithms.states import Start
-from decentral.compression.gossip import send
 from decentral.compression.rows import AcceptedCompression
 from decentral.optim.rows import add, copy, sub
 from decentral.settings import setting
@@ -81,12 +80,12 @@ class BEER(Algorithm):
         v = add(v, m)
         if t > 0:
             v = add(v, sub(Wp, p, out=g), self.gamma)
-            heard = send(self.compressor, sub(v, p, out=g), net, t)
+            heard = self.compressor.send(sub(v, p, out=g), net, t)
             p, Wp = heard.add_own(p), heard.add_mixed(Wp)
         d, opt = self.local.direction(copy(v, out=g), x, opt, t)
         x = sub(x, d, self.local.lr(t))
         x = add(x, sub(Wh, h, out=g), self.gamma)
-        heard = send(self.compressor, sub(x, h, out=g), net, t, message=1)
+        heard = self.compressor.send(sub(x, h, out=g), net, t, message=1)
         h, Wh = heard.add_own(h), heard.add_mixed(Wh)
         return self.State(x, h, Wh, v, p, Wp, m, compression_stats, opt)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.features import Feature
 from decentral.algorithms.states import Start
-from decentral.compression.gossip import send
 from decentral.compression.rows import AcceptedCompression
 from decentral.optim.rows import add, copy, sub
 from decentral.settings import setting
@@ -85,7 +84,7 @@ class Choco(Algorithm):
         x, opt = self.local.adapt(x, g, opt, t)
         if self.order is Order.combine_then_compress:
             x = add(x, sub(s, h, out=g), self.gamma)
-        heard = send(self.compressor, sub(x, h, out=g), net, t)
+        heard = self.compressor.send(sub(x, h, out=g), net, t)
         h = heard.add_own(h)
         s = heard.add_mixed(s)
         if self.order is Order.compress_then_combine:

@@ -58,7 +58,7 @@ def complete(words: Sequence[str], program: str) -> None:
 
 
 def candidates(line: str, program: str) -> list[str]:
-    """Everything that the last word of a command line can become."""
+    """List everything that the last word of a command line can become."""
     *before, word = [*line.split(), ""] if not line or line[-1].isspace() else line.split()
     if "--config-dir" in before[-1:] or "-cd" in before[-1:]:
         return []  # a folder, which the shell completes itself

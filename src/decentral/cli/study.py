@@ -30,7 +30,6 @@ from decentral.scheduling.scheduler import schedule
 from decentral.store.files import at_home, stored_table
 from decentral.store.run_store import RunStore
 from decentral.study import SCALES, catalogue, collect
-from decentral.study.collect import StoredCell
 from decentral.study.study import Cell, Study, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
 
@@ -363,7 +362,7 @@ def collect_results(
     if tally is None and not in_parts:  # nothing was computed: these are of the command that did it
         facts |= {key: earlier[key] for key in ("command", "wall_s") if key in earlier}
     directories = [source.jobs[id].directory for id in source.finished]
-    kept = earlier if any(isinstance(cell, StoredCell) for cell in cells) else None
+    kept = earlier if in_parts and not all(cell.jobs() for cell in cells) else None  # of cells without runs here
     facts |= collect.provenance(directories, kept) | collect.reported()
     runs = collect.runs_of_values(chosen.directory) - {value.run for cell in cells for value in cell.values()}
     lost = [run for run in runs if RunStore.finished(chosen.results_dir / "runs" / run, run) is None]
@@ -407,7 +406,9 @@ def _listing(config_dir: str | None) -> str:
     for name in catalogue.names(config_dir):
         scales = catalogue.scales(name, config_dir)
         study = catalogue.load(name, scales[-1], config_dir)
-        marked = " ".join(scale + "*" * _has_results(study.paper, name, scale) for scale in scales)
+        folders = [at_home(folder) / study.paper / name for folder in _FOLDERS]
+        known = {scale for scale in scales if any((path / scale / "study.json").is_file() for path in folders)}
+        marked = " ".join(scale + "*" * (scale in known) for scale in scales)
         found.setdefault(study.paper, []).append((name, study.item or study.title, marked))
     blocks = []
     for paper, studies in found.items():
@@ -422,10 +423,6 @@ def _listing(config_dir: str | None) -> str:
             short_item = textwrap.shorten(item, room, placeholder="...")
             blocks[-1] += f"\n  {name:{widths[0]}}  {short_item:{room}}  {marked}"
     return "\n\n".join([_LEGEND, *blocks, _THEN])
-
-
-def _has_results(paper: str, name: str, scale: str) -> bool:
-    return any((at_home(folder) / paper / name / scale / "study.json").is_file() for folder in _FOLDERS)
 
 
 def for_this_machine(chosen: ChosenStudy) -> Config:

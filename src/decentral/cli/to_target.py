@@ -42,7 +42,7 @@ _NOT_TUNED = ("seed", "steps", "epochs", "num_workers")
 
 
 class Asked(NamedTuple):
-    """What the command asks for.
+    """Settings of the command.
 
     metric  split and name of the target's metric, and its value in the displayed unit
     tune    setting to tune; '' for none

@@ -440,13 +440,13 @@ def has_clock(config: Config) -> bool:
 
 
 def is_virtual(config: Config) -> bool:
-    """Whether a cluster is described, and one process has all workers."""
+    """Return whether a cluster is described, and one process has all workers."""
     alone = config.processes in ("auto", "1") and not under_torchrun()
     return isinstance(config.cluster, VirtualCluster) and alone
 
 
 def goes_by_itself(config: Config) -> bool:
-    """Whether the workers of a run are programs in simulated time: then one process carries them all out.
+    """Return whether the workers of a run are programs in simulated time: then one process carries them all out.
 
     An asynchronous method that has no form in rounds is that without a cluster, too: all are equally fast.
     """

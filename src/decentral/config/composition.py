@@ -1,4 +1,4 @@
-"""From overrides to a configuration: Hydra reads the overrides, OmegaConf merges what they choose and set."""
+"""Composition of a configuration: Hydra reads the overrides, OmegaConf merges what they choose and set."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _value_identity(f: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _counts(f: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a computation depends on a field with this value."""
+    """Return whether a computation depends on a field with this value."""
     if f.metadata.get("volatile"):
         return False
     return "older" not in f.metadata or value not in (f.metadata["older"], *f.metadata.get("the_same", ()))

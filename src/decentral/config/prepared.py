@@ -13,7 +13,7 @@ from decentral.config.schema import Config
 
 
 class Kind(NamedTuple):
-    """How the workers of a run advance: in rounds, in rounds of simulated time, or asynchronously.
+    """Kinds of runs: their workers advance in rounds, in rounds of simulated time, or asynchronously.
 
     asynchronous    each worker carries out its own program; otherwise all take the same steps
     has_clock       the run has simulated time

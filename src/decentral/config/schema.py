@@ -82,7 +82,7 @@ OWN = "lr", "batch_size", "steps"
 
 
 class Save(Enum):
-    """Which models of a run are kept."""
+    """Models of a run that are kept."""
 
     final = "final"
     best = "best"

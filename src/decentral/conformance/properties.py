@@ -60,7 +60,7 @@ def walk(config: Config, processes: int) -> Walk:
 
 
 def steps(run: Prepared, world: World) -> Status:
-    """What each process does: all steps, with everything brought home after each."""
+    """Take all steps in each process, with everything brought home after each."""
     with torch.no_grad():
         r = assemble(run, world)
         try:

@@ -155,7 +155,7 @@ class SimulatedTimeline(Computation):
     lines: ClassVar[str] = "timeline.jsonl"
 
     def line(self) -> dict[str, Any]:
-        """At once: a timeline takes seconds."""
+        """Compute the line at once: a timeline takes seconds."""
         from decentral.training.facts import time_facts
         from decentral.training.timing import spans_of, timed
 

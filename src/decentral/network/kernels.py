@@ -97,7 +97,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, W: MixingMatrix, workers: range) -> Terms:
-        """From a matrix."""
+        """Make it from a matrix."""
         found = {i: sorted(W.row(i), key=lambda term: term[0] != i) for i in workers}
         rows = {i: row for i, row in found.items() if row != [(i, 1.0)]}
         local = {(i, j) for i, row in rows.items() for j, _ in row if j in workers}

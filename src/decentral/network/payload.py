@@ -112,7 +112,7 @@ class EdgeLayout:
 
     @cached_property
     def stars(self) -> list[tuple[list[int], list[Star]]]:
-        """For each piece: its rows of m, and for each local worker with edges its messages' positions among them."""
+        """Stars of each piece: its rows of m, and for each local worker with edges its messages' positions."""
         local = slice(self.local_edges.start, self.local_edges.stop)
         found = []
         for h in range(self.rounds.num_pieces):
@@ -125,7 +125,7 @@ class EdgeLayout:
 
     @cached_property
     def _local_nodes(self) -> Tensor:
-        """For each local edge, its receiver and piece: local worker * d + piece."""
+        """Receiver and piece of each local edge: local worker * d + piece."""
         local = slice(self.local_edges.start, self.local_edges.stop)
         d = self.rounds.num_pieces
         return torch.from_numpy((self.edges.dst[local] - self.workers.start) * d + self.edges.piece[local])

@@ -25,12 +25,12 @@ class World:
 
     @property
     def leader(self) -> bool:
-        """Whether this is the process that writes the results and prints."""
+        """True for the process that writes the results and prints."""
         return self.rank == 0
 
     @property
     def blind(self) -> bool:
-        """Whether there are other ranks whose next calls are visible only by message."""
+        """True if there are other ranks whose next calls are visible only by message."""
         return self.size > 1 and self.calls is None
 
     def announce(self, text: str, kind: str | None = None) -> None:

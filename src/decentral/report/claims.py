@@ -344,9 +344,10 @@ def combined(*terms: tuple[float, Entry]) -> float | None:
 
 
 def noise(error: float, entries: Sequence[Entry], sure: float = ONE_SIGMA) -> float:
-    """What a difference with this standard error has to exceed: the error itself where there are many seeds, more where
-    there are few (1.8 times of it for 2, 1.3 times for 3), as Student's t says. Where there is no difference, chance
-    exceeds it to one side in 16 % of cases, or 1 - `sure`.
+    """Return what a difference with this standard error has to exceed: the error itself if there are many seeds.
+
+    Few seeds need more, as Student's t says (1.8 times the error for 2, 1.3 times for 3). Where there is no difference,
+    chance exceeds it to one side in 16 % of cases, or 1 - `sure`.
     """
     from scipy.special import stdtrit
 

@@ -61,7 +61,7 @@ def page(results: Results) -> str:
 
 
 def _rows(results: Results) -> list[list[tuple[str, Any]]]:
-    """Of each cell, what is shown and what it is sorted by."""
+    """Return a row for each cell: what is shown, and what it is sorted by."""
     rows = []
     for one in results.entries():
         numbers = [one.mean, math.nan if one.std is None else one.std]

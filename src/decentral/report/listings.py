@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Board(NamedTuple):
-    """What report.html shows instead of a study's cells."""
+    """Content of report.html in place of a study's cells."""
 
     heads: list[str]
     rows: list[list[tuple[str, Any]]]
@@ -58,7 +58,7 @@ class Listing(ABC):
         return rows
 
     def texts(self, results: Results) -> dict[str, str]:
-        """Its files by their names: the table as CSV, and as Markdown with the title and the sentences."""
+        """Return its files by their names: the table as CSV, and as Markdown with the title and the sentences."""
         head, *rows = self.lines(results)
         escaped = [[word(text) for text in line] for line in (head, *self.on_page(rows))]
         table = markdown_table(escaped, self.left) if rows else "No results yet."
@@ -73,7 +73,7 @@ class Listing(ABC):
 
 @dataclass
 class ToTarget(Listing):
-    """What each method needed to reach the target, a column for each axis, its end value, and the tuned value.
+    """Costs of each method to reach the target, a column for each axis, its end value, and the tuned value.
 
     The fastest method comes first. Methods of which half of the runs or more miss the target come last, by their value
     at the end. The CSV has means and standard deviations as numbers; a file beside it has the table in LaTeX.

@@ -43,7 +43,7 @@ class Text:
 
 
 class Studies:
-    """What was found by the studies of one paper, each at the most telling scale that was run.
+    """Results of the studies of one paper, each at the most telling scale that was run.
 
     `results_dir`: None is the environment variable DECENTRAL_RESULTS, or else the folder `results` here or above.
     """

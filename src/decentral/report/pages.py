@@ -37,7 +37,7 @@ class Run:
 
     @property
     def place(self) -> str:
-        """Its directory, as seen from the page of its paper."""
+        """Directory of the run, as seen from the page of its paper."""
         return "/".join(self.results.directory.parts[-2:])
 
     @cached_property
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def tolerance(self) -> str:
-        """How far ours may be from the published number, of the first one that was compared."""
+        """Distance from the published number that is tolerated, of the first one that was compared."""
         return next((one.tolerance for one in self.numbers if one.ours), "")
 
     @property
@@ -110,7 +110,7 @@ class Item:
 
     @cached_property
     def spec(self) -> spec.ReportSpec:
-        """Its `report:` section."""
+        """The study's `report:` section."""
         return spec.parse(self.report, self.study)
 
     @property
@@ -125,13 +125,20 @@ class Item:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """On published and reference numbers, of the run that can be compared, and on the claims, of the most telling
-        run; else 'not run'."""
+        """Verdicts on published and reference numbers, of the run that can be compared, and on the claims, of the most
+        telling run; else 'not run'."""
         theirs, found = self.spec.published, []
         if theirs is not None:
             run = next((run for run in self.counted.values() if run.results.comparable), None)
             why = f"not run at scale={' or '.join(theirs.scales)}" + (f"; it needs {self.needs}" if self.needs else "")
-            found = run.numbers if run is not None else verdicts.not_run(self.paper, theirs, why)
+            found = (
+                run.numbers
+                if run is not None
+                else [
+                    verdicts.not_run(one, theirs, why)
+                    for one in published.numbers(self.paper, theirs.item, theirs.keys)
+                ]
+            )
         if self.shown:
             return found + [one for one in self.shown[0].verdicts if one.kind == "claim"]
         return found + [Verdict("claim", claim.says) for claim in self.spec.claims]

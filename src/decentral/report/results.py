@@ -44,7 +44,7 @@ class Results:
 
     @property
     def study(self) -> str:
-        """Its name."""
+        """Name of the study."""
         return str(self.facts["study"])
 
     @property
@@ -80,8 +80,8 @@ class Results:
         return found
 
     def meaning(self, metric: str = "") -> dict[str, Any]:
-        """What study.json has of a metric, by default the first, as far as the runs said it: its direction
-        (`larger_is_better`), `unit`, and `chance`, what guessing gives."""
+        """Return the entry of study.json on a metric, by default the first, as far as the runs said it: its direction
+        (`larger_is_better`), `unit`, and `chance`, the level of guessing."""
         found: dict[str, Any] = (self.facts.get("metrics") or {}).get(metric or self.metric, {})
         return found
 
@@ -99,7 +99,7 @@ class Results:
 
     @property
     def of_runs(self) -> bool:
-        """Whether it is a table of runs instead of a study."""
+        """True for a table of runs instead of a study."""
         return "layout" in self.facts
 
     @property
@@ -110,7 +110,7 @@ class Results:
 
     @property
     def original(self) -> bool:
-        """Whether it is the study itself at this scale, not a variant of it in a directory beside."""
+        """True for the study itself at this scale, False for a variant of it in a directory beside."""
         return not self.facts.get("changed") and self.directory.name == self.scale
 
     @property
@@ -125,12 +125,12 @@ class Results:
 
     @property
     def comparable(self) -> bool:
-        """Whether the paper's numbers can be compared with these."""
+        """True if the paper's numbers can be compared with these."""
         return self.spec.published is not None and not self.incomparable
 
     @property
     def marked(self) -> bool:
-        """Whether the paper's numbers apply to the cells that have some, also with other seeds or columns."""
+        """True if the paper's numbers apply to the cells that have some, also with other seeds or columns."""
         scales = self.spec.published.scales if self.spec.published else []
         return self.scale in scales and all(change.startswith(_SAME_CELLS) for change in self.changes)
 

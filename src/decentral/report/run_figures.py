@@ -371,7 +371,7 @@ def _values(rows: Rows, skip_start: bool = False) -> list[float]:
 
 
 def _spans_decades(values: list[float]) -> bool:
-    """Whether a logarithmic axis shows more: nothing negative, and zero only now and then (models agree at first)."""
+    """Return whether a logarithmic axis shows more: no value is negative, and few are zero (models agree at first)."""
     finite = [value for value in values if math.isfinite(value)]
     positive = [value for value in finite if value > 0]
     return (

@@ -120,7 +120,7 @@ class Layout:
 
     @property
     def name(self) -> str:
-        """For example 'algo_by_alpha'."""
+        """Name of the table's folder, for example 'algo_by_alpha'."""
         return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
 
 
@@ -404,7 +404,7 @@ def _metric(
 
 
 def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
-    """How fast a run with these settings and this status trained: 'steps/s', and 'examples/s' where there are some."""
+    """Return how fast a run with these settings and this status trained: 'steps/s', and 'examples/s' if known."""
     steps, wall_s = facts.get("step", 0), facts.get("wall_s", 0.0)
     found = {"steps/s": steps / wall_s if wall_s else math.nan}
     if wall_s and "model" in getattr(component("tasks", str(settings.get("task"))), "uses", ()):
@@ -449,7 +449,7 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
 
 
 def _resolved(layout: Layout, frame: pandas.DataFrame) -> Layout:
-    """With the names of settings as the runs have them. Raises ConfigError for those that they do not have."""
+    """Return the layout with the names of settings as the runs have them. Raises ConfigError for unknown ones."""
 
     def named(option: str, key: str) -> str:
         ending = [name for name in frame.columns if name == key or name.endswith(f".{key}")]

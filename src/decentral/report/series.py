@@ -36,7 +36,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass
 class Curves:
-    """Everything a run measured: (split, metric) -> worker -> rows, what it is judged by first."""
+    """Measured series of a run: (split, metric) -> worker -> rows; the metric that judges the run comes first."""
 
     series: dict[tuple[str, str], dict[Worker, Rows]]
     metrics: dict[tuple[str, str], Metric]
@@ -139,7 +139,7 @@ def _digest(text: bytes) -> bytes:
 
 
 def _stamp(path: Path) -> list[int] | None:
-    """What changes with a file: times, size and number; None if there is no such file."""
+    """Return what changes with a file: times, size and number; None if it does not exist."""
     try:
         found = os.stat(path)
     except OSError:
@@ -185,7 +185,7 @@ def describe(run_dir: Path) -> str:
 
 
 def choice_words(group: str, choice: Any) -> str:
-    """What is chosen, with the settings that are not as usual: 'compress=topk keep=0.01'; '' for none."""
+    """Format a choice with its unusual settings: 'compress=topk keep=0.01'; '' for none."""
     if not _name(choice):
         return ""
     cls: Any = components(GROUPS[group]).get(_name(choice))

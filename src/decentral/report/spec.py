@@ -44,7 +44,7 @@ class Table:
 
 @dataclass
 class Tolerance:
-    """How far a number may be from the published one; with several, the widest counts.
+    """Tolerated distance of a number from the published one; with several, the widest counts.
 
     relative   share of the published value
     absolute   in its unit
@@ -131,7 +131,7 @@ _LISTS = ("figures", "listings", "claims")
 
 
 def _components(values: Any, key: str, where: str) -> list[Any]:
-    """What `kind` of each chooses; the `name` of figures and listings in the YAML is that of their files."""
+    """Build the component that `kind` of each chooses; `name` in the YAML names the files of figures and listings."""
     if not isinstance(values, list | None) or not all(isinstance(value, dict) for value in values or []):
         raise ConfigError(f"{where}.{key} must be a list, each item keys with values.")
     found = []

@@ -39,7 +39,7 @@ WORKERS: dict[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Look:
-    """How a line is drawn."""
+    """Appearance of a line."""
 
     color: str
     marker: str
@@ -49,7 +49,7 @@ class Look:
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """For `Axes.plot`."""
+        """Keyword arguments of `Axes.plot`."""
         fill = "white" if self.hollow else self.color
         return {"color": self.color, "linestyle": self.line, "markerfacecolor": fill}
 
@@ -243,6 +243,14 @@ def settings(salt: str, small: bool = False) -> AbstractContextManager[None]:
         file = Path(__file__).with_name(f"{name}.mplstyle")
         known = {**known, **matplotlib.rc_params_from_file(file, use_default_template=False)}
     return matplotlib.rc_context(known)
+
+
+def size(key: str) -> float:
+    """Return a size in points of the figure that is drawn, by its key in figures.mplstyle."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
+
+    return float(FontProperties(size=rcParams[key]).get_size_in_points())  # type: ignore[index]
 
 
 def plain(figure: Figure) -> Figure:

@@ -127,7 +127,7 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
 
 
 def _present(facts: dict[str, Any], sent: int) -> list[str]:
-    """Who took part (`availability=`), and what joining took."""
+    """Format the workers' attendance (`availability=`) and the cost of joining."""
     if (told := facts.get("availability")) is None:
         return []
     shares = told["attendance"]
@@ -156,8 +156,8 @@ _PARTS = {"compute": "computing", "wait": "waiting", "exchange": "exchange", "aw
 
 
 def simulated(facts: dict[str, Any], steps: int) -> list[str]:
-    """What `steps` steps took in simulated time, on what workers spent it, and how old what they had of each other was,
-    where that is known: in a virtual cluster and between processes.
+    """Format the simulated time of `steps` steps, what workers spent it on, and the age of what they had of each other,
+    if these are known: in a virtual cluster and between processes.
 
     A step is a gradient of each worker, or where workers go on by themselves as many gradients as there are workers.
     """
@@ -220,7 +220,7 @@ def staleness(facts: dict[str, Any]) -> dict[int, int]:
 
 
 def staleness_words(ages: dict[int, int]) -> str:
-    """Of age in versions -> how many contributions: how many are fresh, and how old the others are."""
+    """Format age in versions -> number of contributions: how many are fresh, and how old the others are."""
     number = sum(ages.values())
     mean = sum(age * times for age, times in ages.items()) / number
     fresh = f"{100 * ages.get(0, 0) / number:.0f} % of contributions fresh"
@@ -320,7 +320,7 @@ def _next(run_dir: Path, facts: dict[str, Any]) -> str:
 
 
 def _command(name: str, *arguments: str) -> str:
-    """As a shell finds it."""
+    """Format a command as a shell finds it."""
     beside = Path(sys.executable).with_name(name)
     name = name if shutil.which(name) or not beside.exists() else str(beside)
     if name.startswith(f"{os.getcwd()}/"):
@@ -348,7 +348,7 @@ def timeline_table(timelines: Sequence[tuple[str, Path]]) -> str:
 
 
 def timeline_text(directory: Path) -> str:
-    """What one of them has found, and where it is."""
+    """Format the results of a timeline, and where they are."""
     facts = timeline_facts(directory)
     head = f"{describe(directory)}\n{facts['steps']} steps, messages of {facts['num_parameters']:,} parameters"
     lines = [head, "", timeline_table([("", directory)]).replace("run", "   ", 1), ""]

@@ -60,8 +60,8 @@ class Grid:
     """Row -> the chosen values of its columns."""
 
     def text(self, place: Place) -> str:
-        """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' where no run got to its target; '-'
-        where nothing was run; '*' at the edge of its grid."""
+        """Format a cell: '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' if no run got to its target, '-'
+        if nothing was run; '*' at the edge of its grid."""
         entry = self.cells.get(place)
         if entry is None:
             return "-"
@@ -198,7 +198,7 @@ def _precise(mean: float, std: float, table: Table) -> Table:
 
 
 def about(results: Results) -> str:
-    """What the numbers of the first table are: 'Test accuracy (%): mean ± standard deviation over seeds.'; '' if there
+    """Describe the numbers of the first table: 'Test accuracy (%): mean ± standard deviation over seeds.'; '' if there
     is none."""
     found = grids(results)
     if not found:
@@ -289,7 +289,7 @@ def _their(grid: Grid, place: Place, theirs: dict[str, PublishedNumber]) -> str:
 
 
 def notes(results: Results, found: list[Grid]) -> list[str]:
-    """What a reader of the table has to know."""
+    """Return what a reader of the table has to know."""
     entries = [entry for grid in found for entry in grid.cells.values()]
     parts = [f"{_capital(note)}." for note in together(results.facts.get("run_notes") or [])]
     spreads = any(entry.std is not None for entry in entries)

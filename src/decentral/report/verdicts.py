@@ -46,7 +46,7 @@ def judge(results: Results) -> list[Verdict]:
         return judge_claims(results)
     theirs = numbers(str(results.facts.get("paper", "")), spec.item, spec.keys)
     if not results.comparable:
-        return [*(_not_run(one, spec, results.incomparable) for one in theirs), *judge_claims(results)]
+        return [*(not_run(one, spec, results.incomparable) for one in theirs), *judge_claims(results)]
     ours: dict[str, list[Entry]] = {}
     for entry in results.entries():
         ours.setdefault(entry.published, []).append(entry)
@@ -54,7 +54,7 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def count(verdicts: Iterable[Verdict], kind: str) -> Counter[str]:
-    """How many are met, not met and not run, and (WITHIN_NOISE) how many of the met ones may be chance."""
+    """Count the verdicts that are met, not met and not run, and (WITHIN_NOISE) the met ones that may be chance."""
     found = [one for one in verdicts if one.kind == kind]
     counted = Counter(one.verdict for one in found)
     chance = sum(one.verdict == MET and one.why.startswith(WITHIN_NOISE) for one in found)
@@ -62,7 +62,7 @@ def count(verdicts: Iterable[Verdict], kind: str) -> Counter[str]:
 
 
 def told(counted: Counter[str]) -> str:
-    """For example '50 met, 5 not met, 0 not run' or '2 met (1 of them within the noise), ...'; 'none checked, 30 not
+    """Format counts: '50 met, 5 not met, 0 not run' or '2 met (1 of them within the noise), ...'; 'none checked, 30 not
     run' where nothing was held against anything."""
     if not counted[MET] + counted[NOT_MET]:
         return f"none checked, {counted[NOT_RUN]} not run"
@@ -90,11 +90,6 @@ def judge_claims(results: Results) -> list[Verdict]:
     return found
 
 
-def not_run(paper: str, published: Published, why: str) -> list[Verdict]:
-    """The verdicts on the numbers of an item of which nothing was run."""
-    return [_not_run(one, published, why) for one in numbers(paper, published.item, published.keys)]
-
-
 def as_csv(verdicts: list[Verdict]) -> str:
     """verdicts.csv."""
     return csv_text([field.name for field in fields(Verdict)], map(astuple, verdicts))
@@ -107,7 +102,7 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
     none = Verdict(theirs.kind, theirs.key, published=theirs.text)
     if unfinished or not ours or theirs.kind == EXCLUDED:
         why = "the study has not run it" + (f"; it needs {needs}" if needs else "")
-        return _not_run(theirs, spec, unfinished[0] if unfinished else why)
+        return not_run(theirs, spec, unfinished[0] if unfinished else why)
     if theirs.value is None:
         return replace(none, **_judge_failure(ours, results.meaning().get("chance")))
     value = theirs.value
@@ -129,8 +124,8 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
 
 
 def _judge_failure(ours: list[Entry], guessing: float | None) -> dict[str, str]:
-    """They report that it diverges: so should more than half of our runs, or end with less than twice what guessing
-    gives, which is as good as nothing."""
+    """Judge runs that the paper reports as diverging: more than half of ours should diverge, too, or end with less than
+    twice what guessing gives, which is as good as nothing."""
     runs, diverged = sum(entry.runs for entry in ours), sum(entry.diverged for entry in ours)
     near_chance = 2 * (guessing or 0.0)
     low = sum(value < near_chance for entry in ours for value in entry.values) if near_chance else 0
@@ -164,7 +159,8 @@ def _told(tolerance: Tolerance, theirs: PublishedNumber) -> str:
     return " or ".join(parts)
 
 
-def _not_run(theirs: PublishedNumber, spec: Published, why: str) -> Verdict:
+def not_run(theirs: PublishedNumber, spec: Published, why: str) -> Verdict:
+    """Return the verdict on a number of which nothing was run."""
     line = Verdict(theirs.kind, theirs.key, published=theirs.text)
     if theirs.kind == EXCLUDED:
         return replace(line, verdict=NOT_COMPARED, why=theirs.note)

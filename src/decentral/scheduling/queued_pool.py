@@ -12,8 +12,9 @@ _LOOK_S = 1.0  # how often to read the run directories
 
 
 class QueuedPool(Pool):
-    """At most `max_jobs` jobs in a cluster's queue or running; run directories, on a shared file system, have their
-    progress."""
+    """A pool of at most `max_jobs` jobs in a cluster's queue or running.
+
+    Run directories, on a shared file system, have their progress."""
 
     def __init__(self, max_jobs: int) -> None:
         self._max_jobs = max_jobs

@@ -107,7 +107,7 @@ class _Work:
         return self.wanted
 
     def carry_out(self, pool: Pool, interrupt: Interrupt) -> None:
-        """Until nothing is left to do, or to be stopped."""
+        """Carry out jobs until nothing is left to do or to be stopped."""
         while True:
             if interrupt.requested and not self.interrupted:
                 self.interrupted = True

@@ -1,4 +1,4 @@
-"""From the arguments of an operation to messages in flight: parse, check agreement of all ranks, and post."""
+"""Conversion of the arguments of an operation to messages in flight: parse, check agreement of all ranks, and post."""
 
 from __future__ import annotations
 

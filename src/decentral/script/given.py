@@ -23,7 +23,7 @@ from decentral.randomness import seeded
 
 
 class Given:
-    """What the components of Python objects share."""
+    """Common parts of components made of Python objects."""
 
     def settings(self) -> dict[str, Any]:
         """Return no settings: the arguments are fixed."""

@@ -59,7 +59,7 @@ class Turn:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one with the connections."""
+        """True if this process is a fork of the one with the connections."""
         return os.getpid() != self.process
 
     def take(self, verb: str) -> None:

@@ -143,7 +143,7 @@ class Window:
 
     @property
     def version(self) -> dict[int, int]:
-        """In-neighbor -> the number of writes to its slot here since the last `update` or `collect`."""
+        """Number of writes to each in-neighbor's slot here since the last `update` or `collect`."""
         return self._asked("version").versions(self._rank)
 
     @property

@@ -118,7 +118,7 @@ def refuse_links(directory: Path, above: int = 0) -> None:
 
 
 def is_leftover(name: str) -> bool:
-    """Whether a file of this name is what `replacing` leaves behind if it is killed."""
+    """Return whether a file of this name is what `replacing` leaves behind if it is killed."""
     return re.fullmatch(r"\.[0-9a-f]{16}\.tmp", name) is not None
 
 
@@ -252,7 +252,7 @@ def sync_directory(path: Path) -> None:
 
 
 def in_place(descriptor: int, path: Path) -> bool:
-    """Whether `path` still leads to this open file, which may have been deleted, moved or replaced."""
+    """Return whether `path` still leads to this open file, which may have been deleted, moved or replaced."""
     try:
         there, ours = os.stat(path), os.fstat(descriptor)
     except FileNotFoundError:

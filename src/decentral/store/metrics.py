@@ -62,7 +62,7 @@ class LineFile:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
     def in_place(self) -> bool:
-        """Whether the path still leads to the file that is written."""
+        """Return whether the path still leads to the file that is written."""
         return in_place(self._descriptor, self.path)
 
     @property
@@ -223,12 +223,12 @@ class Metric:
 
     @property
     def percent(self) -> bool:
-        """Whether it is a fraction that is read in percent."""
+        """True for a fraction that is read in percent."""
         return self.unit == "%"
 
     @property
     def words(self) -> str:
-        """For example 'test accuracy'."""
+        """Name of the metric in words, for example 'test accuracy'."""
         return f"{self.split} {self.name.replace('_', ' ')}"
 
     def format(self, value: float, digits: int = 3) -> str:

@@ -78,8 +78,8 @@ def study_from(what: str, values: dict[str, Any]) -> Study:
 
 
 def _read(name: str, config_dir: str | None) -> dict[str, Any]:
-    found = [folder / "study" / f"{name}.yaml" for folder in reversed(folders_of(config_dir))]
-    file = next((path for path in found if path.is_file()), None)
+    folders = [*([Path(config_dir)] if config_dir else []), *reversed(folders_of(None))]  # `names` checks all files
+    file = next((path for folder in folders if (path := folder / "study" / f"{name}.yaml").is_file()), None)
     if file is None:
         raise ConfigError(f"there is no study {name}.{suggest(name, names(config_dir))}")
     values = read_mapping(file)

@@ -6,16 +6,13 @@ import csv
 import hashlib
 import io
 import json
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from decentral.measurements.values import Labels, Meaning, Row, Value
-from decentral.scheduling.job import Job
+from decentral.measurements.values import Meaning, Row, Value
 from decentral.store import AXES
 from decentral.store.files import (
     csv_text,
@@ -128,7 +125,7 @@ def _without(value: Any, gone: str) -> Any:
 def runs_of_values(directory: Path) -> set[str]:
     """Ids of the runs of the collected values; none where there are no values."""
     try:
-        return {row.get("run") or "" for row in _rows(directory / "values.csv")}
+        return {row.get("run") or "" for row in read_rows(directory / "values.csv")}
     except FileNotFoundError:
         return set()
 
@@ -194,7 +191,7 @@ def digest(definition: dict[str, Any], finished: Iterable[str]) -> str:
 
 
 def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[str]) -> bool:
-    """Whether the collected files, which are as they were written, and their report are made from just this."""
+    """Return whether the collected files are as they were written, and made from just this, like their report."""
     facts = read_facts(directory)
     drawn = bool((facts.get("report") or {}).get("figures"))
     whole = all((directory / name).exists() for name in _REPORT[: 1 + drawn])
@@ -245,91 +242,7 @@ def _cell(value: Any) -> Any:
     return f"{value:.9g}" if isinstance(value, float) else value
 
 
-# -- what was collected elsewhere -------------------------------------------------------------------------------------
-
-
-@dataclass
-class StoredCell(Cell):
-    """The rows of a values.csv, which need no jobs: they were computed elsewhere."""
-
-    labels: Labels
-    rows: list[Value]
-    lines: list[Row] = field(default_factory=list)
-    """Lines of curves.csv, in words."""
-    number: int = 0
-
-    def jobs(self) -> list[Job]:
-        """Return no jobs."""
-        return []
-
-    def values(self) -> list[Value]:
-        """Return the values as they were collected."""
-        return self.rows
-
-    def curves(self) -> list[Row]:
-        """Return the lines as they were collected."""
-        return self.lines
-
-    def wanted(self) -> int:
-        """Return the number as it was collected."""
-        return self.number
-
-
-def stored(
-    cells: Sequence[Cell], directory: Path, belongs: Callable[[Labels], bool]
-) -> tuple[dict[int, StoredCell], list[StoredCell]]:
-    """Return the collected cells in `directory` that still belong to the study: index of a cell -> the same one, and
-    other cells with the same label names.
-
-    A cell is the same if all its own currently known jobs are among the runs there, by ID: these are hashes of the
-    whole configuration, so it is the same computation. Empty without a readable values.csv.
-    """
-    if not cells:
-        return {}, []
-    names = list(cells[0].labels)
-    found: dict[tuple[str, ...], StoredCell] = {}
-    facts, curves = read_facts(directory), stored_table(directory / "curves.csv")
-    if stored_table(directory / "values.csv") is None:
-        return {}, []
-    try:
-        meanings = {name: Meaning(**known) for name, known in (facts.get("metrics") or {}).items()}
-        for row in _rows(directory / "values.csv"):
-            labels: Labels = {name: row[name] for name in names}
-            cell = found.setdefault(tuple(map(str, labels.values())), StoredCell(labels, []))
-            cell.rows.append(_value(labels, row, meanings.get(row["metric"], Meaning())))
-        for key, number in (facts.get("wanted") or {}).items():
-            own = json.loads(key)
-            if (place := tuple(str(own.get(name)) for name in names)) in found:
-                found[place].number = number
-        for line in _rows(directory / "curves.csv") if curves else ():
-            if (place := tuple(line[name] for name in names)) in found:
-                found[place].lines.append({key: text for key, text in line.items() if text != ""})
-    except (OSError, KeyError, TypeError, ValueError):
-        return {}, []
-    found = {key: cell for key, cell in found.items() if belongs(cell.labels)}
-    same, runs = {}, {value.run for there in found.values() for value in there.values()}
-    for number, own_cell in enumerate(cells):
-        there = found.pop(tuple(map(str, own_cell.labels.values())), None)
-        if there is not None and {job.id for job in own_cell.sources()} <= runs:
-            same[number] = there
-    return same, list(found.values())
-
-
-def _rows(path: Path) -> Iterable[dict[str, str]]:
+def read_rows(path: Path) -> Iterable[dict[str, str]]:
+    """Yield the lines of values.csv or curves.csv, as text."""
     for row in csv.DictReader(io.StringIO(read_table(path), newline="")):
         yield {from_csv_cell(key): from_csv_cell(value or "") for key, value in row.items() if isinstance(key, str)}
-
-
-def _value(labels: Labels, row: dict[str, str], meaning: Meaning) -> Value:
-    found: dict[str, Any] = {key: row.get(key, "") for key in ("metric", "status", "run", "setting")}
-    numbers = {
-        "value": "value",
-        "worst": "worst",
-        "mean": "mean",
-        "averaged": "averaged",
-        "wall_s": "wall_s",
-        "lr": "rate",
-    }
-    found |= {key: float(row[column]) if row[column] else math.nan for key, column in numbers.items()}
-    found |= {key: row[key] == "True" for key in ("chosen", "at_edge")}
-    return Value(labels, seed=int(row["seed"]), meaning=meaning, **found)

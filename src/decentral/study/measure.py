@@ -20,7 +20,7 @@ _AGGREGATES, _GROUPS = ("worst", "mean", "averaged"), ("present", "returned", "h
 
 @dataclass
 class Measure:
-    """Which of a run's numbers counts, for example the worst worker's test accuracy, mean of the last five epochs.
+    """The number of a run that counts, for example the worst worker's test accuracy, mean of the last five epochs.
 
     split, metric    of metrics.jsonl
     worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts; of a group of workers
@@ -112,21 +112,21 @@ class Measure:
         return replace(self, percent=percent, larger_is_better=larger), metric.chance
 
     def _label(self) -> str:
-        """For example 'test accuracy (%)' or 'bytes_sent to test accuracy 90 %'."""
+        """Return the metric's name, for example 'test accuracy (%)' or 'bytes_sent to test accuracy 90 %'."""
         name, unit = f"{self.split} {self.metric.replace('_', ' ')}", "%" if self.percent else ""
         if self.to_reach is not None:
             return f"{self.axis} to {name} {self.to_reach:g} {unit}".strip()
         return name + (f" ({unit})" if unit else "")
 
     def _meaning(self, chance: float | None) -> Meaning:
-        """Of the number: a place on an axis is better the earlier it is."""
+        """Return the meaning of the number: a place on an axis is better the earlier it is."""
         if self.to_reach is not None:
             return Meaning(larger_is_better=False)
         unit = "%" if self.percent else ""
         return Meaning(self.larger_is_better, unit, None if chance is None else self._shown(chance))
 
     def _shown(self, value: float) -> float:
-        """In percent, if that is the unit."""
+        """Return a value in percent, if that is the unit."""
         return value * (100 if self.percent else 1)
 
     def _rows(self, rows: Rows) -> Rows:

@@ -46,7 +46,7 @@ class MeasuredStudy(Study):
             self.measurement(**self._settings(row))  # which checks them
 
     def decided_keys(self) -> set[str]:
-        """Also those of the measurement, and the keys of the columns."""
+        """Add those of the measurement, and the keys of the columns."""
         columns = {self.keys.get(label, label) for label in self.columns}
         return super().decided_keys() | self.measurement.decides | columns
 
@@ -114,7 +114,7 @@ class MeasuredCell(Cell):
         return all(job.finished() is Status.done for job in self.jobs())
 
     def values(self) -> list[Value]:
-        """As soon as all jobs are done; of the first of them, if the measurement does not say of which."""
+        """Return the values once all jobs are done; of the first job, if the measurement does not say of which."""
         if not self._done():
             return []
         run = next((job.id for job in self.jobs()), "")
@@ -127,7 +127,7 @@ class MeasuredCell(Cell):
         return found
 
     def curves(self) -> list[Row]:
-        """As soon as all jobs are done."""
+        """Return the curves once all jobs are done."""
         return list(self.job.curves(self.labels)) if self._done() else []
 
     def wanted(self) -> int:

@@ -103,17 +103,6 @@ def group_period(num_workers: int, group_size: int) -> int:
     return n // math.gcd(n, k) if k else 1
 
 
-def versions_to_reach_all(num_workers: int, group_size: int) -> int:
-    """Return the number of consecutive versions in which a contribution reaches all workers: ceil(n / k).
-
-    (The paper says log2 P in section 3.2.) Raises ConfigError for S = 1 < P, which never reaches all.
-    """
-    n, k = _bits(num_workers), _bits(group_size)
-    if n and not k:
-        raise ConfigError(f"groups of 1 of num_workers={num_workers} never communicate: use groups of at least 2.")
-    return -(-n // k) if n else 0
-
-
 def activation_children(worker: int, came_over: int, num_workers: int) -> list[int]:
     """Return the workers that a worker activates, after activation over dimension `came_over` (-1: by itself).
 

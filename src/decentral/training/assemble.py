@@ -34,7 +34,7 @@ _EVALUATIONS = 100  # in a run of a task that does not say how often
 
 @dataclass
 class Run:
-    """Everything a run needs; the same on every process except for its local workers."""
+    """The parts of a run; the same on every process except for its local workers."""
 
     prepared: Prepared
     world: World

@@ -67,7 +67,7 @@ class Evaluation:
 
     @property
     def diverged(self) -> bool:
-        """Whether a value is non-finite (a worker without draws has no training loss)."""
+        """Return whether a value is non-finite (a worker without draws has no training loss)."""
         losses = self.train_losses
         certain = self.workers[:, [not (metric.may_lack or metric.own) for metric in self.metrics]]
         return not bool(certain.isfinite().all() and losses.isfinite().all() and math.isfinite(self.consensus))

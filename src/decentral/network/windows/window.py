@@ -122,7 +122,7 @@ class Memory:
 
     @property
     def p(self) -> Tensor:
-        """Their weights [k]."""
+        """Weights of the local workers [k]."""
         return self.weights[: self.num_workers]
 
     def version(self, place: int) -> int:

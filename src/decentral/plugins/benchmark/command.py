@@ -24,13 +24,14 @@ from decentral.measurements.values import Labels
 from decentral.plugins.benchmark import entries, submission
 from decentral.plugins.benchmark.kinds.benchmark import VERSION, Benchmark, BenchmarkCell, problems, rules
 from decentral.plugins.benchmark.listings.ranking import Ranks
+from decentral.plugins.benchmark.stored import StoredCell, stored
 from decentral.report.make import Made
 from decentral.report.spec import parse
 from decentral.scheduling.board import board
 from decentral.scheduling.scheduler import schedule
 from decentral.store.files import write_json
 from decentral.study import catalogue, collect
-from decentral.study.collect import StoredCell, read_facts, stored
+from decentral.study.collect import read_facts
 from decentral.study.study import Cell, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, aligned, duration, say
 from decentral.terminal.display import unless_quick

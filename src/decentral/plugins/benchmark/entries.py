@@ -194,7 +194,8 @@ def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
 def scenarios(names: list[str]) -> list[Scenario]:
     """Return the scenarios with these names, then those in the user's folder. Raises ConfigError for an unknown name or
     an invalid file."""
-    files, mine = scenario_files(), plugins.folder()
+    files = {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
+    mine = plugins.folder()
     theirs = [name for name, path in files.items() if mine is not None and mine in path.parents]
     known = []
     for name in dict.fromkeys([*names, *theirs]):
@@ -202,11 +203,6 @@ def scenarios(names: list[str]) -> list[Scenario]:
             raise ConfigError(f"scenarios=[{name}] does not exist.{suggest(name, files)}")
         known.append(_built(Scenario, name, read_mapping(files[name])))
     return known
-
-
-def scenario_files() -> dict[str, Path]:
-    """Return the files of all scenarios, bundled and in the user's folder."""
-    return {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
 
 
 def _built(cls: type, name: str, values: Any) -> Any:

@@ -35,7 +35,7 @@ class StepTimes(Computation):
         return [{"of": run, "clock": name} for run in self.runs for name in self.clusters]
 
     def line(self, of: str, clock: str) -> dict[str, Any]:
-        """As above."""
+        """Return the line of a part."""
         from decentral.training.timing import at_each_step
 
         seconds, sent = at_each_step(replace(self.runs[of], cluster=self.clusters[clock]))

@@ -27,10 +27,11 @@ from decentral.plugins.benchmark.kinds.benchmark import (
     Entry,
     Ran,
 )
+from decentral.plugins.benchmark.stored import StoredCell
 from decentral.registry import plugins
 from decentral.scheduling.job import Job
 from decentral.store.files import load_json, read_json, write_json, write_text
-from decentral.study.collect import StoredCell, collect
+from decentral.study.collect import collect
 from decentral.study.study import Cell
 
 FACTS, VERIFIED, OWN = "submission.json", "verification.json", "mine"
@@ -207,13 +208,9 @@ class Check(Cell):
         held_out = HELD_OUT if self.cell.varied is not None else ""
         told = {axis: self.submitted[metric + held_out].value for axis, metric in METRICS.items()}
         differences = [*self._of_places(told), *(self._of_repetition(told) if self.repeated else [])]
-        name = f"{self.labels['scenario']}, {self.labels['method']}, {self.submitted_setting}"
+        setting = f"{self.cell.entry.trials[self.run.trial].setting}, seed {self.run.seed}"
+        name = f"{self.labels['scenario']}, {self.labels['method']}, {setting}"
         return [f"{name}: {words}" for words in differences]
-
-    @property
-    def submitted_setting(self) -> str:
-        """Return the submitted run's name for messages."""
-        return f"{self.cell.entry.trials[self.run.trial].setting}, seed {self.run.seed}"
 
     def _of_places(self, told: dict[str, float]) -> list[str]:
         """Check time and bytes, which are exact functions of the step."""

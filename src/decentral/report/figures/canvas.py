@@ -9,12 +9,23 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from decentral.report import style
-from decentral.report.figures.figure import METRIC, SCREEN, Line, Output, StudyFigure, band, center, natural, rings
+from decentral.report.figures.figure import (
+    METRIC,
+    SCREEN,
+    Line,
+    Output,
+    StudyFigure,
+    band,
+    center,
+    middle,
+    natural,
+    rings,
+)
 from decentral.report.published import papers
 from decentral.store import AXES, Status
 from decentral.store.files import write_bytes
@@ -39,24 +50,6 @@ _MOST_COLUMNS = 4
 _METHOD_LABELS = ("method", "algorithm", "algo")
 Key = tuple[str, tuple[str, ...]]
 """Of a line: its panel, and the values of the labels in `lines`."""
-
-
-class Sizes(NamedTuple):
-    """Of what is drawn, in points; of a letter of the legend and of a row of it, in inches."""
-
-    line: float
-    marker: float
-    ring: float
-    title: float
-    ticks: float
-    letter: float
-    row: float
-    handle: float
-    """Letters that a line or patch takes in the legend, with the space around it."""
-
-
-_ON_SCREEN = Sizes(line=1.6, marker=5.5, ring=9.5, title=10.5, ticks=8, letter=0.062, row=0.2, handle=11)
-_IN_PRINT = Sizes(line=1.1, marker=3.6, ring=7.5, title=8.5, ticks=6.5, letter=0.051, row=0.16, handle=8)
 _NARROWEST = 1.9
 """Inches of a panel in print."""
 _METADATA: dict[str, dict[str, None]] = {
@@ -100,10 +93,47 @@ class LineFigure(StudyFigure):
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """Axes that share y, a legend below, a title that stands alone."""
-        return draw(self, results, lines, output)
+        theirs = self.published(results)
+        lines = [_within(line, self.shown(results, line.panel), results) for line in lines]
+        panels = [panel for (panel,) in natural((line.panel,) for line in lines)] or [""]
+        looks = looks_of(self, lines)
+        entries = _legend_entries(self, lines, looks, published=bool(theirs))
+        seen = {panel: _seen([line for line in lines if line.panel == panel], self) for panel in panels}
+        covers = {panel: _covers(here, self) for panel, here in seen.items()}
+        told = notes(self, results, lines, output, rings(theirs))
+        if any(one and other for here in covers.values() for line in here for one, other in itertools.pairwise(line)):
+            told.append(_pale())
+        legends = [entries, [*told, *self.signs(results)]]
+        each = self.panels == METRIC
+        drawn, axes = _sheet(panels, lines, heads(self, results, lines), legends, output, sharey=not each)
+        columns = _columns(len(panels), output)
+        missing = self.missing(results, lines)
+        for number, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
+            here = [line for line in lines if line.panel == panel]
+            _fill(ax, seen[panel], covers[panel], looks)
+            for line in theirs:
+                if line.panel == panel and (panel, line.key) in looks:
+                    ax.plot(line.x, line.y, **_ring(looks[panel, line.key].color))
+            alone = {line.key for line in here}.pop() if not entries and self.panels and here else ()
+            parts = [self.called(self.panels, panel) if self.panels and panel else "", said(self, alone, "")]
+            _frame(ax, self, here, ", ".join(part for part in parts if part))
+            absent = [f"{why}: {', '.join(names)}" for (there, why), names in missing.items() if there in ("", panel)]
+            if absent:
+                letters = int((drawn.get_figwidth() / columns - 0.6) * (17 if output.small else 15))
+                wrapped = [textwrap.wrap(text, letters, break_on_hyphens=False) for text in absent]
+                _below_title(ax, [row for rows in wrapped for row in rows])
+            if number < len(panels) - columns and _share_x(panels, lines):
+                ax.set_xlabel("")
+            if number % columns == 0:
+                letters = int(drawn.get_figheight() / -(-len(panels) // columns) * 12)
+                label = "" if each else style.quantity(self.shown(results))
+                ax.set_ylabel(textwrap.fill(self.ylabel or label, min(42, letters)))
+        for panel, ax in zip(panels, axes, strict=True):
+            _few_decades(ax, self.logx, self.is_log(panel))
+        return drawn
 
     def label(self, key: tuple[str, ...], lines: list[Line]) -> str:
-        """What the legend says of a line."""
+        """Return the legend's text of a line."""
         return said(self, key)
 
     def signs(self, results: Results) -> list[Artist]:
@@ -117,50 +147,6 @@ class LineFigure(StudyFigure):
             if (rows["status"] == Status.diverged).all():
                 found.setdefault((panel, "diverged"), []).append(said(self, key))
         return found
-
-
-def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, output: Output = SCREEN) -> Figure:
-    """The figure as a matplotlib Figure, for notebooks."""
-    lines = figure.data(results) if lines is None else lines
-    theirs = figure.published(results)
-    lines = [_within(line, figure.shown(results, line.panel), results) for line in lines]
-    panels = [panel for (panel,) in natural((line.panel,) for line in lines)] or [""]
-    looks = looks_of(figure, lines)
-    sizes = _IN_PRINT if output.small else _ON_SCREEN
-    entries = _legend_entries(figure, lines, looks, sizes, published=bool(theirs))
-    seen = {panel: _seen([line for line in lines if line.panel == panel], figure) for panel in panels}
-    covers = {panel: _covers(here, figure) for panel, here in seen.items()}
-    told = notes(figure, results, lines, output, rings(theirs))
-    if any(one and other for here in covers.values() for line in here for one, other in itertools.pairwise(line)):
-        told.append(_pale(sizes))
-    legends = [entries, [*told, *figure.signs(results)]]
-    each = figure.panels == METRIC
-    drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output, sharey=not each)
-    columns = _columns(len(panels), output)
-    missing = figure.missing(results, lines)
-    for number, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
-        here = [line for line in lines if line.panel == panel]
-        _fill(ax, seen[panel], covers[panel], looks, sizes)
-        for line in theirs:
-            if line.panel == panel and (panel, line.key) in looks:
-                ax.plot(line.x, line.y, **_ring(looks[panel, line.key].color, sizes))
-        alone = {line.key for line in here}.pop() if not entries and figure.panels and here else ()
-        parts = [figure.called(figure.panels, panel) if figure.panels and panel else "", said(figure, alone, "")]
-        _frame(ax, figure, here, ", ".join(part for part in parts if part), sizes)
-        absent = [f"{why}: {', '.join(names)}" for (there, why), names in missing.items() if there in ("", panel)]
-        if absent:
-            letters = int((drawn.get_figwidth() / columns - 0.6) * (17 if output.small else 15))
-            wrapped = [textwrap.wrap(text, letters, break_on_hyphens=False) for text in absent]
-            _below_title(ax, [row for rows in wrapped for row in rows], sizes)
-        if number < len(panels) - columns and _share_x(panels, lines):
-            ax.set_xlabel("")
-        if number % columns == 0:
-            letters = int(drawn.get_figheight() / -(-len(panels) // columns) * 12)
-            label = "" if each else style.quantity(figure.shown(results))
-            ax.set_ylabel(textwrap.fill(figure.ylabel or label, min(42, letters)))
-    for panel, ax in zip(panels, axes, strict=True):
-        _few_decades(ax, figure.logx, figure.is_log(panel))
-    return drawn
 
 
 def _sheet(
@@ -202,7 +188,7 @@ def _within(line: Line, metric: str, results: Results) -> Line:
 
 
 def _share_x(panels: list[str], lines: list[Line]) -> bool:
-    """Whether all panels go about equally far to the right."""
+    """Return whether all panels go about equally far to the right."""
     ends = [max((x for line in lines if line.panel == panel for x in line.x), default=0.0) for panel in panels]
     return max(ends) <= 1.5 * min(ends)
 
@@ -214,20 +200,22 @@ def blank(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    sizes = _IN_PRINT if output.small else _ON_SCREEN
+    # of a legend: inches of a row and of a letter, letters of a line or patch with the space around it
+    row, letter, handle = (0.16, 0.051, 8) if output.small else (0.2, 0.062, 11)
     above = textwrap.wrap(title[0], int(width * (14 if output.small else 11.5))) if output.title else []
-    head = (sizes.row - 0.01) * len(above) + 1.5 * sizes.row if above else 0.04
-    shapes = [_columns_of(entries, width, sizes) for entries in legends if entries]
-    foot = sum(rows * sizes.row for _, rows in shapes) + (0.3 * sizes.row if shapes else 0.0)
+    head = (row - 0.01) * len(above) + 1.5 * row if above else 0.04
+    shapes = [_columns_of(entries, width / letter, handle) for entries in legends if entries]
+    foot = sum(rows * row for _, rows in shapes) + (0.3 * row if shapes else 0.0)
     height = head + foot + body
     drawn = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawn)
     below = foot / height
     drawn.get_layout_engine().set(rect=(0, below, 1, 1 - head / height - below))  # type: ignore[union-attr,call-arg]
     if above:
-        drawn.text(0.01, 1 - 0.06 / height, "\n".join(above), fontsize=sizes.title, fontweight="bold", va="top")
-        drawn.text(0.01, 1 - (head - 1.05 * sizes.row) / height, title[1], color="#555555", va="top", fontsize="small")
-    top = foot - 0.3 * sizes.row
+        points = style.size("figure.titlesize")
+        drawn.text(0.01, 1 - 0.06 / height, "\n".join(above), fontsize=points, fontweight="bold", va="top")
+        drawn.text(0.01, 1 - (head - 1.05 * row) / height, title[1], color="#555555", va="top", fontsize="small")
+    top = foot - 0.3 * row
     for entries, (columns, rows) in zip(filter(None, legends), shapes, strict=True):
         place: dict[str, Any] = {
             "loc": "upper center",
@@ -238,15 +226,15 @@ def blank(
         drawn.legend(
             handles=list(entries), ncols=columns, frameon=False, handlelength=2.4 if output.small else 3, **place
         )
-        top -= rows * sizes.row
+        top -= rows * row
     return drawn
 
 
-def _columns_of(entries: Sequence[Artist], width: float, sizes: Sizes) -> tuple[int, int]:
-    """Into how many columns the entries of a legend go, and how many rows these have; about equally full."""
+def _columns_of(entries: Sequence[Artist], letters: float, handle: int) -> tuple[int, int]:
+    """Return the numbers of columns and rows of a legend; rows are about equally full."""
     labels = [str(entry.get_label()) for entry in entries]
     longest = max(len(line) for label in labels for line in label.splitlines())
-    most = max(1, min(len(labels), int(width / (sizes.letter * (longest + sizes.handle)))))
+    most = max(1, min(len(labels), int(letters / (longest + handle))))
     rows = math.ceil(len(labels) / most)
     return math.ceil(len(labels) / rows), rows
 
@@ -278,27 +266,24 @@ def notes(figure: StudyFigure, results: Results, lines: list[Line], output: Outp
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    sizes = _IN_PRINT if output.small else _ON_SCREEN
     entries: list[Artist] = []
-    if not output.title and (middle := center(figure, results, lines)):
-        several = any(line.most > 1 for line in lines)
-        text = f"{figure.drawn_as}: {middle}" if figure.drawn_as and several else middle
+    if not output.title and (text := middle(figure, results, lines)):
         entries.append(Line2D([], [], ls="none", label=text))
     if words := band(figure, lines):
         entries.append(Patch(facecolor=style.GRAY, alpha=0.35, lw=0, label=words))
     if theirs:
-        entries.append(Line2D([], [], label=theirs, **_ring(style.BLACK, sizes)))
+        entries.append(Line2D([], [], label=theirs, **_ring(style.BLACK)))
     return entries
 
 
-def _ring(color: str, sizes: Sizes) -> dict[str, Any]:
+def _ring(color: str) -> dict[str, Any]:
     """A paper's number: large enough to be seen around one of ours."""
-    ring = {"ls": "none", "marker": "o", "ms": sizes.ring, "mfc": "none", "mec": color}
-    return ring | {"mew": 0.7 * sizes.line, "zorder": 5}
+    ring = {"ls": "none", "marker": "o", "ms": style.size("lines.markersize") + 4, "mfc": "none", "mec": color}
+    return ring | {"mew": 0.7 * style.size("lines.linewidth"), "zorder": 5}
 
 
 def _columns(panels: int, output: Output) -> int:
-    """As many as fit, with rows that are about equally full."""
+    """Return the number of columns: as many as fit, with rows that are about equally full."""
     most = _MOST_COLUMNS if output.width is None else max(1, min(_MOST_COLUMNS, int(output.width / _NARROWEST)))
     return math.ceil(panels / math.ceil(panels / most))
 
@@ -320,19 +305,20 @@ def looks_of(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
 
 
 def _seen(lines: list[Line], figure: StudyFigure) -> list[Line]:
-    """Others are invisible, and matplotlib cannot place markers on them."""
+    """Return the lines with a visible value: matplotlib cannot place markers on others."""
     return [
         line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.is_log(line.panel)) for y in line.y)
     ]
 
 
-def _pale(sizes: Sizes) -> Artist:
+def _pale() -> Artist:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], color="#C8C8C8", lw=2.6 * sizes.line, solid_capstyle="round", label="pale: a covered line")
+    wide = 2.6 * style.size("lines.linewidth")
+    return Line2D([], [], color="#C8C8C8", lw=wide, solid_capstyle="round", label="pale: a covered line")
 
 
-def _fill(ax: Axes, lines: list[Line], covers: list[list[int]], looks: dict[Key, style.Look], sizes: Sizes) -> None:
+def _fill(ax: Axes, lines: list[Line], covers: list[list[int]], looks: dict[Key, style.Look]) -> None:
     """Draw the lines of a panel; a line covered by others is wide enough to show on both sides of them."""
     for line in lines:
         look = looks[line.panel, line.key]
@@ -340,21 +326,21 @@ def _fill(ax: Axes, lines: list[Line], covers: list[list[int]], looks: dict[Key,
             ax.plot(line.x, line.y, color=look.color, lw=0.6, alpha=0.5, zorder=2)
             continue
         if line.stairs:
-            ax.plot(line.x, line.y, drawstyle="steps-post", lw=sizes.line, zorder=3, **look.keywords)
+            ax.plot(line.x, line.y, drawstyle="steps-post", zorder=3, **look.keywords)
             continue
         if line.low is not None and line.high is not None:
             shades: dict[str, Any] = {"facecolor": (look.color, 0.13), "edgecolor": (look.color, 0.5)}
-            ax.fill_between(line.x, line.low, line.high, lw=0.35 * sizes.line, zorder=1, **shades)
+            ax.fill_between(line.x, line.low, line.high, lw=0.35 * style.size("lines.linewidth"), zorder=1, **shades)
         # markers of different lines do not overlap
         staggered = lines.index(line) / (len(lines) + 1) / _MARKERS_PER_LINE, 1 / _MARKERS_PER_LINE
-        keywords = {"marker": look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
+        keywords = {"marker": look.marker, **look.keywords}
         alone = sum(map(math.isfinite, line.y)) == 1  # a point without a line
         ax.plot(line.x, line.y, markevery=1 if line.points or alone else staggered, zorder=3, **keywords)
     for line, covered in zip(lines, covers, strict=True):
-        _widen(ax, line, covered, looks[line.panel, line.key].color, sizes)
+        _widen(ax, line, covered, looks[line.panel, line.key].color)
 
 
-def _widen(ax: Axes, line: Line, covers: list[int], color: str, sizes: Sizes) -> None:
+def _widen(ax: Axes, line: Line, covers: list[int], color: str) -> None:
     """Below all lines, the parts of a line that others cover: the wider, the more there are; lighter than the line,
     whose dashes are to be seen."""
     from matplotlib.collections import LineCollection
@@ -363,7 +349,7 @@ def _widen(ax: Axes, line: Line, covers: list[int], color: str, sizes: Sizes) ->
     places = list(zip(line.x, line.y, covers, strict=True))
     parts = [(one, other) for one, other in itertools.pairwise(places) if one[2] and other[2]]
     if parts:
-        widths = [sizes.line * (1 + 0.8 * max(one[2], other[2])) for one, other in parts]
+        widths = [style.size("lines.linewidth") * (1 + 0.8 * max(one[2], other[2])) for one, other in parts]
         segments = [[one[:2], other[:2]] for one, other in parts]
         lighter = tuple(0.5 + part / 2 for part in to_rgb(color))
         order = 2 + 0.01 * (_MOST_LINES - max(covers))
@@ -393,10 +379,10 @@ def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
     return [one.tolist() for one in covers]
 
 
-def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: Sizes) -> None:
+def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None:
     from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
 
-    style.tidy(ax, sizes.ticks)
+    style.tidy(ax, _small())
     ax.set_title(title, loc="left")
     x = figure.over(lines[0].panel) if lines else ""
     ax.set_xlabel(figure.xlabel or AXES.get(x, style.heading(x)))
@@ -421,6 +407,11 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
         ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x) if value else "0")
 
 
+def _small() -> float:
+    """Return the size of the numbers at the axes, in points: slightly smaller than the legend."""
+    return style.size("legend.fontsize") - 0.5
+
+
 def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
     """Numbers between the powers of ten, where a logarithmic axis does not go far; after all panels are drawn."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
@@ -433,11 +424,11 @@ def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
                 axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _below_title(ax: Axes, rows: list[str], sizes: Sizes) -> None:
+def _below_title(ax: Axes, rows: list[str]) -> None:
     """Small gray words between the title of a panel and its axes."""
-    words: dict[str, Any] = {"fontsize": sizes.ticks, "color": "#555555", "linespacing": 1.2}
+    words: dict[str, Any] = {"fontsize": _small(), "color": "#555555", "linespacing": 1.2}
     ax.annotate("\n".join(rows), (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", **words)
-    ax.set_title(ax.get_title("left"), loc="left", pad=6 + 1.3 * sizes.ticks * len(rows))
+    ax.set_title(ax.get_title("left"), loc="left", pad=6 + 1.3 * words["fontsize"] * len(rows))
 
 
 def _apart(places: list[float], log: bool) -> list[float]:
@@ -451,7 +442,7 @@ def _apart(places: list[float], log: bool) -> list[float]:
 
 
 def _legend_entries(
-    figure: LineFigure, lines: list[Line], looks: dict[Key, style.Look], sizes: Sizes, published: bool
+    figure: LineFigure, lines: list[Line], looks: dict[Key, style.Look], published: bool
 ) -> list[Artist]:
     """One entry for each kind of line, none if there is only one."""
     from matplotlib.lines import Line2D
@@ -462,7 +453,7 @@ def _legend_entries(
     counts = Counter(labels.values())
     labels = {key: f"{label} ({', '.join(key)})" if counts[label] > 1 else label for key, label in labels.items()}
     for (_, key), look in looks.items():
-        shape = {"marker": "none" if thin else look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
+        shape = {"marker": "none" if thin else look.marker, **look.keywords}
         entries.setdefault(key, Line2D([], [], label=labels[key], **shape))
     one_each = len(looks) == len({panel for panel, _ in looks}) and (figure.panels in _METHOD_LABELS or not published)
     if any(label != said(figure, key) for key, label in labels.items()):

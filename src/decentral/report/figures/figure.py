@@ -33,7 +33,7 @@ _SPREADS = {
 
 @dataclass(frozen=True)
 class Output:
-    """What `figures.title`, `figures.width` and `figures.format` of decentral-report say.
+    """Settings `figures.title`, `figures.width` and `figures.format` of decentral-report.
 
     title      whether a figure has a title and a line on its origin: in a paper, the caption has them
     width      inches; None: as wide as its panels need, on a screen
@@ -46,7 +46,7 @@ class Output:
 
     @property
     def small(self) -> bool:
-        """Whether letters, lines and markers have the size that they have in print."""
+        """True if letters, lines and markers have the size that they have in print."""
         return self.width is not None
 
 
@@ -191,7 +191,7 @@ class StudyFigure(ABC):
         return []
 
     def called(self, label: str, value: str) -> str:
-        """What a label's value is called in the figure: as `names` say, or in readable form."""
+        """Return the name of a label's value in the figure: as `names` say, or in readable form."""
         return self.names.get(value) or style.pretty(label, value).replace("_", " ")
 
     def selected(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
@@ -312,7 +312,7 @@ def natural(keys: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def center(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
-    """What a line is: 'mean of 3 seeds', 'a single seed', 'median of 32 trees, a single seed'; '' for what is computed
+    """Describe a line: 'mean of 3 seeds', 'a single seed', 'median of 32 trees, a single seed'; '' for what is computed
     without anything random."""
     repeats, seeds = results.spec.repeats, figure.seeds(results)
     single = f"a single {repeats}" if repeats and seeds == 1 else ""
@@ -334,23 +334,26 @@ def band(figure: StudyFigure, lines: Sequence[Line]) -> str:
 
 
 def caption(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
-    """What lines, bands and rings are, as a sentence, for the page that shows the figure; '' if there is nothing to
-    say."""
-    middle = center(figure, results, lines)
-    line = f"{figure.drawn_as}: {middle}" if figure.drawn_as and any(line.most > 1 for line in lines) else middle
+    """Describe lines, bands and rings in a sentence for the page of the figure; '' if there is nothing to say."""
     theirs = rings(figure.published(results))
     ring = f"rings: {theirs} numbers" if theirs else ""
-    text = "; ".join(word for word in (line, band(figure, lines), ring) if word)
+    text = "; ".join(word for word in (middle(figure, results, lines), band(figure, lines), ring) if word)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
 
 
+def middle(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
+    """Describe a line with its name where there is a band: 'line: mean of 3 seeds'; '' if there is nothing to say."""
+    text = center(figure, results, lines)
+    return f"{figure.drawn_as}: {text}" if text and figure.drawn_as and any(line.most > 1 for line in lines) else text
+
+
 def rings(theirs: Sequence[Line]) -> str:
-    """What rings are: 'published', 'reference', 'published or reference'; '' without rings."""
+    """Name the kind of numbers that rings are: 'published', 'reference', 'published or reference'; '' without rings."""
     return " or ".join(sorted({line.kind for line in theirs}))
 
 
 def _counted(lines: Sequence[Line]) -> str:
-    """For example '3 seeds', or '2 to 3 seeds' where they are not equally many everywhere."""
+    """Format the number of series, for example '3 seeds', or '2 to 3 seeds' where it varies."""
     least, most = min(line.least for line in lines), max(line.most for line in lines)
     names = {line.among for line in lines if line.most > 1}
     number = f"{least} to {most}" if least < most else f"{most}"
@@ -358,7 +361,7 @@ def _counted(lines: Sequence[Line]) -> str:
 
 
 def _is_cut(line: Line) -> bool:
-    """Whether the band ends below at the lowest value, since a logarithmic axis cannot show how far it would reach."""
+    """Return whether the band ends at the lowest value, since a logarithmic axis cannot show how far it would reach."""
     for low, middle, high in zip(line.low or (), line.y, line.high or (), strict=True):
         even = math.isclose(middle - low, high - middle, rel_tol=1e-6, abs_tol=1e-9 * abs(middle))
         if math.isfinite(high - low) and not even:

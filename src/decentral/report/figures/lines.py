@@ -92,7 +92,7 @@ class Curves(LineFigure):
         return panel if self.panels == METRIC else self.metric or next(iter(results.curves["metric"]), results.metric)
 
     def seeds(self, results: Results) -> int:
-        """Of the curves: not all runs of a study need have some."""
+        """Return the number of seeds of the curves, which not all runs of a study need to have."""
         table = self.selected(results.curves, results)
         return min(1, len(table)) if self.worker == "each" else int(table["seed"].nunique())
 
@@ -100,7 +100,7 @@ class Curves(LineFigure):
         """The common canvas, with the target as a line, and where each line gets there."""
         from matplotlib.ticker import MaxNLocator
 
-        drawn = canvas.draw(self, results, lines, output)
+        drawn = super().draw(results, lines, output)
         if self.target is None:
             return drawn
         colors = canvas.colors(self, lines)
@@ -168,7 +168,7 @@ class Scaling(LineFigure):
         return found
 
     def missing(self, results: Results, lines: list[Line]) -> dict[tuple[str, str], list[str]]:
-        """Who has no value at which place, too: 'never at 1024', where no run got to its target."""
+        """Add the lines without a value at a place: 'never at 1024', if no run reached its target."""
         found = super().missing(results, lines)
         drawn = {(line.panel, line.key): line.x for line in lines}
         for panel, key, rows in self.parts(self.selected(results.chosen, results, (self.x,))):
@@ -243,7 +243,7 @@ class ThreeAxes(Curves):
         return panel
 
     def label(self, key: tuple[str, ...], lines: list[Line]) -> str:
-        """Its name, and where it reaches the target on each axis."""
+        """Return the line's name, and where it reaches the target on each axis."""
         if self.target is None:
             return canvas.said(self, key)
         places = {line.panel: reached(line, self.target) for line in lines if line.key == key}
@@ -252,7 +252,7 @@ class ThreeAxes(Curves):
 
 
 def reached(line: Line, target: float) -> float | None:
-    """Where a line first is at the target, from the side on which it begins; between two places linearly. None: never.
+    """Return where a line first is at the target, from the side on which it begins, linear between places; None: never.
 
     >>> reached(Line("", (), [0.0, 10.0, 20.0], [50.0, 80.0, 100.0]), 90.0)
     15.0

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
-from decentral.algorithms.relaysgd import RelaySGD
 from decentral.config.composition import compose_all
 from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.training_run import TrainingRun, run_command
-from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, title_of
+from decentral.measurements.values import NOT_REACHED, Labels, Value, title_of
 from decentral.measurements.values import Row as Line
 from decentral.published import key as published_key
 from decentral.registry import components
@@ -23,22 +21,6 @@ from decentral.store import Status
 from decentral.study.measure import DAMAGED, Measure
 from decentral.study.study import Cell, Row, Study, overrides_of, points
 from decentral.study.tuning.rule import Choice, Fixed, Rule
-from decentral.topology.rounds import Rounds, mean_delay
-
-
-def dilution_of(algo: Algorithm, rounds: Rounds) -> float:
-    """Return the factor by which a local update counts less in the long run than in all-reduce at equal rate.
-
-    1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij) of RelaySGD, unless `correct_lr` compensates for it. With an
-    outer step an update counts outer_lr (1 + mu + mu^2 + ...) times. 1 with its delay or share of an own model, where
-    the value is unknown.
-    """
-    if isinstance(algo, RelaySGD):
-        return 1.0 if algo.correct_lr else 1 + mean_delay(rounds, algo.overlap)
-    outer_lr = float(getattr(algo, "outer_lr", 0.0))
-    if not outer_lr or any(getattr(algo, key, 0) for key in ("delay_steps", "own_share")):
-        return 1.0
-    return (1 - float(getattr(algo, "outer_momentum", 0.0))) / outer_lr
 
 
 class ComposedRun(NamedTuple):
@@ -118,7 +100,7 @@ class TunedCell(Cell):
         return len(self.study.seeds)
 
     def curves(self) -> list[Line]:
-        """Of the chosen runs."""
+        """Return the curves of the chosen runs."""
         _, choice = self._search()
         if choice is None or not self.study.curves:
             return []
@@ -272,7 +254,7 @@ class Comparison(Study):
     curves: list[str] = field(default_factory=list)
 
     def decided_keys(self) -> set[str]:
-        """Also the keys of the columns, and the learning rate where it is tuned."""
+        """Add the keys of the columns, and the learning rate if it is tuned."""
         known = {self.keys.get(label, label) for label in self.columns}
         tuned = set() if self.tune.get("rule", "fixed") == "fixed" else {self.tune.get("key", "lr")}
         return super().decided_keys() | known | tuned
@@ -330,46 +312,3 @@ def is_number(value: Any) -> bool:
 def _composed(commands: list[list[str]], config_dir: str | None) -> list[ComposedRun]:
     configs = compose_all(commands, config_dir)
     return [ComposedRun(*pair, config_dir) for pair in zip(commands, configs, strict=True)]
-
-
-# -- the rates alone ---------------------------------------------------------------------------------------------------
-
-RATE, EFFECTIVE = "learning rate", "effective learning rate"
-
-
-@dataclass
-class RateCell(TunedCell):
-    """A cell of a comparison whose number is not what its runs reached, but the rate that was chosen for them."""
-
-    def values(self) -> list[Value]:
-        """The rate, and the rate over its dilution, once all seeds have run with it; nan if every rate diverged."""
-        runs = [value for value in super().values() if value.chosen]
-        if len(runs) < len(self.study.seeds):
-            return []
-        first, all_diverged = runs[0], all(run.status == "diverged" for run in runs)
-        lr = math.nan if all_diverged or first.lr is None else first.lr
-        config = self.final.config
-        assert config.num_workers is not None
-        dilution = dilution_of(config.algo, config.rounds())
-        status, wall_s = "diverged" if all_diverged else "done", sum(run.wall_s for run in runs)
-        common = first._replace(worst=None, mean=None, averaged=None, status=status, wall_s=wall_s, meaning=Meaning())
-        return [
-            common._replace(metric=RATE, value=lr),
-            common._replace(metric=EFFECTIVE, value=lr / dilution, published=""),
-        ]
-
-    def wanted(self) -> int:
-        """A rate."""
-        return 1
-
-
-@dataclass
-class ChosenRates(Comparison):
-    """The learning rates that a comparison with the same rows, columns and rule chooses; it has no runs of its own.
-
-    A second number beside each rate is the effective one: divided by the algorithm's dilution (RelaySum paper,
-    appendix D.1), the rate with which all-reduce would do the same to the mean model.
-    """
-
-    name: str = "chosen_rates"
-    cell: ClassVar[type[TunedCell]] = RateCell

@@ -190,7 +190,7 @@ def _period(config: Config) -> int:
 
 
 def _is_in_rounds(config: Config) -> bool:
-    """Whether what it sends, and when, does not depend on the cluster or on gradients."""
+    """Return whether the messages and their times are independent of the cluster and of gradients."""
     from decentral.training.clock import known_without_training
 
     return not isinstance(config.algo, AsynchronousAlgorithm) and known_without_training(config)

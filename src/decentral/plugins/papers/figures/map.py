@@ -1,4 +1,4 @@
-"""Where which line is the best, over two numeric labels: a colored map with named regions."""
+"""A map of which line is the best, over two numeric labels, with colored and named regions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _BESIDE = 0.65
 
 
 class Region(NamedTuple):
-    """What `Map` draws of a panel."""
+    """Region that `Map` draws in a panel."""
 
     x: list[float]
     y: list[float]
@@ -71,7 +71,7 @@ class Map(StudyFigure):
             raise ConfigError(f"the figure '{self.file}' has close={self.close:g}: use a share from 0 to 1.")
 
     def data(self, results: Results) -> list[Line]:
-        """For each combination of panel and lines and each y the values over x; y is the last word of the key."""
+        """Return a line over x for each combination of panel, lines and y; y is the last word of the key."""
         found: list[Line] = []
         for panel, line, part in self.parts(self.selected(results.chosen, results, (self.x, self.y))):
             part = part.assign(x=self.numbers(part[self.x], results), y=self.numbers(part[self.y], results))
@@ -193,8 +193,8 @@ class Map(StudyFigure):
     def _names(
         self, ax: Axes, region: Region, picture: np.ndarray, letters: float, inches: float
     ) -> list[tuple[float, float]]:
-        """What a region is, far from its border, where it is wide enough; others have the legend. Returns where the
-        names are, as shares of the axes."""
+        """Write the name of each region far from its border, if it is wide enough; others have the legend. Returns
+        where the names are, as shares of the axes."""
         from scipy.ndimage import distance_transform_edt, label
 
         found: list[tuple[float, float]] = []
@@ -244,7 +244,7 @@ class Map(StudyFigure):
         return [Patch(facecolor=colors[key], label=canvas.said(self, key)) for key in keys if key in winners]
 
     def _signs(self, regions: dict[str, Region]) -> list[Artist]:
-        """What pale places and lines are, where there are some."""
+        """Return the legend's entries for pale places and lines, if there are some."""
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
@@ -258,7 +258,7 @@ class Map(StudyFigure):
 
 
 def _edges(places: list[float], log: bool) -> np.ndarray:
-    """Where the fields of a map end whose middles are these: half way to the next one."""
+    """Return where the fields of a map with these middles end: half way to the next one."""
     middle = np.log(places) if log else np.array(places)
     if len(middle) == 1:
         middle = np.array([middle[0] - 0.5, middle[0] + 0.5])

@@ -58,7 +58,7 @@ class TimelineMap(Measurement):
         return {"seeds": self.seeds, "steps": self.steps, **places, "over": over}
 
     def line(self, seed: int) -> dict[str, Any]:
-        """As above."""
+        """Return the line of a part."""
         from decentral.training.timing import timed
 
         cluster = self.config.cluster
