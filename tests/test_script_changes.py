@@ -214,6 +214,27 @@ def moved_wrongly(world: World, move: Callable[[nn.Module], object], who: range)
     return ""
 
 
+def resumed_at(world: World, rounds: list[int]) -> str:
+    model = network()
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", timeout_s=30)
+    state = optimizer.state_dict()
+    state["state"]["decentral"]["round"] = rounds[world.rank]
+    optimizer.load_state_dict(state)
+    try:
+        optimizer.step()
+    except ConfigError as error:
+        return str(error)
+    finally:
+        optimizer.close()
+    return ""
+
+
+def test_ranks_that_resume_at_different_steps_are_told(worlds):
+    assert worlds(2).call(resumed_at, [4, 4]) == ["", ""]
+    for said in worlds(2).call(resumed_at, [4, 6]):
+        assert "in round 4" in said and "in round 6" in said
+
+
 def test_a_move_that_differs_within_or_between_ranks_is_refused(worlds):
     assert all("have moved since" in said for said in worlds(2).call(moved_wrongly, halfway, range(1, 2)))
     for said in worlds(2).call(moved_wrongly, to_float32, range(1)):

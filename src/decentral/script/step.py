@@ -294,7 +294,8 @@ class Step:
         numbers = sum(parameter.numel() for part in self._parts for parameter in part.row.parameters)
         layout = f"{numbers} numbers of {'/'.join(kinds)} on {'/'.join(sorted(device.type for device in devices))}"
         fits = len(devices) == 1 and all(len(each) == 1 for each in dtypes)
-        if not self.guard.compare(self._in_place(), layout, "" if fits else self.guard.change(in_place=False)):
+        problem = "" if fits else self.guard.change(in_place=False)
+        if not self.guard.compare(self._in_place(), f"{layout} in round {self.round}", problem):
             return
         saved = self.state() if self._resumed else None
         self.net.close()
