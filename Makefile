@@ -67,7 +67,7 @@ test-core: $(VENV)/.installed-dev  ## run the quick tests of the core in a copy 
 	cd $(CORE) && PYTHONPATH=$(CORE)/src OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
 
 test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (15 minutes)
-	$(PYTEST) -m slow tests/test_documents.py tests/test_study.py tests/test_results.py tests/test_packaging.py
+	$(PYTEST) -m slow tests/test_documents.py tests/test_study.py tests/test_results.py tests/test_packaging.py tests/test_trainers.py
 
 test-all: $(VENV)/.installed-dev  ## run all tests (about 50 minutes on 2 cores)
 	$(PYTEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import io
 from collections.abc import Callable
@@ -134,6 +135,110 @@ def test_what_changes_after_wrap_is_refused_on_every_rank(worlds):
         heard = worlds(3).call(changed, how, change, who, averages)
         assert all(says in sentence for sentence in heard), (how, change, heard)
         assert [sentence.startswith("rank ") for sentence in heard] == [rank not in who for rank in range(3)]
+
+
+def trained_after(
+    world: World, how: str, move: Callable[[nn.Module], object], when: str
+) -> tuple[list[float], Any, str]:
+    """Three steps with a closure after a move of the model before or after wrap; the losses, the parameters and what
+    rank 0 was told. With "loaded", wrap and the move are those of a training that continues after two steps."""
+    model, saved = network(), None
+    if when == "before":
+        move(model)
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "ring", **HOW[how])
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        x, y = (each.to(model[0].weight.dtype) for each in batch(world.rank, optimizer.round))
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    if when == "loaded":
+        losses = [optimizer.step(closure).item() for _ in range(2)]
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        optimizer.close()
+        model = network(1)
+        optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), "ring", **HOW[how])
+        optimizer.load_state_dict(saved[1])
+        model.load_state_dict(saved[0])
+    if when != "before" and not (move is other_memory and world.rank == 0):
+        move(model)
+    with contextlib.redirect_stderr(io.StringIO()) as told:
+        with optimizer.averaged():  # before the first step, too
+            pass
+        losses = [optimizer.step(closure).item() for _ in range(1 if saved else 3)]
+    optimizer.close()
+    return losses, values(model), told.getvalue()
+
+
+def other_memory(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def to_float32(model: nn.Module) -> None:
+    model.float()
+
+
+def halfway(model: nn.Module) -> None:
+    model[0].float()
+
+
+def test_a_move_before_the_first_step_is_followed(worlds):
+    for how in HOW:
+        for move in (other_memory, to_float32):
+            expected, followed = (worlds(3).call(trained_after, how, move, when) for when in ("before", "after"))
+            for (losses, end, quiet), (others, other, _) in zip(expected, followed, strict=True):
+                assert losses == others and torch.equal(end, other) and end.dtype == other.dtype, (how, move)
+                assert not quiet
+            notes = [told for *_, told in followed]
+            assert "moved since decentral.wrap; training continues with 49 numbers of float" in notes[0]
+            assert notes[1:] == ["", ""] and notes[0].count("moved") == 1
+        plain, resumed = (worlds(3).call(trained_after, how, other_memory, when) for when in ("before", "loaded"))
+        assert all(losses[2:] == others for (losses, *_), (others, *_) in zip(plain, resumed, strict=True)), how
+        assert all(torch.equal(end, other) for (_, end, _), (_, other, _) in zip(plain, resumed, strict=True)), how
+
+
+def moved_wrongly(world: World, move: Callable[[nn.Module], object], who: range) -> str:
+    model = network()
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", timeout_s=30)
+    if world.rank in who:
+        move(model)
+    try:
+        optimizer.step()
+    except ConfigError as error:
+        return str(error)
+    finally:
+        optimizer.close()
+    return ""
+
+
+def resumed_at(world: World, rounds: list[int]) -> str:
+    model = network()
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", timeout_s=30)
+    state = optimizer.state_dict()
+    state["state"]["decentral"]["round"] = rounds[world.rank]
+    optimizer.load_state_dict(state)
+    try:
+        optimizer.step()
+    except ConfigError as error:
+        return str(error)
+    finally:
+        optimizer.close()
+    return ""
+
+
+def test_ranks_that_resume_at_different_steps_are_told(worlds):
+    assert worlds(2).call(resumed_at, [4, 4]) == ["", ""]
+    for said in worlds(2).call(resumed_at, [4, 6]):
+        assert "in round 4" in said and "in round 6" in said
+
+
+def test_a_move_that_differs_within_or_between_ranks_is_refused(worlds):
+    assert all("have moved since" in said for said in worlds(2).call(moved_wrongly, halfway, range(1, 2)))
+    for said in worlds(2).call(moved_wrongly, to_float32, range(1)):
+        assert "49 numbers of float32 on cpu" in said and "49 numbers of float64 on cpu" in said
 
 
 def wrapped_again(world: World) -> tuple[float, Tensor]:
@@ -635,7 +740,7 @@ def resumed_around_wrap(world: World, how: dict[str, Any], case: str) -> str:
     first.close()
     model = network(world.rank)
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    if case != "after":
+    if case not in ("after", "new"):
         model.load_state_dict(saved[0])
     told = {"broadcast_from": 0} if case == "told" else {}
     optimizer = decentral.wrap(model, inner, "ring", **how, **told)
@@ -643,6 +748,8 @@ def resumed_around_wrap(world: World, how: dict[str, Any], case: str) -> str:
         inner.load_state_dict(
             {**saved[1], "state": {key: v for key, v in saved[1]["state"].items() if key != "decentral"}}
         )
+    elif case == "new":  # some libraries do so to move a state
+        optimizer.load_state_dict(optimizer.state_dict())
     elif case == "shared":
         optimizer.peers.broadcast_optimizer_state(inner)
     else:
@@ -659,7 +766,7 @@ def resumed_around_wrap(world: World, how: dict[str, Any], case: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("case", ["before", "plain", "after", "told", "shared"])
+@pytest.mark.parametrize("case", ["before", "plain", "after", "told", "shared", "new"])
 def test_a_model_that_wrap_has_replaced_does_not_go_on_with_its_own_optimizer(worlds, case: str):
     """Whatever the mode; an algorithm's state has the models, too."""
     for how in ({"mode": "awc"}, {"algo": "dpsgd"}):

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from decentral.models.layers.statistics import has_mean
 from decentral.network import presence
-from decentral.network.network import Network
 from decentral.script.agreement import Proposal, agree
 from decentral.script.handle import hinted, refuse_a_fork
 from decentral.script.parameters import align, broadcast, mean
@@ -24,7 +23,7 @@ KEY = "decentral"
 
 
 class DecentralizedOptimizer(Optimizer):
-    """The steps of a torch optimizer, u_i = Opt(g_i), combined with averaging over the ranks of `net`.
+    """The steps of a torch optimizer, u_i = Opt(g_i), combined with averaging over the ranks of `peers`.
 
         atc          x_i <- sum_j W_ij (x_j + u_j)                       adapt, then combine
         awc          x_i <- sum_j W_ij x_j + u_i                         adapt while combining
@@ -52,9 +51,9 @@ class DecentralizedOptimizer(Optimizer):
 
     _step_supports_amp_scaling = True  # a GradScaler also calls step() after an overflow
 
-    def __init__(self, peers: Peers, net: Network, model: nn.Module, how: Step) -> None:
+    def __init__(self, peers: Peers, model: nn.Module, how: Step) -> None:
         """See `decentral.wrap`. The parameters must be the same on all ranks."""
-        self.peers, self.net, self.inner = peers, net, how.inner
+        self.peers, self.inner = peers, how.inner
         self._how, self._model, self._closed = how, model, False
 
     @property
@@ -65,20 +64,25 @@ class DecentralizedOptimizer(Optimizer):
     # -- what a training loop calls ------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Take one step; waits for the ranks that this one averages with. Raises what the network raises."""
-        if closure is not None:
-            raise TypeError("a decentralized step does not support a closure: call backward() before step()")
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take one step; waits for the ranks that this one averages with. Raises what the network raises.
+
+        closure    a function that computes the gradients, called once, before the step
+        Returns what the closure returns, such as the loss; None without one.
+        """
+        with torch.enable_grad():
+            loss = closure() if closure is not None else None
         refuse_a_fork(self.peers.turn.process, "step()")
         if self._closed:
             raise RuntimeError("step() after close(): the wrapped optimizer's own step() still works")
         if self.is_averaged:
             raise RuntimeError("step() inside averaged() would be undone at its end: call it outside")
-        self._how.guard.require(self._how.change())
         with self._how.guard.hears():
             presence.look()
+            self._how.guard.require(self._how.change())
             if not self._overflows():
                 self._how.step()
+        return loss
 
     def _overflows(self) -> bool:
         """Unscale the gradients for a GradScaler; return whether any rank's are infinite, so that all skip the step."""
@@ -146,7 +150,6 @@ class DecentralizedOptimizer(Optimizer):
         """Remove the hooks from the model, close the network, and return the wrapped optimizer."""
         self._how.close()
         self._closed = True
-        self.net.close()
         presence.look(now=True)
         return self.inner
 

@@ -7,7 +7,7 @@ import gc
 import io
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from operator import is_
@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Optimizer
 
 from decentral.errors import ConfigError
+from decentral.network.network import Network
 from decentral.network.transports.posting import as_bytes, wait
 from decentral.network.world import World
 from decentral.script.agreement import Proposal, agree
@@ -197,9 +198,14 @@ class ParameterRow:
         self.parameters = list(parameters)
         self.share: Tensor | None = None
         """The share of ranks with a gradient of each parameter, if gradients are averaged over ranks."""
-        self._sizes = [parameter.numel() for parameter in parameters]
-        self.row = torch.cat([parameter.data.reshape(-1) for parameter in parameters]).view(1, -1)
-        self._gradient, self._unread = torch.empty_like(self.row), False
+        self._unread = False
+        self.flatten()
+
+    def flatten(self) -> None:
+        """Copy the parameters into a new row, of their dtype and on their device, and make them views of it."""
+        self._sizes = [parameter.numel() for parameter in self.parameters]
+        self.row = torch.cat([parameter.data.reshape(-1) for parameter in self.parameters]).view(1, -1)
+        self._gradient = torch.empty_like(self.row)
         self._lay()
 
     def split(self, row: Tensor) -> Sequence[Tensor]:
@@ -309,7 +315,9 @@ def also_communicated(parameters: Sequence[nn.Parameter]) -> str:
         name = next(iter(names), name)
     return name and (
         f"{name} already averages or shards these parameters or their gradients, so the ranks would not train models "
-        "of their own: leave it out, and give decentral.wrap the plain module."
+        "of their own: leave it out, and give decentral.wrap the plain module. Trainers add it unless set otherwise: "
+        "in Lightning and Fabric, strategy=SingleDeviceStrategy(peers.device); in Accelerate, do not prepare the "
+        "model; for the Hugging Face Trainer, args.distributed_state as in docs/own_script.md."
     )
 
 
@@ -325,14 +333,14 @@ class Guard:
         optimizer: Optimizer,
         parameters: Sequence[nn.Parameter],
         world: World,
-        close: Callable[[], None],
+        net: Network,
         replaced: Mapping[Tensor, Tensor] | None,
     ) -> None:
-        """Guard the averaged `parameters`; `close` closes the network. All ranks create their guards in one order.
+        """Guard the averaged `parameters`, which `net` sends. All ranks create their guards in one order.
 
         replaced  see `start`
         """
-        self._model, self._optimizer, self.rank, self._close = model, optimizer, world.rank, close
+        self._model, self._optimizer, self.rank, self.net = model, optimizer, world.rank, net
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._trained = self._in_groups()
         self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
@@ -340,12 +348,12 @@ class Guard:
         self._key = f"decentral refused {next(_wrapped)}"
         self._stepping = False
         self._hooks = [optimizer.register_step_pre_hook(self._only_here)]
-        self._world, self.replaced, self._resumed = world, replaced, False
+        self._world, self.replaced, self.resumed = world, replaced, False
         if replaced:
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._loaded))
 
     def _loaded(self, _: Optimizer) -> None:
-        self._resumed = 0 not in _OF_ROOT
+        self.resumed = 0 not in _OF_ROOT
 
     def step(self) -> None:
         """Take a step of the optimizer, which refuses any other until `close`."""
@@ -363,9 +371,10 @@ class Guard:
             )
 
     def close(self) -> None:
-        """Let the optimizer be what it was."""
+        """Let the optimizer be what it was, and close the network."""
         for hook in self._hooks:
             hook.remove()
+        self.net.close()
 
     def require(self, problem: str) -> None:
         """Raise ConfigError on all ranks if there is a problem."""
@@ -374,7 +383,7 @@ class Guard:
                 store = _get_default_store()
                 store.set(self._key, f"rank {self.rank}: {problem}")
                 store.check([self._key])  # set() does not wait until the others can read it
-            self._close()
+            self.net.close()
             raise ConfigError(problem)
 
     @contextmanager
@@ -393,24 +402,33 @@ class Guard:
                 told = store.get(self._key).decode() if store.check([self._key]) else ""
             if not told:
                 raise
-            self._close()  # waiting ranks notice, too
+            self.net.close()  # waiting ranks notice, too
             raise ConfigError(told) from error
 
-    def change(self, in_place: bool) -> str:
-        """Describe a change of the model; "" if there is none. `in_place`: whether the parameters kept their memory."""
-        if not in_place:
-            return (
-                "the parameters have moved since decentral.wrap: call model.to(...), .half() and the like before "
-                "wrap, not after it, and write new values with p.data.copy_(...)."
-            )
-        if self.replaced is not None:
-            still = self._resumed and all(torch.equal(parameter, value) for parameter, value in self.replaced.items())
+    def compare(self, in_place: bool, layout: str, problem: str) -> bool:
+        """Compare all ranks before the first step. Return whether the parameters of any have moved since wrap.
+
+        Raises ConfigError on all ranks if one has a `problem`, if their layouts differ, or if one has loaded only the
+        optimizer's state since wrap has replaced its weights.
+        """
+        replaced = (self.replaced or {}).items()
+        still = all(torch.equal(parameter, value.to(parameter)) for parameter, value in replaced)
+        if self.replaced is not None and self.resumed and still:
             problem = (
                 "the optimizer has loaded a state, but decentral.wrap has replaced the weights that this rank had "
                 "before by those of rank 0: load both before wrap or both after it, or choose with broadcast_from= "
                 "(None: each rank's own weights; 0: those of rank 0)."
             )
-            agree(self._world, Proposal("step", "", (), (), problem=problem if still else ""))  # the others wait here
+        told = Proposal("step", layout, (), (), length=int(not in_place), problem=problem)
+        return any(agree(self._world, told).lengths)
+
+    def change(self, in_place: bool) -> str:
+        """Describe a change of the model; "" if there is none. `in_place`: whether the parameters kept their memory."""
+        if not in_place:
+            return (
+                "the parameters have moved since decentral.wrap: call model.to(...), .half() and the like before the "
+                "first step, for all parameters at once, and write new values with p.data.copy_(...)."
+            )
         trained = self._in_groups()
         if len(trained) != len(self._trained) or not all(map(is_, trained, self._trained)):
             return f"the optimizer's param_groups have changed; {_AGAIN}"

@@ -25,6 +25,7 @@ from decentral.optim.optimizer import Buffers
 from decentral.optim.torch_rule import TorchRule, l2
 from decentral.script.components import Compression
 from decentral.script.parameters import Guard, ParameterRow
+from decentral.terminal.console import warn
 from decentral.topology.rounds import Need
 
 
@@ -182,15 +183,16 @@ class Step:
     def __init__(
         self,
         method: Method,
-        net: Network,
+        opened: Callable[[torch.device], Network],
         rows: Sequence[ParameterRow],
         inner: Optimizer,
         model: nn.Module,
         guard: Guard,
         topology: str,
     ) -> None:
-        """`topology` says which matrices the state is for."""
-        self.method, self.net, self.inner, self.guard, self.round = method, net, inner, guard, 0
+        """`opened` opens the network for a device again; `topology` says which matrices the state is for."""
+        self.method, self._opened, self.inner, self.guard, self.round = method, opened, inner, guard, 0
+        self._is_new = True  # whether no step has been taken
         self.accumulating = False  # whether more backward passes of this step follow
         self.away = False  # whether the parameters are temporarily not this rank's own
         self._topology = topology
@@ -220,6 +222,11 @@ class Step:
         part = Part(row, algorithm, None, set())
         part.set(algorithm.init(row.row, self.net))
         return part
+
+    @property
+    def net(self) -> Network:
+        """The network that sends the rows."""
+        return self.guard.net
 
     @property
     def name(self) -> str:
@@ -255,6 +262,7 @@ class Step:
                 assert part.end is not None
                 part.set(part.end())
             self.round += 1
+            self._is_new = False
         finally:
             self._forget()
 
@@ -266,8 +274,41 @@ class Step:
     def change(self) -> str:
         """Describe what has changed since wrap or since the backward pass and would not be averaged; "" if nothing
         has."""
-        in_place = all(part.row.in_place() for part in self._parts)
-        return self.guard.change(in_place) or self._edited() or self._loaded()
+        if self._is_new and not self._begun:
+            self._follow()
+        return self.guard.change(self._in_place()) or self._edited() or self._loaded()
+
+    def _in_place(self) -> bool:
+        return all(part.row.in_place() for part in self._parts)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Compare all ranks before the first step. If the parameters of any have moved since wrap, flatten those of all
+        where they are now.
+
+        Raises ConfigError on all ranks if the layouts differ, or if a row has several dtypes or devices.
+        """
+        dtypes = [{parameter.dtype for parameter in part.row.parameters} for part in self._parts]
+        devices = {parameter.device for part in self._parts for parameter in part.row.parameters}
+        kinds = sorted({str(dtype).removeprefix("torch.") for dtype in set.union(*dtypes)})
+        numbers = sum(parameter.numel() for part in self._parts for parameter in part.row.parameters)
+        layout = f"{numbers} numbers of {'/'.join(kinds)} on {'/'.join(sorted(device.type for device in devices))}"
+        fits = len(devices) == 1 and all(len(each) == 1 for each in dtypes)
+        problem = "" if fits else self.guard.change(in_place=False)
+        if not self.guard.compare(self._in_place(), f"{layout} in round {self.round}", problem):
+            return
+        saved = self.state() if self._resumed else None
+        self.net.close()
+        self.guard.net = self._opened(devices.pop())
+        for part in self._parts:
+            part.row.flatten()
+            part.set(part.algorithm.init(part.row.row, self.net))
+        if saved is not None:
+            self.load(saved)
+        if self._before is not None:
+            self._before = self._before.to(self.rows[0])
+        if self.guard.rank == 0:
+            warn(f"the parameters have moved since decentral.wrap; training continues with {layout}")
 
     def close(self) -> None:
         """Remove the hooks from the model and the optimizer."""
@@ -302,6 +343,7 @@ class Step:
             if value.numel():
                 value.copy_(state["state"][name])
         self.round = int(state["round"])
+        self.guard.resumed &= self.round > 0  # some libraries load the state of a new optimizer into itself
         self._resumed, self._before = True, None
 
     def _unfit_mode(self, state: dict[str, Any]) -> str:

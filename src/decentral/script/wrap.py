@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -111,10 +112,10 @@ def _laid_out(
     """Flatten the parameters and create the optimizer on them, continuing from a previously loaded state."""
     rows = rows_of(parameters, method.bucket_bytes if method.updates_early else 0)
     carrier = Carrier.auto if len(rows) <= _BUCKETS_IN_SHARED_MEMORY else Carrier.torch  # it keeps a buffer per row
-    net = open_network(group, group.schedule, rows[0].row.device, carrier)
-    guard = Guard(model, optimizer, parameters, group.world, net.close, replaced)
+    opened = partial(open_network, group, group.schedule, carrier=carrier)
+    guard = Guard(model, optimizer, parameters, group.world, opened(rows[0].row.device), replaced)
     told = content(group.topology, group.communication, group.schedule)
-    step = Step(method, net, rows, optimizer, model, guard, told)
+    step = Step(method, opened, rows, optimizer, model, guard, told)
     align(optimizer)
     if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]
         try:
@@ -123,9 +124,8 @@ def _laid_out(
             agree(group.world, Proposal("wrap", "", (), ()))
         except ConfigError as error:
             step.close()
-            step.net.close()
             raise ConfigError(f"{error}; optimizer.state.pop('{KEY}') before wrap starts over.") from None
-    return DecentralizedOptimizer(group, net, model, step)
+    return DecentralizedOptimizer(group, model, step)
 
 
 def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Peers) -> None:
