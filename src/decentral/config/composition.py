@@ -51,8 +51,12 @@ def compose(overrides: Sequence[str], config_dir: str | None = None, made: Mappi
 
 
 def compose_all(commands: Sequence[Sequence[str]], config_dir: str | None = None) -> list[Config]:
-    """The configurations of several lists of overrides; see `compose`."""
-    return [_accepted(found) for found in compose_each(commands, config_dir)]
+    """Return the configurations of a study's runs, which are evaluated at their task's interval even if they are short;
+    see `compose`."""
+    configs = [_accepted(composed) for composed in compose_each(commands, config_dir)]
+    for config in configs:
+        config.evaluation.every_epochs = config.evaluation.every_epochs or config.task.eval_every_epochs
+    return configs
 
 
 def compose_each(
