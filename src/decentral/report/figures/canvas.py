@@ -57,8 +57,10 @@ class Sizes(NamedTuple):
 
 _ON_SCREEN = Sizes(line=1.6, marker=5.5, ring=9.5, title=10.5, ticks=8, letter=0.062, row=0.2, handle=11)
 _IN_PRINT = Sizes(line=1.1, marker=3.6, ring=7.5, title=8.5, ticks=6.5, letter=0.051, row=0.16, handle=8)
-_NARROWEST = 1.9
-"""Inches of a panel in print."""
+_NARROWEST = 1.6
+"""Inches of a panel in print: two fit into a column of a paper."""
+_LOWEST = 1.35
+"""Inches of a row of panels in print, with what is below and above its axes."""
 _METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -155,7 +157,10 @@ def draw(figure: LineFigure, results: Results, lines: list[Line] | None = None, 
         if number < len(panels) - columns and _share_x(panels, lines):
             ax.set_xlabel("")
         if number % columns == 0:
-            letters = int(drawn.get_figheight() / -(-len(panels) // columns) * 12)
+            high = drawn.get_figheight() / -(-len(panels) // columns)
+            if output.small:  # where legends take a larger part
+                high = 1.5 * (high * drawn.get_layout_engine().get()["rect"][3] - 0.3)  # type: ignore[union-attr]
+            letters = int(high * 12)
             label = "" if each else style.quantity(figure.shown(results))
             ax.set_ylabel(textwrap.fill(figure.ylabel or label, min(42, letters)))
     for panel, ax in zip(panels, axes, strict=True):
@@ -180,7 +185,7 @@ def _sheet(
     else:
         width = output.width
         body = rows * (min(2.2, 0.62 * width / columns) + 0.3) + 0.2
-    drawn = blank(width, body, title, legends, output)
+    drawn = blank(width, body, title, legends, output, rows)
     share_x = rows > 1 and _share_x(panels, lines)
     axes = drawn.subplots(rows, columns, squeeze=False, sharey=sharey, sharex=share_x).flatten()
     for unused in axes[len(panels) :]:
@@ -208,17 +213,28 @@ def _share_x(panels: list[str], lines: list[Line]) -> bool:
 
 
 def blank(
-    width: float, body: float, title: tuple[str, str], legends: Sequence[Sequence[Artist]], output: Output = SCREEN
+    width: float,
+    body: float,
+    title: tuple[str, str],
+    legends: Sequence[Sequence[Artist]],
+    output: Output = SCREEN,
+    rows: int = 0,
 ) -> Figure:
-    """A figure without axes, `body` inches high between its title and its legends, which are below each other."""
+    """Return a figure without axes, `body` inches high between its title and its legends, which are below each other.
+
+    In print, `rows` of panels are lower, so that the figure has at most the height of its width for each of them.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     sizes = _IN_PRINT if output.small else _ON_SCREEN
     above = textwrap.wrap(title[0], int(width * (14 if output.small else 11.5))) if output.title else []
-    head = (sizes.row - 0.01) * len(above) + 1.5 * sizes.row if above else 0.04
+    under = textwrap.wrap(title[1], int(21 * width)) if output.small else [title[1]]
+    head = (sizes.row - 0.01) * (len(above) + len(under[1:])) + 1.5 * sizes.row if above else 0.04
     shapes = [_columns_of(entries, width, sizes) for entries in legends if entries]
     foot = sum(rows * sizes.row for _, rows in shapes) + (0.3 * sizes.row if shapes else 0.0)
+    if output.small and rows:
+        body = max(rows * _LOWEST, min(body, rows * width - head - foot))
     height = head + foot + body
     drawn = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawn)
@@ -226,7 +242,9 @@ def blank(
     drawn.get_layout_engine().set(rect=(0, below, 1, 1 - head / height - below))  # type: ignore[union-attr,call-arg]
     if above:
         drawn.text(0.01, 1 - 0.06 / height, "\n".join(above), fontsize=sizes.title, fontweight="bold", va="top")
-        drawn.text(0.01, 1 - (head - 1.05 * sizes.row) / height, title[1], color="#555555", va="top", fontsize="small")
+        down = (sizes.row - 0.01) * len(above) + 0.45 * sizes.row
+        words: dict[str, Any] = {"color": "#555555", "va": "top", "fontsize": "small"}
+        drawn.text(0.01, 1 - down / height, "\n".join(under), **words)
     top = foot - 0.3 * sizes.row
     for entries, (columns, rows) in zip(filter(None, legends), shapes, strict=True):
         place: dict[str, Any] = {
@@ -394,7 +412,7 @@ def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
 
 
 def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: Sizes) -> None:
-    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
     style.tidy(ax, sizes.ticks)
     ax.set_title(title, loc="left")
@@ -419,6 +437,8 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
         ax.set_xlim(*figure.xlim)
     if x == "bytes_sent":
         ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x) if value else "0")
+        if sizes is _IN_PRINT:
+            ax.xaxis.set_major_locator(MaxNLocator(3))
 
 
 def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
