@@ -28,6 +28,7 @@ from decentral.cli.run import main
 from decentral.cli.study import chosen_studies
 from decentral.cli.study import main as study
 from decentral.config.composition import compose
+from decentral.config.identity import run_id
 from decentral.config.overrides import CHOICES, checked, options
 from decentral.config.parsing import folders_of
 from decentral.config.schema import NODES, Config
@@ -550,6 +551,17 @@ for command in {commands!r}:
     if slow:
         sys.exit(f"{{command}} imports {{', '.join(slow)}}")
 """
+
+
+def test_values_with_a_unit_are_those_of_the_setting() -> None:
+    base = ["cluster=even", "cluster.links.latency_s", "cluster.links.bandwidth_gbps", "stop_after_simulated_s"]
+    plain, *others = (
+        compose([base[0], *(f"{key}={value}" for key, value in zip(base[1:], values, strict=True))])
+        for values in (("0.02", "0.1", "90"), ("20ms", "100Mbit", "1.5min"), ("'20000us'", "100Mbps", "90s"))
+    )
+    assert {run_id(config) for config in others} == {run_id(plain)} and plain.cluster.links.latency_s == 0.02
+    with pytest.raises(ConfigError, match="20mm is invalid"):
+        compose(["cluster=even", "cluster.links.latency_s=20mm"])
 
 
 def test_nothing_slow_is_imported_before_a_configuration_is_accepted(stumbling: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 import table
 from configure import configure
 from decentral.cli.single import carry_out as carry_out_command
-from decentral.config.composition import compose
+from decentral.config.composition import compose, compose_all
 from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
 from decentral.network import kernels
@@ -241,13 +241,25 @@ def test_evaluating_each_step_is_a_run_of_its_own_where_the_task_suggests_less()
     assert identity(usual)["eval_every_epochs"] == 1.0 and run_id(usual) != run_id(each)
 
 
+def test_short_runs_are_evaluated_ten_times_without_a_new_id(start):
+    small = ["data=digits", "model=mlp", "num_workers=4", "batch_size=32", "alpha=10"]
+    in_time = ["steps=1000", "cluster=even", "cluster.compute.mean_s=1", "stop_after_simulated_s=20"]
+    stopped = ["steps=20", "early_stop.patience=9"]
+    for words, number in ((["steps=20"], 11), (["epochs=2"], 11), (["steps=5"], 6), (in_time, 11), (stopped, 2)):
+        result = start(*small, *words, directory=f"{words[0]}{len(words)}")
+        steps = {row["step"] for row in result.rows}
+        assert len(steps) == number, (words, steps)
+    usual, same, study = compose(small), compose([*small, "evaluation.every_epochs=4"]), compose_all([small])[0]
+    assert run_id(usual) == run_id(same) == run_id(study) and study.evaluation.every_epochs == 4.0
+
+
 @pytest.mark.parametrize(
     ("examples", "expected"),
     [("all", None), ("2000", 2000), ("10000", None), ("auto", int((0.1 * 200 * 50_000 / (0.3 * 17) - 10_000) / 49))],
 )
 def test_on_the_way_a_tenth_of_the_passes_is_enough(examples, expected):
-    settings = EvaluationSettings(every_epochs=4.0, examples=examples)
-    assert settings.on_the_way(50_000, 10_000, num_workers=16, epochs=200) == expected
+    settings = EvaluationSettings(examples=examples)
+    assert settings.on_the_way(50_000, 10_000, num_workers=16, epochs=200, every_epochs=4.0) == expected
 
 
 DIGITS = ("data=digits", "model=mlp", "num_workers=4", "batch_size=8", "steps=8", "evaluation.every_epochs=0.1")
@@ -268,7 +280,17 @@ def test_the_last_evaluation_is_on_everything_and_the_others_on_what_was_asked_f
     assert on_the_way and all(round(100 * value, 9) == round(100 * value) for value in on_the_way)
 
 
-SPLIT = ["data=digits", "model=mlp", "algo=dpsgd", "topology=ring", "num_workers=4", "alpha=0.1", "steps=8", "lr=0.3"]
+SPLIT = [
+    "evaluation.every_epochs=4",
+    "data=digits",
+    "model=mlp",
+    "algo=dpsgd",
+    "topology=ring",
+    "num_workers=4",
+    "alpha=0.1",
+    "steps=8",
+    "lr=0.3",
+]
 
 
 @pytest.mark.parametrize("task", ["images", "text"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decentral.report import style
-from decentral.report.figures.figure import StudyFigure
+from decentral.report.figures.figure import Output, StudyFigure
 from decentral.report.figures.lines import Curves, Scaling, ThreeAxes
 from decentral.report.results import Results, read
 from handmade import PUBLISHED, TABLE, picture, value, write
@@ -101,6 +101,16 @@ def test_a_figure_names_and_orders_what_it_shows(results: Results, figure: Study
     shown = described(figure, results)
     assert {key: shown[key] for key in expected} == expected
     assert len(shown["colors"]) == len(shown["markers"]) == len(shown["looks"]) == len(shown["legend"])
+
+
+def test_a_figure_of_the_width_of_a_column_is_no_higher_for_each_row_of_panels(results: Results) -> None:
+    for panels, columns, rows in (("", 1, 1), ("alpha", 2, 2)):
+        for output in (Output(width=3.25), Output(width=3.25, title=False)):
+            figure = Curves(panels=panels, metric=ACCURACY, **OVER)
+            drawn = picture(figure, results, output)
+            width, height = drawn.get_size_inches()
+            grid = drawn.axes[0].get_gridspec()
+            assert (width, grid.ncols, grid.nrows) == (3.25, columns, rows) and height <= rows * width
 
 
 def test_a_curve_of_one_value_is_a_marker(results: Results) -> None:

@@ -441,8 +441,9 @@ def test_a_result_predicts_tests_and_names_classes(tmp_path: Path) -> None:
     assert given.class_names == ["cat", "dog"] and list(given.confusion().index) == ["cat", "dog"]
     loaded = decentral.load(given.directory, model=net)
     assert np.array_equal(loaded.predict(data), given.predict(given.test_data))
+    assert loaded.confusion(data=data).equals(given.confusion())
     for call in (loaded.confusion, lambda: loaded.test_data):
-        with pytest.raises(ConfigError, match=r"came from Python.*use predict\(data\)"):
+        with pytest.raises(ConfigError, match=r"not stored: pass them, as in predict.* or confusion\(data=test_data\)"):
             call()
     convex = decentral.train("mlp", None, task="quadratics", **settings)
     for call, sentence in {

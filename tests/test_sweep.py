@@ -189,6 +189,21 @@ def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
     assert "laptop keeps its stored report section: " in said(capsys, report, "s1")
 
 
+def test_a_setting_applies_to_the_listed_choices_that_have_it(capsys, planned):
+    command(capsys, "availability=none,persistent", "availability.share=0.1", "algo=dpsgd", "topology=ring", *QUICK)
+    command(capsys, "algo=allreduce,diloco", "algo.period_steps=2,3", *QUICK)
+    runs = [(run.config.availability.name, run.config.algo.name, getattr(run.config.algo, "period_steps", 0))
+            for run in planned]  # fmt: skip
+    assert runs == [("none", "dpsgd", 0), ("persistent", "dpsgd", 0), ("none", "allreduce", 0),
+                    ("none", "diloco", 2), ("none", "diloco", 3)]  # fmt: skip
+    assert planned[1].config.availability.share == 0.1
+    for words in (("algo=allreduce,dpsgd", "algo.period_steps=2"), ("algo=allreduce,diloco", "algo.period_step=2")):
+        status, _, err = command(capsys, *words, *QUICK)
+        assert (
+            status == REFUSED and "algo=allreduce has no setting 'period_step" in err and "of 2 runs, 2 refused" in err
+        )
+
+
 def test_settings_that_cannot_vary_together_are_refused(capsys, planned):
     for arguments, says in (
         (["algo,topology=(dpsgd,ring),(relaysgd)"], "'algo,topology=(a1,a2),(b1,b2)'"),
@@ -305,7 +320,7 @@ TO_TARGET = ["data=digits", "model=mlp", "num_workers=4", "cluster=slow_network"
 
 def test_methods_are_compared_by_the_time_to_a_target_with_one_budget_and_tuned_values(capsys):
     asked = ["algo=choco,dpsgd", "topology=ring", "compress=topk", *TO_TARGET, "target=accuracy:30", "tune=algo.gamma"]
-    asked += ["budget=2", "progress=false"]
+    asked += ["budget=2000ms", "progress=false"]
     status, out, err = command(capsys, *asked)
     assert status == REFUSED and "dpsgd" in err and "1 of" not in err  # it takes no such compressor
     assert re.search(r"^method +simulated s +sent +steps +test accuracy \(%\) at the end +algo.gamma$", out, re.M)
@@ -358,6 +373,7 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
         (["tune=lr"], "tune= and budget= need target="),
         (["target=accuracy:90", "budget=soon"], "budget=soon is not a time"),
         (["target=accuracy:90", "tune=algo.mood"], "tune=algo.mood is not a number that these methods have"),
+        (["target=accuracy:90", "tune=lr,algo.gamma"], "first tune=lr, then lr=VALUE tune=algo.gamma"),
         (["target=accuracy:90", "tune=topology"], "tune=topology is not a number that these methods have"),
         (["target=accuracy:90", "tune=lr", "lr=0.1,0.2"], "tune=lr searches its value: leave out the list of lr="),
         (["target=accuracy:90", "seed=0,a"], "seed='a' has the wrong type: use a whole number"),
@@ -782,7 +798,7 @@ def test_a_sweep_with_one_seed_has_a_table_with_chosen_values_and_a_command_that
     assert "best lr" in (table / "table.md").read_text() and "best lr" in (table / "table.tex").read_text()
     axes = Curves(worker="worst", x="epoch", lines=["algo", "topology"], logy=None)
     axes.data(read(table))
-    assert axes.is_log("")  # it falls over more than two decades
+    assert axes.over("") == "step" and axes.is_log("")  # it falls over more than two decades
 
 
 def test_bold_in_a_table_of_runs_takes_a_lead_that_seeds_tell_apart(capsys):
@@ -837,6 +853,47 @@ def test_each_sweep_has_a_table_of_its_own_and_the_next_command_works(capsys):
     assert f"Results:  {first}" in said(capsys, report, *shlex.split(again))
     with pytest.raises(ConfigError, match="judged by"):
         decentral.table(rows="algo")
+
+
+def test_a_sweep_takes_the_options_of_a_table_of_runs(capsys):
+    words = [
+        "algo=diloco,local_sgd",
+        "algo.period_steps=2,4",
+        *QUICK,
+        "cluster=even",
+        "cluster.links.latency_s=0.01,0.1",
+    ]
+    for options, rows, columns, axis in (
+        (
+            "--x bytes --log --rows cluster.links.latency_s,algo",
+            ["cluster.links.latency_s", "algo"],
+            "algo.period_steps",
+            "bytes_sent",
+        ),
+        ("--columns algo --x seconds", ["algo.period_steps", "cluster.links.latency_s"], "algo", "simulated_s"),
+        ("--best algo.period_steps --worker mean", ["algo"], "cluster.links.latency_s", "epoch"),
+    ):
+        status, out, _ = command(capsys, *words, *options.split())
+        (again,) = re.findall(r"^Next:     decentral-report (.*?)  \(", out, re.M)
+        first = json.loads(Path(re.findall(r"^Results:  (.*)$", out, re.M)[0], "study.json").read_text())
+        said(capsys, report, *shlex.split(again), "--name", "again")
+        again = json.loads(Path("results/tables/again/study.json").read_text())
+        for facts in (first, again):
+            layout, figure = facts["layout"], facts["report"]["figures"][-1]
+            assert status == 0 and (layout["rows"], layout["columns"], figure["x"]) == (rows, columns, axis)
+            assert figure["logy"] == ("--log" in options or None)
+    target = ["target=objective suboptimality:1", "--x"]
+    for wrong, says in (
+        (["--rows", "period"], "--rows period is not a setting of these runs"),
+        (["--x", "hours"], "--x=hours does not exist"),
+        ([*target, "hours"], "--x=hours does not exist"),
+        ([*target, "bytes", "--rows", "algo"], "--rows does not apply to target="),
+    ):
+        status, out, err = command(capsys, *words, "seed=8", *wrong)
+        assert status == REFUSED and says in err and "Results" not in out
+    with pytest.raises(SystemExit):
+        run_main([*QUICK, "--x", "bytes"])
+    assert "--x needs -m" in capsys.readouterr().err
 
 
 def test_table_1_of_the_readme_comes_from_its_stored_runs(tmp_path, monkeypatch, capsys):

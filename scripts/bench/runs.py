@@ -31,7 +31,7 @@ from decentral.script.loading import runs
 from decentral.store import RunStore
 from decentral.tasks.supervised import Images
 from decentral.tasks.task import EvaluationSettings, Scope
-from decentral.training.assemble import Run, assemble
+from decentral.training.assemble import FEWEST_EVALUATIONS, Run, assemble
 from decentral.training.evaluation import evaluate
 
 
@@ -261,9 +261,8 @@ class RunTimes(NamedTuple):
 @benchmark("a default run of ten epochs on data like CIFAR-10 / its passes alone")
 def whole_run(effort: Effort) -> Findings:
     """With the settings that a run has by default; see `run_times`."""
-    every = Images.eval_every_epochs
-    assert every is not None
-    found = run_times((), 10, every, effort)
+    assert Images.eval_every_epochs is not None
+    found = run_times((), 10, min(Images.eval_every_epochs, 10 / FEWEST_EVALUATIONS), effort)
     curve_s, last_s = found.seconds["the curve's evaluations"], found.seconds["the last evaluation"]
     targets = [
         Target("the whole run / its passes alone", sum(found.seconds.values()) / found.alone_s, 1.20),
@@ -311,7 +310,7 @@ def run_times(settings: Sequence[str], epochs: int, every: float, effort: Effort
 def one_epoch(settings: Sequence[str], epochs: int, every: float, directory: str, effort: Effort) -> Config:
     """An epoch with the evaluations of so many."""
     data = CifarLike(num_train=1024, num_test=64) if effort.quick else CifarLike()
-    examples = EvaluationSettings(every).on_the_way(data.num_train, data.num_test, 16, epochs)
+    examples = EvaluationSettings().on_the_way(data.num_train, data.num_test, 16, epochs, every)
     run = ["algo=relaysgd", "topology=dbt", "model=cnn", "num_workers=16", "lr=0.01", "epochs=1"]
     evaluation = [f"evaluation.every_epochs={every / epochs}", f"evaluation.examples={examples or 'all'}"]
     where = ["processes=1", "device=cpu", "progress=false", f"run_dir={directory}"]

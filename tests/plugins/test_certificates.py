@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import runpy
 import sys
 from contextlib import redirect_stdout
@@ -352,6 +353,11 @@ def test_a_prediction_is_what_a_run_does(tmp_path: Path, capsys: pytest.CaptureF
         table = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
         predicted, measured = (float(table[-1][i]) for i in (-2, -1))
         assert measured == pytest.approx(predicted, rel=0.1, abs=1e-9), words
+        predicted, measured = (float(table[-2][i]) for i in (-2, -1))
+        assert table[-2][0] == "suboptimality" and measured == pytest.approx(predicted, rel=0.2, abs=1e-9), words
+    with pytest.raises(SystemExit):
+        run_command([*base, "algo=dpsgd", "topology=ring", "num_workers=4", "steps=20", "progress=false", "--predict"])
+    assert re.search(r"^distance at the end .* \(not converged\)$\nNot converged: ", capsys.readouterr().out, re.M)
     for words, reason in (
         (("data=digits", "model=mlp"), "use task=quadratics"),
         (("task=quadratics", "lr=0"), "use a larger learning rate"),

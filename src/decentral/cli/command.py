@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from decentral.cli.completion import complete
 from decentral.config.parsing import conf_directory, dump, folders_of
@@ -24,6 +24,11 @@ from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, 
 
 SETTINGS = frozenset(field.name for field in dataclasses.fields(Config))
 """Settings, which are written without dashes, `key=value`."""
+TABLE: dict[str, Any] = {
+    **{"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": ""},
+    **{"x": "", "panels": "", "log": False, "throughput": False},
+}
+"""Options of a table of runs and its figure, the fields of a `Layout`; with what they are where they are not given."""
 
 
 class Options(argparse.ArgumentParser):
@@ -38,6 +43,11 @@ class Options(argparse.ArgumentParser):
             self.add_argument(flag, action="store_true")
         self.add_argument("-cd", "--config-dir")
         self.add_argument("-sc", "--shell-completion", action="store_true")
+
+    def add_table(self) -> None:
+        """Add the options in TABLE."""
+        for name, usual in TABLE.items():
+            self.add_argument(f"--{name}", default=usual, action="store" if usual is not False else "store_true")
 
     def begin(self, arguments: list[str], help: str) -> argparse.Namespace | None:
         """The options, with `folders`, once components of one's own can be found; None if help or tab completion was
@@ -64,6 +74,14 @@ class Options(argparse.ArgumentParser):
             raise ConfigError(f"{wrong} is not an option: settings have no dashes; write {key}=... instead.")
         known = [option for option in self._option_string_actions if option.startswith("--")]
         raise ConfigError(f"{wrong} is not an option.{suggest(wrong, known)}")
+
+
+def table_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options in TABLE that the user gave."""
+    given = {name: getattr(options, name) for name, usual in TABLE.items() if getattr(options, name) != usual}
+    return given | {
+        name: [word for word in given[name].split(",") if word] for name in ("rows", "panels") if name in given
+    }
 
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what lies below a run's folder

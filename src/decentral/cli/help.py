@@ -184,6 +184,8 @@ Options
                           model reaches it, as in target='test accuracy:90'; all have the same budget= of simulated
                           seconds (default: what the first one takes), and three seeds
   tune=lr                 with target=: search the best value, from the default in factors of two; also tune=algo.gamma
+  --x bytes|seconds|...   with -m, the table and figure of the sweep: also --log, --panels, --rows, --columns, --best,
+                          --metric, --worker and the other options of decentral-report runs (decentral-report --help)
   --save-study NAME       with -m: write the sweep as a study, FOLDER/study/NAME.yaml (docs/studies.md)
   --config-dir FOLDER     your own choices: FOLDER/experiment/mine.yaml is experiment=mine; your own algo=, model=,
                           ... are FOLDER/algorithms/mine.py, ... (docs/own_components.md)

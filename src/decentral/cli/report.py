@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentral.cli.command import Options, check_writable, guarded
+from decentral.cli.command import Options, check_writable, guarded, table_options
 from decentral.cli.study import OWN_RESULTS, PUBLISHED_RESULTS, chosen_studies, refresh
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import KEYS as FIGURES
@@ -77,21 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    parser = Options("decentral-report", "--html", "--throughput", "--log", settings=_KEYS)
-    table = {"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": "", "name": ""}
-    table |= {"x": "epochs", "panels": ""}
-    for name, usual in table.items():
-        parser.add_argument(f"--{name}", default=usual)
+    parser = Options("decentral-report", "--html", settings=_KEYS)
+    parser.add_table()
+    parser.add_argument("--name", default="")
     parser.add_argument("--where", action="append", default=[])
     options = parser.begin(arguments, _HELP)
     if options is None:
         return 0
     names = [word for word in options.words if "=" not in word]
     settings = _settings([word for word in options.words if "=" in word])
-    given = [name for name in ("throughput", "log") if getattr(options, name)]
-    given += [name for name, usual in table.items() if getattr(options, name) != usual] + ["where"] * bool(
-        options.where
-    )
+    given = [*table_options(options), *["name"] * bool(options.name), *["where"] * bool(options.where)]
     if names == ["runs"]:
         _tabulate(options, settings)
     elif given:
@@ -129,12 +124,10 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
     """The table of stored runs."""
     from decentral.report.runs_table import Layout, collect_runs, folder_of, runs_of
 
-    rows = [key for key in options.rows.split(",") if key]
-    if not rows:
+    given = table_options(options)
+    if not given.get("rows"):
         raise ConfigError("--rows is missing: name the settings that tell rows apart, for example --rows algo.")
-    keys = ("columns", "best", "over", "metric", "worker", "where", "throughput", "x", "log", "panels")
-    options.panels = [words for words in options.panels.split(",") if words]
-    layout = Layout(rows, *(getattr(options, key) for key in keys))
+    layout = Layout(**given, where=options.where)
     source = at_home(settings.get("results_dir", "results"))
     check_name(options.name or layout.name, "--name")
     runs = runs_of(source)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from decentral import __version__
-from decentral.cli.command import Options, guarded
+from decentral.cli.command import Options, guarded, table_options
 from decentral.cli.help import print_help
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
@@ -27,6 +27,7 @@ def parser() -> Options:
     found.add_argument("-m", "--multirun", action="store_true")
     found.add_argument("--save-study", metavar="NAME")
     found.add_argument("-c", "--cfg", choices=["job"])
+    found.add_table()
     return found
 
 
@@ -56,20 +57,23 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")
         return 0
+    table = table_options(options)
     if asked := next((word for word in options.words if word.startswith(("target=", "tune=", "budget="))), ""):
         if not options.multirun:
             raise ConfigError(f"{asked} needs -m, which compares several runs.")
         from decentral.cli.to_target import compare
 
-        return compare(options.words, options.config_dir, options.save_study)
+        return compare(options.words, options.config_dir, options.save_study, table)
     if options.multirun:
         if options.predict:
-            raise ConfigError("--predict is for a single run: leave out -m.")
+            raise ConfigError(
+                "--predict compares a single run: repeat the command for one value of each setting, without -m."
+            )
         from decentral.cli.sweep import sweep
 
-        return sweep(options.words, options.config_dir, options.save_study)
-    if options.save_study:
-        raise ConfigError("--save-study needs -m, which starts several runs.")
+        return sweep(options.words, options.config_dir, options.save_study, table)
+    for name in ["save-study"] * bool(options.save_study) + list(table):
+        raise ConfigError(f"--{name} needs -m, which starts several runs.")
     with without_garbage_collection():
         config = compose(options.words, options.config_dir)
     if config.sweeper != Config.sweeper:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shlex
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 
-from decentral.cli.command import check_directory
+from decentral.cli.command import TABLE, check_directory
 from decentral.cli.single import carry_out, work_out
-from decentral.config.composition import compose, compose_each
+from decentral.config.composition import compose, compose_each, fitting
 from decentral.config.identity import run_directory, run_id
 from decentral.config.overrides import checked, options, together
-from decentral.config.parsing import folders_of
+from decentral.config.parsing import as_settings, folders_of, plain
 from decentral.config.prepared import prepare
 from decentral.config.schema import GROUPS, Config, Simulate
 from decentral.errors import ConfigError
@@ -39,6 +40,7 @@ from decentral.training.loggers.stored import log_stored
 
 if TYPE_CHECKING:
     from decentral.report.results import Results
+    from decentral.report.runs_table import Layout
 
 _LISTED = 12  # runs, up to which each has a line beside the table of means
 
@@ -55,10 +57,16 @@ class Combination(NamedTuple):
     config: Config
 
 
-def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | None = None) -> int:
-    """Every combination; those that are refused or fail do not stop the others. Returns the exit status.
+def sweep(
+    overrides: Sequence[str],
+    config_dir: str | None,
+    save_study: str | None = None,
+    table: Mapping[str, Any] | None = None,
+) -> int:
+    """Carry out every combination; those that are refused or fail do not stop the others. Return the exit status.
 
-    `save_study` is a name: in the end, the study that does the same is written into the user's folder.
+    `save_study` is a name: in the end, the study that does the same is written into the user's folder. `table` has the
+    options of the table that the user gave: fields of a `Layout`.
 
     All are composed before the first one starts, so that files that are edited meanwhile do not change later runs.
     """
@@ -66,6 +74,10 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
     if reserved(overrides, "sweeper")[0] == "optuna":
         if save_study:
             raise ConfigError("--save-study writes a grid, and sweeper=optuna has none: leave one of them out.")
+        if table:
+            raise ConfigError(
+                f"--{next(iter(table))} needs a grid, and sweeper=optuna has none: leave one of them out."
+            )
         return _search([one.lstrip("+") for one in overrides], config_dir)
     if intervals:
         raise ConfigError(
@@ -73,7 +85,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
             "sweeper=optuna."
         )
     overrides = checked(overrides, folders_of(config_dir), several=True)
-    commands = [list(chain.from_iterable(job)) for job in product(*axes_of(overrides, config_dir))]
+    commands = fitting([list(chain.from_iterable(job)) for job in product(*axes_of(overrides, config_dir))], config_dir)
     if not commands:
         raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
@@ -101,11 +113,9 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
         if any(getattr(one.config, key) != getattr(accepted[0].config, key) for one in accepted):
             raise ConfigError(f"{key}= is shared by all runs of a sweep: give one value.")
     accepted = _different(accepted)
-    statuses = _carry_out(accepted, config_dir, overrides)
+    layout = _layout(accepted, overrides, table or {})
+    statuses = _carry_out(accepted, config_dir, overrides, layout)
     if save_study:
-        from decentral.report.runs_table import layout_of
-
-        layout = layout_of(list(map(_settings, accepted)), together_in(overrides))
         folder = Path(config_dir or "conf")
         runs = [(one.words, run_directory(one.config)) for one in accepted]
         path = write_study(save_study, runs, layout.rows, layout.columns, folder)
@@ -134,16 +144,35 @@ def submit(words: Sequence[str], config: Config, config_dir: str | None) -> int:
     return exit_status(_carry_out([Combination(list(words), config)], config_dir, words))
 
 
-def _carry_out(combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str]) -> list[int]:
-    """The exit status of each run."""
+def _layout(combinations: Sequence[Combination], overrides: Sequence[str], table: Mapping[str, Any]) -> Layout:
+    """Return the layout of the sweep's table; what the options in `table` leave open is as in `layout_of`. Raises
+    ConfigError for settings that the runs do not have."""
+    from decentral.report.runs_table import Layout, layout_of, resolved
+
+    settings = dict.fromkeys(key for one in combinations for key in as_settings(plain(one.config)))
+    asked = resolved(Layout(**{"rows": [], **table}), settings)
+    usual = layout_of(list(map(_settings, combinations)), together_in(overrides))
+    free = [key for key in usual.labels if key not in (*asked.labels, asked.best)]
+    rows = list(asked.rows) or [key for key in free if asked.columns or key != usual.columns] or free
+    columns = asked.columns or next((key for key in reversed(free) if key not in rows), "")
+    best = asked.best or ("" if usual.best in (*rows, columns) else usual.best)
+    return dataclasses.replace(asked, rows=rows, columns=columns, best=best)
+
+
+def _carry_out(
+    combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str], layout: Layout | None = None
+) -> list[int]:
+    """Return the exit status of each run."""
     if combinations[0].config.simulate is Simulate.timeline:
         titles = _varying(combinations)
         return [work_out([(title, one.config) for title, one in zip(titles, combinations, strict=True)])]
-    return _one_by_one(combinations) if under_torchrun() else _schedule(combinations, config_dir, overrides)
+    return _one_by_one(combinations) if under_torchrun() else _schedule(combinations, config_dir, overrides, layout)
 
 
-def _schedule(combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str]) -> list[int]:
-    """The exit status of each run, carried out by the launcher."""
+def _schedule(
+    combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str], layout: Layout | None
+) -> list[int]:
+    """Return the exit status of each run, carried out by the launcher; print the table with this layout."""
     titled = zip(combinations, _varying(combinations), strict=True)
     runs = [_job(words, config, title, config_dir) for (words, config), title in titled]
     unfinished = [run for run in runs if run.finished() is None]
@@ -155,7 +184,7 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None, overr
     for told in dict.fromkeys(filter(None, logged)):
         say(f"{told} ({logged.count(told)} of {len(runs)} runs)")
     ended, interrupted = _launch(Fixed(unfinished), config) if unfinished else ({}, False)
-    table = _table(combinations, config_dir, overrides)
+    table = "" if layout is None else _table(combinations, config_dir, overrides, layout)
     if not table or len(runs) <= _LISTED:
         say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
     if table:
@@ -245,7 +274,9 @@ def _settings(one: Combination) -> dict[str, str]:
     return dict(word.lstrip("+").split("=", 1) for word in one.words)
 
 
-def _table(combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str]) -> str:
+def _table(
+    combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str], layout: Layout
+) -> str:
     """Return the table of the whole sweep: mean ± standard deviation over seeds, at the best learning rate; '' for a
     single run. Its files lie in results_dir/tables."""
     if len(combinations) == 1:
@@ -253,9 +284,8 @@ def _table(combinations: Sequence[Combination], config_dir: str | None, override
     settings = list(map(_settings, combinations))
 
     from decentral.report.make import make
-    from decentral.report.runs_table import collect_runs, folder_of, layout_of
+    from decentral.report.runs_table import collect_runs, folder_of
 
-    layout = layout_of(settings, together_in(overrides))
     runs = [run_directory(one.config) for one in combinations]
     directory = folder_of(at_home(combinations[0].config.results_dir) / "tables", layout, runs)
     try:
@@ -264,9 +294,17 @@ def _table(combinations: Sequence[Combination], config_dir: str | None, override
         made = make(directory)
     except ConfigError as error:
         return f"Note:     no table of means: {error}"
-    again = f"decentral-report runs {shlex.quote(f'results_dir={directory}')} --rows {','.join(layout.rows)}"
-    again += f" --columns {layout.columns}" * bool(layout.columns) + f" --best {layout.best}" * bool(layout.best)
-    lines = [made.summary(), f"Next:     {again}  (--metric, --worker, --where: any other table; --html: a page)"]
+    again = ["decentral-report", "runs", f"results_dir={directory}"]
+    for name in TABLE:
+        value = getattr(layout, name)
+        if value is True:
+            again.append(f"--{name}")
+        elif value and value != getattr(type(layout), name, None):
+            again += [f"--{name}", value if isinstance(value, str) else ",".join(value)]
+    lines = [
+        made.summary(),
+        f"Next:     {shlex.join(again)}  (--metric, --worker, --where: any other table; --html: a page)",
+    ]
     if wider := _wider(made.results, layout.best, overrides):
         options = ["--config-dir", config_dir] if config_dir else []
         lines.append(f"Wider:    {shlex.join(['decentral-run', '-m', *wider, *options])}  (a best value is at an end)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,13 +18,14 @@ from decentral.algorithms.features import Feature
 from decentral.cli import study as studies
 from decentral.cli.sweep import axes_of, exit_status, report_refusals
 from decentral.cluster.cluster import VirtualCluster
-from decentral.config.composition import compose_each
-from decentral.config.overrides import checked
+from decentral.config.composition import compose_each, fitting
+from decentral.config.overrides import checked, in_its_unit
 from decentral.config.parsing import convert, folders_of
 from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
+from decentral.report.runs_table import axis_of
 from decentral.store.files import at_home, check_name, make_folder, write_text
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import is_number, value_of
@@ -54,7 +55,12 @@ class Asked(NamedTuple):
     budget: float | None
 
 
-def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | None = None) -> int:
+def compare(
+    overrides: Sequence[str],
+    config_dir: str | None,
+    save_study: str | None = None,
+    table: Mapping[str, Any] | None = None,
+) -> int:
     """Carry out the comparison, or what is left of it, and print its table; return the exit status."""
     if under_torchrun():
         raise ConfigError("target= starts many runs by a launcher: leave out torchrun.")
@@ -62,6 +68,9 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
     for key in KEYS:
         given[key], words = catalogue.reserved(words, key)
     asked = _asked(given)
+    shown = {"x": "seconds", **(table or {})}
+    if other := next((name for name in shown if name not in ("x", "log")), ""):
+        raise ConfigError(f"--{other} does not apply to target=, whose table has a row per method: use --x or --log.")
     words = checked(words, folders_of(config_dir), several=True)
     axes = axes_of(words, config_dir)
     seeds = [
@@ -71,10 +80,12 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
         for one in axis
     ]
     axes = [axis for axis in axes if not axis[0][0].startswith("seed=")]
-    fixed = list(chain.from_iterable(axis[0] for axis in axes if len(axis) == 1))
+    varied = {word.partition("=")[0] for axis in axes if len(axis) > 1 for word in axis[0]}
+    varying = [axis for axis in axes if len(axis) > 1 or axis[0][0].partition("=")[0].partition(".")[0] in varied]
+    fixed = list(chain.from_iterable(axis[0] for axis in axes if axis not in varying))
     here = [word for word in fixed if word.partition("=")[0].partition(".")[0] in studies.HERE_ONLY]
     common = [word for word in fixed if word not in here]
-    combinations = [list(chain.from_iterable(one)) for one in product(*(axis for axis in axes if len(axis) > 1))]
+    combinations = fitting([list(chain.from_iterable(combination)) for combination in product(*varying)], config_dir)
     configs = compose_each([[*fixed, *own] for own in combinations], config_dir)
     if asked.tune and any(word.startswith(f"{asked.tune}=") for word in chain.from_iterable(combinations)):
         raise ConfigError(f"tune={asked.tune} searches its value: leave out the list of {asked.tune}=.")
@@ -91,6 +102,7 @@ def compare(overrides: Sequence[str], config_dir: str | None, save_study: str | 
         )
     say(f"Budget:   {budget:.4g} simulated seconds for each method")
     definition = _definition(asked, unit, rows, common, seeds or _SEEDS, budget)
+    definition["report"]["figures"][0] |= {"x": axis_of(shown["x"], simulated=True), "logy": shown.get("log")}
     if save_study:
         folder = Path(config_dir or "conf")
         check_name(save_study, "--save-study")
@@ -115,12 +127,20 @@ def _asked(given: dict[str, str | None]) -> Asked:
     except ValueError:
         raise ConfigError(f"target={target} is not a metric and a value: write target='test accuracy:90'.") from None
     try:
-        seconds = None if budget is None else float(budget.removesuffix("s"))
+        seconds = None if budget is None else float(in_its_unit(f"budget_s={budget}").partition("=")[2])
     except ValueError:
         seconds = 0.0
     if seconds is not None and not seconds > 0:
-        raise ConfigError(f"budget={budget} is not a time: give simulated seconds > 0, such as budget=60.")
-    return Asked(wanted, given["tune"] or "", seconds)
+        raise ConfigError(
+            f"budget={budget} is not a time: give simulated seconds > 0, such as budget=60 or budget=2min."
+        )
+    tune, *others = (given["tune"] or "").strip("[]").split(",")
+    if others:
+        raise ConfigError(
+            f"tune={given['tune']} has several settings: tune them one after the other, first tune={tune}, then "
+            f"{tune}=VALUE tune={others[0]} with the value that was chosen."
+        )
+    return Asked(wanted, tune, seconds)
 
 
 def _rows(
@@ -206,7 +226,9 @@ def _timed(config: Config, steps: int) -> Timed:
 def _named(own: Sequence[str], config: Config) -> dict[str, str]:
     """Return the labels of a row: its algorithm with the other settings that vary, and its topology."""
     settings = dict(word.lstrip("+").split("=", 1) for word in own)
-    further = [f"{key}={value}" for key, value in settings.items() if key not in ("algo", "topology")]
+    further = [
+        f"{key}={value}" for key, value in settings.items() if key not in ("algo", "topology") and value != "null"
+    ]
     topology = config.topology.name if Feature.topology in config.algo.supports else ""
     return {"method": ", ".join([config.algo.name, *further]), "topology": topology}
 
@@ -222,7 +244,6 @@ def _definition(
         "name": "curves",
         "kind": "curves",
         "worker": "averaged",
-        "x": "simulated_s",
         "lines": ["method", "topology"],
         "target": value,
     }
@@ -242,7 +263,7 @@ def _definition(
         "also": [{**reach, "axis": "bytes_sent"}, {**reach, "axis": "step"}, measure],
         "curves": ["averaged"],
         "report": {
-            "figures": [{**figure, "spread": "std", "logy": None}],
+            "figures": [{**figure, "spread": "std"}],
             "listings": [{**listing, "title": f"Methods by their time to {target}"}],
         },
     }

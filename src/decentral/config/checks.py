@@ -47,13 +47,9 @@ def resolve(config: Config) -> Config:
             f"evaluation.every_epochs={every_epochs:g} and evaluation.every_simulated_s={every_s:g} conflict: set one "
             "of them to null."
         )
-    config = dataclasses.replace(
-        config,
-        num_workers=config.task.resolve_num_workers(config),
-        evaluation=dataclasses.replace(
-            config.evaluation, every_epochs=config.evaluation.every_epochs or config.task.eval_every_epochs
-        ),
-    )
+    config = dataclasses.replace(config, num_workers=config.task.resolve_num_workers(config))
+    if config.early_stop.patience is not None:  # which counts evaluations
+        config.evaluation.every_epochs = every_epochs or config.task.eval_every_epochs
     assert config.num_workers is not None
     if config.processes != "auto" and int(config.processes) > config.num_workers:
         raise ConfigError(

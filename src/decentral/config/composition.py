@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -51,8 +51,12 @@ def compose(overrides: Sequence[str], config_dir: str | None = None, made: Mappi
 
 
 def compose_all(commands: Sequence[Sequence[str]], config_dir: str | None = None) -> list[Config]:
-    """The configurations of several lists of overrides; see `compose`."""
-    return [_accepted(found) for found in compose_each(commands, config_dir)]
+    """Return the configurations of a study's runs, which are evaluated at their task's interval even if they are short;
+    see `compose`."""
+    configs = [_accepted(composed) for composed in compose_each(commands, config_dir)]
+    for config in configs:
+        config.evaluation.every_epochs = config.evaluation.every_epochs or config.task.eval_every_epochs
+    return configs
 
 
 def compose_each(
@@ -126,6 +130,30 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
             check_setting(one.key_or_group, values)
             OmegaConf.update(values, one.key_or_group, one.value(), merge=True)
     return values
+
+
+def fitting(commands: Sequence[Sequence[str]], config_dir: str | None = None) -> list[list[str]]:
+    """Return the commands of a sweep with settings of a component as null where the chosen one lacks them and another
+    one that the sweep lists has them: availability=none,persistent availability.share=0.1."""
+    folders = folders_of(config_dir)
+    said = [dict(word.partition("=")[::2] for word in words) for words in commands]
+    settings: dict[str, dict[str, list[str]]] = {}  # group -> choice -> its settings
+    for group in {key.partition(".")[0] for keys in said for key in keys if "." in key}.intersection(GROUPS):
+        settings[group] = {}
+        for choice in dict.fromkeys(keys[group] for keys in said if group in keys):
+            with suppress(ConfigError):  # which its own run reports
+                values = composed(checked([f"{group}={choice}"], folders), folders, {})
+                settings[group][choice] = list(values[group])
+    fitted = []
+    for words, keys in zip(commands, said, strict=True):
+        fitted.append(list(words))
+        for number, word in enumerate(words):
+            key = word.partition("=")[0]
+            group, _, setting = key.partition(".")
+            having = [choice for choice, known in settings.get(group, {}).items() if setting.partition(".")[0] in known]
+            if having and keys[group] not in having and keys[group] in settings[group]:
+                fitted[-1][number] = f"{key}=null"
+    return fitted
 
 
 def _is_left_out(override: Any, values: Any) -> bool:

@@ -58,7 +58,7 @@ def identity(config: Config) -> dict[str, Any]:
     if connected and not config.communication.plain:
         known["communication"] = component_identity(config.communication)
     evaluation = component_identity(config.evaluation)
-    every = evaluation.pop("every_epochs")
+    every = evaluation.pop("every_epochs") or config.task.eval_every_epochs
     known["eval_every_epochs"] = 1.0 if every is None else every  # the original name in IDs, as for these
     if every == 1 and config.task.eval_every_epochs is None:  # null counts as this, since it used to mean every step
         evaluation["every_step"] = True

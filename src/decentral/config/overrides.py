@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -137,10 +138,34 @@ STANDS_FOR = {"env": ("gymnasium", "id")}
 """Group -> a component of it and a setting of that: what is the name of no component is the value of that setting."""
 
 
+_UNITS = {
+    "_s": {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"},
+    "_ms": {"us": "1e-3", "ms": "1", "s": "1e3"},
+    "_gbps": {"kb": "1e-6", "Mb": "1e-3", "Gb": "1", "Tb": "1e3"},
+}
+"""End of a setting's name, which is its unit -> the units in which its values may be given, each in that of the name;
+of bandwidths without their last letters, which are it, it/s or ps."""
+_WITH_UNIT = re.compile(
+    r"(?<![\w.])(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(us|ms|s|min|h|[kMGT]b(?=it|ps))(?:it/s|it|ps)?(?![\w/])"
+)
+
+
+def in_its_unit(override: str) -> str:
+    """Return an override with its values in the unit of its setting: cluster.links.latency_s=20ms is 0.02."""
+    key, _, value = override.partition("=")
+    units = next((units for ending, units in _UNITS.items() if key.endswith(ending)), {})
+
+    def number(match: re.Match[str]) -> str:
+        return f"{float(Decimal(match[1]) * Decimal(units[match[2]])):.15g}" if match[2] in units else match[0]
+
+    return f"{key}={_WITH_UNIT.sub(number, value)}" if units else override
+
+
 def spelt_out(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """The overrides, where env=CartPole-v1 is env=gymnasium env.id=CartPole-v1: see `STANDS_FOR`."""
+    """Return the overrides, where env=CartPole-v1 is env=gymnasium env.id=CartPole-v1, see `STANDS_FOR`, and units are
+    left out."""
     found: list[str] = []
-    for override in overrides:
+    for override in map(in_its_unit, overrides):
         group, _, value = override.lstrip("+").partition("=")
         if group in STANDS_FOR and value and "," not in value and value not in options(group, folders):
             name, setting = STANDS_FOR[group]

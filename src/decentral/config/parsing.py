@@ -362,12 +362,12 @@ def run_settings(directory: Path) -> dict[str, Any]:
 
 
 def as_settings(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested values with the names of the command line: `algo`, `algo.fill`, `lr`."""
-    found: dict[str, Any] = {}
+    """Return nested values with the names of the command line: `algo`, `algo.fill`, `lr`, `cluster.links.ports`."""
+    settings: dict[str, Any] = {}
     for key, value in values.items():
-        if not isinstance(value, dict):
-            found[key] = value
+        if not isinstance(value, dict) or not value:
+            settings[key] = value
             continue
-        found |= {key: value["name"]} if "name" in value else {}
-        found |= {f"{key}.{part}": one for part, one in value.items() if part != "name"}
-    return found
+        settings |= {key: value["name"]} if "name" in value else {}
+        settings |= as_settings({f"{key}.{part}": inner for part, inner in value.items() if part != "name"})
+    return settings

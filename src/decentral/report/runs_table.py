@@ -110,8 +110,7 @@ class Layout:
         wrong = next((one for one in self.where if "=" not in one), None)
         if wrong is not None:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
-        if self.x not in _X:
-            raise ConfigError(f"--x={self.x} does not exist.{suggest(self.x, _X)}")
+        axis_of(self.x, simulated=False)
 
     @property
     def labels(self) -> list[str]:
@@ -122,6 +121,13 @@ class Layout:
     def name(self) -> str:
         """Name of the table's folder, for example 'algo_by_alpha'."""
         return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
+
+
+def axis_of(x: str, simulated: bool) -> str:
+    """Return the axis of the metrics that `x` names. Raises ConfigError."""
+    if x not in _X:
+        raise ConfigError(f"--x={x} does not exist.{suggest(x, _X)}")
+    return _X[x][simulated]
 
 
 def headed(metric: str, worker: str) -> str:
@@ -171,7 +177,7 @@ def collect_runs(
         if chosen is None and not isinstance(source, Path):
             chosen = (read_json(directory / "study.json") or {}).get("chosen")
         frame, metrics, notes = _runs_frame(source, layout, chosen or {})
-    layout = _resolved(layout, frame)
+    layout = resolved(layout, frame.columns)
     absent = {label: "-" if label == layout.columns else "" for label in layout.labels}
     frame[layout.labels] = frame[layout.labels].astype(object).fillna(absent)  # settings that a run does not have
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
@@ -448,15 +454,15 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
     return (frame[frame["chosen"]] if layout.best == "lr" else frame), {metric: meaning}, []
 
 
-def _resolved(layout: Layout, frame: pandas.DataFrame) -> Layout:
-    """Return the layout with the names of settings as the runs have them. Raises ConfigError for unknown ones."""
+def resolved(layout: Layout, known: Collection[str]) -> Layout:
+    """Return the layout with the `known` names of settings in full. Raises ConfigError for others."""
 
     def named(option: str, key: str) -> str:
-        ending = [name for name in frame.columns if name == key or name.endswith(f".{key}")]
+        ending = [name for name in known if name == key or name.endswith(f".{key}")]
         if not key or key in ending:
             return key
         if len(ending) != 1:
-            raise ConfigError(f"{option} {key} is not a setting of these runs.{suggest(key, frame.columns)}")
+            raise ConfigError(f"{option} {key} is not a setting of these runs.{suggest(key, ending or known)}")
         return str(ending[0])
 
     rows = [named("--rows", key) for key in layout.rows]
@@ -511,7 +517,7 @@ def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str)
         logx = bool(places.min() > 0 and places.max() >= _LOG_FROM_RATIO * places.min())
         found.append({"name": "values", "kind": "scaling", "x": layout.columns, "logx": logx, **common})
     if "directory" in frame:
-        axis = _X[layout.x][bool(frame["simulated"].any())]
+        axis = axis_of(layout.x, bool(frame["simulated"].any()))
         curves = {"worker": layout.worker, "x": axis, "panels": layout.columns, "logy": layout.log or None}
         if layout.panels:
             common |= {"lines": layout.labels, "metric": "", "ylabel": "", "title": headed("Curves", layout.worker)}

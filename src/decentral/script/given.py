@@ -118,6 +118,9 @@ class GivenData(Given, PlainData):
 
     def _sets(self) -> Sets:
         if self._found is None:
-            raise ConfigError("data=given: the data sets came from Python, and no folder has them: use predict(data).")
+            raise ConfigError(
+                "this run was trained with data from Python, which are not stored: pass them, as in predict(test_data) "
+                "or confusion(data=test_data)."
+            )
         found: Sets = self._found
         return found

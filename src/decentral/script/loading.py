@@ -124,11 +124,15 @@ class Trained:
             raise ConfigError(f"{self.directory} has no classes: it is a run of task={self.settings.get('task')}.")
         return found
 
-    def confusion(self, model: nn.Module | None = None) -> pd.DataFrame:
+    def confusion(self, model: nn.Module | None = None, data: Any = None) -> pd.DataFrame:
         """Return how many examples of `test_data` the averaged model, or `model`, takes for what: a row for each class,
-        a column for each prediction."""
+        a column for each prediction. `data` is another map-style data set of pairs (input, label): the one given to
+        `train` is not stored."""
+        import torch
+
         names = self.class_names
-        pairs = [(targets, self.predict(inputs, model)) for inputs, targets in self._tested(_BATCH)]
+        batches = self._tested(_BATCH) if data is None else torch.utils.data.DataLoader(data, _BATCH)
+        pairs = [(targets, self.predict(inputs, model)) for inputs, targets in batches]
         actual, predicted = (np.concatenate(each) for each in zip(*pairs, strict=True))
         more = map(str, range(len(names), predicted.max() + 1))  # of a model with more outputs than classes
         columns = pd.Index([*names, *more], name="predicted")

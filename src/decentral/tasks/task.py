@@ -38,8 +38,8 @@ _FEW_EXAMPLES = 1000  # up to this number, all are evaluated: that takes seconds
 class EvaluationSettings(Settings, where="evaluation"):
     """Times and extent of evaluations during a run. The last evaluation is on all test examples of `part`.
 
-    every_epochs  evaluation interval, in passes over the data (null: the task's default; where a pass is one step,
-                about 100 evaluations per run)
+    every_epochs  evaluation interval, in passes over the data (null: the task's default, but at least 10 evaluations
+                per run; where a pass is one step, about 100). null and the task's default share one run ID
     every_simulated_s  evaluation interval in simulated seconds of a virtual cluster, instead: evaluate after the step
                        that completes it
     examples    number of test examples, always the same ones, drawn by the seed: a number, all, or auto. auto limits
@@ -83,7 +83,9 @@ class EvaluationSettings(Settings, where="evaluation"):
         shuffled = numpy_generator(0, "halves of the test examples").permutation(num_test)
         return np.sort(np.array_split(shuffled, 2)[self.part == "test"])
 
-    def on_the_way(self, num_train: int, num_test: int, num_workers: int, epochs: float) -> int | None:
+    def on_the_way(
+        self, num_train: int, num_test: int, num_workers: int, epochs: float, every_epochs: float
+    ) -> int | None:
         """Return the number of test examples of evaluations before the last one; None for all of them.
 
         auto: with T epochs of N examples, an evaluation of n workers and their average every E epochs, and forward
@@ -92,10 +94,9 @@ class EvaluationSettings(Settings, where="evaluation"):
         """
         if self.examples == "all" or (self.examples == "auto" and num_test <= _FEW_EXAMPLES):
             return None
-        assert self.every_epochs is not None
         models = {"global": num_workers + 1, "local": 2 * num_workers, "both": 3 * num_workers + 1}[self.split]
         forward_passes = _SHARE * epochs * num_train / (_FORWARD * models)  # of each model
-        affordable = (forward_passes - num_test) / max(1, math.ceil(epochs / self.every_epochs) - 1)
+        affordable = (forward_passes - num_test) / max(1, math.ceil(epochs / every_epochs) - 1)
         wanted = max(_LEAST_EXAMPLES, int(affordable)) if self.examples == "auto" else int(self.examples)
         return wanted if wanted < num_test else None
 

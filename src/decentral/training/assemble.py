@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from decentral.training.early_stop import Patience
 
 _EVALUATIONS = 100  # in a run of a task that does not say how often
+FEWEST_EVALUATIONS = 10  # in a run of any other task, after the initial one
 
 
 @dataclass
@@ -161,8 +162,9 @@ def assemble(run: Prepared | Config, world: World) -> Run:
         patience = Patience(config.early_stop, scores_of(problem))
         stepper.extend(patience)
     counts, epochs = config.task.num_examples(config), total_steps / problem.steps_per_epoch
-    some = None if counts is None else config.evaluation.on_the_way(counts[0], counts[1], net.n, epochs)
     every = eval_every_steps(config, problem.steps_per_epoch, total_steps)
+    every_epochs = config.evaluation.every_epochs or every / problem.steps_per_epoch
+    some = None if counts is None else config.evaluation.on_the_way(counts[0], counts[1], net.n, epochs, every_epochs)
     return Run(run, world, problem, oracle, stepper, total_steps, every, some, patience=patience)
 
 
@@ -176,9 +178,11 @@ def oracle_of(kind: Kind) -> type[GradientOracle]:
 
 
 def eval_every_steps(config: Config, steps_per_epoch: float, total_steps: int) -> float:
-    """Return the number of steps between two evaluations."""
+    """Return the number of steps between two evaluations: by default those of the task, or fewer in short runs."""
     if config.evaluation.every_epochs is not None:
         return max(1.0, config.evaluation.every_epochs * steps_per_epoch)
+    if config.task.eval_every_epochs is not None:
+        return max(1.0, min(config.task.eval_every_epochs * steps_per_epoch, total_steps / FEWEST_EVALUATIONS))
     if config.stop_after_simulated_s is not None:  # the number of steps is unknown
         return 1.0
     return max(1.0, round(total_steps / _EVALUATIONS))

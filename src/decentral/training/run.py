@@ -16,7 +16,7 @@ from decentral.store.checkpoints import Written
 from decentral.tasks.task import Scope
 from decentral.terminal.progress import Progress
 from decentral.training import faults
-from decentral.training.assemble import Run, assemble
+from decentral.training.assemble import FEWEST_EVALUATIONS, Run, assemble
 from decentral.training.checkpoint import Keeper, from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
 from decentral.training.operations import go_on_after
@@ -51,11 +51,17 @@ def carry_out(run: Prepared, world: World) -> Status:
 
 def evaluates_at(t: int, r: Run) -> bool:
     """Return whether to evaluate after t steps: before the first, every `evaluation.every_epochs` (or interval of
-    simulated seconds), and after the last."""
-    every_s = r.config.evaluation.every_simulated_s
+    simulated seconds), and after the last. A run that ends after simulated seconds divides these, too, by default."""
+    evaluation, stop_s, seconds = r.config.evaluation, r.config.stop_after_simulated_s, r.stepper.simulated_s
+    every_s = evaluation.every_simulated_s
+    if every_s is None and evaluation.every_epochs is None and stop_s is not None:
+        every_s = stop_s / FEWEST_EVALUATIONS
     if every_s is not None and t > 0:
-        assert r.stepper.simulated_s is not None
-        return r.ends_at(t) or r.stepper.simulated_s // every_s > r.evaluated_s // every_s
+        assert seconds is not None
+        if seconds // every_s > r.evaluated_s // every_s:
+            return True
+        if evaluation.every_simulated_s is not None:
+            return r.ends_at(t)
     number = t / r.eval_every_steps  # evaluation i is after round(i * eval_every_steps) steps
     regular = any(round(i * r.eval_every_steps) == t for i in (math.floor(number), math.ceil(number)))
     return r.ends_at(t) or (regular and (t > 0 or r.config.evaluation.initial))

@@ -50,8 +50,10 @@ _MOST_COLUMNS = 4
 _METHOD_LABELS = ("method", "algorithm", "algo")
 Key = tuple[str, tuple[str, ...]]
 """Of a line: its panel, and the values of the labels in `lines`."""
-_NARROWEST = 1.9
-"""Inches of a panel in print."""
+_NARROWEST = 1.6
+"""Inches of a panel in print: two fit into a column of a paper."""
+_LOWEST = 1.35
+"""Inches of a row of panels in print, with what is below and above its axes."""
 _METADATA: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -116,7 +118,7 @@ class LineFigure(StudyFigure):
                     ax.plot(line.x, line.y, **_ring(looks[panel, line.key].color))
             alone = {line.key for line in here}.pop() if not entries and self.panels and here else ()
             parts = [self.called(self.panels, panel) if self.panels and panel else "", said(self, alone, "")]
-            _frame(ax, self, here, ", ".join(part for part in parts if part))
+            _frame(ax, self, here, ", ".join(part for part in parts if part), output.small)
             absent = [f"{why}: {', '.join(names)}" for (there, why), names in missing.items() if there in ("", panel)]
             if absent:
                 letters = int((drawn.get_figwidth() / columns - 0.6) * (17 if output.small else 15))
@@ -125,7 +127,10 @@ class LineFigure(StudyFigure):
             if number < len(panels) - columns and _share_x(panels, lines):
                 ax.set_xlabel("")
             if number % columns == 0:
-                letters = int(drawn.get_figheight() / -(-len(panels) // columns) * 12)
+                high = drawn.get_figheight() / -(-len(panels) // columns)
+                if output.small:  # where legends take a larger part
+                    high = 1.5 * (high * drawn.get_layout_engine().get()["rect"][3] - 0.3)  # type: ignore[union-attr]
+                letters = int(high * 12)
                 label = "" if each else style.quantity(self.shown(results))
                 ax.set_ylabel(textwrap.fill(self.ylabel or label, min(42, letters)))
         for panel, ax in zip(panels, axes, strict=True):
@@ -166,7 +171,7 @@ def _sheet(
     else:
         width = output.width
         body = rows * (min(2.2, 0.62 * width / columns) + 0.3) + 0.2
-    drawn = blank(width, body, title, legends, output)
+    drawn = blank(width, body, title, legends, output, rows)
     share_x = rows > 1 and _share_x(panels, lines)
     axes = drawn.subplots(rows, columns, squeeze=False, sharey=sharey, sharex=share_x).flatten()
     for unused in axes[len(panels) :]:
@@ -194,18 +199,29 @@ def _share_x(panels: list[str], lines: list[Line]) -> bool:
 
 
 def blank(
-    width: float, body: float, title: tuple[str, str], legends: Sequence[Sequence[Artist]], output: Output = SCREEN
+    width: float,
+    body: float,
+    title: tuple[str, str],
+    legends: Sequence[Sequence[Artist]],
+    output: Output = SCREEN,
+    rows: int = 0,
 ) -> Figure:
-    """A figure without axes, `body` inches high between its title and its legends, which are below each other."""
+    """Return a figure without axes, `body` inches high between its title and its legends, which are below each other.
+
+    In print, `rows` of panels are lower, so that the figure has at most the height of its width for each of them.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     # of a legend: inches of a row and of a letter, letters of a line or patch with the space around it
     row, letter, handle = (0.16, 0.051, 8) if output.small else (0.2, 0.062, 11)
     above = textwrap.wrap(title[0], int(width * (14 if output.small else 11.5))) if output.title else []
-    head = (row - 0.01) * len(above) + 1.5 * row if above else 0.04
+    under = textwrap.wrap(title[1], int(21 * width)) if output.small else [title[1]]
+    head = (row - 0.01) * (len(above) + len(under[1:])) + 1.5 * row if above else 0.04
     shapes = [_columns_of(entries, width / letter, handle) for entries in legends if entries]
-    foot = sum(rows * row for _, rows in shapes) + (0.3 * row if shapes else 0.0)
+    foot = sum(lines * row for _, lines in shapes) + (0.3 * row if shapes else 0.0)
+    if output.small and rows:
+        body = max(rows * _LOWEST, min(body, rows * width - head - foot))
     height = head + foot + body
     drawn = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawn)
@@ -214,7 +230,9 @@ def blank(
     if above:
         points = style.size("figure.titlesize")
         drawn.text(0.01, 1 - 0.06 / height, "\n".join(above), fontsize=points, fontweight="bold", va="top")
-        drawn.text(0.01, 1 - (head - 1.05 * row) / height, title[1], color="#555555", va="top", fontsize="small")
+        down = (row - 0.01) * len(above) + 0.45 * row
+        words: dict[str, Any] = {"color": "#555555", "va": "top", "fontsize": "small"}
+        drawn.text(0.01, 1 - down / height, "\n".join(under), **words)
     top = foot - 0.3 * row
     for entries, (columns, rows) in zip(filter(None, legends), shapes, strict=True):
         place: dict[str, Any] = {
@@ -379,8 +397,8 @@ def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
     return [one.tolist() for one in covers]
 
 
-def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None:
-    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, small: bool) -> None:
+    from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
     style.tidy(ax, _small())
     ax.set_title(title, loc="left")
@@ -405,6 +423,8 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None
         ax.set_xlim(*figure.xlim)
     if x == "bytes_sent":
         ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x) if value else "0")
+        if small:
+            ax.xaxis.set_major_locator(MaxNLocator(3))
 
 
 def _small() -> float:

@@ -53,7 +53,7 @@ class Curves(LineFigure):
             raise ConfigError(f"the figure '{self.file}' has x={self.x}.{suggest(self.x, (*AXES, 'vectors'))}")
 
     def data(self, results: Results) -> list[Line]:
-        """A line for each combination of panel and lines."""
+        """Return a line for each combination of panel and lines. Epochs of tasks without epochs are named steps."""
         needs = (_VECTORS,) if self.x == "vectors" else ()
         table = self.selected(results.curves, results, needs)
         if table.empty:
@@ -64,6 +64,8 @@ class Curves(LineFigure):
             table = table[table["worker"] == self.worker]
         if table.empty:
             return []
+        if self.x == "epoch" and (table["step"] == table["epoch"]).all():
+            self.x = "step"
         x = table["step"].mul(table[_VECTORS].astype(float)) if needs else table[self.x]
         if x.isna().all():
             known = [axis for axis in AXES if results.curves[axis].notna().any()]
@@ -114,7 +116,7 @@ class Curves(LineFigure):
                     ax.plot([place, place], [low, self.target], color=color, lw=0.9, ls=":", zorder=2)
                     ax.plot([place], [self.target], marker="*", ms=9, color=color, mec="white", mew=0.6, zorder=6)
             if not self.logx and len(drawn.axes) > 1:
-                ax.xaxis.set_major_locator(MaxNLocator(5))
+                ax.xaxis.set_major_locator(MaxNLocator(3 if output.small else 5))
         return drawn
 
     def signs(self, results: Results) -> list[Artist]:

@@ -17,6 +17,8 @@ from decentral.terminal.console import aligned
 _LARGEST = 2000
 """The largest number of state coordinates."""
 _ROUNDING = 1e-9
+_CONVERGED = 0.05
+"""A run has converged where no more than this share of the predicted distance is left from its start."""
 _LAST = 0.2
 """Share of the evaluations that the end of a run is."""
 
@@ -29,6 +31,8 @@ class Prediction(NamedTuple):
     """Root mean square distance of the workers from the optimum at the fixed point."""
     noise: float
     """Root mean square distance of the workers from the fixed point by gradient noise."""
+    suboptimality: float
+    """Mean over the workers, by both."""
 
 
 def quadratics(config: Config) -> Callable[[Path], str]:
@@ -47,23 +51,34 @@ def quadratics(config: Config) -> Callable[[Path], str]:
     predicted = _predict(config)
 
     def compared(directory: Path) -> str:
-        steps, distances = _measured(directory)
-        end = float(np.sqrt(np.square(distances[-math.ceil(_LAST * len(distances)) :]).mean()))
+        steps, squares = _measured(directory, "distance_to_optimum", 2)
+        distances, last = np.sqrt(squares), math.ceil(_LAST * len(steps))
+        end = math.sqrt(squares[-last:].mean())
         expected = math.hypot(predicted.bias, predicted.noise)
+        left = distances[0] * min(predicted.rate, 1.0) ** int(steps[-1])
+        mark = " (not converged)" * bool(left > max(_CONVERGED * expected, _ROUNDING))
         falling = (distances > 10 * expected) & (distances > 1e-9 * distances[0]) & (steps >= steps[-1] // 10)
         slope = np.polyfit(steps[falling], np.log(distances[falling]), 1)[0] if falling.sum() > 1 else math.nan
+        ended = float(_measured(directory, "suboptimality", 1)[1][-last:].mean())
         rows = [
             ["", "predicted", "measured"],
             ["rate per step", f"{predicted.rate:.5f}", "-" if math.isnan(slope) else f"{math.exp(slope):.5f}"],
-            ["distance by heterogeneity", _shown(predicted.bias), "-" if predicted.noise else _shown(end)],
+            ["distance by heterogeneity", _shown(predicted.bias), "-" if predicted.noise else _shown(end) + mark],
             [
                 "distance by gradient noise",
                 _shown(predicted.noise),
-                "-" if predicted.bias > _ROUNDING or not predicted.noise else _shown(end),
+                "-" if predicted.bias > _ROUNDING or not predicted.noise else _shown(end) + mark,
             ],
-            ["distance at the end", _shown(expected), _shown(end)],
+            ["suboptimality (mean)", _shown(predicted.suboptimality), _shown(ended) + mark],
+            ["distance at the end", _shown(expected), _shown(end) + mark],
         ]
-        return f"Predicted from the method's coefficients (root mean square over workers):\n{aligned(rows)}"
+        table = f"Predicted from the method's coefficients (root mean square over workers):\n{aligned(rows)}"
+        if mark:
+            table += (
+                f"\nNot converged: after {steps[-1]} steps, a distance of about {left:.3g} from the start is left, and "
+                "the predicted ends are those of a longer run."
+            )
+        return table
 
     return compared
 
@@ -104,18 +119,20 @@ def _predict(config: Config) -> Prediction:
     hessian = np.einsum("nkc,nke,nm->cnem", A, A, np.eye(n)).reshape(d * n, d * n)
     rate, variance = whole.rate(hessian), config.task.noise**2 / d / config.accumulate
     if rate >= STABLE:
-        return Prediction(rate, math.inf, math.inf if variance else 0.0)
+        return Prediction(rate, math.inf, math.inf if variance else 0.0, math.inf)
     models = whole.fixed_point(hessian, np.einsum("nkc,nk->cn", A, b).ravel()).reshape(d, n)
     bias = models - problem.optimum.numpy()[:, None]
-    noise = variance * np.trace(whole.noise(hessian)) if variance else 0.0
-    return Prediction(rate, math.sqrt(np.square(bias).sum() / n), math.sqrt(noise / n))
+    noise = variance * whole.noise(hessian) if variance else np.zeros((d * n, d * n))
+    moments = np.einsum("ci,ei->ce", bias, bias) + np.einsum("ciei->ce", noise.reshape(d, n, d, n))
+    suboptimality = np.einsum("ikc,ike,ce->", A, A, moments) / n**2
+    return Prediction(rate, math.sqrt(np.square(bias).sum() / n), math.sqrt(np.trace(noise) / n), float(suboptimality))
 
 
-def _measured(directory: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the evaluated steps and the root mean square distance of the workers from the optimum there."""
-    found: dict[int, list[Any]] = {}
+def _measured(directory: Path, metric: str, power: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the evaluated steps and, there, the mean over the workers of this power of a metric."""
+    values: dict[int, list[Any]] = {}
     for row in read_metrics(directory):
-        if row["metric"] == "distance_to_optimum" and str(row["worker"]).isdigit():
-            found.setdefault(int(row["step"]), []).append(float(row["value"]))
-    steps = sorted(found)
-    return np.array(steps), np.array([math.sqrt(np.square(found[step]).mean()) for step in steps])
+        if row["metric"] == metric and str(row["worker"]).isdigit():
+            values.setdefault(int(row["step"]), []).append(float(row["value"]) ** power)
+    steps = sorted(values)
+    return np.array(steps), np.array([np.mean(values[step]) for step in steps])

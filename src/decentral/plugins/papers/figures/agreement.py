@@ -55,7 +55,8 @@ class Agreement(StudyFigure):
         agree = Line2D([], [], color="#555555", lw=0.8, label="both agree")
         within = Patch(facecolor=style.GRAY, alpha=0.35, lw=0, label=f"within {100 * self.band:g} %")
         legends: list[Sequence[Artist]] = [marks, [agree, within]]
-        drawn = canvas.blank(output.width or 6.0, 5.0, canvas.heads(self, results, lines), legends, output)
+        width = output.width or 6.0
+        drawn = canvas.blank(width, min(5.0, 0.85 * width), canvas.heads(self, results, lines), legends, output)
         ax = drawn.subplots()
         values = [value for line in lines for value in (*line.x, *line.y) if math.isfinite(value)]
         ends = min(values) * 0.94, max(values) * 1.06
