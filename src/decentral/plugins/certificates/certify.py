@@ -18,7 +18,7 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.optim.optimizer import Optimizer
 from decentral.plugins.certificates.quadratics import STABLE, Piece, hardest, noise_ratio
-from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, Phase, Tracer
+from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, Tracer
 from decentral.plugins.certificates.worst_case import worst_case
 from decentral.registry.typed import typed
 from decentral.report import style
@@ -72,9 +72,8 @@ class Certifier:
 
     def __init__(self, method: Method, lr: float) -> None:
         self.method, self.tracer = method, Tracer(method, lr)
-        phases = self.tracer.phases(lr)
-        self.states, moved = self.tracer.begun(lr, phases)
-        pieces = self._pieces(phases, self.states, lr)
+        self.states, moved = self.tracer.begun(lr, self.tracer.phases(lr))
+        pieces = self.at(lr)
         errors = np.max([piece.errors() for piece in pieces], axis=0).tolist()
         counts, settles = zip(*(piece.counts() for piece in pieces), strict=True)
         counted = np.concatenate(counts)
@@ -91,13 +90,11 @@ class Certifier:
         }
         """What holds for all functions, for the worst piece of the model: see `facts_text` and `Piece.errors`."""
 
-    def _pieces(self, phases: list[Phase], states: np.ndarray, lr: float) -> list[Piece]:
-        each = ([(A, B, C[piece], M[piece]) for A, B, C, M in phases] for piece in range(self.tracer.d))
-        return [Piece.of(piece, states, lr) for piece in each]
-
     def at(self, lr: float) -> list[Piece]:
         """Return the pieces at this learning rate."""
-        return self._pieces(self.tracer.phases(lr), self.states[:, :1], lr)
+        phases = self.tracer.phases(lr)
+        each = ([(A, B, C[piece], M[piece]) for A, B, C, M in phases] for piece in range(self.tracer.d))
+        return [Piece.of(piece, self.states, lr) for piece in each]
 
     def hardest(self, lr: float, terms: Terms) -> tuple[list[Piece], np.ndarray, float]:
         """Return the pieces, the curvatures in {mu, L}^n with the largest rate found, and that rate."""
@@ -119,7 +116,7 @@ class Certifier:
             row["noise_worker"], row["noise_mean"] = map(max, zip(*noises, strict=True))
         if terms.steps is not None:
             bound = worst_case(self.method, lr, terms.steps, terms.mu, terms.L, 1.0, terms.zeta2)
-            certified = "has no bound" if math.isnan(bound["upper"]) else f"is at most {bound['upper']:.5g}"
+            certified = "has no bound" if math.isnan(bound["upper"]) else f"at most {bound['upper']:.5g}"
             say(f"lr={lr:.4g}: error after {terms.steps} steps {certified}, and at least {bound['lower']:.5g}")
             row |= bound
         return row
@@ -151,20 +148,25 @@ def _same(counts: np.ndarray) -> float:
     return float(counts.mean()) if np.ptp(counts) <= 1e-7 * np.abs(counts).max() else math.nan
 
 
-def rows(certifier: Certifier, terms: Terms, say: Callable[[str], None] = lambda text: None) -> list[dict[str, float]]:
-    """Return the certificate at each learning rate asked for; or at 24 up to the largest stable one, and at the
-    fastest. `say` receives progress."""
-    if terms.lr:
-        return [certifier.row(lr, terms, say) for lr in terms.lr]
-    say("searching for the largest stable learning rate")
-    largest = certifier.largest_stable(terms)
-    certifier.method.refuse(not largest, "is stable at no learning rate")
-    certified = [certifier.row(float(lr), terms, say) for lr in np.geomspace(largest / 100, largest, _RATES)]
-    fastest = min(range(_RATES), key=lambda i: certified[i]["rate"])
-    ends = certified[max(0, fastest - 1)]["lr"], certified[min(fastest + 1, _RATES - 1)]["lr"]
-    say("searching for the fastest learning rate")
-    best = minimize_scalar(lambda lr: certifier.hardest(lr, terms)[2], bounds=ends, method="bounded").x
-    return [*certified, certifier.row(float(best), terms, say)]
+def table_of(certifier: Certifier, terms: Terms, say: Callable[[str], None] = lambda text: None) -> DataFrame:
+    """Return a frame with the certificate at each learning rate asked for; or at 24 up to the largest stable one, and
+    at the fastest. `say` receives progress."""
+    from pandas import DataFrame
+
+    rates = terms.lr
+    if not rates:
+        say("searching for the largest stable learning rate")
+        largest = certifier.largest_stable(terms)
+        certifier.method.refuse(not largest, "is stable at no learning rate")
+        rates = np.geomspace(largest / 100, largest, _RATES).tolist()
+    rows = [certifier.row(lr, terms, say) for lr in rates]
+    if not terms.lr:
+        say("searching for the fastest learning rate")
+        fastest = min(range(_RATES), key=lambda i: rows[i]["rate"])
+        ends = rates[max(0, fastest - 1)], rates[min(fastest + 1, _RATES - 1)]
+        best = minimize_scalar(lambda lr: certifier.hardest(lr, terms)[2], bounds=ends, method="bounded").x
+        rows.append(certifier.row(float(best), terms, say))
+    return DataFrame(rows).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
 
 
 def method_of(config: Config) -> Method:
@@ -207,13 +209,6 @@ def facts_text(facts: Mapping[str, float]) -> str:
     return "\n".join(f"{name:<58}{words}" for name, words in answers.items())
 
 
-def frame(certified: Sequence[Mapping[str, float]]) -> DataFrame:
-    """Return the certificates as a frame with a row for each learning rate."""
-    from pandas import DataFrame
-
-    return DataFrame(certified).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
-
-
 def text(terms: Terms, table: DataFrame) -> str:
     """Return the table with sentences that answer how it ends, how fast and how bad."""
     title = f"mu = {terms.mu:g}, L = {terms.L:g}, zeta^2 = {terms.zeta2:g}"
@@ -228,7 +223,7 @@ def text(terms: Terms, table: DataFrame) -> str:
         )
     if "bias" in table:
         nearest = stable.loc[stable.bias.idxmin()]
-        ends = f"up to {nearest.bias:.3g} zeta from the optimum at lr={nearest.lr:.4g}, the nearest"
+        ends = f"within {nearest.bias:.3g} zeta of the optimum at best, at lr={nearest.lr:.4g}"
         ends = "at the optimum, also with heterogeneity" if stable.bias.max() <= _ROUNDING else ends
         sentences.append(f"On quadratics, the workers end {ends}.")
     if "upper" in table:
@@ -236,8 +231,6 @@ def text(terms: Terms, table: DataFrame) -> str:
         sentences.append(
             f"After {terms.steps} steps, the worst error is {best.upper:.4g} at best, at lr={best.lr:.4g}."
         )
-    if len(stable) < len(table):
-        sentences.append("No bias and noise (-) where the rate shows that the method is unstable.")
     return "\n".join(sentences)
 
 
@@ -337,9 +330,9 @@ def certify(
         raise ConfigError("num_workers=None does not set the number of workers: give n, or a topology that has one.")
     rounds = communication.schedule(graph, n)
     check_setup(algorithm, NoCompression(), rounds, communication, graph, optimizer)
-    rates = [] if lr is None else np.atleast_1d(lr).tolist()
-    terms = build(Terms, {"mu": mu, "L": L, "lr": rates, "steps": steps, "zeta2": zeta2}, "certify")
+    values = {"mu": mu, "L": L, "lr": [] if lr is None else np.atleast_1d(lr).tolist(), "steps": steps, "zeta2": zeta2}
+    terms = build(Terms, values, "certify")
     certifier = Certifier(Method(algorithm, optimizer, rounds), terms.first)
-    table = frame(rows(certifier, terms))
+    table = table_of(certifier, terms)
     table.attrs["facts"] = certifier.facts
     return table

@@ -82,8 +82,8 @@ class Piece:
         common = np.append(np.concatenate(shown)[:, :S] @ start - 1, period[:, :S] @ start)
         equations, values = np.split(np.concatenate([*shown, period]), [S], axis=1)
         residual = values - equations @ np.linalg.pinv(equations, rcond=1e-12) @ values
-        norms = [float(np.linalg.norm(each)) for each in (*mean, residual)]
-        return max(norms[:-1]), float(np.abs(common).max()), norms[-1] / self.lr
+        farthest = max(float(np.linalg.norm(each)) for each in mean)
+        return farthest, float(np.abs(common).max()), float(np.linalg.norm(residual)) / self.lr
 
     def counts(self) -> tuple[np.ndarray, bool]:
         """Return c [n, k], n times the final effect of each single gradient of `states` on each model, divided by -lr;
@@ -100,18 +100,13 @@ class Piece:
 
     def rate(self, h: np.ndarray) -> float:
         """Return rho, the spectral radius per step, for curvatures h [n]. Squared errors contract by rho^2."""
-        radius = np.abs(np.linalg.eigvals(self._period(h)[0])).max(initial=0.0)
-        return float(radius ** (1 / len(self.phases)))
+        return float(np.abs(np.linalg.eigvals(self._period(h)[0])).max(initial=0.0) ** (1 / len(self.phases)))
 
     def fixed_point(self, h: np.ndarray, q: np.ndarray) -> np.ndarray:
         """Return the models [n] (or [n, k] for q [n, k]) at the fixed point with gradients H p - q, at the end of a
         period."""
         period, driven, _ = self._period(h)
         return self.models @ np.linalg.solve(np.eye(len(period)) - period, -driven @ q)
-
-    def bias(self, h: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Return x_i - sum(h b) / sum(h) [n] at the fixed point, at the end of a period."""
-        return self.fixed_point(h, h * b) - (h @ b) / h.sum()
 
     def worst_bias(self, h: np.ndarray) -> float:
         """Return the largest sqrt(1/n sum_i bias_i^2) over all optima b with zeta^2 = 1."""
@@ -185,8 +180,8 @@ def hardest(value: Callable[[np.ndarray], float], n: int, mu: float, L: float) -
     if n <= _ALL_UP_TO:
         return max(map(chosen, itertools.product((0, 1), repeat=n)), key=value)
     generator = np.random.default_rng(0)
-    bits = [np.zeros(n), np.ones(n), np.arange(n) < n // 2, np.arange(n) % 2 == 0, *np.eye(n)]
-    bits += list(generator.random((n, n)) < generator.random((n, 1)))
+    random = generator.random((n, n)) < generator.random((n, 1))
+    bits = [np.zeros(n), np.ones(n), np.arange(n) < n // 2, np.arange(n) % 2 == 0, *np.eye(n), *random]
     starts = sorted(map(chosen, bits), key=value)[-_CLIMBS:]
     return max((_climbed(h, value, mu + L) for h in starts), key=value)
 
@@ -197,8 +192,7 @@ def _climbed(h: np.ndarray, value: Callable[[np.ndarray], float], ends: float) -
     while improved:
         improved = False
         for i in range(len(h)):
-            flipped = h.copy()
-            flipped[i] = ends - h[i]
+            flipped = np.where(np.arange(len(h)) == i, ends - h, h)
             if (other := value(flipped)) > highest * (1 + _RANK):
                 h, highest, improved = flipped, other, True
     return h

@@ -136,29 +136,27 @@ class Tracer:
         self.warm_up = method.period * math.ceil(4 * method.n / method.period)
         self.templates = self._settled(lr)
 
-    def _zeros(self, width: int) -> Tensor:
-        return self.method.repeated(torch.zeros(self.method.n, width))
-
     def _spans(self, lr: float) -> dict[int, int]:
         """Return the numbers of the parts of a state that are rows of the models, found by their width at two widths,
         with the number of pieces that they span: d, or 1 for rows on the edges of pieces. All other parts are shared by
         the coordinates."""
-        states = [trees.tree_leaves(self.method.begin(self._zeros(width), lr).state) for width in (101, 211)]
-        shapes = [[tuple(getattr(leaf, "shape", ())) for leaf in leaves] for leaves in states]
-        spans = {i: one[-1] // 101 for i, (one, other) in enumerate(zip(*shapes, strict=True)) if one != other}
-        for i, span in spans.items():
-            is_whole = span in (1, self.d) and (shapes[0][i][-1], shapes[1][i][-1]) == (101 * span, 211 * span)
-            self.method.refuse(not is_whole, "treats coordinates differently: it keeps parts of rows")
+        starts = [self.method.repeated(torch.zeros(self.method.n, width)) for width in (101, 211)]
+        states = [trees.tree_leaves(self.method.begin(x, lr).state) for x in starts]
+        widths = [(np.shape(narrow)[-1:], np.shape(wide)[-1:]) for narrow, wide in zip(*states, strict=True)]
+        spans = {i: narrow[0] // 101 for i, (narrow, wide) in enumerate(widths) if narrow != wide}
+        is_whole = all(span in (1, self.d) and widths[i][1] == (211 * span,) for i, span in spans.items())
+        self.method.refuse(not is_whole, "treats coordinates differently: it keeps parts of rows")
         return spans
 
     def _settled(self, lr: float) -> list[Any]:
         """Return the states of a period after the warm-up, which grows until they repeat."""
-        p, last, zeros = self.method.period, 64 * self.warm_up, self._zeros(1)
+        p, last = self.method.period, 64 * self.warm_up
+        zeros = self.method.repeated(torch.zeros(self.method.n, 1))
         stepper, states = self.method.begin(zeros.clone(), lr), list[Any]()
         while len(states) < self.warm_up + 2 * p or not self._repeats(states[-2 * p :]):
             self.method.refuse(len(states) > last, f"has weights that still change after {last} steps")
             for _ in range(p):
-                states.append(_copied(stepper.state))
+                states.append(trees.tree_map_only(Tensor, Tensor.clone, stepper.state))
                 self.method.advance(stepper, zeros)
                 self.method.refuse(not torch.equal(stepper.models, zeros), "moves models without gradients")
         self.warm_up = len(states) - 2 * p
@@ -166,9 +164,10 @@ class Tracer:
 
     def _repeats(self, states: list[Any]) -> bool:
         """Return whether the second half of these states is as the first."""
-        halves = (trees.tree_leaves(half) for half in (states[: self.method.period], states[self.method.period :]))
-        pairs = [(a, b) for a, b in zip(*halves, strict=True) if isinstance(a, Tensor)]
-        return all(a.shape == b.shape and np.allclose(a, b, rtol=_SETTLES, atol=_SETTLES) for a, b in pairs)
+        p, is_tensor = self.method.period, lambda leaf: isinstance(leaf, Tensor)
+        parts = (filter(is_tensor, trees.tree_leaves(half)) for half in (states[:p], states[p:]))
+        first, second = (torch.cat([leaf.double().ravel() for leaf in part]) for part in parts)
+        return first.shape == second.shape and torch.allclose(first, second, rtol=_SETTLES, atol=_SETTLES)
 
     def _views(self, state: Any) -> list[Tensor]:
         """Return views [..., width] of all rows of a state, those of each piece."""
@@ -188,7 +187,7 @@ class Tracer:
             S = len(self.rows(template))
             g = self.method.repeated(torch.cat([torch.zeros(n, S), torch.eye(n)], dim=1))
             stepper = self.method.begin(torch.zeros_like(g), lr)
-            leaves, spec = trees.tree_flatten(_copied(template))
+            leaves, spec = trees.tree_flatten(trees.tree_map_only(Tensor, Tensor.clone, template))
             for i, span in self.spans.items():
                 leaves[i] = leaves[i].new_zeros(*leaves[i].shape[:-1], span * (S + n))
             stepper.state, stepper.t = trees.tree_unflatten(leaves, spec), self.warm_up + t
@@ -210,8 +209,8 @@ class Tracer:
         A run with random gradients tests that these coefficients and the phases predict all points and models.
         """
         n, p, generator = self.method.n, self.method.period, torch.Generator().manual_seed(0)
-        half = len(_SCALES) * self.d // 32
-        run = self.method.begin(self._zeros(len(_SCALES)), lr, RowLayout(("first", "second"), ((16, half),) * 2))
+        x, half = self.method.repeated(torch.zeros(n, len(_SCALES))), len(_SCALES) * self.d // 32
+        run = self.method.begin(x, lr, RowLayout(("first", "second"), ((16, half),) * 2))
         known, moved = np.zeros(1), 0.0
         for stepper, points, models in one_hot(self.method, self.warm_up + p, lr):
             final, moved = stepper.state, max(moved, *(np.abs(x[..., 0] - 1).max() for x in (points, models)))
@@ -234,17 +233,15 @@ class Tracer:
             x = (self.method.read(rows) / _SCALES.numpy()).reshape(self.d, self.method.n, -1, 2)
             self._same(x[..., :1, :], x, "treats coordinates differently, or is random,")
             self._same(x[..., :1], x, "is not linear in its gradients")
-            self._same(expected, x[..., 0, 0], f"does not repeat after {self.method.period} steps, or is random,")
+            self._same(
+                expected, x[..., 0, 0], f"is not linear, is random, or does not repeat after {self.method.period} steps"
+            )
 
     def _same(self, expected: np.ndarray, actual: np.ndarray, otherwise: str) -> None:
         is_same = np.abs(expected - actual).max() <= TOLERANCE * max(np.abs(expected).max(), np.abs(actual).max())
         rule: Any = self.method.optimizer
         instead = "" if rule.name == "sgd" and rule.clip_norm is None else ": use optim=sgd without clip_norm"
         self.method.refuse(not is_same, f"{otherwise} with optim={rule.name}{instead}")
-
-
-def _copied(state: Any) -> Any:
-    return trees.tree_map_only(Tensor, Tensor.clone, state)
 
 
 def one_hot(method: Method, steps: int, lr: float) -> Iterator[tuple[Stepper, np.ndarray, np.ndarray]]:

@@ -75,8 +75,7 @@ def symmetric(points: np.ndarray, final: np.ndarray) -> list[np.ndarray]:
     rows = np.concatenate([points, final[:, None]], axis=1)[..., 1:].reshape(d, K + 1, n, K, n)
     shapes = [(n,), *((a, n // a) for a in range(2, n) if n % a == 0), (2,) * (n.bit_length() - 1)]
     for shape in (shape for shape in shapes if math.prod(shape) == n > 1):
-        numbers = np.arange(n).reshape(shape)
-        shifts = [np.roll(numbers, 1, axis).ravel() for axis in range(len(shape))]
+        shifts = [np.roll(np.arange(n).reshape(shape), 1, axis).ravel() for axis in range(len(shape))]
         if all(np.abs(rows[:, :, s][..., s] - rows).max() <= _EQUAL * np.abs(rows).max(initial=1.0) for s in shifts):
             places = np.indices(shape).reshape(len(shape), n)
             invariant = np.random.default_rng(0).random(shape)[tuple(places[:, :, None] - places[:, None])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from decentral.config.identity import component_identity, hashed_id
 from decentral.config.parsing import build, convert
@@ -40,11 +39,10 @@ def certify(config: Config, settings: Mapping[str, str]) -> Iterator[str]:
     def texts() -> Iterator[str]:
         yield f"For all functions:\n{certificates.facts_text(certifier.facts)}"
         if asked:
-            certified = certificates.rows(certifier, terms, lambda text: say(f"[certificate] {text}"))
-            table = certificates.frame(certified)
+            table = certificates.table_of(certifier, terms, lambda text: say(f"[certificate] {text}"))
             yield certificates.text(terms, table)
-            stored: dict[str, Any] = {group: component_identity(getattr(config, group)) for group in _PARTS}
-            stored |= {"num_workers": config.num_workers, "terms": vars(terms)}
+            parts = {group: component_identity(getattr(config, group)) for group in _PARTS}
+            stored = {**parts, "num_workers": config.num_workers, "terms": vars(terms)}
             name = f"{config.algo.name}-{config.topology.name}-{config.num_workers}-{hashed_id(stored)[:6]}"
             folder = at_home(config.results_dir) / "certificates" / name
             certificates.store(table, stored | {"facts": certifier.facts}, folder)

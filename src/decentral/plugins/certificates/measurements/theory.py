@@ -56,14 +56,10 @@ class Theory(Measurement):
         """Check that no message can get lost."""
         check_losses(self.config)
 
-    @property
-    def heterogeneity(self) -> float:
-        """Return the assumed ratio at this column."""
-        return next((self.ratios[str(v)] for v in self.labels.values() if str(v) in self.ratios), self.ratio)
-
     def parameters(self) -> dict[str, Any]:
         """Return what the prediction depends on."""
-        return {"ratio": self.heterogeneity, "reach": self.reach, "topology": component_identity(self.config.topology)}
+        ratio = next((self.ratios[str(v)] for v in self.labels.values() if str(v) in self.ratios), self.ratio)
+        return {"ratio": ratio, "reach": self.reach, "topology": component_identity(self.config.topology)}
 
     @cached_property
     def runs(self) -> list[TrainingRun]:
@@ -92,7 +88,7 @@ class Theory(Measurement):
         from decentral.plugins.certificates.trace import run
 
         n, before = self.n, 1.0
-        optimum = torch.from_numpy(heterogeneous(n)) * math.sqrt(self.heterogeneity * n / max(1, n - 1))
+        optimum = torch.from_numpy(heterogeneous(n)) * math.sqrt(self.parameters()["ratio"] * n / max(1, n - 1))
         g = torch.cat([torch.zeros(n, 1), optimum] * 2, dim=1)  # a column of each curvature for x^0
         x0 = torch.eye(1, n).repeat(1, 2)
         h = torch.tensor(_CURVATURES).repeat_interleave(n).expand(n, -1)
