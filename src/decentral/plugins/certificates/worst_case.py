@@ -73,14 +73,17 @@ def symmetric(points: np.ndarray, final: np.ndarray) -> list[np.ndarray]:
     an abelian group Z_a x Z_b x ... of shifts that change no coefficient; none if there is no such group."""
     d, K, n, _ = points.shape
     rows = np.concatenate([points, final[:, None]], axis=1)[..., 1:].reshape(d, K + 1, n, K, n)
+    rounding = _EQUAL * np.abs(rows).max(initial=1.0)
     shapes = [(n,), *((a, n // a) for a in range(2, n) if n % a == 0), (2,) * (n.bit_length() - 1)]
     for shape in (shape for shape in shapes if math.prod(shape) == n > 1):
         shifts = [np.roll(np.arange(n).reshape(shape), 1, axis).ravel() for axis in range(len(shape))]
-        if all(np.abs(rows[:, :, s][..., s] - rows).max() <= _EQUAL * np.abs(rows).max(initial=1.0) for s in shifts):
+        if all(np.abs(rows[:, :, s][..., s] - rows).max() <= rounding for s in shifts):
             places = np.indices(shape).reshape(len(shape), n)
             invariant = np.random.default_rng(0).random(shape)[tuple(places[:, :, None] - places[:, None])]
             values, vectors = np.linalg.eigh(invariant + invariant.T)  # different, except for conjugate characters
-            return np.split(math.sqrt(n) * vectors, np.flatnonzero(np.diff(values) > 1e-9) + 1, axis=1)
+            bases = np.split(math.sqrt(n) * vectors, np.flatnonzero(np.diff(values) > 1e-9) + 1, axis=1)
+            is_scalar = np.abs(rows - rows.swapaxes(2, 4)).max() <= rounding  # on both columns of a basis alike
+            return [V[:, :1] for V in bases] if is_scalar else bases
     return []
 
 
