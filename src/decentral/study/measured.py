@@ -13,7 +13,6 @@ from decentral.measurements.measurement import Measurement, without_seed_and_rat
 from decentral.measurements.values import Labels, Meaning, Row, Value
 from decentral.published import key as published_key
 from decentral.scheduling.job import Job
-from decentral.store import Status
 from decentral.study.study import Cell, Study, overrides_of, points
 
 
@@ -111,7 +110,7 @@ class MeasuredCell(Cell):
         return self.job.jobs()
 
     def _done(self) -> bool:
-        return all(job.finished() is Status.done for job in self.jobs())
+        return all(job.finished() is not None for job in self.jobs())
 
     def values(self) -> list[Value]:
         """Return the values once all jobs are done; of the first job, if the measurement does not say of which."""

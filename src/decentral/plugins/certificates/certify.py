@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.optimize import minimize_scalar
@@ -18,21 +17,21 @@ from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.optim.optimizer import Optimizer
-from decentral.plugins.certificates.quadratics import STABLE, Piece, curvatures, noise_ratio
+from decentral.plugins.certificates.quadratics import STABLE, Piece, hardest, noise_ratio
 from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, Tracer
-from decentral.plugins.certificates.worst_case import Bound, worst_case
+from decentral.plugins.certificates.worst_case import worst_case
 from decentral.registry.typed import typed
 from decentral.report import style
 from decentral.script.components import algorithm_from, check_setup, chosen
 from decentral.settings import Settings, setting
-from decentral.store.files import encode, write_bytes, write_text
+from decentral.store.files import write_bytes, write_json, write_text
 from decentral.topology.communication import Communication
 from decentral.topology.topology import Topology
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-7
 _RATES = 24
 _FINEST = 1e-4
 """Relative precision of the largest stable learning rate."""
@@ -65,55 +64,6 @@ class Terms(Settings, where="certify"):
         return self.lr[0] if self.lr else 0.1 / self.L
 
 
-class Row(NamedTuple):
-    """The certificate at one learning rate."""
-
-    lr: float
-    rate: float
-    """rho, the largest over curvatures in {mu, L}^n found: distances contract by rho per step."""
-    bias: float
-    """Largest root mean square distance of the workers from the optimum, per unit of heterogeneity zeta, over four
-    curvatures: all mu, all L, alternating, and those of `rate`."""
-    noise_worker: float
-    """Variance of a worker's model by gradient noise, divided by all-reduce's at the same effective rate."""
-    noise_mean: float
-    """The same for the mean of the models."""
-    lower: float = math.nan
-    upper: float = math.nan
-    """Bounds on the worst error E_K after K steps."""
-    tau_R: float = math.nan
-    tau_z: float = math.nan
-    """E_K <= tau_R ||x^0 - x*||^2 + tau_z zeta^2 for all mu-strongly convex, L-smooth functions."""
-
-
-class Facts(NamedTuple):
-    """What holds for all functions, of the worst piece of the model."""
-
-    mean: float
-    common: float
-    heterogeneous: float
-    counted: float
-    lowest: float
-    highest: float
-    settles: bool
-
-    def __str__(self) -> str:
-        holds = lambda error: error <= TOLERANCE  # noqa: E731
-        times = f"yes, {self.counted:.6g} times"
-        if not self.settles:
-            times = "does not settle: a mode without gradients never decays"
-        elif math.isnan(self.counted):
-            times = f"no, {self.lowest:.4g} to {self.highest:.4g} times"
-        moved = "exactly" if holds(self.mean) else f"no, off by up to {self.mean:.3g} of a gradient"
-        lines = [
-            ("the mean of the models moves by the mean of the updates", moved),
-            ("every gradient finally counts the same", times),
-            ("a common optimum is a fixed point", "yes" if holds(self.common) else f"no, moves by {self.common:.3g}"),
-            ("the optimum of heterogeneous workers is a fixed point", "yes" if holds(self.heterogeneous) else "no"),
-        ]
-        return "\n".join(f"{name:<58}{words}" for name, words in lines)
-
-
 class Certifier:
     """Certifies one method on one graph, at any learning rate.
 
@@ -122,100 +72,105 @@ class Certifier:
 
     def __init__(self, method: Method, lr: float) -> None:
         self.method, self.tracer = method, Tracer(method, lr)
-        phases = self.tracer.tested(lr)
-        self.start, impulses, moved = self.tracer.begun(lr)
-        each = zip(phases, self.start, impulses, strict=True)
-        self.pieces = [Piece.of(matrices, start, lr, effects) for matrices, start, effects in each]
-        steady = [piece.count for piece in self.pieces]
-        counts = np.concatenate([piece.counts.ravel() for piece in self.pieces])
-        self.count = steady[0] if np.ptp(steady) <= TOLERANCE else math.nan
-        self.facts = Facts(
-            max(piece.mean_error for piece in self.pieces),
-            max(moved, *(piece.common_error for piece in self.pieces)),
-            max(piece.heterogeneous_error for piece in self.pieces),
-            self.count if np.ptp(counts) <= 1e-7 * np.abs(counts).max() else math.nan,
-            float(counts.min()),
-            float(counts.max()),
-            all(piece.settles for piece in self.pieces),
-        )
+        self.states, moved = self.tracer.begun(lr, self.tracer.phases(lr))
+        pieces = self.at(lr)
+        errors = np.max([piece.errors() for piece in pieces], axis=0).tolist()
+        counts, settles = zip(*(piece.counts() for piece in pieces), strict=True)
+        counted = np.concatenate(counts)
+        self.count = _same(counted[:, -method.period * method.n :])
+        """The effective rate factor c: how often each gradient after the warm-up finally counts."""
+        self.facts = {
+            "mean": errors[0],
+            "common": max(errors[1], moved),
+            "heterogeneous": errors[2],
+            "counted": _same(counted),
+            "lowest": float(counted.min()),
+            "highest": float(counted.max()),
+            "settles": all(settles),
+        }
+        """What holds for all functions, for the worst piece of the model: see `facts_text` and `Piece.errors`."""
 
     def at(self, lr: float) -> list[Piece]:
         """Return the pieces at this learning rate."""
-        return [Piece.of(phases, s, lr) for phases, s in zip(self.tracer.phases(lr), self.start, strict=True)]
+        phases = self.tracer.phases(lr)
+        each = ([(A, B, C[piece], M[piece]) for A, B, C, M in phases] for piece in range(self.tracer.d))
+        return [Piece.of(piece, self.states, lr) for piece in each]
 
     def hardest(self, lr: float, terms: Terms) -> tuple[list[Piece], np.ndarray, float]:
         """Return the pieces, the curvatures in {mu, L}^n with the largest rate found, and that rate."""
         pieces = self.at(lr)
-        worst = curvatures(pieces, terms.mu, terms.L)
-        return pieces, worst, max(piece.rate(worst) for piece in pieces)
+        rate = lambda h: round(max(piece.rate(h) for piece in pieces), 12)  # equal rates are ties  # noqa: E731
+        worst = hardest(rate, self.method.n, terms.mu, terms.L)
+        return pieces, worst, rate(worst)
 
-    def row(self, lr: float, terms: Terms, say: Callable[[str], None] = lambda text: None) -> Row:
-        """Return the certificate at this learning rate."""
+    def row(self, lr: float, terms: Terms, say: Callable[[str], None] = lambda text: None) -> dict[str, float]:
+        """Return the certificate at this learning rate: see the columns of `certify`."""
         pieces, worst, rate = self.hardest(lr, terms)
         say(f"lr={lr:.4g}: rate {rate:.5f}")
-        n, bias, noise = self.method.n, math.nan, (math.nan, math.nan)
+        row = {"lr": lr, "rate": rate, "bias": math.nan, "noise_worker": math.nan, "noise_mean": math.nan}
         if rate < STABLE:
-            ends = [np.full(n, terms.mu), np.full(n, terms.L)]
-            uneven = np.where(np.arange(n) % 2, terms.L, terms.mu)
-            if self.facts.common <= TOLERANCE:
-                bias = max(piece.worst_bias(h) for piece in pieces for h in (*ends, uneven, worst))
+            *ends, uneven = self._simple(terms)
+            if self.facts["common"] <= TOLERANCE:
+                row["bias"] = max(piece.worst_bias(h) for piece in pieces for h in (*ends, uneven, worst))
             noises = [noise_ratio(piece, h, self.count) for piece in pieces for h in ends]
-            noise = max(worker for worker, _ in noises), max(mean for _, mean in noises)
-        row = Row(lr, rate, bias, *noise)
-        if terms.steps is None:
-            return row
-        bound = worst_case(self.method, lr, terms.steps, terms.mu, terms.L, 1.0, terms.zeta2)
-        say(f"lr={lr:.4g}: error after {terms.steps} steps at most {_bracket(bound)}")
-        return row._replace(lower=bound.lower, upper=bound.upper, tau_R=bound.tau_R, tau_z=bound.tau_z)
+            row["noise_worker"], row["noise_mean"] = map(max, zip(*noises, strict=True))
+        if terms.steps is not None:
+            bound = worst_case(self.method, lr, terms.steps, terms.mu, terms.L, 1.0, terms.zeta2)
+            certified = "has no bound" if math.isnan(bound["upper"]) else f"at most {bound['upper']:.5g}"
+            say(f"lr={lr:.4g}: error after {terms.steps} steps {certified}, and at least {bound['lower']:.5g}")
+            row |= bound
+        return row
+
+    def _simple(self, terms: Terms) -> list[np.ndarray]:
+        """Return curvatures all mu, all L, and alternating."""
+        n = self.method.n
+        return [np.full(n, terms.mu), np.full(n, terms.L), np.where(np.arange(n) % 2, terms.L, terms.mu)]
 
     def largest_stable(self, terms: Terms) -> float:
         """Return the largest learning rate up to which the rate is below 1 for all curvatures in {mu, L}^n found."""
-        stable = lambda lr, h: all(piece.rate(h) < STABLE for piece in self.at(lr))  # noqa: E731
+        tried = self._simple(terms)[1:]
+        stable = lambda lr: all(piece.rate(h) < STABLE for piece in self.at(lr) for h in tried)  # noqa: E731
         low, high = 0.0, 1.0 / terms.L
-        hardest = [np.full(self.method.n, terms.L), np.where(np.arange(self.method.n) % 2, terms.L, terms.mu)]
-        while all(stable(high, h) for h in hardest) and high < 1e3 / terms.L:
+        while stable(high) and high < 1e3 / terms.L:
             low, high = high, 2 * high
         while True:
             while high - low > _FINEST * high:
                 middle = (low + high) / 2
-                low, high = (middle, high) if all(stable(middle, h) for h in hardest) else (low, middle)
-            worst = curvatures(self.at(low), terms.mu, terms.L)
-            if low == 0 or stable(low, worst):
+                low, high = (middle, high) if stable(middle) else (low, middle)
+            tried.append(self.hardest(low, terms)[1])
+            if low == 0 or stable(low):
                 return low
-            hardest.append(worst)
             low, high = 0.0, low
 
 
-def _bracket(bound: Bound) -> str:
-    if math.isnan(bound.upper):
-        return f"(no certificate: rounding left no bound), at least {bound.lower:.5g} in the worst case"
-    return f"{bound.upper:.5g}, and at least {bound.lower:.5g} in the worst case"
+def _same(counts: np.ndarray) -> float:
+    """Return the common value; not a number if there is none."""
+    return float(counts.mean()) if np.ptp(counts) <= 1e-7 * np.abs(counts).max() else math.nan
 
 
-def rows(certifier: Certifier, terms: Terms, say: Callable[[str], None] = lambda text: None) -> list[Row]:
-    """Return the certificate at each learning rate asked for; or at 24 up to the largest stable one, and at the
-    fastest. `say` receives progress."""
-    if terms.lr:
-        return [certifier.row(lr, terms, say) for lr in terms.lr]
-    say("searching for the largest stable learning rate")
-    largest = certifier.largest_stable(terms)
-    if not largest:
-        raise NotLinear(f"algo={certifier.method.algorithm.name} is stable at no learning rate.")
-    certified = [certifier.row(float(lr), terms, say) for lr in np.geomspace(largest / 100, largest, _RATES)]
-    fastest = min(range(_RATES), key=lambda i: certified[i].rate)
-    ends = certified[max(0, fastest - 1)].lr, certified[min(fastest + 1, _RATES - 1)].lr
-    say("searching for the fastest learning rate")
-    best = minimize_scalar(lambda lr: certifier.hardest(lr, terms)[2], bounds=ends, method="bounded").x
-    return [*certified, certifier.row(float(best), terms, say)]
+def table_of(certifier: Certifier, terms: Terms, say: Callable[[str], None] = lambda text: None) -> DataFrame:
+    """Return a frame with the certificate at each learning rate asked for; or at 24 up to the largest stable one, and
+    at the fastest. `say` receives progress."""
+    from pandas import DataFrame
+
+    rates = terms.lr
+    if not rates:
+        say("searching for the largest stable learning rate")
+        largest = certifier.largest_stable(terms)
+        certifier.method.refuse(not largest, "is stable at no learning rate")
+        rates = np.geomspace(largest / 100, largest, _RATES).tolist()
+    rows = [certifier.row(lr, terms, say) for lr in rates]
+    if not terms.lr:
+        say("searching for the fastest learning rate")
+        fastest = min(range(_RATES), key=lambda i: rows[i]["rate"])
+        ends = rates[max(0, fastest - 1)], rates[min(fastest + 1, _RATES - 1)]
+        best = minimize_scalar(lambda lr: certifier.hardest(lr, terms)[2], bounds=ends, method="bounded").x
+        rows.append(certifier.row(float(best), terms, say))
+    return DataFrame(rows).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
 
 
 def method_of(config: Config) -> Method:
     """Return the method of a configuration. Raises NotLinear for settings that make it random or not linear."""
-    name = config.algo.name
-    if not isinstance(config.compress, NoCompression):
-        raise NotLinear(
-            f"compress={config.compress.name} is not linear and has no certificate: certify algo={name} compress=none."
-        )
     refused = {
         f"network.drop_probability={config.network.drop_probability:g}": config.network.drop_probability > 0,
         f"availability={config.availability.name}": not isinstance(config.availability, AlwaysPresent),
@@ -225,61 +180,70 @@ def method_of(config: Config) -> Method:
         "lr_per_worker": config.lr_per_worker is not None,
         "steps_per_worker": config.steps_per_worker is not None,
     }
-    for setting_, is_given in refused.items():
-        if is_given:
-            raise NotLinear(f"{setting_} has no certificate: leave it out.")
+    reasons = [f"{words} has no certificate: leave it out" for words, is_given in refused.items() if is_given]
+    if not isinstance(config.compress, NoCompression):
+        reasons.append(f"compress={config.compress.name} is not linear: certify algo={config.algo.name} compress=none")
+    if reasons:
+        raise NotLinear(f"{reasons[0]}.")
     return Method(config.algo, config.optim, config.rounds())
 
 
 # -- what users see ----------------------------------------------------------------------------------------------------
 
 
-def frame(certified: Sequence[Row]) -> DataFrame:
-    """Return the certificates as a frame with a row for each learning rate."""
-    from pandas import DataFrame
+def facts_text(facts: Mapping[str, float]) -> str:
+    """Return the facts in words."""
+    moved, counted, common = facts["mean"], f"yes, {facts['counted']:.6g} times", facts["common"]
+    if not facts["settles"]:
+        counted = "does not settle: a mode without gradients never decays"
+    elif math.isnan(facts["counted"]):
+        counted = f"no, {facts['lowest']:.4g} to {facts['highest']:.4g} times"
+    answers = {
+        "the mean of the models moves by the mean of the updates": (
+            "exactly" if moved <= TOLERANCE else f"no, off by up to {moved:.3g} of a gradient"
+        ),
+        "every gradient finally counts the same": counted,
+        "a common optimum is a fixed point": "yes" if common <= TOLERANCE else f"no, moves by {common:.3g}",
+        "the optimum of heterogeneous workers is a fixed point": "yes" if facts["heterogeneous"] <= TOLERANCE else "no",
+    }
+    return "\n".join(f"{name:<58}{words}" for name, words in answers.items())
 
-    return DataFrame(certified).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
 
-
-def text(terms: Terms, certified: Sequence[Row]) -> str:
-    """Return the certificates as a table, with sentences that answer how it ends, how fast and how bad."""
-    table = frame(certified)
+def text(terms: Terms, table: DataFrame) -> str:
+    """Return the table with sentences that answer how it ends, how fast and how bad."""
     title = f"mu = {terms.mu:g}, L = {terms.L:g}, zeta^2 = {terms.zeta2:g}"
     title += "" if terms.steps is None else f", K = {terms.steps}"
     sentences = [title, table.to_string(index=False, float_format=lambda value: f"{value:.5g}", na_rep="-")]
     stable = table[table.rate < STABLE]
     if not terms.lr:
         sentences.append(f"Largest stable learning rate: {table.lr.max():.4g}.")
-    if len(stable) > 1:
-        fastest = stable.lr[stable.rate.idxmin()]
-        sentences.append(f"Smallest rate: {stable.rate.min():.5f} per step, at lr={fastest:.4g}.")
-    if len(stable) and "bias" in stable and stable.bias.notna().any():
+    if len(stable):
+        sentences.append(
+            f"Smallest rate: {stable.rate.min():.5f} per step, at lr={stable.lr[stable.rate.idxmin()]:.4g}."
+        )
+    if "bias" in table:
         nearest = stable.loc[stable.bias.idxmin()]
-        ends = f"up to {nearest.bias:.3g} zeta from the optimum at lr={nearest.lr:.4g}"
-        ends += ", and more at the other rates" if len(stable) > 1 else ""
-        ends = "at the optimum, also with heterogeneity" if stable.bias.max() <= TOLERANCE else ends
+        ends = f"within {nearest.bias:.3g} zeta of the optimum at best, at lr={nearest.lr:.4g}"
+        ends = "at the optimum, also with heterogeneity" if stable.bias.max() <= _ROUNDING else ends
         sentences.append(f"On quadratics, the workers end {ends}.")
-    if terms.steps is not None and "upper" in table:
+    if "upper" in table:
         best = table.loc[table.upper.idxmin()]
         sentences.append(
             f"After {terms.steps} steps, the worst error is {best.upper:.4g} at best, at lr={best.lr:.4g}."
         )
-    if len(stable) < len(table):
-        sentences.append("No bias and noise (-) where the rate shows that the method is unstable.")
     return "\n".join(sentences)
 
 
-def store(certifier: Certifier, terms: Terms, certified: Sequence[Row], folder: Path, setting: dict[str, Any]) -> Path:
-    """Write certificate.csv, certificate.json with the `setting`, and, of several learning rates, certificate.png;
-    return the folder."""
+def store(table: DataFrame, stored: dict[str, Any], folder: Path) -> None:
+    """Write certificate.csv, certificate.json with `stored` beside the rows, and, of several learning rates,
+    certificate.png."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "certificate.csv", frame(certified).to_csv(index=False))
-    rows_ = [row._asdict() for row in certified]
-    stored = setting | {"terms": vars(terms), "facts": certifier.facts._asdict(), "rows": rows_}
-    write_text(folder / "certificate.json", json.dumps(encode(stored), indent=2) + "\n")
-    if len(certified) > 1:
-        write_bytes(folder / "certificate.png", draw(certifier, certified))
-    return folder
+    write_text(folder / "certificate.csv", table.to_csv(index=False))
+    write_json(folder / "certificate.json", stored | {"rows": table.to_dict("records")})
+    if len(table) > 1:
+        write_bytes(
+            folder / "certificate.png", draw(table, f"{stored['algo']['name']}, {stored['num_workers']} workers")
+        )
 
 
 _PANELS = (
@@ -291,24 +255,21 @@ _PANELS = (
 """Label, lines by their column, and the lower end of the axis."""
 
 
-def draw(certifier: Certifier, certified: Sequence[Row]) -> bytes:
+def draw(table: DataFrame, title: str) -> bytes:
     """Return the figure of rate, bias, noise and worst case over the learning rate, as a PNG."""
     from matplotlib.figure import Figure
 
-    table, name = frame(certified), certifier.method.algorithm.name
     panels = [panel for panel in _PANELS if not table.columns.intersection(panel[1]).empty]
-    with style.settings(name):
+    with style.settings(title):
         figure = Figure(figsize=(3.3 * len(panels), 3.2), layout="constrained")
-        figure.suptitle(f"{name}, {certifier.method.n} workers", x=0.01, ha="left", fontweight="bold")
-        axes = figure.subplots(1, len(panels), squeeze=False)[0]
-        for ax, (label, lines, bottom) in zip(axes, panels, strict=True):
-            for column, color, dashes in zip(lines, (style.BLUE, style.VERMILLION), ("-", "--"), strict=False):
-                if column in table:
-                    shown = table[column].where(table[column] > _ROUNDING, 0.0)
-                    ax.plot(table.lr, shown, dashes, color=color, label=lines[column])
-            ax.set(xscale="log", xlabel="learning rate", ylabel=label)
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
+        for ax, (label, lines, bottom) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+            columns = [column for column in lines if column in table]
+            shown = table[columns].where(table[columns] > _ROUNDING, 0.0)
+            ax.set_prop_cycle(color=[style.BLUE, style.VERMILLION], linestyle=["-", "--"])
+            ax.plot(table.lr, shown, label=[lines[column] for column in columns])
+            ax.set(xscale="log", xlabel="learning rate", ylabel=label, ylim=(bottom, None))
             ax.legend(frameon=False, fontsize="small")
-            ax.set_ylim(bottom=bottom)
         return style.png(figure, 150)
 
 
@@ -329,9 +290,21 @@ def certify(
     topology_settings: dict[str, Any] | None = None,
     optim_settings: dict[str, Any] | None = None,
 ) -> DataFrame:
-    """Return what a method guarantees, with a row for each learning rate (columns: see `Row`).
+    """Return what a method guarantees, with a row for each learning rate.
 
-    `frame.attrs["facts"]` has what holds for all functions (see `Facts`).
+    Columns:
+
+    - rate: rho, the largest over curvatures in {mu, L}^n found; distances contract by rho per step.
+    - bias: the largest root mean square distance of the workers from the optimum, per unit of heterogeneity zeta, over
+      four curvatures: all mu, all L, alternating, and those of `rate`.
+    - noise_worker, noise_mean: variance of a worker's model, and of the mean of the models, by gradient noise, divided
+      by that of all-reduce at the same effective rate.
+    - lower, upper: bounds on the worst error E_K after K steps.
+    - tau_R, tau_z: E_K <= tau_R ||x^0 - x*||^2 + tau_z zeta^2 for all mu-strongly convex, L-smooth functions.
+
+    `frame.attrs["facts"]` has what holds for all functions: by how much the mean moves otherwise than by the mean of
+    the updates, a common optimum and the optimum of heterogeneous workers are no fixed points; and how often gradients
+    finally count.
 
     >>> import decentral
     >>> table = decentral.certify("dpsgd", "ring", num_workers=8, lr=0.1, steps=3)
@@ -357,9 +330,9 @@ def certify(
         raise ConfigError("num_workers=None does not set the number of workers: give n, or a topology that has one.")
     rounds = communication.schedule(graph, n)
     check_setup(algorithm, NoCompression(), rounds, communication, graph, optimizer)
-    rates = [] if lr is None else np.atleast_1d(lr).tolist()
-    terms = build(Terms, {"mu": mu, "L": L, "lr": rates, "steps": steps, "zeta2": zeta2}, "certify")
+    values = {"mu": mu, "L": L, "lr": [] if lr is None else np.atleast_1d(lr).tolist(), "steps": steps, "zeta2": zeta2}
+    terms = build(Terms, values, "certify")
     certifier = Certifier(Method(algorithm, optimizer, rounds), terms.first)
-    table = frame(rows(certifier, terms))
-    table.attrs["facts"] = certifier.facts._asdict()
+    table = table_of(certifier, terms)
+    table.attrs["facts"] = certifier.facts
     return table

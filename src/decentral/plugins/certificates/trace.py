@@ -1,11 +1,12 @@
-"""The coefficients of a method: its `step` on one-hot gradients and states, and the tests that they are all there is.
+"""The coefficients of a method: its `step` on one-hot gradients and states, and a run that they have to predict.
 
 Notation, for one coordinate of the model: state s_t [S] (the rows of `State`), gradients g_t [n], and
 
     s_{t+1} = A_t s_t + B_t g_t,    p_t = C_t s_t,    x_t = M_t s_t
 
 with the points p_t [n], where gradients are taken, and the models x_t [n]. A topology that cuts the model into d pieces
-has such a system for each piece. The matrices repeat with the period of the method.
+has such a system for each piece; s_t then has the rows of all pieces. The matrices repeat with the period of the
+method.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,8 @@ from decentral.training.stepper import Stepper
 
 TOLERANCE = 1e-9
 _MAX_PERIOD = 512
-_COLUMNS = 2048
+_SCALES = torch.tensor([1e-3, 1e3], dtype=torch.float64).repeat(1024)
+"""The scales of a coordinate's gradients in the run that the coefficients predict."""
 _SETTLES = 1e-12
 
 
@@ -55,18 +57,18 @@ class Method:
     rounds: Rounds
 
     def __post_init__(self) -> None:
-        name = self.algorithm.name
-        if Feature.topology not in self.algorithm.supports:
+        supports = self.algorithm.supports
+        if Feature.topology not in supports:
             object.__setattr__(self, "rounds", Complete().schedule(self.n))
-        if not in_rounds(type(self.algorithm)):
-            raise NotLinear(f"algo={name} is asynchronous and has no certificate: use a synchronous method.")
-        if Feature.training not in self.algorithm.supports:
-            raise NotLinear(f"algo={name} estimates a mean and has no certificate: use a method that trains.")
-        if self.period > _MAX_PERIOD:
-            raise NotLinear(
-                f"algo={name} on this topology repeats after {self.period} steps only, as random graphs do, and has no "
-                f"certificate: use a topology with at most {_MAX_PERIOD} rounds."
-            )
+        self.refuse(not in_rounds(type(self.algorithm)), "is asynchronous: use a synchronous method")
+        self.refuse(Feature.training not in supports, "estimates a mean: use a method that trains")
+        wanted = f"use a topology with at most {_MAX_PERIOD} rounds"
+        self.refuse(self.period > _MAX_PERIOD, f"repeats after {self.period} steps only, as random graphs do: {wanted}")
+
+    def refuse(self, applies: bool, reason: str) -> None:
+        """Raise NotLinear with this reason if it applies."""
+        if applies:
+            raise NotLinear(f"algo={self.algorithm.name} has no certificate, because it {reason}.")
 
     @property
     def n(self) -> int:
@@ -79,132 +81,46 @@ class Method:
         return math.lcm(self.rounds.period, self.rounds.every, self.algorithm.attends_steps)
 
     def begin(self, x: Tensor, lr: float, layout: RowLayout | None = None) -> Stepper:
-        """Return the method before step 0, with models x [n, P], this learning rate, and a `Recorder` as oracle."""
+        """Return the method before step 0, with models x [n, P] and this learning rate."""
         layout = layout or RowLayout.flat(x.shape[1])
         compressor = NoCompression().bound(layout, 0, 1.0)
         algorithm = self.algorithm.bind(self.optimizer.rule(lambda t: lr, layout), compressor)
-        net = LocalNetwork(self.rounds, Losses(0.0, 0))
-        return Stepper(algorithm, net, Recorder(self.algorithm.name), x)
+        return Stepper(algorithm, LocalNetwork(self.rounds, Losses(0.0, 0)), lambda x, workers=None: x, x)
 
-    def columns(self, width: int) -> list[np.ndarray]:
-        """Return, for each of the d pieces, the `width` columns that belong to it in rows of length d * width."""
-        total = np.arange(self.rounds.num_pieces * width)
-        return [total[piece] for piece in self.rounds.slices(len(total))]
+    def advance(self, stepper: Stepper, g: Tensor, h: Tensor | None = None) -> Tensor:
+        """Take a step with the gradients g + h p [n, P] at the points p [n, P], which are returned; None is h = 0."""
+        points, taken = torch.empty_like(g), torch.zeros(self.n, dtype=torch.bool)
 
+        def oracle(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+            rows = list(range(self.n) if workers is None else workers)
+            self.refuse(bool(taken[rows].any()), "takes several gradients in a step")
+            points[rows], taken[rows] = x, True
+            return g[rows].clone() if h is None else g[rows] + h[rows] * x
 
-class Recorder:
-    """An oracle that returns given gradients [n, P] and records the points at which they were taken."""
+        stepper.oracle = oracle
+        stepper.step()
+        self.refuse(not taken.all(), f"takes no gradient of some workers in step {stepper.t - 1}")
+        return points
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.gradients = torch.zeros(0)
-        self.points = torch.zeros(0)
+    def pieces(self, rows: Tensor) -> list[Tensor]:
+        """Return views [..., width] of each of the d pieces of rows [..., d * width]."""
+        return [rows[..., columns] for columns in self.rounds.slices(rows.shape[-1])]
 
-    def expect(self, gradients: Tensor) -> None:
-        """Set the gradients [n, P] of the next step."""
-        self.gradients, self.points = gradients, torch.full_like(gradients, math.nan)
-        self._taken = torch.zeros(len(gradients), dtype=torch.bool)
+    def read(self, rows: Tensor) -> np.ndarray:
+        """Return rows [n, d * width] of each piece: [d, n, width]."""
+        return np.stack([piece.numpy() for piece in self.pieces(rows)])
 
-    def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        """Return the gradients of all workers or of `workers`, each once per step."""
-        rows = list(range(len(self.gradients)) if workers is None else workers)
-        if self._taken[rows].any():
-            raise NotLinear(f"algo={self.name} takes several gradients in a step and has no certificate.")
-        self._taken[rows] = True
-        self.points[rows] = x
-        return self.gradients[rows].clone()
-
-
-def advance(stepper: Stepper, gradients: Tensor) -> Tensor:
-    """Take a step with these gradients [n, P] and return the points [n, P] where they were taken."""
-    recorder = stepper.oracle
-    assert isinstance(recorder, Recorder)
-    recorder.expect(gradients)
-    stepper.step()
-    if not recorder._taken.all():
-        raise NotLinear(f"algo={recorder.name} takes no gradient of some workers in step {stepper.t - 1}.")
-    return recorder.points
+    def repeated(self, columns: Tensor) -> Tensor:
+        """Return rows [n, d * width] with these columns [n, width] in each piece, in float64."""
+        rows = torch.empty(len(columns), self.rounds.num_pieces * columns.shape[1], dtype=torch.float64)
+        for piece in self.pieces(rows):
+            piece.copy_(columns)
+        return rows
 
 
-# -- one step as matrices ----------------------------------------------------------------------------------------------
-
-
-class Phase(NamedTuple):
-    """The matrices of one step, for one coordinate."""
-
-    A: np.ndarray  # [S, S]
-    B: np.ndarray  # [S, n]
-    C: np.ndarray  # [n, S]
-    M: np.ndarray  # [n, S]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The parts of a state that are rows of the models, by their number in the state, with the number of pieces that
-    their rows span: d, or 1 for rows on the edges of d pieces. All other parts are shared by the coordinates."""
-
-    method: Method
-    spans: dict[int, int]
-
-    @classmethod
-    def of(cls, method: Method, lr: float) -> Shape:
-        """Find the rows by their width, at two widths. Raises NotLinear for a state that has other parts."""
-        d, states = method.rounds.num_pieces, []
-        for width in (101, 211):
-            stepper = method.begin(torch.zeros(method.n, d * width, dtype=torch.float64), lr)
-            states.append([getattr(leaf, "shape", ()) for leaf in trees.tree_leaves(stepper.state)])
-        spans = {}
-        for i, (narrow, wide) in enumerate(zip(*states, strict=True)):
-            spanned = next((k for k in (d, 1) if (narrow[-1:], wide[-1:]) == ((k * 101,), (k * 211,))), 0)
-            if spanned:
-                spans[i] = spanned
-            elif narrow != wide:
-                raise NotLinear(
-                    f"algo={method.algorithm.name} treats coordinates differently and has no certificate: it keeps "
-                    "parts of rows."
-                )
-        return cls(method, spans)
-
-    def unpack(self, state: Any) -> list[Tensor]:
-        """Return, for each piece, the state of every coordinate: [S, width]."""
-        return [torch.cat([rows[index] for rows, index in piece]) for piece in self._pieces(state)]
-
-    def pack(self, template: Any, values: Sequence[Tensor]) -> Any:
-        """Return the state with these coordinates, one [S, width] per piece; shared parts are the template's."""
-        leaves, spec = trees.tree_flatten(template)
-        width = values[0].shape[1]
-        for i, spanned in self.spans.items():
-            leaves[i] = leaves[i].new_zeros(*leaves[i].shape[:-1], spanned * width)
-        state = copied(trees.tree_unflatten(leaves, spec))
-        for piece, value in zip(self._pieces(state), values, strict=True):
-            parts = value.split([len(rows[index]) for rows, index in piece])
-            for (rows, index), part in zip(piece, parts, strict=True):
-                rows[index] = part
-        return state
-
-    def shared(self, state: Any) -> list[Tensor]:
-        """Return the shared parts."""
-        leaves = enumerate(trees.tree_leaves(state))
-        return [leaf for i, leaf in leaves if i not in self.spans and isinstance(leaf, Tensor)]
-
-    def _pieces(self, state: Any) -> list[list[tuple[Tensor, Any]]]:
-        """Return, for each piece, all rows [r, width] of the state, and the index of the piece's part in them."""
-        leaves, rounds = trees.tree_leaves(state), self.method.rounds
-        rows = {i: leaves[i].reshape(-1, leaves[i].shape[-1]) for i in self.spans}
-        columns = rounds.slices(max(part.shape[1] for part in rows.values()))
-        edges = rounds.edges().piece if rounds.num_pieces > 1 else np.zeros(0)
-        return [
-            [
-                (rows[i], (slice(None), columns[h]) if spanned == len(columns) else np.flatnonzero(edges == h))
-                for i, spanned in self.spans.items()
-            ]
-            for h in range(len(columns))
-        ]
-
-
-def copied(state: Any) -> Any:
-    """Return a copy of a state."""
-    return trees.tree_map_only(Tensor, Tensor.clone, state)
+Phase = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""The matrices A [S, S], B [S, n], C and M of one step, for one coordinate; C and M are [d, n, S], or of a single piece
+[n, S]."""
 
 
 class Tracer:
@@ -215,161 +131,142 @@ class Tracer:
     """
 
     def __init__(self, method: Method, lr: float) -> None:
-        self.method, self.lr = method, lr
-        self.shape = Shape.of(method, lr)
+        self.method, self.d = method, method.rounds.num_pieces
+        self.spans = self._spans(lr)
         self.warm_up = method.period * math.ceil(4 * method.n / method.period)
-        self.templates = self._settled()
+        self.templates = self._settled(lr)
 
-    def _settled(self) -> list[Any]:
-        """Return the states of two periods after the warm-up, which grows until the shared parts repeat."""
-        method, p = self.method, self.method.period
-        stepper = method.begin(torch.zeros(method.n, method.rounds.num_pieces, dtype=torch.float64), self.lr)
-        zero = torch.zeros(method.n, method.rounds.num_pieces, dtype=torch.float64)
-        states: list[Any] = []
-        last = 64 * self.warm_up
-        shapes = [part.shape for part in self.shape.shared(stepper.state)]
-        while len(states) < 2 * p:
-            if stepper.t >= self.warm_up:
-                states.append(copied(stepper.state))
-            advance(stepper, zero.clone())
-            if not torch.equal(stepper.models, zero):
-                raise NotLinear(f"algo={method.algorithm.name} moves models without gradients: it has no certificate.")
-            if [part.shape for part in self.shape.shared(stepper.state)] != shapes:
-                raise NotLinear(f"algo={method.algorithm.name} treats coordinates differently: it has no certificate.")
-            if len(states) == 2 * p and stepper.t < last and not self._repeats(states):
-                states = states[p:]
-                self.warm_up += p
-        if not self._repeats(states):
-            raise NotLinear(f"the weights of algo={method.algorithm.name} do not settle in {last} steps.")
-        return states
+    def _spans(self, lr: float) -> dict[int, int]:
+        """Return the numbers of the parts of a state that are rows of the models, found by their width at two widths,
+        with the number of pieces that they span: d, or 1 for rows on the edges of pieces. All other parts are shared by
+        the coordinates."""
+        starts = [self.method.repeated(torch.zeros(self.method.n, width)) for width in (101, 211)]
+        states = [trees.tree_leaves(self.method.begin(x, lr).state) for x in starts]
+        widths = [(np.shape(narrow)[-1:], np.shape(wide)[-1:]) for narrow, wide in zip(*states, strict=True)]
+        spans = {i: narrow[0] // 101 for i, (narrow, wide) in enumerate(widths) if narrow != wide}
+        is_whole = all(span in (1, self.d) and widths[i][1] == (211 * span,) for i, span in spans.items())
+        self.method.refuse(not is_whole, "treats coordinates differently: it keeps parts of rows")
+        return spans
+
+    def _settled(self, lr: float) -> list[Any]:
+        """Return the states of a period after the warm-up, which grows until they repeat."""
+        p, last = self.method.period, 64 * self.warm_up
+        zeros = self.method.repeated(torch.zeros(self.method.n, 1))
+        stepper, states = self.method.begin(zeros.clone(), lr), list[Any]()
+        while len(states) < self.warm_up + 2 * p or not self._repeats(states[-2 * p :]):
+            self.method.refuse(len(states) > last, f"has weights that still change after {last} steps")
+            for _ in range(p):
+                states.append(trees.tree_map_only(Tensor, Tensor.clone, stepper.state))
+                self.method.advance(stepper, zeros)
+                self.method.refuse(not torch.equal(stepper.models, zeros), "moves models without gradients")
+        self.warm_up = len(states) - 2 * p
+        return states[-2 * p : -p]
 
     def _repeats(self, states: list[Any]) -> bool:
-        p = self.method.period
-        pairs = zip(
-            *([part for s in half for part in self.shape.shared(s)] for half in (states[:p], states[p:])), strict=True
-        )
-        return all(torch.allclose(one.double(), two.double(), rtol=_SETTLES, atol=_SETTLES) for one, two in pairs)
+        """Return whether the second half of these states is as the first."""
+        p, is_tensor = self.method.period, lambda leaf: isinstance(leaf, Tensor)
+        parts = (filter(is_tensor, trees.tree_leaves(half)) for half in (states[:p], states[p:]))
+        first, second = (torch.cat([leaf.double().ravel() for leaf in part]) for part in parts)
+        return first.shape == second.shape and torch.allclose(first, second, rtol=_SETTLES, atol=_SETTLES)
 
-    def phases(self, lr: float, first: int = 0) -> list[list[Phase]]:
-        """Return, for each piece, the matrices of the steps warm_up + first, ... of one period."""
-        n = self.method.n
-        each: list[list[Phase]] = []
-        for t in range(first, first + self.method.period):
-            S = [len(part) for part in self.shape.unpack(self.templates[t])]
-            width = max(S) + n
-            values = [torch.eye(size, width, dtype=torch.float64) for size in S]
-            gradients = torch.zeros(n, width * len(S), dtype=torch.float64)
-            pieces = self.method.columns(width)
-            for size, columns in zip(S, pieces, strict=True):
-                gradients[torch.arange(n), torch.from_numpy(columns[size : size + n])] = 1
-            points, before, after = self._step(lr, t, values, gradients)
-            each.append([])
-            for h, (size, columns) in enumerate(zip(S, pieces, strict=True)):
-                ends = after[h].numpy()
-                if np.abs(points[:, columns[size:]].numpy()).max(initial=0.0) > _SETTLES:
-                    raise NotLinear(f"algo={self.method.algorithm.name} takes gradients at points that depend on them.")
-                p, x = (part[:, columns[:size]].numpy() for part in (points, before))
-                each[-1].append(Phase(ends[:, :size].copy(), ends[:, size : size + n].copy(), p, x))
-        return [list(piece) for piece in zip(*each, strict=True)]
+    def _views(self, state: Any) -> list[Tensor]:
+        """Return views [..., width] of all rows of a state, those of each piece."""
+        leaves = trees.tree_leaves(state)
+        cut = [self.method.pieces(leaves[i]) if span > 1 else [leaves[i]] for i, span in self.spans.items()]
+        return [view for views in cut for view in views]
 
-    def _step(self, lr: float, t: int, values: list[Tensor], gradients: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Take step warm_up + t from this state: return points, models before it, and the state after it."""
-        stepper = self.method.begin(torch.zeros_like(gradients), lr)
-        stepper.state, stepper.t = self.shape.pack(self.templates[t], values), self.warm_up + t
-        before = stepper.models.clone()
-        points = advance(stepper, gradients)
-        return points, before, self.shape.unpack(stepper.state)
+    def rows(self, state: Any) -> np.ndarray:
+        """Return the state of every coordinate: [S, width]."""
+        return np.concatenate([view.reshape(-1, view.shape[-1]).numpy() for view in self._views(state)])
 
-    def tested(self, lr: float) -> list[list[Phase]]:
-        """Return the matrices at this learning rate after all tests of linearity."""
-        phases = self.phases(lr)
-        self._check_superposition(lr, phases)
-        self._check_period(lr, phases)
-        self._check_columns(lr, phases)
+    def phases(self, lr: float) -> list[Phase]:
+        """Return the matrices of the steps warm_up, ... of one period, by steps from one-hot states with one-hot
+        gradients."""
+        n, phases = self.method.n, []
+        for t, template in enumerate(self.templates):
+            S = len(self.rows(template))
+            g = self.method.repeated(torch.cat([torch.zeros(n, S), torch.eye(n)], dim=1))
+            stepper = self.method.begin(torch.zeros_like(g), lr)
+            leaves, spec = trees.tree_flatten(trees.tree_map_only(Tensor, Tensor.clone, template))
+            for i, span in self.spans.items():
+                leaves[i] = leaves[i].new_zeros(*leaves[i].shape[:-1], span * (S + n))
+            stepper.state, stepper.t = trees.tree_unflatten(leaves, spec), self.warm_up + t
+            views = self._views(stepper.state)
+            values = torch.eye(S, S + n).split([view[..., 0].numel() for view in views])
+            for view, value in zip(views, values, strict=True):
+                view.copy_(value.reshape(view.shape))
+            x = self.method.read(stepper.models.clone())
+            p = self.method.read(self.method.advance(stepper, g))
+            after = self.rows(stepper.state)
+            self.method.refuse(np.abs(p[..., S:]).max() > _SETTLES, "takes gradients at points that depend on them")
+            phases.append((after[:, :S].copy(), after[:, S:].copy(), p[..., :S], x[..., :S]))
         return phases
 
-    def begun(self, lr: float) -> tuple[list[np.ndarray], list[np.ndarray], float]:
-        """Return, for each piece, the state [S, 1] of a common start x = 1 after the warm-up without gradients; the
-        states [S, warm_up * n] then, if worker j's gradient in step t was 1 (column t * n + j); and the farthest that
-        the common start moved."""
-        moved, state = 0.0, None
-        for stepper, points, models in one_hot(self.method, self.warm_up, lr):
-            state, moved = stepper.state, max(moved, np.abs(points[..., 0] - 1).max(), np.abs(models[..., 0] - 1).max())
-        states = [part.numpy() for part in self.shape.unpack(state)]
-        return [s[:, :1] for s in states], [s[:, 1:] for s in states], moved
+    def begun(self, lr: float, phases: list[Phase]) -> tuple[np.ndarray, float]:
+        """Return the state [S, 1 + (warm_up + period) * n] after the warm-up and a period, as coefficients (see
+        `one_hot`), and how far a common start x = 1 has moved until then, without gradients.
 
-    # -- tests of linearity -------------------------------------------------------------------------------------------
-
-    def _check_superposition(self, lr: float, found: list[list[Phase]]) -> None:
-        generator = torch.Generator().manual_seed(0)
-        draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-        for scale in (1e-3, 1.0, 1e3):
-            for t in range(min(self.method.period, 16)):
-                values = [scale * draw(piece[t].A.shape[0], 64) for piece in found]
-                gradients = scale * draw(self.method.n, 64 * len(found))
-                points, before, after = self._step(lr, t, values, gradients)
-                for h, columns in enumerate(self.method.columns(64)):
-                    A, B, C, M = found[h][t]
-                    s, g = values[h].numpy(), gradients[:, columns].numpy()
-                    pairs = (A @ s + B @ g, after[h]), (C @ s, points[:, columns]), (M @ s, before[:, columns])
-                    for expected, actual in pairs:
-                        self._same(expected, actual.numpy(), "is not linear in its gradients")
-
-    def _check_period(self, lr: float, found: list[list[Phase]]) -> None:
-        for one, other in zip(found, self.phases(lr, self.method.period), strict=True):
-            for a, b in zip(one, other, strict=True):
-                for expected, actual in zip(a, b, strict=True):
-                    self._same(expected, actual, f"does not repeat after {self.method.period} steps (is it random?)")
-
-    def _check_columns(self, lr: float, found: list[list[Phase]]) -> None:
-        """Run two matrices with equal columns and random gradients: all entries stay equal, and the coefficients
-        predict every model."""
-        n, p = self.method.n, self.method.period
-        generator = torch.Generator().manual_seed(1)
-        width = _COLUMNS * len(found)
-        layout = RowLayout(("first", "second"), ((16, width // 32),) * 2)
-        stepper = self.method.begin(torch.zeros(n, width, dtype=torch.float64), lr, layout)
-        states: list[np.ndarray] = []
-        for t in range(self.warm_up + max(64, 4 * p)):
-            if t == self.warm_up:
-                states = [part[:, :1].numpy().copy() for part in self.shape.unpack(stepper.state)]
+        A run with random gradients tests that these coefficients and the phases predict all points and models.
+        """
+        n, p, generator = self.method.n, self.method.period, torch.Generator().manual_seed(0)
+        x, half = self.method.repeated(torch.zeros(n, len(_SCALES))), len(_SCALES) * self.d // 32
+        run = self.method.begin(x, lr, RowLayout(("first", "second"), ((16, half),) * 2))
+        known, moved = np.zeros(1), 0.0
+        for stepper, points, models in one_hot(self.method, self.warm_up + p, lr):
+            final, moved = stepper.state, max(moved, *(np.abs(x[..., 0] - 1).max() for x in (points, models)))
             g = torch.randn(n, 1, generator=generator, dtype=torch.float64)
-            advance(stepper, g.expand(n, width).clone())
-            for h, columns in enumerate(self.method.columns(_COLUMNS)):
-                x = stepper.models[:, columns].numpy()
-                self._same(x[:, :1], x, "treats coordinates differently, or is random")
-                if states:
-                    A, B, _, _ = found[h][(t - self.warm_up) % p]
-                    states[h] = A @ states[h] + B @ g.numpy()
-                    M = found[h][(t + 1 - self.warm_up) % p].M
-                    self._same(M @ states[h], x[:, :1], "keeps something besides its State, or is random")
+            before, known = points[..., : len(known)] @ known, np.append(known, g)
+            self._predicts(run, g, before, models[..., : len(known)] @ known)
+        state = self.rows(final)
+        s = state @ known
+        for t in range(max(64, 4 * p)):
+            g = torch.randn(n, 1, generator=generator, dtype=torch.float64)
+            A, B, C, _ = phases[t % p]
+            before, s = C @ s, A @ s + B @ g[:, 0].numpy()
+            self._predicts(run, g, before, phases[(t + 1) % p][3] @ s)
+        return state, float(moved)
+
+    def _predicts(self, run: Stepper, g: Tensor, points: np.ndarray, models: np.ndarray) -> None:
+        """Take a step with these gradients [n, 1], scaled, and test the points and models [d, n]."""
+        actual = self.method.advance(run, self.method.repeated(g * _SCALES)), run.models
+        for rows, expected in zip(actual, (points, models), strict=True):
+            x = (self.method.read(rows) / _SCALES.numpy()).reshape(self.d, self.method.n, -1, 2)
+            self._same(x[..., :1, :], x, "treats coordinates differently, or is random,")
+            self._same(x[..., :1], x, "is not linear in its gradients")
+            self._same(
+                expected, x[..., 0, 0], f"is not linear, is random, or does not repeat after {self.method.period} steps"
+            )
 
     def _same(self, expected: np.ndarray, actual: np.ndarray, otherwise: str) -> None:
-        scale = max(float(np.abs(expected).max(initial=0.0)), float(np.abs(actual).max(initial=0.0)))
-        if not float(np.abs(expected - actual).max(initial=0.0)) <= TOLERANCE * scale:
-            name, rule = self.method.algorithm.name, self.method.optimizer
-            used = getattr(rule, "name", "")
-            instead = "" if used == "sgd" and rule.clip_norm is None else ": use optim=sgd without clip_norm"
-            raise NotLinear(f"algo={name} with optim={used} {otherwise} and has no certificate{instead}.")
+        is_same = np.abs(expected - actual).max() <= TOLERANCE * max(np.abs(expected).max(), np.abs(actual).max())
+        rule: Any = self.method.optimizer
+        instead = "" if rule.name == "sgd" and rule.clip_norm is None else ": use optim=sgd without clip_norm"
+        self.method.refuse(not is_same, f"{otherwise} with optim={rule.name}{instead}")
 
 
 def one_hot(method: Method, steps: int, lr: float) -> Iterator[tuple[Stepper, np.ndarray, np.ndarray]]:
     """Run from a common start; yield the stepper, and the points and models [d, n, 1 + n * steps] of each step, for
     each piece: as coefficients of x^0 and of the gradients g_0^0, ..., g_{n-1}^0, g_0^1, ..."""
-    n, pieces = method.n, method.columns(1 + method.n * steps)
-    x = torch.zeros(n, sum(map(len, pieces)), dtype=torch.float64)
-    x[:, [columns[0] for columns in pieces]] = 1
-    stepper = method.begin(x, lr)
-    split = lambda rows: np.stack([rows[:, columns].numpy() for columns in pieces])  # noqa: E731
+    n = method.n
+    x = torch.eye(1, 1 + n * steps).expand(n, -1)
+    stepper = method.begin(method.repeated(x), lr)
     for t in range(steps):
-        gradients = torch.zeros_like(x)
-        for columns in pieces:
-            gradients[torch.arange(n), torch.from_numpy(columns[1 + t * n : 1 + (t + 1) * n])] = 1
-        points = advance(stepper, gradients)
-        yield stepper, split(points), split(stepper.models)
+        g = torch.zeros_like(x)
+        g[:, 1 + t * n : 1 + (t + 1) * n] = torch.eye(n)
+        points = method.advance(stepper, method.repeated(g))
+        yield stepper, method.read(points), method.read(stepper.models)
 
 
 def coefficients(method: Method, steps: int, lr: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the points p_i^t [d, steps, n, D] and final models x_i^K [d, n, D], D = 1 + n * steps; see `one_hot`."""
     run = [(points, models) for _, points, models in one_hot(method, steps, lr)]
     return np.stack([points for points, _ in run], axis=1), run[-1][1]
+
+
+def run(method: Method, lr: float, h: Tensor, g: Tensor, x0: Tensor) -> Iterator[Tensor]:
+    """Run the method itself on many problems f_i(x) = h_i / 2 x^2 + g_i x, one for each column of h and g [n, columns],
+    from x^0 [columns], without end: yield the models [n, columns] after each step."""
+    stepper = method.begin(x0.expand(method.n, -1).clone(), lr)
+    while True:
+        method.advance(stepper, g, h)
+        yield stepper.models.clone()

@@ -11,24 +11,20 @@ is the Gram matrix of x^0 - x* and all gradients; the dual is solved here:
     E_K <= tau_R R^2 + tau_z zeta^2   for all R and zeta,   if  S = tau_R A_R + tau_z A_z + sum lambda A - A_K >= 0
 
 and lambda, tau >= 0, where lambda is balanced at each node. The solution is rounded so that this holds in spite of the
-solver's tolerance. If worker numbers may be shifted, S is block diagonal in the characters of the group of shifts.
+solver's tolerance. If worker numbers may be shifted, S is block diagonal in the subspaces that shifts keep.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy import sparse
-from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.host.machine import require
-from decentral.plugins.certificates.quadratics import hardest
-from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, coefficients
+from decentral.plugins.certificates.quadratics import hardest, heterogeneous
+from decentral.plugins.certificates.trace import TOLERANCE, Method, coefficients
 
 _MARGINS = 1e-7, 1e-6, 1e-5, 1e-4
 _EQUAL = 1e-12
@@ -37,151 +33,86 @@ _LARGEST = 60
 """The largest n * K without symmetry."""
 
 
-class Block(NamedTuple):
-    """A diagonal block of the Gram matrix: one for each piece of the model, or for each character."""
-
-    points: np.ndarray  # [I, K + 1, D], the first node is the optimum
-    gradients: np.ndarray  # [I, K + 1, D]
-    final: np.ndarray  # [J, D]
-    start: np.ndarray  # [D], the diagonal of A_R
-    optimum: np.ndarray  # [D], the diagonal of A_z
-
-
-class Forms(NamedTuple):
-    """The matrices of a block: of the inequalities, one for each worker i and nodes a != b, and of the error."""
-
-    inequalities: np.ndarray  # [m, D, D]
-    error: np.ndarray  # [D, D]
-    start: np.ndarray  # [D, D]
-    optimum: np.ndarray  # [D, D]
-
-
-class Bound(NamedTuple):
-    """A bound on E_K = 1/n sum_i ||x_i^K - x*||^2."""
-
-    lower: float
-    """The error of functions that exist."""
-    upper: float
-    """tau_R R^2 + tau_z zeta^2; not a number if rounding left no certificate."""
-    tau_R: float
-    tau_z: float
-    multipliers: np.ndarray
-    """lambda [workers, K + 1, K + 1] at nodes (a, b)."""
-
-
 def worst_case(
     method: Method, lr: float, steps: int, mu: float, L: float, R2: float = 1.0, zeta2: float = 0.0, reduce: bool = True
-) -> Bound:
-    """Return bounds on the error after some steps, for R^2 = R2 and zeta^2 = zeta2.
+) -> dict[str, float]:
+    """Return bounds on the error E_K = 1/n sum_i ||x_i^K - x*||^2 after some steps, for R^2 = R2 and zeta^2 = zeta2:
+    the error of functions that exist (`lower`) and tau_R R^2 + tau_z zeta^2 (`upper`), not a number if rounding left no
+    certificate.
 
     Raises NotLinear for a method that moves away from a common optimum, and ConfigError for too large a problem.
     """
-    points, final, group = traced(method, lr, steps, reduce)
-    blocks = by_piece(points, final, zeta2 > 0) if group is None else by_character(points, final, zeta2 > 0, group)
-    forms = [forms_of(block, mu, L) for block in blocks]
-    upper = certified(forms, steps + 1, R2, zeta2)
-    lower = max(attained(forms, steps + 1, R2, zeta2), worst_quadratic(points, final, mu, L, R2, zeta2)[0])
-    return upper._replace(lower=lower)
+    points, final, bases = traced(method, lr, steps, reduce)
+    pieces = zip(points, final, strict=True)
+    forms = [forms_of(p, x, V, mu, L, zeta2 > 0, len(bases) > 1) for p, x in pieces for V in bases]
+    lower = max(attained(forms, steps + 1, R2, zeta2), worst_quadratic(points, final, mu, L, R2, zeta2))
+    upper, tau_R, tau_z, _ = certified(forms, steps + 1, R2, zeta2)
+    return {"lower": lower, "upper": upper, "tau_R": tau_R, "tau_z": tau_z}
 
 
 def traced(
     method: Method, lr: float, steps: int, reduce: bool = True
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...] | None]:
-    """Return the coefficients and the symmetry of a worst case, or raise the errors of `worst_case`."""
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Return the coefficients, and bases of the subspaces of workers that are separate by symmetry; or raise the errors
+    of `worst_case`."""
     require("clarabel", "the worst case (certify.steps)", "pip install 'decentral[certificates]'")
     points, final = coefficients(method, steps, lr)
-    name = method.algorithm.name
-    if not max(np.abs(points[..., 0] - 1).max(initial=0.0), np.abs(final[..., 0] - 1).max()) <= TOLERANCE:
-        raise NotLinear(f"algo={name} moves away from a common optimum and has no worst case: leave out weight decay.")
-    _check_trace(method, lr, points, final)
-    group = symmetry(points, final) if reduce else None
-    if group is None and method.n * steps > _LARGEST:
+    is_still = max(np.abs(points[..., 0] - 1).max(), np.abs(final[..., 0] - 1).max()) <= TOLERANCE
+    method.refuse(not is_still, "moves away from a common optimum: leave out weight decay or certify.steps")
+    bases, n = symmetric(points, final) if reduce else [], method.n
+    if not bases and n * steps > _LARGEST:
         raise ConfigError(
-            f"num_workers * certify.steps = {method.n * steps} is too large for algo={name} on this graph, which has "
-            f"no symmetry: use at most {_LARGEST}."
+            f"num_workers * certify.steps = {n * steps} is too large for algo={method.algorithm.name} on this graph, "
+            f"which has no symmetry: use at most {_LARGEST}."
         )
-    return points, final, group
+    return points, final, bases or [np.linalg.svd(np.eye(n) - 1 / n)[0]]
 
 
-# -- the blocks of the Gram matrix -------------------------------------------------------------------------------------
-
-
-def by_piece(points: np.ndarray, final: np.ndarray, heterogeneous: bool) -> list[Block]:
-    """Return a block for each piece: x^0, n - 1 columns for the gradients at the optimum, and all gradients."""
+def symmetric(points: np.ndarray, final: np.ndarray) -> list[np.ndarray]:
+    """Return bases [n, w], with columns of length sqrt(n), of the subspaces that all shifts of worker numbers keep, for
+    an abelian group Z_a x Z_b x ... of shifts that change no coefficient; none if there is no such group."""
     d, K, n, _ = points.shape
-    basis = np.linalg.svd(np.eye(n) - 1 / n)[0][:, : (n - 1) * heterogeneous]
-    extra = basis.shape[1]
-    D = 1 + extra + n * K
-    widened = lambda rows: np.insert(rows, [1] * extra, 0.0, axis=-1)  # noqa: E731
-    gradients = np.zeros((n, K + 1, D))
-    gradients[:, 0, 1 : 1 + extra] = basis
-    worker, node = np.indices((n, K))
-    gradients[worker, 1 + node, 1 + extra + node * n + worker] = 1
-    start, optimum = np.zeros(D), np.zeros(D)
-    start[0], optimum[1 : 1 + extra] = 1, 1 / n
-    origin = np.zeros((n, 1, D))
-    nodes = [np.concatenate([origin, widened(p).transpose(1, 0, 2)], axis=1) for p in points]
-    return [Block(nodes[h], gradients, widened(final[h]) / math.sqrt(n), start, optimum) for h in range(d)]
+    rows = np.concatenate([points, final[:, None]], axis=1)[..., 1:].reshape(d, K + 1, n, K, n)
+    rounding = _EQUAL * np.abs(rows).max(initial=1.0)
+    shapes = [(n,), *((a, n // a) for a in range(2, n) if n % a == 0), (2,) * (n.bit_length() - 1)]
+    for shape in (shape for shape in shapes if math.prod(shape) == n > 1):
+        shifts = [np.roll(np.arange(n).reshape(shape), 1, axis).ravel() for axis in range(len(shape))]
+        if all(np.abs(rows[:, :, s][..., s] - rows).max() <= rounding for s in shifts):
+            places = np.indices(shape).reshape(len(shape), n)
+            invariant = np.random.default_rng(0).random(shape)[tuple(places[:, :, None] - places[:, None])]
+            values, vectors = np.linalg.eigh(invariant + invariant.T)  # different, except for conjugate characters
+            bases = np.split(math.sqrt(n) * vectors, np.flatnonzero(np.diff(values) > 1e-9) + 1, axis=1)
+            is_scalar = np.abs(rows - rows.swapaxes(2, 4)).max() <= rounding  # on both columns of a basis alike
+            return [V[:, :1] for V in bases] if is_scalar else bases
+    return []
 
 
-def symmetry(points: np.ndarray, final: np.ndarray) -> tuple[int, ...] | None:
-    """Return the shape of an abelian group of workers, Z_a x Z_b x ..., whose shifts keep all coefficients; or None."""
-    d, K, n, _ = points.shape
-    if d > 1 or n == 1:
-        return None
-    rows = np.concatenate([points[0], final])[..., 1:].reshape(K + 1, n, K, n)
-    shapes = [(n,), *((a, n // a) for a in range(2, n) if n % a == 0)]
-    shapes += [(2,) * int(math.log2(n))] if n & (n - 1) == 0 and n > 4 else []
-    for shape in shapes:
-        axes = rows.reshape(K + 1, *shape, K, *shape)
-        r = len(shape)
-        shifts = [np.roll(axes, 1, (1 + axis, 2 + r + axis)) for axis in range(r)]
-        if all(np.abs(shifted - axes).max() <= _EQUAL * np.abs(axes).max(initial=1.0) for shifted in shifts):
-            return shape
-    return None
+def forms_of(
+    points: np.ndarray, final: np.ndarray, V: np.ndarray, mu: float, L: float, is_heterogeneous: bool, mean: bool
+) -> np.ndarray:
+    """Return matrices [3 + m, D, D] on a block of the Gram matrix: of the error, A_R, A_z, and the inequalities of all
+    workers, or their mean.
 
-
-def by_character(points: np.ndarray, final: np.ndarray, heterogeneous: bool, group: tuple[int, ...]) -> list[Block]:
-    """Return a block for each character of the group, one of each pair of conjugates: x^0 (trivial character) or the
-    gradient at the optimum (others), and the K gradients of a worker."""
-    K = points.shape[1]
-    rows = np.concatenate([points[0, :, 0], final[0, :1]])  # of worker 0: points and model
-    values = rows[:, 1:].reshape(K + 1, K, *group)
-    transformed = np.fft.fftn(values, axes=range(2, 2 + len(group))).reshape(K + 1, K, -1)
-    blocks = []
-    for number, k in enumerate(itertools.product(*map(range, group))):
-        if tuple(-i % size for i, size in zip(k, group, strict=True)) < k:
-            continue
-        trivial = not any(k)
-        first = int(trivial or heterogeneous)
-        vectors = np.zeros((K + 2, first + K), dtype=complex)  # the optimum, points, and the model
-        vectors[1:, first:] = transformed[:, :, number]
-        gradients = np.zeros((K + 1, first + K))
-        gradients[1:, first:] = np.eye(K)
-        marks = np.zeros(first + K)
-        if trivial:
-            vectors[1:, 0] = rows[:, 0]
-        elif heterogeneous:
-            gradients[0, 0] = 1
-        marks[:first] = 1
-        if np.abs(vectors.imag).max() <= _EQUAL * np.abs(vectors).max():
-            vectors = vectors.real
-        start, optimum = (marks, 0 * marks) if trivial else (0 * marks, marks)
-        blocks.append(Block(vectors[None, :-1], gradients[None], vectors[-1:], start, optimum))
-    return blocks
-
-
-def forms_of(block: Block, mu: float, L: float) -> Forms:
-    """Return the matrices of a block, real symmetric; a Hermitian H becomes [[Re H, -Im H], [Im H, Re H]]."""
-    a, b = pairs(block.points.shape[1])
-    p, g = block.points, block.gradients
-    flat = lambda rows: rows.reshape(-1, rows.shape[-1])  # noqa: E731
-    dp, dg, gb = flat(p[:, a] - p[:, b]), flat(g[:, a] - g[:, b]), flat(g[:, b])
-    scale = L / (2 * (L - mu))
-    inequalities = _product(gb - 2 * scale * mu / L * dg, dp) + scale * (_product(dg, dg) / L + mu * _product(dp, dp))
-    error = _product(block.final, block.final).sum(0)
-    ends = (np.diag(each).astype(p.dtype) for each in (block.start, block.optimum))
-    return Forms(*map(_embedded, (inequalities, error, *ends)))
+    The block has w columns for x^0 and the gradients at the optimum, and w for the gradients of each step, as
+    coordinates in a subspace V [n, w] of the workers. x^0 is common, so it takes the column of the constant vector;
+    gradients at the optimum sum to zero, so they take the others.
+    """
+    K, n, _ = points.shape
+    constant = np.abs(V.sum(0)) > 0.5
+    nodes = np.stack([0 * final, *points, final], axis=1)
+    later = (nodes[..., 1:].reshape(n, K + 2, K, n) @ V).reshape(n, K + 2, -1)
+    nodes = np.concatenate([nodes[..., :1] * constant, later], axis=2)
+    g = np.kron(np.eye(K + 1), V).reshape(K + 1, n, -1).swapaxes(0, 1)
+    g[:, 0, : len(constant)] *= ~constant
+    a, b = pairs(K + 1)
+    dp, dg, scale = nodes[:, a] - nodes[:, b], g[:, a] - g[:, b], L / (2 * (L - mu))
+    product = lambda u, v: np.einsum("iad,iae->ade" if mean else "iad,iae->iade", u, v)  # noqa: E731
+    all_ = product(g[:, b] - 2 * scale * mu / L * dg, dp) + scale * (product(dg, dg) / L + mu * product(dp, dp))
+    inequalities = (all_ + all_.swapaxes(-1, -2)) / (2 * n if mean else 2)
+    error, optimum = (rows.T @ rows / n for rows in (nodes[:, -1], g[:, 0]))
+    start = np.diag(np.append(constant, np.zeros(K * len(constant))))
+    kept = np.append(constant | is_heterogeneous, np.ones(K * len(constant), dtype=bool))
+    return np.concatenate([[error, start, optimum], inequalities.reshape(-1, *error.shape)])[:, kept][:, :, kept]
 
 
 def pairs(nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -190,207 +121,125 @@ def pairs(nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
-def _product(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Return the Hermitian forms of Re <u, v>, for vectors [m, D]: [m, D, D]."""
-    outer = u[:, :, None] * v[:, None].conj()
-    form: np.ndarray = (outer + outer.swapaxes(1, 2).conj()) / 2
-    return form
-
-
-def _embedded(form: np.ndarray) -> np.ndarray:
-    if not np.iscomplexobj(form):
-        return form
-    rows = [np.concatenate(part, axis=-1) for part in ((form.real, -form.imag), (form.imag, form.real))]
-    return np.concatenate(rows, axis=-2)
-
-
 # -- the dual ----------------------------------------------------------------------------------------------------------
 
 
-class Solution(NamedTuple):
-    """The solver's solution, with its tolerance."""
-
-    tau: np.ndarray  # [2], or [1] without heterogeneity
-    multipliers: np.ndarray  # [m]
-    gram: list[np.ndarray]
-    values: np.ndarray  # [workers, nodes], f at the nodes
-
-
-def solve(forms: list[Forms], nodes: int, R2: float, zeta2: float, margin: float, tighten: float) -> Solution:
-    """Minimize (1 - tighten) tau . (R^2, zeta^2) - tighten sum lambda subject to S >= margin I."""
+def solve(
+    forms: list[np.ndarray], nodes: int, R2: float, zeta2: float, margin: float, tighten: float
+) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+    """Minimize (1 - tighten) tau . (R^2, zeta^2) - tighten sum lambda subject to S >= margin I; return (tau, lambda),
+    the Gram matrices, and f [workers, nodes], with the tolerance of the solver."""
     import clarabel
 
-    m, sources = len(forms[0].inequalities), [R2, zeta2][: 1 + (zeta2 > 0)]
-    a, b = pairs(nodes)
-    workers, k, others = m // len(a), len(sources), np.arange(1, nodes)[:, None]
+    (a, b), others, m = pairs(nodes), np.arange(1, nodes)[:, None], len(forms[0]) - 1
     balance = (b == others).astype(float) - (a == others)  # flow at the optimum follows from the other nodes'
-    flow = sparse.csc_matrix(sparse.kron(sparse.identity(workers), balance))
-    flow = sparse.hstack([sparse.csc_matrix((flow.shape[0], k)), flow])
-    matrices, constants = [flow, -sparse.identity(k + m)], [np.zeros(flow.shape[0] + k + m)]
-    cones = [clarabel.ZeroConeT(flow.shape[0]), clarabel.NonnegativeConeT(k + m)]
-    for form in forms:
-        D = len(form.error)
-        given = np.concatenate([np.stack([form.start, form.optimum][:k]), form.inequalities])
-        matrices.append(sparse.csc_matrix(-_vectors(given).T))
-        constants.append(_vectors(-form.error[None] - margin * np.eye(D)[None])[0])
-        cones.append(clarabel.PSDTriangleConeT(D))
-    cost = np.concatenate([(1 - tighten) * np.array(sources), np.full(m, -tighten)])
+    flow = sparse.kron(sparse.identity((m - 2) // len(a)), balance)
+    flow = sparse.hstack([sparse.csc_matrix((flow.shape[0], 2)), flow])
+    triangles = [_triangles(np.concatenate([form, margin * np.eye(len(form[0]))[None]])) for form in forms]
+    A = sparse.vstack([flow, -sparse.identity(m), *(-part[1:-1].T for part in triangles)])
+    offsets = [np.zeros(flow.shape[0]), np.zeros(m), *(-part[0] - part[-1] for part in triangles)]
+    cones = [clarabel.ZeroConeT(flow.shape[0]), clarabel.NonnegativeConeT(m)]
+    cones += [clarabel.PSDTriangleConeT(len(form[0])) for form in forms]
+    cost = np.concatenate([(1 - tighten) * np.array([R2, zeta2 or 1.0]), np.full(m - 2, -tighten)])
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-9
-    A = sparse.csc_matrix(sparse.vstack(matrices))
-    nothing = sparse.csc_matrix((k + m, k + m))
-    solved = clarabel.DefaultSolver(nothing, cost, A, np.concatenate(constants), cones, settings).solve()
-    x, z = np.array(solved.x), np.array(solved.z)
-    first, gram = flow.shape[0] + k + m, []
-    for form in forms:
-        D = len(form.error)
-        gram.append(_matrix(z[first : first + D * (D + 1) // 2], D))
-        first += D * (D + 1) // 2
-    values = np.insert(-z[: flow.shape[0]].reshape(workers, nodes - 1), 0, 0.0, axis=1)
-    return Solution(x[:k], x[k:], gram, values)
+    none, matrix = sparse.csc_matrix((m, m)), sparse.csc_matrix(A)
+    solved = clarabel.DefaultSolver(none, cost, matrix, np.concatenate(offsets), cones, settings).solve()
+    flows, _, *grams = np.split(np.array(solved.z), np.cumsum([len(part) for part in offsets])[:-1])
+    values = np.insert(-flows.reshape(-1, nodes - 1), 0, 0.0, axis=1)
+    return np.array(solved.x), [_matrix(gram, len(form[0])) for gram, form in zip(grams, forms, strict=True)], values
 
 
-def _vectors(matrices: np.ndarray) -> np.ndarray:
+def _triangles(matrices: np.ndarray) -> np.ndarray:
     """Return the upper triangles by columns, off-diagonal entries times sqrt(2): [m, D, D] -> [m, D (D + 1) / 2]."""
-    j, i = np.tril_indices(matrices.shape[-1])  # by columns of the upper triangle
+    j, i = np.tril_indices(matrices.shape[-1])
     return matrices[:, i, j] * np.where(i == j, 1.0, math.sqrt(2))
 
 
-def _matrix(vector: np.ndarray, D: int) -> np.ndarray:
+def _matrix(triangle: np.ndarray, D: int) -> np.ndarray:
     j, i = np.tril_indices(D)
-    half = np.zeros((D, D))
-    half[i, j] = vector / np.where(i == j, 1.0, math.sqrt(2))
-    return half + np.triu(half, 1).T
+    matrix = np.zeros((D, D))
+    matrix[i, j] = matrix[j, i] = triangle / np.where(i == j, 1.0, math.sqrt(2))
+    return matrix
 
 
-def certified(forms: list[Forms], nodes: int, R2: float, zeta2: float) -> Bound:
-    """Return a bound that holds in spite of rounding; not a number if none is found.
+def certified(forms: list[np.ndarray], nodes: int, R2: float, zeta2: float) -> tuple[float, float, float, np.ndarray]:
+    """Return a bound tau_R R^2 + tau_z zeta^2 that holds in spite of rounding, tau_R, tau_z, and the multipliers
+    lambda [workers, nodes, nodes] at (a, b), n times a worker's with symmetry; not a number if no bound is found.
 
     Multipliers become multiples of a power of two with exactly balanced flows, and the smallest eigenvalue of S has to
     exceed the error of computing S.
     """
     for margin in _MARGINS:
-        solution = solve(forms, nodes, R2, zeta2, margin, 0.0)
-        if not np.isfinite([*solution.tau, *solution.multipliers]).all():
-            continue
-        tau, multipliers = np.maximum(solution.tau, 0), balanced(solution.multipliers, nodes)
-        if all(_is_positive(form, tau, multipliers[:, *pairs(nodes)].ravel()) for form in forms):
-            tau_R, tau_z = (*map(float, tau), 0.0)[:2]
-            upper = math.nextafter(tau_R * R2 + tau_z * zeta2, math.inf) * (1 + 4 * np.finfo(float).eps)
-            return Bound(math.nan, upper, tau_R, tau_z, multipliers)
-    return Bound(math.nan, math.nan, math.nan, math.nan, np.zeros((0, nodes, nodes)))
+        weights, _, _ = solve(forms, nodes, R2, zeta2, margin, 0.0)
+        if np.isfinite(weights).all():
+            (tau_R, tau_z), multipliers = np.maximum(weights[:2], 0).tolist(), balanced(weights[2:], nodes)
+            weights = np.concatenate([[tau_R, tau_z], multipliers[:, *pairs(nodes)].ravel()])
+            if all(_is_positive(form, weights) for form in forms):
+                upper = math.nextafter(tau_R * R2 + tau_z * zeta2, math.inf) * (1 + 2**-50)
+                return upper, tau_R, tau_z if zeta2 else math.nan, multipliers
+    return math.nan, math.nan, math.nan, np.zeros((0, nodes, nodes))
 
 
 def balanced(multipliers: np.ndarray, nodes: int) -> np.ndarray:
     """Return the multipliers rounded down to multiples of a power of two, plus what balances the flow at each node:
-    [workers, nodes, nodes]. Their sum is below 2^51 of these, so that they are exact in float64."""
+    [workers, nodes, nodes]. Their sum is below 2^52 of these, so that they are exact in float64."""
     a, b = pairs(nodes)
     positive = np.maximum(multipliers, 0.0).reshape(-1, len(a))
     scale = 50 - math.ceil(math.log2(positive.sum() or 1.0))
     flows = np.zeros((len(positive), nodes, nodes), dtype=np.int64)
     flows[:, a, b] = np.floor(np.ldexp(positive, scale))
-    for flow in flows:
-        while (excess := flow.sum(0) - flow.sum(1)).any():
-            full, empty = excess.argmax(), excess.argmin()
-            flow[full, empty] += min(excess[full], -excess[empty])
+    excess = flows.sum(1) - flows.sum(2)
+    flows[:, 1:, 0] += np.maximum(excess, 0)[:, 1:]
+    flows[:, 0, 1:] += np.maximum(-excess, 0)[:, 1:]
     return np.ldexp(flows.astype(float), -scale)
 
 
-def _is_positive(form: Forms, tau: np.ndarray, multipliers: np.ndarray) -> bool:
+def _is_positive(form: np.ndarray, weights: np.ndarray) -> bool:
     """Return whether S >= 0, with certainty: its smallest eigenvalue exceeds all errors of computing it."""
-    parts = [form.start, form.optimum][: len(tau)]
-    weigh = lambda of: np.tensordot(multipliers, of(form.inequalities), 1) + np.tensordot(tau, of(np.stack(parts)), 1)  # noqa: E731
-    S, size = weigh(np.asarray) - form.error, weigh(np.abs) + np.abs(form.error)
-    terms = len(multipliers) + len(tau) + len(S) + 20
-    error = 4 * np.finfo(float).eps * terms * float(np.linalg.norm(size))
+    S, size = (np.tensordot(np.append(sign, weights), part, 1) for sign, part in ((-1, form), (1, np.abs(form))))
+    error = 4 * np.finfo(float).eps * (len(weights) + len(S) + 20) * float(np.linalg.norm(size))
     return bool(np.linalg.eigvalsh(S)[0] >= error)
 
 
 # -- functions that attain an error ------------------------------------------------------------------------------------
 
 
-def attained(forms: list[Forms], nodes: int, R2: float, zeta2: float) -> float:
+def attained(forms: list[np.ndarray], nodes: int, R2: float, zeta2: float) -> float:
     """Return the error of functions that exist, by the Gram matrix of a slightly tightened problem; 0 if rounding left
     none."""
     a, b = pairs(nodes)
     for margin in _MARGINS:
-        solution = solve(forms, nodes, R2, zeta2, 0.0, margin)
-        gram = []
-        for matrix in solution.gram:
-            values, vectors = np.linalg.eigh(matrix)
-            gram.append(vectors * np.maximum(values, 0) @ vectors.T)
-        total = [
-            sum(np.tensordot(part, G, 2) for part, G in zip(parts, gram, strict=True))
-            for parts in zip(*forms, strict=True)
-        ]
-        change, error, start, optimum = total
-        change += (solution.values[:, b] - solution.values[:, a]).ravel()
-        if change.max() <= 0 and start <= R2 and optimum <= zeta2:
-            return float(error)
+        _, grams, values = solve(forms, nodes, R2, zeta2, 0.0, margin)
+        total = np.zeros(len(forms[0]))
+        for form, gram in zip(forms, grams, strict=True):
+            sizes, vectors = np.linalg.eigh(gram)
+            total += np.tensordot(form, vectors * np.maximum(sizes, 0) @ vectors.T, 2)
+        change = total[3:] + (values[:, b] - values[:, a]).ravel()
+        if change.max() <= 0 and total[1] <= R2 and total[2] <= zeta2:
+            return float(total[0])
     return 0.0
 
 
-def worst_quadratic(
-    points: np.ndarray, final: np.ndarray, mu: float, L: float, R2: float, zeta2: float
-) -> tuple[float, np.ndarray]:
-    """Return the largest error found for f_i(x) = h_i / 2 ||x - x*||^2 + <g*_i, x> with h in {mu, L}^n, and h."""
+def worst_quadratic(points: np.ndarray, final: np.ndarray, mu: float, L: float, R2: float, zeta2: float) -> float:
+    """Return the largest error found for f_i(x) = h_i / 2 ||x - x*||^2 + <g*_i, x> with h in {mu, L}^n."""
     error = lambda h: max(_error(p, x, h, R2, zeta2) for p, x in zip(points, final, strict=True))  # noqa: E731
-    worst = hardest(error, points.shape[2], mu, L)
-    return error(worst), worst
+    return error(hardest(error, points.shape[2], mu, L))
 
 
 def _error(points: np.ndarray, final: np.ndarray, h: np.ndarray, R2: float, zeta2: float) -> float:
     """Return the error of these quadratics for the worst gradients at the optimum."""
-    n = len(h)
-    gradients = np.linalg.svd(np.eye(n) - 1 / n)[0] * (np.arange(n) < n - 1)  # a basis, and none for x^0
-    ends = ends_of(points, final, h[:, None], gradients, np.eye(n)[-1])
-    ends *= np.array([*[math.sqrt(n * zeta2)] * (n - 1), math.sqrt(R2)]) / math.sqrt(n)
-    fixed, driven = ends[:, -1], ends[:, :-1]
+    K, n, D = points.shape
+    known = np.zeros((D, n))  # x^0, and n - 1 gradients at the optimum
+    known[0, 0] = math.sqrt(R2)
+    optimum = math.sqrt(n * zeta2) * np.insert(heterogeneous(n), 0, 0.0, axis=1)
+    for t in range(K):
+        known[1 + t * n : 1 + (t + 1) * n] = h[:, None] * (points[t] @ known) + optimum
+    ends = final @ known / math.sqrt(n)
+    fixed, driven = ends[:, 0], ends[:, 1:]
     w = np.linalg.svd(driven)[2][0] if driven.any() else np.zeros(n - 1)
     for _ in range(_ITERATIONS):  # the maximum of |fixed + driven w|^2 over unit vectors w, which each step increases
         w = driven.T @ (fixed + driven @ w)
         w /= np.linalg.norm(w) or 1.0
     return float(np.square(fixed + driven @ w).sum())
-
-
-def ends_of(points: np.ndarray, final: np.ndarray, h: np.ndarray, g: np.ndarray, x0: np.ndarray) -> np.ndarray:
-    """Return the last models [n, k] of k problems f_i(x) = h_i / 2 x^2 + g_i x, one for each column of g [n, k], by the
-    coefficients."""
-    K, n, D = points.shape
-    known = np.zeros((D, len(x0)))  # x^0 and the gradients
-    known[0] = x0
-    for t in range(K):
-        known[1 + t * n : 1 + (t + 1) * n] = h * (points[t] @ known) + g
-    ends: np.ndarray = final @ known
-    return ends
-
-
-def run(method: Method, lr: float, steps: int, h: Tensor, g: Tensor, x0: Tensor) -> Tensor:
-    """Run the method itself on many problems f_i(x) = h_i / 2 x^2 + g_i x, one for each column of h and g [n, columns],
-    from x^0 [columns]: return the models [steps, n, columns] after each step."""
-
-    def oracle(x: Tensor, workers: Any = None) -> Tensor:
-        rows = slice(None) if workers is None else list(workers)
-        return h[rows] * x + g[rows]
-
-    stepper = method.begin(x0.expand(method.n, -1).clone(), lr)
-    stepper.oracle, models = oracle, []
-    for _ in range(steps):
-        stepper.step()
-        models.append(stepper.models.clone())
-    return torch.stack(models)
-
-
-def _check_trace(method: Method, lr: float, points: np.ndarray, final: np.ndarray) -> None:
-    """Raise NotLinear unless the coefficients predict a run on random quadratics."""
-    d, K, n, _ = points.shape
-    generator, width = torch.Generator().manual_seed(2), 16
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    h, g, x0 = draw(n, d * width).abs(), draw(n, d * width), draw(d * width)
-    models = run(method, lr, K, h, g, x0)[-1].numpy()
-    for piece, columns in enumerate(method.columns(width)):
-        problem = (part.numpy()[..., columns] for part in (h, g, x0))
-        expected = ends_of(points[piece], final[piece], *problem)
-        if not np.abs(models[:, columns] - expected).max() <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
-            raise NotLinear(f"the coefficients of algo={method.algorithm.name} do not predict a run: no certificate.")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
-import yaml
-
-from decentral.config.identity import component_identity
+from decentral.config.identity import component_identity, hashed_id
 from decentral.config.parsing import build, convert
 from decentral.config.schema import Config
-from decentral.errors import ConfigError
+from decentral.store.files import at_home
 from decentral.terminal.console import say
 
 _PARTS = "algo", "topology", "optim", "communication"
@@ -26,11 +23,9 @@ def certify(config: Config, settings: Mapping[str, str]) -> Iterator[str]:
     from decentral.plugins.certificates.trace import NotLinear
     from decentral.plugins.certificates.worst_case import traced
 
-    values = {
-        key: _value(f"certify.{key}", f"[{text.strip('[]')}]" if key == "lr" else text)
-        for key, text in settings.items()
-    }
-    asked = convert(bool, values.pop("", bool(values)), "certify")
+    values = {key: text.strip("[]").split(",") if key == "lr" else text for key, text in settings.items() if key}
+    given = settings.get("", "true" if values else "false")
+    asked = convert(bool, {"true": True, "false": False}.get(given, given), "certify")
     terms = build(certificates.Terms, values, "certify")
     try:
         certifier = certificates.Certifier(certificates.method_of(config), terms.first)
@@ -42,21 +37,15 @@ def certify(config: Config, settings: Mapping[str, str]) -> Iterator[str]:
         return iter([f"No certificate: {reason}"])
 
     def texts() -> Iterator[str]:
-        yield f"For all functions:\n{certifier.facts}"
+        yield f"For all functions:\n{certificates.facts_text(certifier.facts)}"
         if asked:
-            certified = certificates.rows(certifier, terms, lambda text: say(f"[certificate] {text}"))
-            yield certificates.text(terms, certified)
-            name = f"{config.algo.name}-{config.topology.name}-{config.num_workers}"
+            table = certificates.table_of(certifier, terms, lambda text: say(f"[certificate] {text}"))
+            yield certificates.text(terms, table)
             parts = {group: component_identity(getattr(config, group)) for group in _PARTS}
-            setting = {**parts, "num_workers": config.num_workers}
-            folder = Path(config.results_dir) / "certificates" / name
-            yield f"Table, figure and JSON: {certificates.store(certifier, terms, certified, folder, setting)}"
+            stored = {**parts, "num_workers": config.num_workers, "terms": vars(terms)}
+            name = f"{config.algo.name}-{config.topology.name}-{config.num_workers}-{hashed_id(stored)[:6]}"
+            folder = at_home(config.results_dir) / "certificates" / name
+            certificates.store(table, stored | {"facts": certifier.facts}, folder)
+            yield f"Table, figure and JSON: {folder}"
 
     return texts()
-
-
-def _value(key: str, text: str) -> object:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{key}={text} is not a valid value.") from None

@@ -25,20 +25,16 @@ class Ranks(Claim):
 
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Compare the two correlations."""
+        from pandas import DataFrame
         from scipy.stats import spearmanr
 
         wanted = {name: plain(value) for name, value in self.cell.items()}
-        columns: dict[str, dict[str, float]] = {self.of: {}, self.by: {}, self.than: {}}
-        for entry in cells.entries:
-            if wanted.items() <= entry.labels.items() and entry.metric in columns:
-                columns[entry.metric][str(sorted(entry.labels.items()))] = entry.level(larger_is_better)
-        measured, predicted, other = (columns[name] for name in (self.of, self.by, self.than))
-        common = sorted(measured.keys() & predicted.keys() & other.keys())
-        if len(common) < 3:
+        entries = [entry for entry in cells.entries if wanted.items() <= entry.labels.items()]
+        levels = [(str(entry.labels), entry.metric, entry.level(larger_is_better)) for entry in entries]
+        table = DataFrame(levels, columns=["cell", "metric", "level"]).pivot(index="cell", columns="metric")["level"]
+        table = table.reindex(columns=[self.of, self.by, self.than]).dropna()
+        if len(table) < 3:
             raise NotRun(f"fewer than three cells have {self.of}, {self.by} and {self.than}")
-        ours, theirs = (
-            float(spearmanr([measured[key] for key in common], [ranks[key] for key in common]).statistic)
-            for ranks in (predicted, other)
-        )
-        why = f"rank correlation {ours:.3f} against {theirs:.3f}, over {len(common)} cells"
+        ours, theirs = (float(spearmanr(table[self.of], table[name]).statistic) for name in (self.by, self.than))
+        why = f"rank correlation {ours:.3f} against {theirs:.3f}, over {len(table)} cells"
         return Finding(MET if ours > theirs else NOT_MET, ours, None, f"above {theirs:.3f}", why)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 from decentral.measurements.measurement import Measurement, check_losses
@@ -63,14 +64,13 @@ class Certificate(Measurement):
         import torch
 
         from decentral.plugins.certificates.certify import Certifier, Terms, method_of
-        from decentral.plugins.certificates.worst_case import run
+        from decentral.plugins.certificates.trace import run
         from decentral.topology.facts import spectral_gap
 
         method = method_of(self.config)
         certifier = Certifier(method, self.effective)
         lr = self.effective / certifier.count
         terms = Terms(mu=self.mu, L=self.L, steps=self.after, zeta2=self.zeta2)
-        found = certifier.row(lr, terms)._asdict()
         generator = torch.Generator().manual_seed(0)
         draw = lambda *shape: torch.rand(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
         n = method.n
@@ -78,16 +78,16 @@ class Certificate(Measurement):
         g = draw(n, self.trials) - 0.5
         g -= g.mean(0)
         g *= (self.zeta2 / g.square().mean(0)).sqrt()
-        errors = run(method, lr, self.after, h, g, torch.ones(self.trials, dtype=torch.float64))[-1].square().mean(0)
-        few = run(method, lr, _MOST_STEPS, h[:, :100], g[:, :100], torch.ones(100, dtype=torch.float64))
-        reached = few.square().mean(dim=(1, 2)) <= self.target
-        found |= {
-            "worst_random": float(errors.max()),
-            "steps_to": int(reached.int().argmax()) + 1 if reached.any() else math.nan,
+        x0 = torch.ones(self.trials, dtype=torch.float64)
+        after = next(islice(run(method, lr, h, g, x0), self.after - 1, None))
+        few = islice(run(method, lr, h[:, :100], g[:, :100], x0[:100]), _MOST_STEPS)
+        known = certifier.row(lr, terms) | {
+            "worst_random": float(after.square().mean(0).max()),
+            "steps_to": next((t for t, x in enumerate(few, 1) if x.square().mean() <= self.target), math.nan),
             "stable": certifier.largest_stable(terms),
             "inverse_gap": 1 / spectral_gap(method.rounds),
         }
-        return {key: value if math.isfinite(value) else None for key, value in found.items()}
+        return {key: value if math.isfinite(value) else None for key, value in known.items()}
 
     def values(self, labels: Labels) -> Iterator[Value]:
         """Yield every number."""

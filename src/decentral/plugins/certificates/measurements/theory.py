@@ -24,15 +24,6 @@ _CURVATURES = 0.25, 1.0
 _MOST_STEPS = 2000
 
 
-class RateRun(TrainingRun):
-    """The run of one learning rate, which may diverge."""
-
-    def finished(self) -> Status | None:
-        """Return done for a diverged run, too: then another rate is better."""
-        status = super().finished()
-        return Status.done if status is Status.diverged else status
-
-
 @dataclass
 class Theory(Measurement):
     """The steps that config.algo needs to a target with the best of some learning rates: measured in training runs, and
@@ -65,19 +56,15 @@ class Theory(Measurement):
         """Check that no message can get lost."""
         check_losses(self.config)
 
-    @property
-    def heterogeneity(self) -> float:
-        """Return the assumed ratio at this column."""
-        return next((self.ratios[str(v)] for v in self.labels.values() if str(v) in self.ratios), self.ratio)
-
     def parameters(self) -> dict[str, Any]:
         """Return what the prediction depends on."""
-        return {"ratio": self.heterogeneity, "reach": self.reach, "topology": component_identity(self.config.topology)}
+        ratio = next((self.ratios[str(v)] for v in self.labels.values() if str(v) in self.ratios), self.ratio)
+        return {"ratio": ratio, "reach": self.reach, "topology": component_identity(self.config.topology)}
 
     @cached_property
-    def runs(self) -> list[RateRun]:
+    def runs(self) -> list[TrainingRun]:
         """Return the run of each learning rate."""
-        return [RateRun(replace(self.config, lr=lr), f"{self.title}, lr {lr:g}") for lr in self.rates]
+        return [TrainingRun(replace(self.config, lr=lr), f"{self.title}, lr {lr:g}") for lr in self.rates]
 
     def jobs(self) -> list[Job]:
         """Return the prediction and the runs."""
@@ -88,26 +75,26 @@ class Theory(Measurement):
         from decentral.plugins.certificates.certify import Certifier, method_of
         from decentral.topology.facts import spectral_gap
 
-        certifier = Certifier(method_of(self.config), 0.1)
-        steps = min(self._predicted(certifier.at(float(lr))) for lr in _RATES)
+        method = Certifier(method_of(self.config), 0.1).method
+        steps = min(self._predicted(method, float(lr)) for lr in _RATES)
         return {"steps": steps if math.isfinite(steps) else None, "gap": spectral_gap(self.config.rounds())}
 
-    def _predicted(self, pieces: list[Any]) -> float:
+    def _predicted(self, method: Any, lr: float) -> float:
         """Return the steps until the expected error reaches the target, over the curvatures and random gradients at the
         optimum; interpolated between two steps, infinite if never."""
+        import torch
+
+        from decentral.plugins.certificates.quadratics import heterogeneous
+        from decentral.plugins.certificates.trace import run
+
         n, before = self.n, 1.0
-        basis = np.linalg.svd(np.eye(n) - 1 / n)[0][:, : n - 1] * math.sqrt(self.heterogeneity * n / max(1, n - 1))
-        parts = [(h, piece) for h in _CURVATURES for piece in pieces]
-        states = [np.hstack([piece.start[:, None], np.zeros((len(piece.start), n - 1))]) for _, piece in parts]
-        for t in range(_MOST_STEPS):
-            error = 0.0
-            for i, (h, piece) in enumerate(parts):
-                A, B, C, _ = piece.phases[t % len(piece.phases)]
-                gradients = h * (C @ states[i])
-                gradients[:, 1:] += basis
-                states[i] = A @ states[i] + B @ gradients
-                models = piece.phases[(t + 1) % len(piece.phases)].M @ states[i]
-                error += float(np.square(models).sum()) / n / len(parts)
+        optimum = torch.from_numpy(heterogeneous(n)) * math.sqrt(self.parameters()["ratio"] * n / max(1, n - 1))
+        g = torch.cat([torch.zeros(n, 1), optimum] * 2, dim=1)  # a column of each curvature for x^0
+        x0 = torch.eye(1, n).repeat(1, 2)
+        h = torch.tensor(_CURVATURES).repeat_interleave(n).expand(n, -1)
+        problem = (method.repeated(part) for part in (h, g, x0))
+        for t, models in zip(range(_MOST_STEPS), run(method, lr, *problem), strict=False):
+            error = float(models.square().sum()) / n / len(_CURVATURES) / method.rounds.num_pieces
             if error <= self.reach:
                 return t + math.log(before / self.reach) / math.log(before / error) if error else float(t + 1)
             before = error
@@ -116,21 +103,17 @@ class Theory(Measurement):
     def values(self, labels: Labels) -> Iterator[Value]:
         """Yield the predicted steps, the inverse gap and the measured steps."""
         (line,) = self.found()
-        best = min(((self._measured(run), lr) for run, lr in zip(self.runs, self.rates, strict=True)), default=None)
-        yield self._value(labels, math.inf if best is None else best[0], MEASURED, None if best is None else best[1])
-        yield self._value(labels, math.inf if line["steps"] is None else line["steps"], PREDICTED, None)
-        yield self._value(labels, 1 / line["gap"], GAP, None)
+        measured = [(self._measured(run), lr) for run, lr in zip(self.runs, self.rates, strict=True)]
+        steps, lr = min(measured, default=(math.inf, None))
+        predicted = math.inf if line["steps"] is None else line["steps"]
+        for metric, value, rate in ((MEASURED, steps, lr), (PREDICTED, predicted, None), (GAP, 1 / line["gap"], None)):
+            status = "done" if math.isfinite(value) else NOT_REACHED
+            yield Value(labels, value if status == "done" else math.nan, metric, self.config.seed, rate, status=status)
 
-    def _value(self, labels: Labels, value: float, metric: str, lr: float | None) -> Value:
-        reached = math.isfinite(value)
-        status = "done" if reached else NOT_REACHED
-        return Value(labels, value if reached else math.nan, metric, self.config.seed, lr, status=status)
-
-    def _measured(self, run: RateRun) -> float:
+    def _measured(self, run: TrainingRun) -> float:
         """Return the first evaluated step of a run at which the metric is at the target; infinite if never."""
         rows = [row for row in read_metrics(run.directory) if (row["metric"], row["worker"]) == (self.metric, "mean")]
-        if not rows or TrainingRun.finished(run) is Status.diverged:
+        if not rows or run.finished() is Status.diverged:
             return math.inf
-        rises = rows[0]["value"] < self.target
-        reached = (row for row in rows if (row["value"] >= self.target) == rises or row["value"] == self.target)
-        return float(next((row["step"] for row in reached), math.inf))
+        sign = 1 if rows[0]["value"] < self.target else -1
+        return float(next((row["step"] for row in rows if sign * (row["value"] - self.target) >= 0), math.inf))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,18 +23,6 @@ _LAST = 0.2
 """Share of the evaluations that the end of a run is."""
 
 
-class Prediction(NamedTuple):
-    """The predicted behavior for one problem."""
-
-    rate: float
-    bias: float
-    """Root mean square distance of the workers from the optimum at the fixed point."""
-    noise: float
-    """Root mean square distance of the workers from the fixed point by gradient noise."""
-    suboptimality: float
-    """Mean over the workers, by both."""
-
-
 def quadratics(config: Config) -> Callable[[Path], str]:
     """Predict a run of this configuration; return the text that compares it with the finished run in a directory.
 
@@ -45,31 +33,26 @@ def quadratics(config: Config) -> Callable[[Path], str]:
         "lr=0: use a larger learning rate": config.lr == 0,
         "simulate=timeline, which does not train: leave it out": config.simulate is not Simulate.training,
     }
-    for words, is_given in refused.items():
-        if is_given:
-            raise ConfigError(f"--predict cannot be used with {words}.")
-    predicted = _predict(config)
+    if any(refused.values()):
+        raise ConfigError(f"--predict cannot be used with {max(refused, key=lambda words: refused[words])}.")
+    rate, bias, noise, suboptimality = _predict(config)
+    expected = math.hypot(bias, noise)
 
     def compared(directory: Path) -> str:
         steps, squares = _measured(directory, "distance_to_optimum", 2)
         distances, last = np.sqrt(squares), math.ceil(_LAST * len(steps))
         end = math.sqrt(squares[-last:].mean())
-        expected = math.hypot(predicted.bias, predicted.noise)
-        left = distances[0] * min(predicted.rate, 1.0) ** int(steps[-1])
+        left = distances[0] * min(rate, 1.0) ** int(steps[-1])
         mark = " (not converged)" * bool(left > max(_CONVERGED * expected, _ROUNDING))
         falling = (distances > 10 * expected) & (distances > 1e-9 * distances[0]) & (steps >= steps[-1] // 10)
         slope = np.polyfit(steps[falling], np.log(distances[falling]), 1)[0] if falling.sum() > 1 else math.nan
         ended = float(_measured(directory, "suboptimality", 1)[1][-last:].mean())
         rows = [
             ["", "predicted", "measured"],
-            ["rate per step", f"{predicted.rate:.5f}", "-" if math.isnan(slope) else f"{math.exp(slope):.5f}"],
-            ["distance by heterogeneity", _shown(predicted.bias), "-" if predicted.noise else _shown(end) + mark],
-            [
-                "distance by gradient noise",
-                _shown(predicted.noise),
-                "-" if predicted.bias > _ROUNDING or not predicted.noise else _shown(end) + mark,
-            ],
-            ["suboptimality (mean)", _shown(predicted.suboptimality), _shown(ended) + mark],
+            ["rate per step", f"{rate:.5f}", "-" if math.isnan(slope) else f"{math.exp(slope):.5f}"],
+            ["distance by heterogeneity", _shown(bias), "-" if noise else _shown(end) + mark],
+            ["distance by gradient noise", _shown(noise), _shown(end) + mark if noise and bias <= _ROUNDING else "-"],
+            ["suboptimality (mean)", _shown(suboptimality), _shown(ended) + mark],
             ["distance at the end", _shown(expected), _shown(end) + mark],
         ]
         table = f"Predicted from the method's coefficients (root mean square over workers):\n{aligned(rows)}"
@@ -87,8 +70,9 @@ def _shown(distance: float) -> str:
     return f"{distance:.3g}" if distance > _ROUNDING else "0"
 
 
-def _predict(config: Config) -> Prediction:
-    """Return the exact rate, bias and noise of this configuration's problem, the rate as a spectral radius.
+def _predict(config: Config) -> tuple[float, float, float, float]:
+    """Return the exact rate of this configuration's problem, a spectral radius; the root mean square distance of the
+    workers from the optimum at the fixed point; that from the fixed point by gradient noise; and their suboptimality.
 
     The coordinates of the model, each with the coefficients of its piece, are coupled by the Hessians.
     """
@@ -97,42 +81,38 @@ def _predict(config: Config) -> Prediction:
 
     from decentral.plugins.certificates.certify import Certifier, method_of
     from decentral.plugins.certificates.quadratics import STABLE, Piece
-    from decentral.plugins.certificates.trace import Phase
 
     certifier = Certifier(method_of(config), config.lr)
-    n, pieces = certifier.method.n, certifier.pieces
-    problem = config.task.open(config, range(n), torch.device("cpu"))
+    n, problem = certifier.method.n, config.task.open(config, range(certifier.method.n), torch.device("cpu"))
     A, b = problem.problem.A.numpy(), problem.problem.b.numpy()
     d = A.shape[-1]
-    number = np.zeros(d, dtype=int)  # of each coordinate's piece
-    for piece, columns in enumerate(config.rounds().slices(d)):
-        number[columns] = piece
-    coordinates = [pieces[piece] for piece in number]
-    size = sum(len(piece.start) for piece in coordinates)
+    columns = [np.arange(d)[part] for part in certifier.method.rounds.slices(d)]
+    pieces = zip(certifier.at(config.lr), columns, strict=True)
+    coordinates, order = [piece for piece, part in pieces for _ in part], np.concatenate(columns)
+    size = sum(len(piece.states) for piece in coordinates)
     if size > _LARGEST:
         raise ConfigError(f"--predict needs {size} state coordinates, more than {_LARGEST}: use a smaller problem.")
-    phases = [
-        Phase(*(block_diag(*matrices) for matrices in zip(*phase, strict=True)))
-        for phase in zip(*(piece.phases for piece in coordinates), strict=True)
-    ]
-    whole = Piece(phases, np.concatenate([piece.start for piece in coordinates]), np.zeros((size, 0)), config.lr)
+    steps = zip(*(piece.phases for piece in coordinates), strict=True)
+    phases: list[Any] = [tuple(block_diag(*matrices) for matrices in zip(*step, strict=True)) for step in steps]
+    whole = Piece(phases, np.zeros((size, 0)), config.lr)
+    A = A[..., order]
     hessian = np.einsum("nkc,nke,nm->cnem", A, A, np.eye(n)).reshape(d * n, d * n)
     rate, variance = whole.rate(hessian), config.task.noise**2 / d / config.accumulate
     if rate >= STABLE:
-        return Prediction(rate, math.inf, math.inf if variance else 0.0, math.inf)
+        return rate, math.inf, math.inf if variance else 0.0, math.inf
     models = whole.fixed_point(hessian, np.einsum("nkc,nk->cn", A, b).ravel()).reshape(d, n)
-    bias = models - problem.optimum.numpy()[:, None]
+    bias = models - problem.optimum.numpy()[order, None]
     noise = variance * whole.noise(hessian) if variance else np.zeros((d * n, d * n))
     moments = np.einsum("ci,ei->ce", bias, bias) + np.einsum("ciei->ce", noise.reshape(d, n, d, n))
-    suboptimality = np.einsum("ikc,ike,ce->", A, A, moments) / n**2
-    return Prediction(rate, math.sqrt(np.square(bias).sum() / n), math.sqrt(np.trace(noise) / n), float(suboptimality))
+    suboptimality = float(np.einsum("ikc,ike,ce->", A, A, moments) / n**2)
+    return rate, math.sqrt(np.square(bias).sum() / n), math.sqrt(np.trace(noise) / n), suboptimality
 
 
 def _measured(directory: Path, metric: str, power: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the evaluated steps and, there, the mean over the workers of this power of a metric."""
-    values: dict[int, list[Any]] = {}
-    for row in read_metrics(directory):
-        if row["metric"] == metric and str(row["worker"]).isdigit():
-            values.setdefault(int(row["step"]), []).append(float(row["value"]) ** power)
-    steps = sorted(values)
-    return np.array(steps), np.array([np.mean(values[step]) for step in steps])
+    from pandas import DataFrame
+
+    rows = DataFrame(read_metrics(directory))
+    rows = rows[(rows.metric == metric) & rows.worker.astype(str).str.isdigit()]
+    means = rows.value.astype(float).pow(power).groupby(rows.step.astype(int)).mean()
+    return means.index.to_numpy(), means.to_numpy()
