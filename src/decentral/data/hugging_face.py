@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decentral.data.dataset import NO_TEST, DataDescription
+from decentral.data.dataset import NO_TEST, DataDescription, no_column
 from decentral.data.decode import resize_and_crop
 from decentral.data.own import PlainData
 from decentral.data.texts import Part, TextFiles
@@ -132,6 +132,16 @@ class HuggingFace(PlainData):
     def load(self, device: torch.device | str, seed: int) -> Any:
         """See `DataSet`."""
         return self._sets().load(device, seed) if self.text else super().load(device, seed)
+
+    def examples(self, column: str | None) -> tuple[Any, Any]:
+        """Return a column of both splits, or the splits, whose rows are dictionaries."""
+        splits = [*self._splits(), None][:2]
+        if column is None:
+            return splits[0], splits[1]
+        if column not in splits[0].column_names:
+            raise no_column(self, column, splits[0].column_names)
+        has = [rows is not None and column in rows.column_names for rows in splits]
+        return splits[0][column], splits[1][column] if has[1] else None
 
     def files_digest(self) -> str:
         """Return a digest of all texts, or of the inspected examples and labels."""

@@ -215,15 +215,23 @@ def _composed(
     if "model" in made:
         config.model.look_at(config)
     for group, each in made.items() if name is None else ():
-        if type(each) is not find.ours(GROUPS[group]).get(each.name):
+        if type(each) is not find.ours(GROUPS[group]).get(each.name) or getattr(each, "given", None) is not None:
             vars(each)["files_digest"] = partial(str, secrets.token_hex(8))
     return config
 
 
 def _is_object(group: str, value: Any) -> bool:
-    """Return whether the choice in a group is an object, instead of a name."""
+    """Return whether the choice in a group is an object, instead of a name, or has a function or array as a setting."""
+    parts = list(value.values()) if isinstance(value, Mapping) else [value]
     named = value.get("name") if isinstance(value, Mapping) else value
-    return group not in (*_ARGUMENTS, "launcher") and not isinstance(named, str | Real | None)
+    if group in (*_ARGUMENTS, "launcher"):
+        return False
+    return not isinstance(named, str | Real | None) or any(map(_is_content, parts))
+
+
+def _is_content(value: Any) -> bool:
+    """Return whether a setting is a function, an array or a graph, which no line of text holds."""
+    return callable(value) or hasattr(value, "dtype") or hasattr(value, "adjacency")
 
 
 def _claim(run: Prepared) -> None:
