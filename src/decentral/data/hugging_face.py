@@ -37,6 +37,7 @@ class HuggingFace(PlainData):
     image       column of the inputs: images, converted to [C, H, W] from 0 to 1, or lists of numbers
     text        columns of the text instead, as in [sentence]; several are concatenated
     label       column of the class, a whole number >= 0, or text: its classes are in natural order, 2 before 10
+    image_mode  convert all images to L (gray) or RGB (null: gray images stay gray)
     image_size  resize the shorter side of images to this many pixels, and crop them to a square
     tokens, tokenizer, vocabulary, longest    settings of texts, as for data=textfolder
     cache_dir   the library's download folder
@@ -48,6 +49,7 @@ class HuggingFace(PlainData):
     image: str = "image"
     text: list[str] = field(default_factory=list)
     label: str = "label"
+    image_mode: str | None = setting(None, choices=("L", "RGB"), older=None)
     image_size: int | None = setting(None, at_least=1)
     tokens: TextTokens = TextTokens.bpe
     tokenizer: str | None = None
@@ -173,10 +175,11 @@ class Texts(TextFiles):
 
 
 def numbered(labels: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """Return labels as numbers: a text's index among the names, or its value."""
+    """Return labels as numbers: a text's index among the names, or its value; a boolean as 0 or 1."""
     places = {name: place for place, name in enumerate(names)}
     texts = {label: places[label] if label in places else int(label) for label in labels if isinstance(label, str)}
-    return [texts[label] if isinstance(label, str) else label for label in labels]
+    numbers = (texts[label] if isinstance(label, str) else label for label in labels)
+    return [int(number) if isinstance(number, bool) else number for number in numbers]
 
 
 class Rows:
@@ -204,6 +207,7 @@ class Rows:
         if not hasattr(value, "convert"):
             return np.asarray(value, dtype=np.float32)
         size = self._of.image_size
-        image = value if value.mode in ("L", "RGB") else value.convert("RGB")
+        mode = self._of.image_mode or ("L" if value.mode == "L" else "RGB")
+        image = value if value.mode == mode else value.convert(mode)
         pixels = np.asarray(image if size is None else resize_and_crop(image, size, size), dtype=np.float32) / 255
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
