@@ -103,7 +103,8 @@ def train(
                   evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}. A component may
                   be an object instead of a name: your own class, an object of it, or a function, as in algo=MyMethod or
                   schedule={"name": halves, "every": 2}; for topology= a graph of networkx, a matrix, or a list of them;
-                  for partition= a list with the indices of each worker. Objects are copied for each run
+                  for partition= a list with the indices of each worker, and for its `column` a function of an example
+                  or the group of each one. Objects are copied for each run
     overrides     settings in the grammar of the command line: "schedule=constant", "schedule.warmup_epochs=5"
     config_dir    a folder with your own components, as `--config-dir`
     name          a name for the run, which the same call resumes or returns
