@@ -280,6 +280,7 @@ def test_data_without_columns_and_folders_without_a_class_are_refused(femnist: A
 LIBRARY = '''"""Stand-in for the library datasets: any set has the columns and splits of the page."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
@@ -306,7 +307,7 @@ class Rows:
 
 
 def load_dataset(path, name: str | None = None, **more):
-    columns, splits = json.load(open("page.json"))[path]
+    columns, splits = json.loads(Path("page.json").read_text())[path]
     return {split: Rows(columns, 90, [3, 5] if "tiny" in path else []) for split in splits}
 '''
 

@@ -39,20 +39,20 @@ def exists(name: str, num_workers: int) -> bool:
         return num_workers in (1, 2, 4, 8, 16, 32)
     if name.startswith("inner_outer"):
         return num_workers >= 1 and num_workers % 4 == 0
-    return num_workers >= (2 if name in ("dbt", "file") else 1)
+    return num_workers >= (2 if name in ("dbt", "file", "networkx") else 1)
 
 
 @pytest.fixture
 def build(tmp_path):
-    """name -> topology; `file` gets a ring with a chord, `spanning_tree` the grid, `one_peer` the ring."""
+    """name -> topology; `file` and `networkx` get a chain with a chord, `spanning_tree` a grid, `one_peer` a ring."""
 
     def _build(name: str, num_workers: int, **fields) -> Topology:
-        if name == "file":
+        if name in ("file", "networkx"):
             edges = {(i, i + 1) for i in range(num_workers - 1)} | (
                 {(0, num_workers // 2)} if num_workers > 2 else set()
             )
             np.savez(tmp_path / "graph.npz", edges=np.array(sorted(edges), dtype=np.int64).reshape(-1, 2))
-            fields["path"] = str(tmp_path / "graph.npz")
+            fields |= {"path": str(tmp_path / "graph.npz")} if name == "file" else {"graph": nx.Graph(edges)}
         if name in ("spanning_tree", "one_peer"):
             fields["graph"] = {"spanning_tree": "grid", "one_peer": "ring"}[name]
         if "drawn_rounds" in TOPOLOGIES[name].__dataclass_fields__:
@@ -338,7 +338,7 @@ def test_networkx_reads_the_largest_component_of_every_format(tmp_path, monkeypa
     for given, words in (
         ({"path": "g.csv"}, "is not a file"),
         ({"path": "bad.graphml"}, "cannot be read by networkx.read_graphml"),
-        ({"path": "empty.adjlist"}, "has no edge between two nodes"),
+        ({"path": "empty.adjlist"}, "has no edges between different nodes"),
         ({}, "topology=networkx needs topology.path=FILE"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -410,7 +410,7 @@ def largest_component(graph: Any, source: str) -> tuple[list[Any], int, np.ndarr
     largest: set[Any] = max(nx.connected_components(undirected), key=len, default=set())
     nodes = natural_order(largest)
     if len(nodes) < 2:
-        raise ConfigError(f"{source} has no edge between two nodes: give a graph with edges.")
+        raise ConfigError(f"{source} has no edges between different nodes: give a graph with some.")
     number = {node: worker for worker, node in enumerate(nodes)}
     edges = [(number[a], number[b]) for a, b in undirected.subgraph(nodes).edges if a != b]
     return nodes, len(undirected), np.array(sorted(edges), dtype=np.int64)
