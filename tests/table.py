@@ -258,6 +258,7 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "hypercube": TopologyCase(8),
     "inner_outer_exponential": TopologyCase(8),
     "inner_outer_ring": TopologyCase(8),
+    "networkx": TopologyCase(5),
     "one_peer": TopologyCase(5),
     "one_peer_exponential": TopologyCase(5),
     "random_regular": TopologyCase(6),
@@ -318,5 +319,9 @@ def topology_overrides(name: str, folder: Path) -> list[str]:
     if name == "file":
         path = folder / "graph.csv"
         path.write_text("source,target\n0,1\n1,2\n2,3\n3,0\n3,4\n")
+        return [f"topology.path={path}"]
+    if name == "networkx":
+        path = folder / "graph.edgelist"
+        path.write_text("a b\nb c\nc d\nd a\nd e\n")
         return [f"topology.path={path}"]
     return {"one_peer": ["topology.graph=ring"], "spanning_tree": ["topology.graph=grid"]}.get(name, [])

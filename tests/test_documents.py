@@ -15,8 +15,10 @@ from collections import Counter
 from html import unescape
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import yaml  # type: ignore[import-untyped]
@@ -76,6 +78,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for number in range(40 if split == "train" else 1):
                 picture = Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8))
                 picture.save(tmp_path / "FOLDER" / split / name / f"{number}.png")
+                if split != "val":
+                    writer = tmp_path / "WRITERS" / split / f"w{number % 4}" / name
+                    writer.mkdir(parents=True, exist_ok=True)
+                    picture.save(writer / f"{number}.png")
+    (tmp_path / "TEXTS").mkdir()
+    for split in ("train", "test"):
+        rows = [f"the {'good' if i % 2 else 'bad'} text,a{i % 5},{i % 2}" for i in range(400)]
+        (tmp_path / "TEXTS" / f"{split}.csv").write_text("\n".join(["text,author,label", *rows]))
+    nx.write_graphml(nx.Graph([("a", "b"), ("b", "c"), ("c", "a"), ("c", "d"), ("x", "y")]), tmp_path / "graph.graphml")
+    loader = SimpleNamespace(get_graph=lambda *_, **settings: nx.DiGraph(nx.cycle_graph(4)))
+    monkeypatch.setitem(sys.modules, "fedivertex", SimpleNamespace(GraphLoader=lambda: loader))
     (tmp_path / "edges.csv").write_text("".join(f"{i},{(i + 1) % 16}\n" for i in range(16)))
     for example in ("own_algorithm", "own_model"):
         shutil.copytree(Path(__file__).parents[1] / "examples" / example, tmp_path, dirs_exist_ok=True)
@@ -298,7 +311,7 @@ def test_every_method_and_topology_is_there(site: Path) -> None:
             line.strip() for line in doc.splitlines() if (line.startswith("        ") and "<-" in line) or "=" in line
         )
         assert " ".join(formula.split()) in " ".join(text_of(site / "methods" / f"{name}.html").split())
-    topologies = set(options("topology", folders_of(None))) - {"file"}
+    topologies = set(options("topology", folders_of(None))) - {"file", "networkx"}
     assert {drawing.stem for drawing in (site / "topologies").glob("*.svg")} == topologies
 
 

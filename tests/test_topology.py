@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from types import SimpleNamespace
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -13,7 +16,7 @@ from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.runtime.launch import launch
-from decentral.topology.file import File
+from decentral.topology.file import File, NetworkX
 from decentral.topology.graph import Graph, is_undirected
 from decentral.topology.rounds import Rounds, Split
 from decentral.topology.topology import GraphTopology, Topology, Weights
@@ -36,20 +39,20 @@ def exists(name: str, num_workers: int) -> bool:
         return num_workers in (1, 2, 4, 8, 16, 32)
     if name.startswith("inner_outer"):
         return num_workers >= 1 and num_workers % 4 == 0
-    return num_workers >= (2 if name in ("dbt", "file") else 1)
+    return num_workers >= (2 if name in ("dbt", "file", "networkx") else 1)
 
 
 @pytest.fixture
 def build(tmp_path):
-    """name -> topology; `file` gets a ring with a chord, `spanning_tree` the grid, `one_peer` the ring."""
+    """name -> topology; `file` and `networkx` get a chain with a chord, `spanning_tree` a grid, `one_peer` a ring."""
 
     def _build(name: str, num_workers: int, **fields) -> Topology:
-        if name == "file":
+        if name in ("file", "networkx"):
             edges = {(i, i + 1) for i in range(num_workers - 1)} | (
                 {(0, num_workers // 2)} if num_workers > 2 else set()
             )
             np.savez(tmp_path / "graph.npz", edges=np.array(sorted(edges), dtype=np.int64).reshape(-1, 2))
-            fields["path"] = str(tmp_path / "graph.npz")
+            fields |= {"path": str(tmp_path / "graph.npz")} if name == "file" else {"graph": nx.Graph(edges)}
         if name in ("spanning_tree", "one_peer"):
             fields["graph"] = {"spanning_tree": "grid", "one_peer": "ring"}[name]
         if "drawn_rounds" in TOPOLOGIES[name].__dataclass_fields__:
@@ -305,3 +308,59 @@ def test_settings_that_do_not_go_with_a_file_are_refused(csv, fields, says):
         fields = fields | {"path": csv(fields["path"])}
     with pytest.raises(ConfigError, match=says):
         File(**fields).schedule(2)
+
+
+def test_networkx_reads_the_largest_component_of_every_format(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    edges = [("x", "y"), ("n10", "n2"), ("n2", "n1"), ("n1", "n10"), ("n2", "n10"), ("n1", "n1"), ("n1", "q")]
+    G = nx.MultiDiGraph(edges)
+    simple = nx.Graph(G)
+    nx.write_graphml(G, "g.graphml")
+    nx.write_gml(simple, "g.gml")
+    nx.write_adjlist(simple, "g.adjlist")
+    nx.write_weighted_edgelist(simple, "g.txt.gz")
+    nx.write_edgelist(simple, "g.edgelist")
+    degrees = np.array([3, 2, 2, 1])
+    A = np.array([[0, 1, 1, 1], [1, 0, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
+    W = A / (1 + np.maximum.outer(degrees, degrees))
+    W += np.diag(1 - W.sum(1))
+    for given in ({"path": "g.graphml"}, {"path": "g.gml"}, {"path": "g.adjlist"}, {"path": "g.txt.gz"},
+                  {"path": "g.edgelist"}, {"graph": G}):  # fmt: skip
+        topology = NetworkX(**given)
+        assert (topology.implied_num_workers(), topology.worker_names(4)) == (4, ["n1", "n2", "n10", "q"])
+        np.testing.assert_allclose(topology.schedule(4).mixing(0)[0].dense(), W, rtol=0, atol=1e-15)
+        assert "has 4 of its 6 nodes" in topology.notes()[0]
+    nx.write_edgelist(nx.karate_club_graph(), "karate.edges")
+    assert NetworkX(path="karate.edges").implied_num_workers() == 34
+    assert NetworkX(path="karate.edges").worker_names(34) == []
+    Path("bad.graphml").write_text("<graphml")
+    Path("empty.adjlist").write_text("a\nb\n")
+    for given, words in (
+        ({"path": "g.csv"}, "is not a file"),
+        ({"path": "bad.graphml"}, "cannot be read by networkx.read_graphml"),
+        ({"path": "empty.adjlist"}, "has no edges between different nodes"),
+        ({}, "topology=networkx needs topology.path=FILE"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            NetworkX(**given).schedule(4)
+    with pytest.raises(ConfigError, match="has 4 nodes in its largest component, not num_workers=5: leave num_workers"):
+        NetworkX(path="g.gml").schedule(5)
+    Path("g.csv").touch()
+    with pytest.raises(ConfigError, match=r"has the extension '\.csv': use \.graphml"):
+        NetworkX(path="g.csv").schedule(4)
+
+
+def test_a_graph_of_fedivertex_has_the_number_of_workers(tmp_path, monkeypatch):
+    """With the package and small files in its format, instead of those that it downloads."""
+    fedivertex = pytest.importorskip("fedivertex")
+    folder = tmp_path / "peertube" / "follow" / "20250324"
+    folder.mkdir(parents=True)
+    (folder / "instances.csv").write_text("host,Id,Label\n" + "".join(f"s{i},s{i},s{i}\n" for i in range(6)))
+    edges = [(0, 1), (1, 2), (2, 0), (2, 3), (3, 2), (4, 5)]
+    lines = [f"s{a},s{b},1" for a, b in edges]
+    (folder / "interactions.csv").write_text("\n".join(["Source,Target,Weight", *lines]) + "\n")
+    info = SimpleNamespace(light_version=True, dataset_dir=tmp_path)
+    monkeypatch.setattr(fedivertex.main, "load_dataset", lambda *_: info)
+    monkeypatch.chdir(Path(__file__).parents[1] / "examples" / "own_model")
+    found = compose(["task=quadratics", "algo=dpsgd", "topology=mymodule:fediverse"])
+    assert (found.num_workers, found.topology.worker_names(4)) == (4, ["s0", "s1", "s2", "s3"])

@@ -69,6 +69,14 @@ def small_world(num_workers: int, rewired: float = 0.3) -> nx.Graph:
     return nx.connected_watts_strogatz_graph(num_workers, 4, rewired, seed=0)
 
 
+def fediverse(software: str = "peertube", graph_type: str = "follow") -> nx.Graph:
+    """The largest component of a graph of servers, without the directions of its edges."""
+    from fedivertex import GraphLoader
+
+    graph = GraphLoader().get_graph(software, graph_type, only_largest_component=True, disable_tqdm=True)
+    return graph.to_undirected()
+
+
 class Lines:
     """A logger that appends a line to a file."""
 

@@ -302,6 +302,10 @@ def _check_evaluation(config: Config) -> None:
             f"evaluation.split={config.evaluation.split} needs test examples with classes, and "
             f"task={config.task.name} has none: leave it out, or use task=images or task=text."
         )
+    if "data" not in config.task.uses and (column := getattr(config.partition, "column", None)) is not None:
+        raise ConfigError(
+            f"partition.column={column} needs data with examples, and task={config.task.name} has none: leave it out."
+        )
     if config.evaluation.part != "all" and not isinstance(config.task, SupervisedTask):
         raise ConfigError(
             f"evaluation.part={config.evaluation.part} needs a task that trains a network on examples, such as "

@@ -6,14 +6,14 @@ import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, suggest
 from decentral.randomness import numpy_generator
 from decentral.settings import Settings, setting
 from decentral.store.digests import cache_folder
@@ -139,6 +139,8 @@ class NextTokens(TokenData):
 class DataSet(Settings, ABC, where="data"):
     """A data set as the user chooses it. Concrete data sets are dataclasses; their fields are the configuration."""
 
+    name: str
+
     @abstractmethod
     def inspect(self) -> DataDescription:
         """Return counts, shapes and other inputs of a model's construction, in a fraction of a second, without torch.
@@ -157,6 +159,18 @@ class DataSet(Settings, ABC, where="data"):
     def notes(self) -> tuple[str, ...]:
         """Return notes on these data for readers of the metrics."""
         return ()
+
+    def examples(self, column: str | None) -> tuple[Sequence[Any], Sequence[Any] | None]:
+        """Return a column of the training and of the test examples (None: unknown), before `test_share` divides them.
+
+        For `column` None: the examples themselves, as a function in `partition.column` gets them.
+        Raises ConfigError for a column that the training examples lack.
+        """
+        what = "partition.column" if column is None else f"partition.column={column}"
+        raise ConfigError(
+            f"{what} needs examples with columns, which data={self.name} lacks: use data of the library datasets, "
+            "textfolder, imagefolder or your own, or leave partition.column out."
+        )
 
     def missing(self) -> str:
         """Describe briefly what `prepare` would download; '' if nothing. Checks one or two folders only."""
@@ -177,6 +191,13 @@ class DataSet(Settings, ABC, where="data"):
 
 NO_TEST = "data.test_share=0.2 holds out a fifth of the examples of each class for testing"
 """Advice for data without test examples."""
+
+
+def no_column(data: DataSet, column: str, names: Collection[str]) -> ConfigError:
+    """Return the error for a column that is not among the names of the training examples."""
+    return ConfigError(
+        f"partition.column={column} is not in the training data of data={data.name}.{suggest(column, names)}"
+    )
 
 
 @dataclass(kw_only=True)
@@ -304,6 +325,10 @@ class Loaded(ABC):
 
         return torch.cat([targets for _, targets in self.test_batches(500)]).cpu().numpy()
 
+    def divide(self, train: Sequence[Any], test: Sequence[Any] | None) -> tuple[Sequence[Any], Sequence[Any] | None]:
+        """Return values for the training and for the test examples, from those of `DataSet.examples`."""
+        return train, test
+
     def not_finite(self) -> tuple[str, ...]:
         """Return a sentence for each split in which examples are known to have NaN or infinite numbers."""
         return ()
@@ -353,6 +378,10 @@ class Divided(Loaded):
     def test_labels(self) -> np.ndarray:
         """See `Loaded`."""
         return self._labels
+
+    def divide(self, train: Sequence[Any], test: Sequence[Any] | None) -> tuple[Sequence[Any], Sequence[Any] | None]:
+        """See `Loaded`; both come from the training examples."""
+        return [train[i] for i in self._train.tolist()], [train[i] for i in self._test.tolist()]
 
     def not_finite(self) -> tuple[str, ...]:
         """See `Loaded`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decentral.data.dataset import NO_TEST, DataDescription
+from decentral.data.dataset import NO_TEST, DataDescription, no_column
 from decentral.data.decode import resize_and_crop
 from decentral.data.own import PlainData
 from decentral.data.texts import Part, TextFiles
@@ -37,6 +37,7 @@ class HuggingFace(PlainData):
     image       column of the inputs: images, converted to [C, H, W] from 0 to 1, or lists of numbers
     text        columns of the text instead, as in [sentence]; several are concatenated
     label       column of the class, a whole number >= 0, or text: its classes are in natural order, 2 before 10
+    image_mode  convert all images to L (gray) or RGB (null: gray images stay gray)
     image_size  resize the shorter side of images to this many pixels, and crop them to a square
     tokens, tokenizer, vocabulary, longest    settings of texts, as for data=textfolder
     cache_dir   the library's download folder
@@ -48,6 +49,7 @@ class HuggingFace(PlainData):
     image: str = "image"
     text: list[str] = field(default_factory=list)
     label: str = "label"
+    image_mode: str | None = setting(None, choices=("L", "RGB"), older=None)
     image_size: int | None = setting(None, at_least=1)
     tokens: TextTokens = TextTokens.bpe
     tokenizer: str | None = None
@@ -133,6 +135,16 @@ class HuggingFace(PlainData):
         """See `DataSet`."""
         return self._sets().load(device, seed) if self.text else super().load(device, seed)
 
+    def examples(self, column: str | None) -> tuple[Any, Any]:
+        """Return a column of both splits, or the splits, whose rows are dictionaries."""
+        splits = [*self._splits(), None][:2]
+        if column is None:
+            return splits[0], splits[1]
+        if column not in splits[0].column_names:
+            raise no_column(self, column, splits[0].column_names)
+        has = [rows is not None and column in rows.column_names for rows in splits]
+        return splits[0][column], splits[1][column] if has[1] else None
+
     def files_digest(self) -> str:
         """Return a digest of all texts, or of the inspected examples and labels."""
         return self._sets().files_digest() if self.text else super().files_digest()
@@ -163,10 +175,11 @@ class Texts(TextFiles):
 
 
 def numbered(labels: Sequence[Any], names: Sequence[str]) -> list[Any]:
-    """Return labels as numbers: a text's index among the names, or its value."""
+    """Return labels as numbers: a text's index among the names, or its value; a boolean as 0 or 1."""
     places = {name: place for place, name in enumerate(names)}
     texts = {label: places[label] if label in places else int(label) for label in labels if isinstance(label, str)}
-    return [texts[label] if isinstance(label, str) else label for label in labels]
+    numbers = (texts[label] if isinstance(label, str) else label for label in labels)
+    return [int(number) if isinstance(number, bool) else number for number in numbers]
 
 
 class Rows:
@@ -194,6 +207,7 @@ class Rows:
         if not hasattr(value, "convert"):
             return np.asarray(value, dtype=np.float32)
         size = self._of.image_size
-        image = value if value.mode in ("L", "RGB") else value.convert("RGB")
+        mode = self._of.image_mode or ("L" if value.mode == "L" else "RGB")
+        image = value if value.mode == mode else value.convert(mode)
         pixels = np.asarray(image if size is None else resize_and_crop(image, size, size), dtype=np.float32) / 255
         return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))

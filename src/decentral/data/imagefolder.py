@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data.dataset import NO_TEST, AugmentedImages, DivisibleData, ImageData, cached, counts
+from decentral.data.dataset import NO_TEST, AugmentedImages, DivisibleData, ImageData, cached, counts, no_column
 from decentral.data.decode import open_image, resize_and_crop
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
@@ -35,12 +36,18 @@ _RECENT_NS = 2_000_000_000
 """A folder that has changed this recently may change again without a new modification time."""
 
 
+CLASS = "class"
+"""The name of the level of folders that are the classes."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """The folders of training and test images; the class of an image is its folder, numbered in natural order."""
 
     train: Path
     test: Path
+    folders: dict[Path, dict[str, list[str]]]
+    """The folders of each class, relative to its split."""
     classes: list[str]
 
     def count(self, split: Path) -> int:
@@ -49,25 +56,30 @@ class Tree:
 
     def counts(self, split: Path) -> list[int]:
         """Return the number of images of each class. Raises ConfigError for an empty class."""
-        return [len(_class(split, name).images) for name in self.classes]
+        return [len(self._images(split, name)) for name in self.classes]
 
     def files(self, split: Path) -> tuple[list[str], np.ndarray]:
         """Return paths relative to the split, by class, and labels [N] int64."""
-        names = [_class(split, name).images for name in self.classes]
+        names = [self._images(split, name) for name in self.classes]
         labels = np.repeat(np.arange(len(names)), [len(n) for n in names]).astype(np.int64)
         return [file for group in names for file in group], labels
 
     def digest(self) -> str:
         """Return a digest of the images' names and contents, in the order of torchvision's `ImageFolder`."""
-        named = Tree(self.train, self.test, sorted(self.classes))
+        named = replace(self, classes=sorted(self.classes))
         return "".join(folder_digest(split, named.files(split)[0]) for split in (self.train, self.test))
 
     def notes(self) -> tuple[str, ...]:
         """Return notes on the images that are left out."""
         splits = dict.fromkeys((self.train, self.test))
-        left_out = [split / file for split in splits for name in self.classes for file in _class(split, name).left_out]
+        parts = [(split, part) for split in splits for name in self.classes for part in self.folders[split][name]]
+        left_out = [split / file for split, part in parts for file in _class(split, part).left_out]
         number = f"{len(left_out):,} image{'s' * (len(left_out) > 1)} that are hidden or GIFs"
         return (f"left out of the data: {number}, such as {left_out[0]}",) if left_out else ()
+
+    def _images(self, split: Path, name: str) -> list[str]:
+        """Return the images of a class. Raises ConfigError for an empty folder."""
+        return [image for folder in self.folders[split][name] for image in _class(split, folder).images]
 
 
 class _Class(NamedTuple):
@@ -117,8 +129,10 @@ def _state(folder: str, seen_ns: int) -> tuple[int, tuple[str, ...]]:
         return 0, ()
 
 
-def find_tree(path: str | None, test_share: float | None = None, test_path: str | None = None) -> Tree:
-    """Return the tree at `path`: train/ and test/ (or val/) with the same class folders in each.
+def find_tree(
+    path: str | None, test_share: float | None = None, test_path: str | None = None, levels: Sequence[str] = (CLASS,)
+) -> Tree:
+    """Return the tree at `path`: train/ and test/ (or val/) with the same class folders in each, at these levels.
 
     With `test_share`, or `test_path` (a folder with the test images by class), there is only train/, or the class
     folders are directly in `path`. Raises ConfigError if there is no such tree.
@@ -153,9 +167,11 @@ def find_tree(path: str | None, test_share: float | None = None, test_path: str 
             f"data.path={path} has no folder {' and no '.join(missing)}: give one with train/<class>/ and "
             f"test/<class>/ (or val/){hint}."
         )
-    classes, test_classes = _folders(train), _folders(test)
+    folders = {split: _folders_by_class(split, levels) for split in (train, test)}
+    classes, test_classes = list(folders[train]), folders[test]
     if not classes:
-        raise ConfigError(f"data.path: there are no class folders in {train}: images belong in {train}/<class>/.")
+        place = "/".join(f"<{level}>" for level in levels)
+        raise ConfigError(f"data.path: there are no class folders in {train}: images belong in {train}/{place}/.")
     if different := sorted(set(classes) ^ set(test_classes)):
         where = train if different[0] in classes else test
         raise ConfigError(
@@ -163,7 +179,17 @@ def find_tree(path: str | None, test_share: float | None = None, test_path: str 
             f"'{different[0]}' is only in {where.name}/ ({len(different)} differences in all): use the same folders "
             "in both."
         )
-    return Tree(train, test, classes)
+    return Tree(train, test, folders, classes)
+
+
+def _folders_by_class(split: Path, levels: Sequence[str]) -> dict[str, list[str]]:
+    """Return the folders of each class, relative to the split; classes and folders are in natural order."""
+    folders, classes = [""], dict[str, list[str]]()
+    for _ in levels:
+        folders = [f"{folder}/{name}".lstrip("/") for folder in folders for name in _folders(split / folder)]
+    for folder in folders:
+        classes.setdefault(folder.split("/")[levels.index(CLASS)], []).append(folder)
+    return {name: classes[name] for name in natural_order(classes)}
 
 
 def _folders(folder: Path) -> list[str]:
@@ -216,7 +242,8 @@ def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, 
     The shorter side of an image is resized to `image_size`, then it is center-cropped to a square. With `exactly`, an
     image of another size raises a ConfigError that names it.
     """
-    words = f"imagefolder-3 {image_size}{' exactly' * exactly} {tree.digest()}"
+    deeper = {name: folders for name, folders in tree.folders[tree.train].items() if folders != [name]}
+    words = f"imagefolder-3 {image_size}{' exactly' * exactly} {tree.digest()}{deeper or ''}"
 
     def build(folder: Path) -> None:
         for split, root in (("train", tree.train), ("test", tree.test)):
@@ -252,7 +279,52 @@ _STD = {"cifar10": (0.2023, 0.1994, 0.2010), "imagenet": (0.229, 0.224, 0.225)}
 
 
 @dataclass
-class ImageFolder(DivisibleData, AugmentedImages):
+class FoldersOfImages(DivisibleData, AugmentedImages):
+    """Images in folders.
+
+    folders    names of the levels of folders in train/ and test/, as in [writer,class] for train/<writer>/<class>/; one
+               is the class, and each can be the partition.column
+    """
+
+    name: str
+    path: str | None = field(default=None, metadata={"content": True})
+    test: str | None = setting(None, volatile=True)  # another folder of test images, which count with those of `path`
+    folders: list[str] = field(default_factory=lambda: [CLASS], metadata={"older": [CLASS]}, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.folders.count(CLASS) != 1 or len({*self.folders}) < len(self.folders):
+            raise ConfigError(
+                f"data.folders=[{','.join(self.folders)}] must name each level once, and one of them class, as in "
+                "data.folders=[writer,class]."
+            )
+
+    def tree(self) -> Tree:
+        """Return the folders. Raises ConfigError if there are none."""
+        return find_tree(self.path, self.test_share, self.test, self.folders)
+
+    def files_digest(self) -> str:
+        """Return the digest of the images; other files in the folder have no effect."""
+        return self.tree().digest() if self.path is not None else ""
+
+    def notes(self) -> tuple[str, ...]:
+        """Return notes on the images that are left out."""
+        return self.tree().notes() if self.path is not None else ()
+
+    def examples(self, column: str | None) -> tuple[list[str], list[str]]:
+        """Return the folder of each image at the level `column`, or the paths of the images in train/ and test/."""
+        tree = self.tree()
+        train, test = (tree.files(split)[0] for split in (tree.train, tree.test))
+        if column is None:
+            return train, test
+        if column not in self.folders:
+            raise no_column(self, column, self.folders)
+        level = self.folders.index(column)
+        return [file.split("/")[level] for file in train], [file.split("/")[level] for file in test]
+
+
+@dataclass
+class ImageFolder(FoldersOfImages):
     """Your own images, in folders `path`/train/<class>/ and `path`/test/<class>/ (or val/), small enough for memory.
 
     Images are found as by torchvision's `ImageFolder`, including subfolders of a class and links; hidden files are left
@@ -264,8 +336,6 @@ class ImageFolder(DivisibleData, AugmentedImages):
     """
 
     name: str = "imagefolder"
-    path: str | None = field(default=None, metadata={"content": True})
-    test: str | None = setting(None, volatile=True)  # its images count with those of `path`
     image_size: int = setting(32, at_least=1)
     augment: Any = field(default=True, metadata={"code": "data.augment"})
     normalisation: Normalisation = Normalisation.cifar10
@@ -273,7 +343,7 @@ class ImageFolder(DivisibleData, AugmentedImages):
 
     def inspect(self) -> ImageData:
         """Count the files, and return the description."""
-        tree = find_tree(self.path, self.test_share, self.test)
+        tree = self.tree()
         return ImageData(
             **counts(self.test_share, tree.counts(tree.train), tree.count(tree.test)),
             num_classes=len(tree.classes),
@@ -281,17 +351,9 @@ class ImageFolder(DivisibleData, AugmentedImages):
             names=tree.classes,
         )
 
-    def files_digest(self) -> str:
-        """Return the digest of the images; other files in the folder have no effect."""
-        return find_tree(self.path, self.test_share, self.test).digest()
-
-    def notes(self) -> tuple[str, ...]:
-        """Return notes on the images that are left out."""
-        return find_tree(self.path, self.test_share, self.test).notes()
-
     def prepare(self) -> Path:
         """Decode all images, unless none has been added, removed or changed since the last time."""
-        return decoded_tree(find_tree(self.path, self.test_share, self.test), self.image_size, self.num_processes)
+        return decoded_tree(self.tree(), self.image_size, self.num_processes)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
         """See `DataSet`."""
@@ -311,7 +373,7 @@ class ImageFolder(DivisibleData, AugmentedImages):
 
 
 @dataclass
-class ImageNet(DivisibleData, AugmentedImages):
+class ImageNet(FoldersOfImages):
     """ImageNet, or other images too large for memory, in `path`/train/<class>/ and `path`/val/<class>/ (or test/).
 
     Russakovsky et al., IJCV 2015. Loader processes decode while the models train. Training images: a random crop of
@@ -321,8 +383,6 @@ class ImageNet(DivisibleData, AugmentedImages):
     """
 
     name: str = "imagenet"
-    path: str | None = field(default=None, metadata={"content": True})
-    test: str | None = setting(None, volatile=True)  # another folder of test images, which count with those of `path`
     image_size: int = setting(224, at_least=1)
     single_folder: bool = False  # of earlier runs: class folders directly in path, as test_share takes them, too
     augment: Any = field(default=True, metadata={"code": "data.augment", "older": True})
@@ -335,17 +395,9 @@ class ImageNet(DivisibleData, AugmentedImages):
         """Count the files, and return the description."""
         if self.single_folder and self.test_share is None:
             raise ConfigError(f"data.single_folder=true has no test images: {NO_TEST}.")
-        tree, shape = find_tree(self.path, self.test_share, self.test), (3, self.image_size, self.image_size)
+        tree, shape = self.tree(), (3, self.image_size, self.image_size)
         numbers = counts(self.test_share, tree.counts(tree.train), tree.count(tree.test))
         return ImageData(shape=shape, num_classes=len(tree.classes), names=tree.classes, **numbers)
-
-    def files_digest(self) -> str:
-        """Return the digest of the images; other files in the folder have no effect."""
-        return find_tree(self.path, self.test_share, self.test).digest() if self.path is not None else ""
-
-    def notes(self) -> tuple[str, ...]:
-        """Return notes on the images that are left out."""
-        return find_tree(self.path, self.test_share, self.test).notes() if self.path is not None else ()
 
     def nominal(self) -> ImageData | None:
         """Return the description of ILSVRC 2012, unless a path is given."""
@@ -356,13 +408,13 @@ class ImageNet(DivisibleData, AugmentedImages):
 
     def prepare(self) -> None:
         """Check the folders; nothing is prepared. A broken image is named when it is read."""
-        find_tree(self.path, self.test_share, self.test)
+        self.tree()
 
     def load(self, device: torch.device | str, seed: int) -> Streamed:
         """See `DataSet`."""
         from decentral.data.loading.streamed import Streamed
 
-        tree = find_tree(self.path, self.test_share, self.test)
+        tree = self.tree()
         train = (tree.train, *tree.files(tree.train))
         test = (tree.test, *tree.files(tree.test))
         return Streamed(

@@ -65,6 +65,21 @@ class PlainData(Plain, DivisibleData):
         """Return the digest of the inspected examples and labels, whatever files they come from."""
         return "".join(look.digest for look in self._sets().looks)
 
+    def examples(self, column: str | None) -> tuple[Any, Any]:
+        """Return an attribute of the data sets with a value for each example, or the data sets, whose items are
+        pairs."""
+        from decentral.data.loading.map_style import attribute
+
+        sets = self._sets()
+        if column is None:
+            return sets.train, sets.test
+        if (train := attribute(sets.train, column)) is None:
+            raise ConfigError(
+                f"partition.column={column} is not an attribute of the training data of data={self.name}: give it one "
+                "with a value for each example, or use a function of an example."
+            )
+        return train, attribute(sets.test, column)
+
     def notes(self) -> tuple[str, ...]:
         """Return notes on the classes that the training data lack."""
         sets, notes = self._sets(), list[str]()

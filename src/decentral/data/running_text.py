@@ -81,6 +81,14 @@ class RunningText(DataSet):
 
         return Windows(self.prepare(), self.inspect(), device)
 
+    def examples(self, column: str | None) -> tuple[Sequence[Any], Sequence[Any] | None]:
+        """Return the name of each window's source."""
+        if column is not None:
+            return super().examples(column)
+        folder, names = self.prepare(), self.inspect().names
+        train, test = ([names[i] for i in np.load(folder / f"{split}_labels.npy")] for split in ("train", "test"))
+        return train, test
+
     def _build(self, folder: Path) -> None:
         sources = self.sources()
         parts: dict[str, list[str]] = {"train": [], "test": []}

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data.dataset import NO_TEST, DivisibleData, LabelledTokens, cached, counts
-from decentral.data.tokens import FILE, BytePairs, Row, Symbols, TextTokens, check_library, read_rows
+from decentral.data.dataset import NO_TEST, DivisibleData, LabelledTokens, cached, counts, no_column
+from decentral.data.tokens import FILE, BytePairs, Row, Symbols, TextTokens, check_library, read_rows, records
 from decentral.errors import ConfigError, suggest
 from decentral.randomness import numpy_generator
 from decentral.settings import setting
@@ -210,6 +210,18 @@ class TextFolder(TextFiles):
             for each in rows
         )
         return train, test, classes
+
+    def examples(self, column: str | None) -> tuple[list[Any], list[Any] | None]:
+        """Return a column of both files, or their rows as dictionaries."""
+        train, *tests = map(records, self.files())
+        test = tests[0] if tests else None
+        if column is None:
+            return train, test
+        if column not in train[0]:
+            raise no_column(self, column, train[0])
+        return [row.get(column) for row in train], [row.get(column) for row in test] if test and column in test[
+            0
+        ] else None
 
     def _rows(self, file: Path) -> list[Row]:
         rows = list(read_rows(file, [*self.text, self.label]))

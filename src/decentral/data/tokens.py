@@ -228,6 +228,14 @@ def read_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Ro
         yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, lines, columns)
 
 
+def records(path: Path) -> list[dict[str, Any]]:
+    """Return all columns of the rows that `read_rows` yields."""
+    with closing(utf8_lines(path)) as lines:
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in lines if line.strip()]
+        return list(csv.DictReader(lines, strict=True))
+
+
 def _csv_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
     reader, places, wanted = csv.reader(lines, strict=True), list[int](), 0
     try:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.randomness import numpy_generator
+from decentral.randomness import numpy_generator, seeded
+from decentral.registry import blame
+from decentral.registry.signature import function
 from decentral.settings import Settings, setting
 from decentral.store.files import csv_text, write_text
+
+if TYPE_CHECKING:
+    from decentral.data.dataset import DataSet, Loaded
 
 
 class Partition(Settings, ABC, where="partition"):
@@ -36,6 +45,13 @@ class Partition(Settings, ABC, where="partition"):
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:
         """Raise ConfigError if samples with `num_labels` distinct labels cannot be split over `num_workers`."""
+
+    def check_data(self, data: DataSet, num_workers: int) -> None:
+        """Raise ConfigError if the examples of `data` lack what the partition needs."""
+
+    def groups_of(self, data: DataSet, loaded: Loaded) -> Groups | None:
+        """Return the groups of the examples, whose numbers replace the labels in `indices`; None: there are none."""
+        return None
 
 
 def class_counts(labels: np.ndarray, indices: list[np.ndarray], num_classes: int) -> np.ndarray:
@@ -66,10 +82,17 @@ def own_test_set(counts: np.ndarray, labels: np.ndarray, seed: int, worker: int)
     return generator.permutation(np.concatenate(chosen))
 
 
-def save_table(counts: np.ndarray, path: str | Path, dealt: str = "class") -> None:
-    """Write `counts` [n, C] as CSV with columns worker, class_0, class_1, ..., total; `dealt` replaces "class"."""
+def save_table(
+    counts: np.ndarray, path: str | Path, dealt: str = "class", groups: Sequence[Sequence[str]] | None = None
+) -> None:
+    """Write `counts` [n, C] as CSV with columns worker, class_0, class_1, ..., total; `dealt` replaces "class". The
+    `groups` of each worker are a last column, separated by semicolons."""
     head = ["worker", *(f"{dealt}_{c}" for c in range(counts.shape[1])), "total"]
-    write_text(Path(path), csv_text(head, ([worker, *row, sum(row)] for worker, row in enumerate(counts.tolist()))))
+    rows = [[worker, *row, sum(row)] for worker, row in enumerate(counts.tolist())]
+    if groups is not None:
+        head.append("groups")
+        rows = [[*row, ";".join(names)] for row, names in zip(rows, groups, strict=True)]
+    write_text(Path(path), csv_text(head, rows))
 
 
 @dataclass
@@ -136,36 +159,148 @@ class Shards(Partition):
             )
 
 
+class Groups(NamedTuple):
+    """The groups of the examples of a data set.
+
+    names   the group of each number: all groups of training examples, sorted as text
+    train   number of the group of each training example, int64 [N]
+    test    the same of the test examples, -1 for a group without training examples; None if unknown
+    """
+
+    names: list[str]
+    train: np.ndarray
+    test: np.ndarray | None
+
+
 @dataclass
 class Natural(Partition):
-    """Whole sources: files, speakers or sections of running text; whole classes of labeled data.
+    """Whole groups of examples, such as the writers of a column; without a column, whole sources or classes.
 
-    The largest source goes to worker 0, and each next one to the worker with the fewest samples so far (the first on
-    ties). The heterogeneity is natural, without randomness. With as many sources as workers, each worker has one.
+    column             a column (writer_id), the level of a folder, or module:function, a function of an example that
+                       returns its group; in Python also a function, or a list with the group of each training example
+    groups_per_worker  groups of each worker; the groups left over are not used (null: all groups are used)
+    min_examples       minimum number of training examples of a group; smaller groups are not used
+
+    Without these settings nothing is drawn: the largest source of running text, or class, goes to worker 0, and each
+    next one to the worker with the fewest samples so far (the first on ties).
+
+    With any of them, the groups are drawn from the run's seed. With n = num_workers, k = groups_per_worker and values =
+    the group of each training example, in the order of the data set, the indices of the workers are
+
+        number, size = np.unique(list(map(str, values)), return_inverse=True, return_counts=True)[1:]
+        order = generator.permutation(np.flatnonzero(size >= min_examples))[: k and n * k]
+        indices = [np.flatnonzero(np.isin(number, mine)) for mine in np.array_split(order, n)]
+
+    So groups are sorted as text by code points ("10" before "2"), those that are too small are left out, the rest are
+    permuted, and worker i gets the i-th consecutive share: sizes differ by at most one group. A worker's samples are in
+    the order of the data set. Without a column, `values` are the numbers of the classes or sources, without `str`.
+    `generator` is `numpy_generator(seed, "partition")` of decentral.randomness, PCG64 with a seed from the finalizer of
+    SplitMix64:
+
+        f = lambda z, shift, factor: (z ^ z >> shift) * factor % 2**64
+        h = lambda z: f(f(f((z + 0x9E3779B97F4A7C15) % 2**64, 30, 0xBF58476D1CE4E5B9), 27, 0x94D049BB133111EB), 31, 1)
+        generator = np.random.Generator(np.random.PCG64(h(h(seed) ^ zlib.crc32(b"partition")) >> 1))
+
+    With `evaluation.split=local`, a worker's test set has all test examples of its groups, in random order. If the test
+    set has none, or no such column, the test set has the worker's class distribution, as with other partitions.
     """
 
     name: str = "natural"
+    column: Any = field(default=None, metadata={"older": None, "code": "partition.column"})
+    groups_per_worker: int | None = setting(None, at_least=1, older=None)
+    min_examples: int = setting(1, at_least=1, older=1)
+    given: ClassVar[Any] = None
+    """The function or the values from Python, of which `column` is the name."""
+
+    def __post_init__(self) -> None:
+        given = self.column
+        if not isinstance(given, str | Real | None):
+            digest = "" if callable(given) else hashlib.sha256(repr(np.asarray(given).tolist()).encode()).hexdigest()
+            self.column = f"values {digest[:16]}" if digest else getattr(given, "__qualname__", type(given).__name__)
+            vars(self)["given"] = given
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
-        """Return the indices; sizes depend on the sources."""
+        """Return the indices for the numbers of the groups, sources or classes: those of the groups that are used."""
         self.check(len(labels), num_workers)
-        sources, sizes = np.unique(labels, return_counts=True)
-        self.check_labels(len(sources), num_workers)
-        worker_of = np.zeros(int(labels.max()) + 1, dtype=np.int64)
-        held = np.zeros(num_workers, dtype=np.int64)
-        for source in np.argsort(-sizes, kind="stable"):
-            worker = int(held.argmin())
-            worker_of[sources[source]] = worker
-            held[worker] += sizes[source]
-        return [np.flatnonzero(worker_of[labels] == worker) for worker in range(num_workers)]
+        numbers, sizes = np.unique(labels, return_inverse=True, return_counts=True)[1:]
+        kept = np.flatnonzero(sizes >= self.min_examples)
+        self._check_groups(len(kept), num_workers)
+        worker_of = np.full(len(sizes), -1)
+        if self.column is not None or self.groups_per_worker is not None or self.min_examples > 1:
+            last = self.groups_per_worker and num_workers * self.groups_per_worker
+            order = numpy_generator(seed, "partition").permutation(kept)[:last]
+            for worker, mine in enumerate(np.array_split(order, num_workers)):
+                worker_of[mine] = worker
+        else:
+            held = np.zeros(num_workers, dtype=np.int64)
+            for source in np.argsort(-sizes, kind="stable"):
+                worker_of[source] = held.argmin()
+                held[worker_of[source]] += sizes[source]
+        return [np.flatnonzero(worker_of[numbers] == worker) for worker in range(num_workers)]
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:
         """Check that there is a source for each worker."""
-        if num_labels < num_workers:
+        if self.column is None:
+            self._check_groups(num_labels, num_workers)
+
+    def check_data(self, data: DataSet, num_workers: int) -> None:
+        """Check that the column exists and has a group for each worker; the groups of a function are counted later."""
+        if self.column is not None:
+            function, train, _ = self._examples(data)
+            if function is None:
+                sizes = np.unique([_name(*pair, self.column) for pair in enumerate(train)], return_counts=True)[1]
+                self._check_groups(int((sizes >= self.min_examples).sum()), num_workers)
+
+    def groups_of(self, data: DataSet, loaded: Loaded) -> Groups | None:
+        """Return the groups of the examples, which `loaded` has."""
+        if self.column is None:
+            return None
+        function, *splits = self._examples(data)
+        named = list[Any]()
+        with blame.named(f"partition.column={self.column}"), seeded(0, "groups"):
+            for rows in splits:
+                values = rows if function is None or rows is None else (function(rows[i]) for i in range(len(rows)))
+                named.append(None if values is None else [_name(*pair, self.column) for pair in enumerate(values)])
+        train, test = loaded.divide(*named)
+        numbers = {name: number for number, name in enumerate(sorted(set(train)))}
+        tested = None if test is None else np.array([numbers.get(name, -1) for name in test])
+        return Groups(list(numbers), np.array([numbers[name] for name in train]), tested)
+
+    def _examples(self, data: DataSet) -> tuple[Callable[..., Any] | None, Sequence[Any], Sequence[Any] | None]:
+        """Return the function, or None, and the training and test examples for it, or the values of the column."""
+        name = str(self.column)
+        if callable(self.given) or (self.given is None and ":" in name):
+            return self.given or function("partition.column", name), *data.examples(None)
+        if self.given is None:
+            return None, *data.examples(name)
+        if len(self.given) != (number := len(data.examples(None)[0])):
             raise ConfigError(
-                f"num_workers={num_workers} exceeds the {num_labels} sources of this data=, and partition=natural "
-                f"needs one per worker: use num_workers <= {num_labels}, or another partition, such as iid."
+                f"partition.column has {len(self.given)} groups for {number} training examples: give one for each."
             )
+        return None, self.given, None
+
+    def _check_groups(self, number: int, num_workers: int) -> None:
+        """Raise ConfigError if this number of groups is too small."""
+        each = self.groups_per_worker or 1
+        if number < num_workers * each:
+            what = "sources of this data=" if self.column is None else f"groups of partition.column={self.column}"
+            many = f" times partition.groups_per_worker={each}" if each > 1 else ""
+            large = (
+                f" with partition.min_examples={self.min_examples} or more examples" if self.min_examples > 1 else ""
+            )
+            fits = f"num_workers <= {number // each}" if number >= each else "smaller numbers of these"
+            raise ConfigError(
+                f"num_workers={num_workers}{many} exceeds the {number} {what}{large}, and partition=natural needs "
+                f"{each if each > 1 else 'one'} per worker: use {fits}, or another partition, such as iid."
+            )
+
+
+def _name(number: int, value: Any, column: str) -> str:
+    """Return the name of an example's group. Raises ConfigError if it has none."""
+    value = value.item() if hasattr(value, "item") else value
+    if value is None or value != value or value == "":
+        raise ConfigError(f"partition.column={column} has no value for example {number}: give each example a group.")
+    return str(value)
 
 
 @dataclass

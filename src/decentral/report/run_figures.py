@@ -79,7 +79,7 @@ def draw_partition(run_dir: Path) -> None:
     """partition.png from partition.csv: the classes, sources, buckets of lengths or kinds of scenes on every worker."""
     with open(run_dir / "partition.csv", newline="") as file:
         head, *rows = csv.reader(file)
-    counts = np.array([[int(number) for number in row[1:-1]] for row in rows])
+    counts = np.array([[int(number) for number in row[1 : head.index("total")]] for row in rows])
     config = read_config(run_dir)
     partition = config.get("partition", {})
     alpha = f", alpha = {partition['alpha']:g}" if "alpha" in partition else ""

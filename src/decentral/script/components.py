@@ -179,7 +179,6 @@ def _class(package: str, value: Any) -> type:
         graphs = _graphs(value)
         arrays = [as_matrix(one, natural_order(one) if _is_graph(one) else None) for one in graphs]
         cls = _constant(package, "graph" if any(map(_is_graph, graphs)) else "matrices", graphs, arrays)
-        cls.implied_num_workers = lambda self: len(arrays[0])
     elif package == "partition" and isinstance(value, Iterable):
         parts = as_arrays(value)
         cls = _constant(package, "indices", parts, parts)

@@ -103,7 +103,8 @@ def train(
                   evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}. A component may
                   be an object instead of a name: your own class, an object of it, or a function, as in algo=MyMethod or
                   schedule={"name": halves, "every": 2}; for topology= a graph of networkx, a matrix, or a list of them;
-                  for partition= a list with the indices of each worker. Objects are copied for each run
+                  for partition= a list with the indices of each worker, and for its `column` a function of an example
+                  or the group of each one. Objects are copied for each run
     overrides     settings in the grammar of the command line: "schedule=constant", "schedule.warmup_epochs=5"
     config_dir    a folder with your own components, as `--config-dir`
     name          a name for the run, which the same call resumes or returns
@@ -215,15 +216,23 @@ def _composed(
     if "model" in made:
         config.model.look_at(config)
     for group, each in made.items() if name is None else ():
-        if type(each) is not find.ours(GROUPS[group]).get(each.name):
+        if type(each) is not find.ours(GROUPS[group]).get(each.name) or getattr(each, "given", None) is not None:
             vars(each)["files_digest"] = partial(str, secrets.token_hex(8))
     return config
 
 
 def _is_object(group: str, value: Any) -> bool:
-    """Return whether the choice in a group is an object, instead of a name."""
+    """Return whether the choice in a group is an object, instead of a name, or has a function or array as a setting."""
+    parts = list(value.values()) if isinstance(value, Mapping) else [value]
     named = value.get("name") if isinstance(value, Mapping) else value
-    return group not in (*_ARGUMENTS, "launcher") and not isinstance(named, str | Real | None)
+    if group in (*_ARGUMENTS, "launcher"):
+        return False
+    return not isinstance(named, str | Real | None) or any(map(_is_content, parts))
+
+
+def _is_content(value: Any) -> bool:
+    """Return whether a setting is a function, an array or a graph, which no line of text holds."""
+    return callable(value) or hasattr(value, "dtype") or hasattr(value, "adjacency")
 
 
 def _claim(run: Prepared) -> None:

@@ -72,6 +72,7 @@ class SupervisedTask(Task):
         config.model.check(info)
         config.partition.check(info.num_train, config.num_workers)
         config.partition.check_labels(info.num_labels, config.num_workers)
+        config.partition.check_data(config.data, config.num_workers)
         share, largest = info.num_train // config.num_workers, int(config.batch_sizes().max())
         if self.drop_last and share < largest:
             own = config.batch_size_per_worker

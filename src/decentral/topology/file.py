@@ -1,8 +1,9 @@
-"""A topology read from a file: one graph, or one for each round."""
+"""Topologies read from a file: your own graph, or one for each round; or a real graph, by networkx."""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 import zipfile
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.store.digests import file_digest
-from decentral.store.files import at_home
+from decentral.store.files import at_home, natural_order
 from decentral.topology.graph import Graph, directed, undirected
 from decentral.topology.mixing_matrix import MixingMatrix, row_sums
 from decentral.topology.rounds import Rounds
@@ -300,3 +301,116 @@ class File(GraphTopology):
 def _read_unchanged(path: Path, _digest: str) -> EdgeList:
     """Read the file once: a configuration asks several times, and a million lines take seconds."""
     return read_npz(path) if path.suffix == ".npz" else read_csv(path)
+
+
+READERS = {
+    ".graphml": "read_graphml",
+    ".gml": "read_gml",
+    ".adjlist": "read_adjlist",
+    **dict.fromkeys((".edgelist", ".edges", ".txt"), "read_edgelist"),
+}
+"""Extension, also before .gz -> the function of networkx that reads the file."""
+
+
+@dataclass
+class NetworkX(GraphTopology):
+    """A real graph, read by networkx from the file at `path`: its largest connected component, without weights.
+
+    The extension selects the format: GraphML (.graphml), GML (.gml), an edge list (.edgelist, .edges, .txt; a line
+    `source target`, further columns are ignored) or an adjacency list (.adjlist; a line has a node and its neighbors);
+    each may be compressed (.gz). An edge in one direction goes both ways, repeated edges count once, and loops are
+    dropped. Of components of equal size, the one with the first node of the file counts. Workers 0, 1, ... are its
+    nodes in natural order: numbers by value, then names with 2 before 10. W follows the rule `weights`: Metropolis
+    weights by default. num_workers is the number of these nodes, and may be left out.
+
+    path    the file, which may start with ~ and is relative to the working directory
+    graph   in Python: a graph of networkx instead, as in topology={"name": "networkx", "graph": graph}
+    """
+
+    name: str = "networkx"
+    path: str | None = field(default=None, metadata={"content": True})
+    graph: Any = None
+
+    @property
+    def given(self) -> Any:
+        """Return the graph from Python."""
+        return self.graph
+
+    def files_digest(self) -> str:
+        """Return the digest of the graph from Python."""
+        return "" if self.graph is None else hashlib.sha256(repr(self._component()).encode()).hexdigest()[:16]
+
+    def implied_num_workers(self) -> int:
+        """Return the number of nodes of the largest component."""
+        return len(self._component()[0])
+
+    def worker_names(self, num_workers: int) -> list[str]:
+        """Return the names of the nodes, unless they are 0 ... n - 1."""
+        names = list(map(str, self._component()[0]))
+        return [] if names == list(map(str, range(num_workers))) else names
+
+    def notes(self) -> tuple[str, ...]:
+        """Say how many nodes are left out."""
+        nodes, total, _ = self._component()
+        note = f"the largest component of {self._source} has {len(nodes)} of its {total} nodes"
+        return () if len(nodes) == total else (note,)
+
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
+        """Return the graph. Raise ConfigError if the file is unreadable or does not have n nodes."""
+        nodes, _, edges = self._component()
+        if len(nodes) != num_workers:
+            raise ConfigError(
+                f"{self._source} has {len(nodes)} nodes in its largest component, not num_workers={num_workers}: leave "
+                f"num_workers out, or use num_workers={len(nodes)}."
+            )
+        return [(undirected(num_workers, *edges.T),)]
+
+    @property
+    def _source(self) -> str:
+        return f"topology.path={self.path}" if self.graph is None else "topology.graph"
+
+    def _component(self) -> tuple[list[Any], int, np.ndarray]:
+        if self.graph is not None:
+            return largest_component(self.graph, self._source)
+        if self.path is None:
+            raise ConfigError(
+                "topology=networkx needs topology.path=FILE: give a GraphML file, an edge list or an adjacency list."
+            )
+        path = at_home(self.path)
+        if not path.is_file():
+            raise ConfigError(f"topology.path={self.path} is not a file (looked for {path.absolute()}).")
+        return _component_in(path, file_digest(path))
+
+
+@lru_cache(maxsize=2)
+def _component_in(path: Path, _digest: str) -> tuple[list[Any], int, np.ndarray]:
+    """Return the largest component of the graph in a file."""
+    import networkx as nx
+
+    suffix = Path(path.name.removesuffix(".gz")).suffix
+    if suffix not in READERS:
+        raise ConfigError(
+            f"topology.path={path} has the extension '{suffix}': use {', '.join(READERS)}; or topology=file, which "
+            "reads .csv and .npz."
+        )
+    settings = {"data": False} if READERS[suffix] == "read_edgelist" else {}
+    try:
+        graph = getattr(nx, READERS[suffix])(path, **settings)
+    except Exception as error:  # the readers raise various errors for an invalid file
+        raise ConfigError(f"topology.path={path} cannot be read by networkx.{READERS[suffix]}: {error}.") from error
+    return largest_component(graph, f"topology.path={path}")
+
+
+def largest_component(graph: Any, source: str) -> tuple[list[Any], int, np.ndarray]:
+    """Return the nodes of the largest component in the order of the workers, the number of all nodes, and the edges of
+    the component as workers [E, 2]. Raise ConfigError, naming the source, if it has no edge."""
+    import networkx as nx
+
+    undirected = nx.Graph(graph)
+    largest: set[Any] = max(nx.connected_components(undirected), key=len, default=set())
+    nodes = natural_order(largest)
+    if len(nodes) < 2:
+        raise ConfigError(f"{source} has no edges between different nodes: give a graph with some.")
+    number = {node: worker for worker, node in enumerate(nodes)}
+    edges = [(number[a], number[b]) for a, b in undirected.subgraph(nodes).edges if a != b]
+    return nodes, len(undirected), np.array(sorted(edges), dtype=np.int64)

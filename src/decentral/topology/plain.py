@@ -11,7 +11,7 @@ import numpy as np
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import Plain, call, component_from, further
+from decentral.registry.signature import Plain, call, component_from, further, parameters_of
 from decentral.registry.sources import installed
 from decentral.store.files import natural_order
 from decentral.topology.graph import Graph
@@ -34,6 +34,18 @@ class PlainTopology(Plain, GraphTopology):
     def weights_given(self) -> bool:
         """Return whether the function returns weights."""
         return self._weighted
+
+    def implied_num_workers(self) -> int | None:
+        """Return the size of the result, if the function has no parameter num_workers."""
+        if isinstance(self.target(), type) or "num_workers" in parameters_of(self.target()) or self._takes_more:
+            return None
+        first = self._results(0)[1][0]
+        return len(first) if first.ndim else None
+
+    @property
+    def _takes_more(self) -> bool:
+        """Return whether the function has **kwargs, which get num_workers; those of networkx are for backends."""
+        return bool(further(self.target())) and not installed(self.plain_module.partition(".")[0])
 
     def worker_names(self, num_workers: int) -> list[str]:
         """Return the names of the graph's nodes, unless they are 0 ... n - 1."""
@@ -69,15 +81,18 @@ class PlainTopology(Plain, GraphTopology):
             )
         return found
 
-    def _called(self, num_workers: int) -> list[np.ndarray]:
+    def _results(self, num_workers: int) -> tuple[Any, list[np.ndarray], list[list[Any] | None]]:
+        """Return the function's result, each of its items as an array, and its nodes if it is a graph."""
         given = {"num_workers": num_workers}
-        theirs = installed(self.plain_module.partition(".")[0])  # such as networkx, whose **kwargs are for backends
-        more = given if further(self.target()) and not theirs else {}
+        more = given if self._takes_more else {}
         with blame.named(f"topology={self.name}"), seeded(0, "topology"):
             made: Any = call(self.target(), {} if more else given, **more, **self.settings())
             each = made if isinstance(made, list | tuple) and made else [made]
             nodes = [natural_order(one) if hasattr(one, "adjacency") else None for one in each]
-            found = [as_matrix(*pair) for pair in zip(each, nodes, strict=True)]
+            return made, [as_matrix(*pair) for pair in zip(each, nodes, strict=True)], nodes
+
+    def _called(self, num_workers: int) -> list[np.ndarray]:
+        made, found, nodes = self._results(num_workers)
         self._names = [] if nodes[0] in (None, [*range(num_workers)]) else list(map(str, nodes[0] or []))
         verb, advised = self.plain_verbs
         for one in found:

@@ -275,6 +275,14 @@ def _known_labels(data: Any) -> np.ndarray | None:
     return found if found.shape == (len(data),) and found.dtype.kind in "iu" else None
 
 
+def attribute(data: Any, name: str) -> Any:
+    """Return an attribute of a data set, with a value for each example; of a `Subset`, those of its examples."""
+    if type(data) is not Subset:
+        return getattr(data, name, None)
+    values = attribute(data.dataset, name)
+    return None if values is None else np.asarray(values)[np.asarray(data.indices, dtype=np.int64)]
+
+
 def _check_subset(data: Any, where: str) -> None:
     while type(data) is Subset:
         chosen, number = np.asarray(data.indices, dtype=np.int64), len(data.dataset)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from decentral.gradients.precision import cast
 from decentral.host.torch_state import default_dtype
 from decentral.models.layers.statistics import evaluating
 from decentral.partition.partition import class_counts, own_test_set, save_table
-from decentral.randomness import seeded, torch_generator
+from decentral.randomness import numpy_generator, seeded, torch_generator
 from decentral.registry import blame, components
 from decentral.tasks.problems.averaged_model import AveragedModel, note
 from decentral.tasks.problems.batches import BatchOrder, DrawOrder
@@ -35,6 +35,7 @@ from decentral.tasks.task import WHOLE, Problem, Scope, TaskConfig
 if TYPE_CHECKING:
     from decentral.data.dataset import Batch, Batches
     from decentral.network.network import Network
+    from decentral.partition.partition import Groups
     from decentral.store.metrics import Metric
     from decentral.tasks.supervised import SupervisedTask
 
@@ -74,6 +75,8 @@ class Supervised(Problem):
     """The metrics of the task, without requested ones (`metrics=`)."""
     together = True
     """True if batches of all workers at the same draw have equal sizes."""
+    groups: Groups | None = None
+    """The groups of examples that the partition uses instead of labels."""
     order: DrawOrder
     """The order of draws, for `Loaded.train_batches`."""
 
@@ -138,7 +141,9 @@ class Supervised(Problem):
     def prepare_batches(self) -> None:
         """Set the sampling: `indices` (of each of the n workers), `order`, and `steps_per_epoch`."""
         config, task = self.config, self.task
-        self.indices = config.partition.indices(self.data.train_labels, config.num_workers, config.seed)
+        self.groups = config.partition.groups_of(config.data, self.data)
+        labels = self.data.train_labels if self.groups is None else self.groups.train
+        self.indices = config.partition.indices(labels, config.num_workers, config.seed)
         settings = {"reshuffle": task.reshuffle, "drop_last": task.drop_last}
         sizes, local_steps = config.batch_sizes().tolist(), config.local_steps()
         self.order = order = BatchOrder(self.indices, self.workers, sizes, config.seed, **settings)
@@ -322,21 +327,28 @@ class Supervised(Problem):
 
     @cached_property
     def local_tests(self) -> list[Tensor]:
-        """Return the numbers of the test examples of each worker: see `own_test_set`."""
+        """Return the numbers of the test examples of each worker: those of its groups, or see `own_test_set`."""
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        labels = self.data.test_labels()[self.test_numbers.numpy()]
-        each = (own_test_set(own, labels, self.seed, worker) for worker, own in enumerate(counts))
+        labels, numbers, each = self.data.test_labels(), self.test_numbers.numpy(), list[np.ndarray]()
+        for worker, own in enumerate(counts):
+            held = np.empty(0, dtype=np.int64)
+            if self.groups is not None and self.groups.test is not None:
+                held = np.flatnonzero(np.isin(self.groups.test[numbers], self.groups.train[self.indices[worker]]))
+                held = numpy_generator(self.seed, "local test set", worker).permutation(held)
+            each.append(held if len(held) else own_test_set(own, labels[numbers], self.seed, worker))
         return [self.test_numbers[places] for places in each]
 
     def names(self) -> dict[str, list[str]]:
-        """Return the names of the classes, or sources."""
-        return {self.dealt: list(self.config.data.inspect().names)}
+        """Return the names of the classes, or sources, and of the groups."""
+        names = {self.dealt: list(self.config.data.inspect().names)}
+        return names if self.groups is None else names | {"group": self.groups.names}
 
     def save_tables(self, directory: Path) -> None:
         """Write partition.csv, the number of examples per class (or source) and worker, and local_tests.csv, the same
         for the workers' own test sets, if there are any."""
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        save_table(counts, directory / "partition.csv", self.dealt)
+        groups = self.groups and [[self.groups.names[g] for g in np.unique(self.groups.train[i])] for i in self.indices]
+        save_table(counts, directory / "partition.csv", self.dealt, groups)
         if self.split != "global":
             own = [numbers.numpy() for numbers in self.local_tests]
             counts = class_counts(self.data.test_labels(), own, self.data.num_classes)
@@ -422,8 +434,9 @@ class Supervised(Problem):
 
     def _statistics_batches(self) -> Iterator[Tensor]:
         """Yield training examples of all workers, always the same ones, in batches of about the same size."""
-        N, wanted = len(self.data.train_labels), self.statistics_examples
-        picks = torch.randint(N, (1, wanted), generator=torch_generator("cpu", self.seed, "batch statistics"))
+        used, wanted = torch.from_numpy(np.sort(np.concatenate(self.indices))), self.statistics_examples
+        generator = torch_generator("cpu", self.seed, "batch statistics")
+        picks = used[torch.randint(len(used), (1, wanted), generator=generator)]
         batches = picks.tensor_split(-(-wanted // _STATISTICS_BATCH_SIZE), dim=1)
         for inputs, _ in self.data.train_batches(batches.__getitem__, range(1), 0, len(batches)):
             yield self.memory_format(self._as_exact(inputs[0]))
