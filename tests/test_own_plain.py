@@ -509,7 +509,10 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pyte
     with pytest.raises(SystemExit):
         main([*QUICK, "data=digits", "model=mlp", f"logger={names}:Placed", "run_dir=placed"])
     assert "Logged:   a server\n" in capsys.readouterr().out
-    assert Path("run/lines.log").read_text() == "0 bytes_sent\n4 bytes_sent\ndone\n"
+    assert (
+        Path("run/lines.log").read_text()
+        == "0 bytes_sent\n1 bytes_sent\n2 bytes_sent\n3 bytes_sent\n4 bytes_sent\ndone\n"
+    )
     table = Path("run/partition.csv").read_text().splitlines()
     assert len(table) == 5 and table[1].endswith(",5,360") and table[1].count(",0") == 6, "a fourth of sorted digits"
     labels, both = np.arange(40) % 10, [component("partition", f"{names}:{name}") for name in ("sorts", "Deals")]
