@@ -100,7 +100,7 @@ class Clock(Prices):
         self.used: dict[str, list[float]] = {}
         """Name of a collective -> its count and total seconds."""
         self.chooses = len(costs.links.collective.candidates) > 1
-        """Whether the run chooses between collectives, so that recording them is useful."""
+        """True if the run chooses between collectives, so that recording them is useful."""
 
     @property
     def latest_s(self) -> float:

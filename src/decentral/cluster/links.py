@@ -55,9 +55,9 @@ class Collective(NamedTuple):
     sends: Callable[[int, float], tuple[float, float]]
     """(P, log2 P) -> total number of messages of all workers, and of rows."""
     both_ways: bool
-    """Whether a worker sends and receives simultaneously, which takes twice as long through one port."""
+    """True if a worker sends and receives simultaneously, which takes twice as long through one port."""
     all_at_once: bool
-    """Whether all workers of a machine send to another machine simultaneously."""
+    """True if all workers of a machine send to another machine simultaneously."""
     phases: Callable[[int], list[Phase]] | None = None
     """P -> (source, target) of the rows sent in each phase, if workers differ."""
 

@@ -38,7 +38,7 @@ class Attack(Settings, ABC, where="attack"):
     name: str
 
     flips_labels: ClassVar[bool] = False
-    """Whether attackers train on wrong labels and send the result."""
+    """True if attackers train on wrong labels and send the result."""
 
     def attackers(self, num_workers: int, seed: int) -> list[int]:
         """Return the numbers of the attackers, ascending."""

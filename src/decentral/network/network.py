@@ -46,7 +46,7 @@ class Network(PayloadVerbs, RowArithmetic, ABC):
         self.fastest: Fastest | None = None
         """The network model that decides `network.collective=auto`, the same on all processes."""
         self.flushed = True
-        """Whether no share is in flight, so that `drain` has no work; the same on all processes."""
+        """True if no share is in flight, so that `drain` has no work; the same on all processes."""
         self._mean_delays: dict[bool, float] = {}
         self._collected: tuple[Tensor, Tensor] | None = None  # the last counts, and their sums
         self._settled: Tensor | None = None  # counts that relaying does not change

@@ -44,7 +44,7 @@ class Presence:
 
     def __init__(self, world: World) -> None:
         self.rank, self.heard = world.rank, False
-        """Whether this rank learned that others are gone or late."""
+        """True if this rank learned that others are gone or late."""
         self._next_s, self._others = 0.0, list[int]()
         ours = host()
         self._file = os.memfd_create("decentral") if ours else -1

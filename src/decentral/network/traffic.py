@@ -41,7 +41,7 @@ class Traffic:
         """Length of placeholder rows -> true length. Single numbers in a payload of such rows do not scale with the
         row."""
         self.overlaps = False
-        """Whether collectives carry gradients and overlap their computation."""
+        """True if collectives carry gradients and overlap their computation."""
         self.clock: Clock | None = None
         self.measured: Prices | None = None
         self.carried: dict[str, list[float]] = {}

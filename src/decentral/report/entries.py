@@ -29,7 +29,7 @@ class Entry:
     """Number of ended runs, done or diverged; runs with damaged numbers are still pending."""
     diverged: int
     at_edge: bool
-    """Whether the learning rate of any of them is at the edge of the searched range."""
+    """True if the learning rate of any of them is at the edge of the searched range."""
     rates: tuple[float, ...]
     """The chosen learning rates, sorted."""
     published: str

@@ -31,7 +31,7 @@ _FRESH_S = 1.0  # a file that is younger may change again without a change of it
 
 Worker = int | str
 Rows = list[dict[str, Any]]
-"""Of metrics.jsonl, by step."""
+"""Rows of metrics.jsonl, by step."""
 
 
 @dataclass

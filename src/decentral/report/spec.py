@@ -124,7 +124,7 @@ def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
 
 
 _TABLES = ("table", "values", "curves", "verdicts")
-"""What a study has without listings."""
+"""Parts of the report of a study without listings."""
 
 
 _LISTS = ("figures", "listings", "claims")

@@ -45,7 +45,7 @@ class Look:
     marker: str
     line: Any = "-"
     hollow: bool = False
-    """Whether markers are filled with white: a variant (with momentum, say) of the algorithm with that color."""
+    """True if markers are filled with white: a variant (with momentum, say) of the algorithm with that color."""
 
     @property
     def keywords(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\b")
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
 _MOST_SHOWN = 4  # tables on a terminal: of a sweep those of the metric (also of own test sets) and its costs
 _SURE = 0.975
-"""Of bold type in a table of runs: a two-sided test at 5 %."""
+"""Quantile for bold type in a table of runs: a two-sided test at 5 %."""
 _WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
 _CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
 _ESCAPES = {
@@ -53,7 +53,7 @@ class Grid:
     columns: list[str]
     cells: dict[Place, Entry]
     best: set[Place]
-    """What is bold."""
+    """The cells in bold type."""
     tuned: str = ""
     """The setting whose best value was chosen; '' if the table does not show it."""
     chosen: dict[tuple[str, ...], str] = field(default_factory=dict)

@@ -99,13 +99,13 @@ class Seen(NamedTuple):
 
     job: Job
     place: str
-    """For example 'cpu', '2 cores', 'cuda:0', 'slurm job 4711', or 'waiting for slurm job 4711'."""
+    """The place of the job, such as 'cpu', '2 cores', 'cuda:0', 'slurm job 4711', or 'waiting for slurm job 4711'."""
 
     fraction: float | None = None
     """Share of the steps that are done, from 0 to 1; None if unknown."""
 
     text: str = ""
-    """For example 'epoch 12.0  worst 81.2 %'."""
+    """The progress, such as 'epoch 12.0  worst 81.2 %'."""
 
 
 class Pool(ABC):

@@ -143,7 +143,7 @@ class DecentralizedOptimizer(Optimizer):
 
     @property
     def is_averaged(self) -> bool:
-        """Whether the model is the mean of all ranks, inside `averaged`."""
+        """Return whether the model is the mean of all ranks, inside `averaged`."""
         return self._how.away
 
     def close(self) -> Optimizer:
@@ -171,17 +171,17 @@ class DecentralizedOptimizer(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Those of the wrapped optimizer."""
+        """Return those of the wrapped optimizer."""
         return self.inner.param_groups
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """That of the wrapped optimizer."""
+        """Return the state of the wrapped optimizer."""
         return self.inner.state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Those of the wrapped optimizer."""
+        """Return those of the wrapped optimizer."""
         return self.inner.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -47,7 +47,7 @@ MODES: dict[str, Algorithm] = {
 
 
 class Method(NamedTuple):
-    """What the steps compute, and when they send."""
+    """The computation of the steps, and the times at which they send."""
 
     algorithm: Algorithm
     compression: Compression
@@ -57,12 +57,12 @@ class Method(NamedTuple):
 
     @property
     def synchronous(self) -> bool:
-        """Whether gradients are averaged, not parameters."""
+        """Return whether gradients are averaged, not parameters."""
         return isinstance(self.algorithm, AllReduce)
 
     @property
     def updates_early(self) -> bool:
-        """Whether the backward pass updates parameters, a bucket as soon as it has its gradients."""
+        """Return whether the backward pass updates parameters, a bucket as soon as it has its gradients."""
         return self.overlap and self.mode == "atc"
 
 
@@ -165,7 +165,7 @@ class Part:
     """The gradients and settings that such a step has used."""
     end: Callable[[], Any] | None = None
     asked: bool = False
-    """Whether the algorithm has asked for the gradient of this step."""
+    """True if the algorithm has asked for the gradient of this step."""
 
     def set(self, state: Any) -> None:
         """Set the state; the parameters share the memory of its models."""
@@ -244,7 +244,7 @@ class Step:
 
     @property
     def under_way(self) -> bool:
-        """Whether a step has begun that `step` has not completed."""
+        """Return whether a step has begun that `step` has not completed."""
         return self._begun > 0
 
     def step(self) -> None:

@@ -25,7 +25,7 @@ from decentral.terminal.console import printable
 
 _MOST_BYTES = 1 << 28
 PACKED_FROM_BYTES = 20_000
-"""From which size on a table of runs is packed."""
+"""Size from which a table of runs is packed."""
 GITIGNORE = ".gitignore"
 _FORMULAS = ("=", "+", "-", "@", "\t")
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

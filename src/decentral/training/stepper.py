@@ -86,7 +86,7 @@ class Stepper:
         self.t = 0
         """Number of steps taken."""
         self.idle = False
-        """Whether no worker takes the current step."""
+        """True if no worker takes the current step."""
         self.traffic = net.traffic
         """The traffic sent, with simulated time: that of a model of another size if the cluster describes one."""
         self.attendance: Any = attendance

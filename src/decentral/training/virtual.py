@@ -208,7 +208,7 @@ class AsynchronousStepper(Stepper):
             self.attendance = Absence(schedule, self)
             self.extend(self.attendance)
         self.tells_time = True
-        """Whether seconds are meaningful: only with a configured cluster."""
+        """True if seconds are meaningful: only with a configured cluster."""
         self.timeline = self._begin(self.rows)
 
     def _advance(self) -> None:

@@ -108,7 +108,7 @@ class Transport(ABC):
     """Its name for `network.transport`, for the run's records."""
 
     limits_totals: ClassVar[bool]
-    """Whether `total` also consists of messages that can be limited."""
+    """True if `total` also consists of messages that can be limited."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         """Create the transport; `limits` delay every message to another process."""

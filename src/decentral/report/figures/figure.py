@@ -93,9 +93,9 @@ class Line(NamedTuple):
     low: list[float] | None = None
     high: list[float] | None = None
     points: bool = False
-    """Whether each value is a separate measurement, with a marker."""
+    """True if each value is a separate measurement, with a marker."""
     stairs: bool = False
-    """Whether a value holds from its place until the next one."""
+    """True if a value holds from its place until the next one."""
     thin: bool = False
     """One of many undistinguished lines, such as single workers."""
     among: str = ""
@@ -106,7 +106,7 @@ class Line(NamedTuple):
     kind: str = ""
     """Of a paper's numbers: published or reference."""
     lost: bool = False
-    """Whether some of these have no value somewhere: there the center is the median, in which they are the worst."""
+    """True if some of these have no value somewhere: there the center is the median, in which they are the worst."""
 
 
 @dataclass

@@ -21,7 +21,7 @@ class Sink:
     """A destination of metrics; this one discards everything."""
 
     place = ""
-    """Where a user finds the metrics: a folder, an address or a command."""
+    """The place where a user finds the metrics: a folder, an address or a command."""
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Show these values at this step; steps do not decrease."""
@@ -84,7 +84,7 @@ class Guarded(Sink):
         self._name = getattr(logger, "name", type(logger).__name__)
         self._close_timeout_s = close_timeout_s
         self.failed = False
-        """Whether something was not logged."""
+        """True if something was not logged."""
         self._giving_up = threading.Lock()
         self._waiting: queue.Queue[tuple[int, dict[str, float]] | str] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(
