@@ -20,7 +20,6 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 import decentral
 from configure import configure
 from decentral.cli.run import main
-from decentral.config import composition
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.partition.partition import Natural
@@ -340,7 +339,6 @@ def test_the_commands_of_the_page_of_data_sets_run(
     Path("datasets.py").write_text(LIBRARY)
     Path("page.json").write_text(json.dumps(known))
     real = sys.modules.pop("datasets", None)
-    composition._ours.clear()  # the settings of the library of another test
     for cached in (signature.function, signature.named):
         cached.cache_clear()
     try:
@@ -353,7 +351,6 @@ def test_the_commands_of_the_page_of_data_sets_run(
             assert ended.value.code == 0, (words, capsys.readouterr().err)
     finally:
         sys.modules.pop("datasets", None)
-        composition._ours.clear()  # the settings of the library of another test
         for cached in (signature.function, signature.named):
             cached.cache_clear()
         if real is not None:

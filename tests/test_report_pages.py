@@ -432,7 +432,7 @@ def test_a_figure_for_a_paper_is_as_wide_as_its_column_without_a_title(results: 
         drawn.canvas.draw()
     assert drawn.get_figwidth() == inches and not drawn.texts
     assert "line: mean of 2 seeds" in said(drawn)
-    assert len({round(ax.get_position().x0, 2) for ax in drawn.axes}) == (1 if inches < 4 else 2)
+    assert len({round(ax.get_position().x0, 2) for ax in drawn.axes}) == 2
     everything = drawn.get_tightbbox()
     assert everything.x0 >= -0.01 and everything.x1 <= inches + 0.01
     labels = [label for ax in drawn.axes for label in ax.get_xticklabels()]

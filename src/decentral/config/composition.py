@@ -82,7 +82,8 @@ def _of_each(
 ) -> list[_Finished | ConfigError]:
     """Apply `finish` to the composed dictionary of each command; return its result or ConfigError."""
     folders = folders_of(config_dir)
-    known = _ours if config_dir is None else {}
+    foreign = config_dir is not None or any(":" in word for words in commands for word in words)  # and may change
+    known = {} if foreign else _ours
     finished: list[_Finished | ConfigError] = []
     with unless_quick(f"Composing {len(commands)} configurations", len(commands)) as advance:
         for given in commands:
