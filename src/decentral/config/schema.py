@@ -290,4 +290,4 @@ class Config(Settings):
         assert self.num_workers is not None
         if self.num_workers == 1 and Feature.topology not in self.algo.supports:
             return self.communication.schedule(Chain(), 1)
-        return self.communication.schedule(self.topology, self.num_workers)
+        return self.communication.schedule(self.topology.on(self), self.num_workers)

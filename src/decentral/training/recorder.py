@@ -208,7 +208,7 @@ class Recorder:
             notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
         if r.ended_early and r.patience is not None:
             notes.insert(0, r.patience.note(step, r.total_steps))
-        notes += self.config.topology.notes() if Feature.topology in r.algorithm.supports else ()
+        notes += self.config.topology.on(self.config).notes() if Feature.topology in r.algorithm.supports else ()
         facts |= r.stepper.facts() | ({"notes": notes} if notes else {})
         if status is Status.diverged and (suspects := r.problem.suspects()):
             facts["suspects"] = list(suspects)
