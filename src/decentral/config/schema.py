@@ -59,6 +59,7 @@ GROUPS = {
     "compress": "compression",
     "attack": "network.attacks",
     "robust": "network.robust",
+    "privacy": "tasks.privacy",
     "cluster": "cluster",
     "availability": "availability",
     "logger": "training.loggers",
@@ -112,6 +113,7 @@ class Config(Settings):
     compress: Any = None
     attack: Any = None
     robust: Any = None
+    privacy: Any = None
     cluster: Any = None
     availability: Any = None
     logger: Any = None
