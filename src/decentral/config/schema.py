@@ -59,7 +59,7 @@ GROUPS = {
     "compress": "compression",
     "attack": "network.attacks",
     "robust": "network.robust",
-    "privacy": "tasks.privacy",
+    "privacy": "network.privacy",
     "cluster": "cluster",
     "availability": "availability",
     "logger": "training.loggers",

@@ -35,7 +35,7 @@ CONTRACTS = {
     "compression": "compression.compressor.Compressor",
     "network.attacks": "network.attacks.Attack",
     "network.robust": "network.robust.Robust",
-    "tasks.privacy": "tasks.privacy.Privacy",
+    "network.privacy": "network.privacy.Privacy",
     "cluster": "cluster.cluster.Cluster",
     "availability": "availability.availability.Availability",
     "gradients": "gradients.execution.Execution",

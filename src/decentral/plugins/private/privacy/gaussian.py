@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.network.privacy import Privacy
 from decentral.randomness import torch_generator
 from decentral.settings import setting
 from decentral.store.files import csv_text, write_text
 from decentral.store.metrics import Metric
-from decentral.tasks.privacy import Privacy
 
 if TYPE_CHECKING:
     from torch import Tensor
