@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import networkx
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import decentral
+from decentral.cli import check
 from decentral.errors import ConfigError
 
 PROGRAM = """
@@ -474,3 +477,20 @@ def test_ranks_average_over_a_topology_that_is_an_object(worlds) -> None:
         W = np.stack(rows)
         np.testing.assert_allclose(W, expected.setdefault(name, W), atol=1e-7)
         np.testing.assert_allclose(W.sum(1), 1, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_objects_are_checked_as_names_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    source = Path(__file__).parents[1] / "examples/own_algorithm/mine/algorithms/partway.py"
+    (tmp_path / "partway_here.py").write_text(source.read_text().replace('"partway"', '"partway_here"'))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        check.main(["algo=partway_here:Partway", "algo.step_size=0.4", "topology=chain", "num_workers=3"])
+    told = capsys.readouterr().out
+    assert "algo=partway_here: 13 passed" in told and "algo.step_size=1" in told
+    chosen = sys.modules["partway_here"].Partway(step_size=0.4)
+    found = decentral.check(chosen, topology=networkx.path_graph(3))
+    assert (found.verdict == "passed").all() and list(found.remark.str.split("=").str[-1]).count("graph") == 1
+    assert capsys.readouterr().out == told.replace("topology=chain", "topology=graph")
+    inner = dataclass(type("Inner", (type(chosen),), {"__module__": "__main__"}))
+    assert (decentral.check(inner, num_workers=3).verdict == "not tested").sum() == 4

@@ -169,8 +169,8 @@ def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
         saved = yaml.safe_load(Path(f"study/s{number}.yaml").read_text())
         rows, heading = saved["rows"], "bjective suboptimality of the worst worker"
         assert saved["title"].startswith(f"O{heading}, by ") and saved["report"]["table"]["rows"] == ["method"]
-        said(capsys, study, f"s{number}", "scale=laptop", "--config-dir", ".")
-        (table,) = Path("results/own/sweeps").glob(f"s{number}/laptop/table.*tex")
+        said(capsys, study, f"s{number}", "--config-dir", ".")
+        (table,) = Path("results/own/sweeps").glob(f"s{number}/small/table.*tex")
         assert f"caption{{O{heading}, by " in table.read_text() and f"& o{heading} & best lr" in table.read_text()
         assert rows[0]["base"] == [f"{group}=none"] and "None" not in rows[0]["method"]
     words = [*words[:-1], "availability=none,flaky,half", "seed=1,2", "results_dir=r3"]
@@ -183,10 +183,10 @@ def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
     assert "no setting 'shar'" in command(capsys, "availability=flaky", "availability.shar=null", "steps=4")[2]
     path = Path("study/s1.yaml")
     path.write_text(path.read_text().replace("report:\n", "report:\n  caption: A new caption.\n"))
-    printed, made = said(capsys, report, "s1"), Path("results/own/sweeps/s1/laptop/table.md")
+    printed, made = said(capsys, report, "s1"), Path("results/own/sweeps/s1/small/table.md")
     assert made.read_text().startswith("A new caption.") and "Totals:" not in printed
     path.unlink()
-    assert "laptop keeps its stored report section: " in said(capsys, report, "s1")
+    assert "small keeps its stored report section: " in said(capsys, report, "s1")
 
 
 def test_a_setting_applies_to_the_listed_choices_that_have_it(capsys, planned):
@@ -315,6 +315,19 @@ def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path,
     assert f"--config-dir {tmp_path}" in planned[0].command
 
 
+def test_a_saved_study_draws_the_runs_and_the_figure_of_the_sweep(capsys):
+    words = ["algo=dpsgd,gradient_tracking", "task=quadratics", "topology=ring", "num_workers=4", "steps=20"]
+    shown = ["--x", "bytes", "--log", "--panels", "objective suboptimality,consensus distance"]
+    assert command(capsys, *words, *shown, "progress=false", "--save-study", "mine")[0] == 0
+    told = said(capsys, study, "mine")
+    assert "all 2 jobs were done before" in told and not Path("results/own/runs").exists()
+    curves = pandas.read_csv("results/own/sweeps/mine/small/curves.csv")
+    assert set(curves.groupby(["method", "metric"]).size()) == {21} and curves.metric.nunique() == 2
+    (figure,) = yaml.safe_load(Path("conf/study/mine.yaml").read_text())["report"]["figures"]
+    assert (figure["x"], figure["logy"], figure["panels"]) == ("bytes", True, "metric")
+    assert "Pages:" not in said(capsys, report, "mine") and not list(Path("results/own").rglob("README.md"))
+
+
 TO_TARGET = ["data=digits", "model=mlp", "num_workers=4", "cluster=slow_network", "epochs=1", "seed=1,2"]
 
 
@@ -355,7 +368,7 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
     shown = out[first.start() :].partition("\n\n")[0]
     for again, words in (
         (report, [str(folder)]),
-        (study, ["mine", "scale=laptop", "--config-dir", "conf", "results_dir=results"]),
+        (study, ["mine", "results_dir=results"]),
     ):
         with suppress(SystemExit):
             again(words)
@@ -704,8 +717,8 @@ def test_the_best_rate_is_the_one_with_the_highest_mean_where_larger_is_better(t
 def test_the_saved_study_gives_the_same_numbers(swept, capsys, monkeypatch):
     folder, _ = swept
     monkeypatch.chdir(folder)
-    said(capsys, study, "mine", "scale=laptop", "--config-dir", "conf")
-    theirs = pandas.read_csv(folder / "results/own/sweeps/mine/laptop/table.csv")
+    said(capsys, study, "mine", "--config-dir", "conf")
+    theirs = pandas.read_csv(folder / "results/own/sweeps/mine/small/table.csv")
     ours = decentral.table(folder / "results", rows="algo", columns="task.zeta2", best="lr")
     ours = ours[ours.metric == "objective suboptimality"]
     assert sorted(theirs["mean"]) == pytest.approx(sorted(ours["mean"]))
@@ -927,7 +940,7 @@ def test_the_commands_of_the_page_on_studies_do_what_it_says(tmp_path, monkeypat
     paired = [re.sub(r"^(\w+=[^,]+,[^,]+),.*", r"\1", word.replace("epochs=5", "steps=3")) for word in pairs[1:]]
     printed = said(capsys, run_main, *paired, "num_workers=4", "results_dir=paired", "--save-study", "paired")
     assert printed.count("±") == 5 and re.search(r"^relaysgd +double binary trees ", printed, re.M)
-    assert "4 cells, 8 jobs known" in said(capsys, study, "paired", "scale=laptop", "--config-dir", "conf", "--plan")
+    assert "4 cells, 8 jobs known" in said(capsys, study, "paired", "--config-dir", "conf", "--plan")
     assert "±" in said(capsys, study, *as_study[1:])
     for table in tables:
         assert "±" in said(capsys, report, *table[1:])

@@ -7,7 +7,7 @@ In your own training loop under torchrun, `decentral.join(...)` returns `Peers`,
 In notebooks, `decentral.train(net, train_data, test_data, algo="relaysgd")` trains a model, `decentral.runs()` returns
 all runs as a DataFrame, and `decentral.load(run)` returns the models of one run.
 `decentral.iterates(algo, topology, oracle, x0, steps)` runs an algorithm on your own gradients, and
-`decentral.certify(algo, topology)` computes what it guarantees.
+`decentral.certify(algo, topology)` computes what it guarantees; `decentral.check(algo)` tests its contract.
 
 Importing this package is cheap: it imports torch only after a configuration is accepted or one of these names is used.
 """
@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from decentral.cli.check import check as check
     from decentral.errors import ConfigError as ConfigError
     from decentral.report.runs_table import table as table
     from decentral.script.iterating import iterates as iterates
@@ -40,6 +41,7 @@ _HOMES = {
     "Peers": "decentral.script.peers",
     "Window": "decentral.script.window",
     "checkpoint": "decentral.script.resuming",
+    "check": "decentral.cli.check",
     "certify": "decentral.plugins.certificates.certify",
     "iterates": "decentral.script.iterating",
     "join": "decentral.script.joining",

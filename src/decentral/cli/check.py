@@ -7,19 +7,24 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decentral.cli.command import Options, guarded
 from decentral.config.overrides import checked
+from decentral.config.parsing import folders_of
 from decentral.errors import ConfigError
 from decentral.registry.find import functions
+from decentral.registry.signature import function
+from decentral.registry.typed import typed
 from decentral.terminal.console import FAILED, aligned, say
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from decentral.conformance.check import Checks, Found
 
 _HELP = """\
-decentral-check algo=NAME [key=value ...] [--config-dir FOLDER]
+decentral-check algo=NAME|module:Class [key=value ...] [--config-dir FOLDER]
 
 Checks an algorithm, your own (docs/own_components.md) or a built-in one, in small runs, and reports which properties
 of the contract hold: the same iterates with 1, 2 and n processes and after a resume, a preserved mean of the models,
@@ -42,24 +47,60 @@ def _carry_out(arguments: list[str]) -> int:
     chosen = [word for word in options.words if word.startswith("algo=")]
     if len(chosen) != 1:
         raise ConfigError("decentral-check needs one algorithm, as in decentral-check algo=dpsgd.")
-    reports = functions("checks")
-    of_reports = [word for word in options.words if re.split(r"[.=]", word)[0] in reports]
-    words = [word for word in options.words if word not in of_reports]
-    checked(words, options.folders)  # before anything heavy is imported
-    from decentral.conformance.check import Checks
+    objects, words, name = dict[str, Any](), options.words, chosen[0].partition("=")[2]
+    if ":" in name:
+        objects["algo"] = function("algo", name)
+        words = [word for word in words if word != chosen[0]]
+    found = _checked(objects, words, options.config_dir)
+    return FAILED if any(one.verdict == "FAILED" for one in found) else 0
 
-    checks, texts = Checks(words, options.config_dir), []
+
+@typed()
+def check(algo: object, *overrides: str, config_dir: str | None = None, **settings: Any) -> DataFrame:
+    """Check an algorithm as `decentral-check` does, print its messages, and return its table: a row for each property,
+    with the columns property, verdict and remark.
+
+        decentral.check(MyAlgorithm(beta=0.2), topology=graph, num_workers=8)
+
+    Args:
+        algo: Name of an algorithm, or a class or object of your own. Other processes import its class, so that a class
+            of a notebook or of the script itself is only checked in one process.
+        overrides, settings, config_dir: As for `decentral.train`.
+
+    Raises:
+        ConfigError: for a setup that `decentral-check` refuses.
+    """
+    from pandas import DataFrame
+
+    from decentral.script.training import taken_out
+
+    objects, words = taken_out({"algo": algo, **settings})
+    found = _checked(objects, [*words, *overrides], config_dir)
+    return DataFrame(found, columns=["property", "verdict", "remark"]).set_index("property")
+
+
+def _checked(objects: dict[str, Any], words: list[str], config_dir: str | None) -> list[Found]:
+    """Check the algorithm of the words or of the objects, print the outcome and return it."""
+    reports = functions("checks")
+    of_reports = [word for word in words if re.split(r"[.=]", word)[0] in reports]
+    words = [word for word in words if word not in of_reports]
+    checked([word for word in words if word.partition(".")[0] not in objects], folders_of(config_dir))  # at once
+    from decentral.conformance.check import Checks
+    from decentral.script.training import made_of
+
+    made, words = made_of(objects, words, config_dir)
+    checks, texts = Checks(words, config_dir, made), []
     for name, report in reports.items():
         given = (word.removeprefix(name).partition("=") for word in of_reports if re.split(r"[.=]", word)[0] == name)
         texts.append(report(checks.base, {key.removeprefix("."): value for key, _, value in given}))
-    status = check(chosen[0], checks)
+    found = carry_out(f"algo={checks.base.algo.name}", checks)
     for text in itertools.chain(*texts):
         say(f"\n{text}")
-    return status
+    return found
 
 
-def check(algo: str, checks: Checks) -> int:
-    """Check and print the outcome; return the exit status."""
+def carry_out(algo: str, checks: Checks) -> list[Found]:
+    """Check, print the outcome and return it."""
     from decentral.conformance.check import BREAKS_OFF, Verdict
 
     base, found = checks.base, []
@@ -79,7 +120,7 @@ def check(algo: str, checks: Checks) -> int:
     untested = f", {counts[Verdict.not_tested]} not tested" if counts[Verdict.not_tested] else ""
     passed, not_asked = counts[Verdict.passed], counts[Verdict.not_asked]
     say(f"\n{algo}: {passed} passed, {len(failed)} failed, {not_asked} not applicable{untested}")
-    return FAILED if failed else 0
+    return found
 
 
 def table(found: Sequence[Found]) -> str:

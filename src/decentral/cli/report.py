@@ -192,7 +192,8 @@ def _carry_out(names: list[str], settings: dict[str, str], html: bool, config_di
     say(f"Made:     {len(made)} report{'s' * (len(made) != 1)}, {sum(len(one.figures) for one in made)} figures")
     if not names and results_dir.resolve() == at_home(PUBLISHED_RESULTS).resolve():
         say(f"Totals:   {totals(items)}")
-    say(f"Pages:    {results_dir}/README.md and a README.md for each paper")
+    if not names:
+        say(f"Pages:    {results_dir}/README.md and a README.md for each paper")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from decentral.scheduling.scheduler import schedule
 from decentral.store.files import at_home, stored_table
 from decentral.store.run_store import RunStore
 from decentral.study import SCALES, catalogue, collect
-from decentral.study.study import Cell, Study, Unfinished, plan
+from decentral.study.study import SWEEPS, Cell, Study, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
 
 if TYPE_CHECKING:
@@ -97,7 +97,10 @@ class ChosenStudy(NamedTuple):
 
 
 def chosen_studies(words: Sequence[str], config_dir: str | None = None) -> list[ChosenStudy]:
-    """The studies that the names among the words mean, with the `key=value` overrides there. Raises ConfigError."""
+    """The studies that the names among the words mean, with the `key=value` overrides there; without a folder, in conf,
+    where a sweep saves them. Raises ConfigError."""
+    if config_dir is None and any((Path("conf/study") / f"{word}.yaml").is_file() for word in words):
+        config_dir = "conf"
     overrides = [word for word in words if "=" in word]
     given, rest = catalogue.reserved(overrides, "scale")
     scale = "small" if given is None else given
@@ -244,7 +247,8 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
             "computed."
         )
         pages = chosen.results_dir / "README.md"  # written last of all
-        if pages.exists() and collect.is_current(chosen.directory, chosen.definition, source.finished):
+        told = chosen.study.paper == SWEEPS or pages.exists()
+        if told and collect.is_current(chosen.directory, chosen.definition, source.finished):
             say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
             return 0
         say("Its results are collected from them.")
@@ -382,11 +386,11 @@ def reported(chosen: ChosenStudy) -> Made:
 
     if not stored_table(chosen.directory / "values.csv"):
         raise ConfigError(f"{chosen.directory} has no results yet: run {chosen.command} first.")
-    if not chosen.scale:  # a sweep, which has no file
-        return make(chosen.directory)
-    refresh(chosen)
+    if chosen.scale:  # otherwise a sweep, which has no file
+        refresh(chosen)
     made = make(chosen.directory)
-    report_pages(chosen.results_dir)
+    if chosen.study.paper != SWEEPS:
+        report_pages(chosen.results_dir)
     return made
 
 

@@ -31,7 +31,7 @@ from decentral.report.summary import overview
 from decentral.scheduling.board import board, failure_line
 from decentral.scheduling.job import Ended
 from decentral.scheduling.scheduler import Fixed, Source, schedule
-from decentral.store import RunStore
+from decentral.store import RunStore, read_metadata
 from decentral.store.failures import Failure
 from decentral.store.files import at_home
 from decentral.study.catalogue import reserved, write_study
@@ -116,10 +116,15 @@ def sweep(
     layout = _layout(accepted, overrides, table or {})
     statuses = _carry_out(accepted, config_dir, overrides, layout)
     if save_study:
+        from decentral.report.runs_table import metric_named
+
         folder = Path(config_dir or "conf")
         runs = [(one.words, run_directory(one.config)) for one in accepted]
-        path = write_study(save_study, runs, layout.rows, layout.columns, folder)
-        say(f"Study:    {path}, to be committed  (decentral-study {save_study} scale=laptop --config-dir {folder})")
+        known = [metrics for _, path in runs if (metrics := read_metadata(path))]
+        panels = [metric_named(words, known, "--panels") for words in layout.panels]
+        shown = {"x": layout.x, "logy": layout.log or None}
+        path = write_study(save_study, runs, layout.rows, layout.columns, folder, shown, list(filter(None, panels)))
+        say(f"Study:    {path}, to be committed  (decentral-study {save_study} --config-dir {folder})")
     return exit_status(refused + statuses)
 
 

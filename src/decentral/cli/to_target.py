@@ -25,11 +25,10 @@ from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
-from decentral.report.runs_table import axis_of
 from decentral.store.files import at_home, check_name, make_folder, write_text
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import is_number, value_of
-from decentral.study.study import Unfinished
+from decentral.study.study import SWEEPS, Unfinished
 from decentral.terminal.console import REFUSED, say
 
 if TYPE_CHECKING:
@@ -102,14 +101,14 @@ def compare(
         )
     say(f"Budget:   {budget:.4g} simulated seconds for each method")
     definition = _definition(asked, unit, rows, common, seeds or _SEEDS, budget)
-    definition["report"]["figures"][0] |= {"x": axis_of(shown["x"], simulated=True), "logy": shown.get("log")}
+    definition["report"]["figures"][0] |= {"x": shown["x"], "logy": shown.get("log")}
     if save_study:
         folder = Path(config_dir or "conf")
         check_name(save_study, "--save-study")
         file = folder / "study" / f"{save_study}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, catalogue.as_yaml(save_study, folder, definition))
-        say(f"Study:    {file}, to be committed  (decentral-study {save_study} scale=laptop --config-dir {folder})")
+        say(f"Study:    {file}, to be committed  (decentral-study {save_study} --config-dir {folder})")
     return max(_carry_out(definition, here, overrides, config_dir, asked.tune), exit_status(refused))
 
 
@@ -252,7 +251,7 @@ def _definition(
     return {
         "kind": "comparison",
         "title": f"Simulated time to {target}",
-        "paper": "sweeps",
+        "paper": SWEEPS,
         "item": f"{budget:.4g} simulated seconds for each method, averaged model",
         "base": common,
         "rows": rows,

@@ -50,11 +50,13 @@ def compose(overrides: Sequence[str], config_dir: str | None = None, made: Mappi
     return found
 
 
-def compose_all(commands: Sequence[Sequence[str]], config_dir: str | None = None) -> list[Config]:
-    """Return the configurations of a study's runs, which are evaluated at their task's interval even if they are short;
-    see `compose`."""
+def compose_all(
+    commands: Sequence[Sequence[str]], config_dir: str | None = None, of_sweep: bool = False
+) -> list[Config]:
+    """Return the configurations of a study's runs, which are evaluated at their task's interval even if they are short,
+    unless they are those `of_sweep`; see `compose`."""
     configs = [_accepted(composed) for composed in compose_each(commands, config_dir)]
-    for config in configs:
+    for config in configs if not of_sweep else ():
         config.evaluation.every_epochs = config.evaluation.every_epochs or config.task.eval_every_epochs
     return configs
 

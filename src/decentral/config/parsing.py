@@ -267,11 +267,12 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(plain(config) | ({"own": own} if own else {}), sort_keys=False)
 
 
-def load(text: str) -> Config:
-    """The configuration that `dump` wrote, in a process that ours has started: it is trusted, see `from_dict`."""
+def load(text: str, made: Mapping[str, Any] | None = None) -> Config:
+    """Return the configuration that `dump` wrote, with components that are `made` already, in a process that ours has
+    started: it is trusted, see `from_dict`."""
     import yaml
 
-    return from_dict(yaml.safe_load(text), trust=True)
+    return from_dict(yaml.safe_load(text) | (made or {}), trust=True)
 
 
 def read(

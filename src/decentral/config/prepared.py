@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -9,7 +10,8 @@ from typing import Any, NamedTuple, Self
 from decentral.config.checks import goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import id_of, identity, run_directory
 from decentral.config.parsing import dump, load
-from decentral.config.schema import Config
+from decentral.config.schema import GROUPS, Config
+from decentral.registry import component
 
 
 class Kind(NamedTuple):
@@ -42,14 +44,17 @@ class Prepared:
     directory: Path
     kind: Kind
 
-    def packed(self) -> tuple[str, dict[str, Any]]:
+    def packed(self) -> tuple[str, bytes, dict[str, Any]]:
         """Return what another process on this machine needs for `unpacked`; it can be pickled."""
-        return dump(self.config), {name: value for name, value in vars(self).items() if name != "config"}
+        parts = {group: getattr(self.config, group) for group in GROUPS}
+        made = {group: one for group, one in parts.items() if type(one) is not component(GROUPS[group], one.name)}
+        others = {name: value for name, value in vars(self).items() if name != "config"}
+        return dump(self.config), pickle.dumps(made), others
 
     @classmethod
-    def unpacked(cls, config: str, others: dict[str, Any]) -> Prepared:
-        """Return the run that `packed` described."""
-        return cls(load(config), **others)
+    def unpacked(cls, config: str, made: bytes, others: dict[str, Any]) -> Prepared:
+        """Return the run that `packed` described; its components without names were objects."""
+        return cls(load(config, pickle.loads(made)), **others)
 
 
 def prepare(config: Config, directory: Path | None = None) -> Prepared:

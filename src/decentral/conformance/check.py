@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +21,7 @@ from decentral.config.schema import Config
 from decentral.conformance import properties
 from decentral.conformance.properties import Violation, Walk, saved_and_loaded, walk
 from decentral.errors import ConfigError
-from decentral.registry import components
+from decentral.registry import components, find
 from decentral.store.failures import describe
 
 _NETS = (
@@ -75,7 +76,7 @@ class NotTested(Exception):
 @dataclass(frozen=True)
 class Checks:
     """The properties of the algorithm selected by the overrides, each checked when it is requested. Further overrides
-    are settings of all checks.
+    are settings of all checks. `made` has existing components by group, which replace the choices.
 
     Raises ConfigError for overrides that do not compose (with any of some topologies if none is chosen), and for an
     algorithm without steps.
@@ -83,6 +84,7 @@ class Checks:
 
     overrides: Sequence[str]
     config_dir: str | None = None
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         cls = self._algorithm
@@ -90,7 +92,7 @@ class Checks:
             cls = type(self.base.algo)  # composes it now, which says what there is
         if not in_rounds(cls):
             raise ConfigError(
-                f"algo={self._name} is asynchronous, and only synchronous methods are checked here: try it in a "
+                f"algo={find.name_of(cls)} is asynchronous, and only synchronous methods are checked here: try it in a "
                 "virtual cluster, with decentral-run and cluster=even."
             )
 
@@ -150,16 +152,29 @@ class Checks:
 
     def _compose(self, *settings: str) -> Config:
         """Compose a small problem with the user's settings, which take precedence."""
-        return compose(_last_wins([*self._problem(), *settings, *_QUIETLY, *self.overrides]), self.config_dir)
+        return self._made([*self._problem(), *settings, *_QUIETLY, *self.overrides])
 
     def _elsewhere(self, *settings: str) -> Config:
         """Compose a configuration with settings that take precedence over the user's."""
-        return compose(_last_wins([*self._problem(), *_QUIETLY, *self.overrides, *settings]), self.config_dir)
+        return self._made([*self._problem(), *_QUIETLY, *self.overrides, *settings])
+
+    def _made(self, words: Sequence[str]) -> Config:
+        """Compose words, of which the last one of each key counts; also where the component is an object."""
+        words, made = _last_wins(words), dict(self.made)
+        made = {
+            group: value for group, value in made.items() if not any(word.startswith(f"{group}=") for word in words)
+        }
+        if "algo" in made:
+            given = dict(word.removeprefix("algo.").split("=") for word in words if word.startswith("algo."))
+            made["algo"] = replace(made["algo"], **{key: json.loads(value) for key, value in given.items()})
+            words = [word for word in words if not word.startswith("algo.")]
+        return compose(words, self.config_dir, made)
 
     def _as_rows(self, *settings: str) -> Config:
         """Compose the configuration without the user's compression: the method on rows is compared with SGD."""
         overrides = [word for word in self.overrides if not word.lstrip("+").startswith(("compress=", "compress."))]
-        return replace(self, overrides=overrides)._elsewhere(*settings)
+        made = {group: value for group, value in self.made.items() if group != "compress"}
+        return replace(self, overrides=overrides, made=made)._elsewhere(*settings)
 
     def _problem(self) -> list[str]:
         """Return the small problem for the algorithm, unless the user has chosen another task."""
@@ -170,16 +185,15 @@ class Checks:
         )
 
     @property
-    def _name(self) -> str:
-        return next(word.partition("=")[2] for word in self.overrides if word.startswith("algo="))
-
-    @property
     def _algorithm(self) -> Any:
         """Return the class of `algo=`; None if there is none."""
-        return components("algorithms").get(self._name)
+        if "algo" in self.made:
+            return type(self.made["algo"])
+        names = [word.partition("=")[2] for word in self.overrides if word.startswith("algo=")]
+        return components("algorithms").get(names[-1])
 
     def _chosen(self, key: str) -> bool:
-        return any(override.startswith(f"{key}=") for override in self.overrides)
+        return key in self.made or any(override.startswith(f"{key}=") for override in self.overrides)
 
     @cached_property
     def config(self) -> Config:
@@ -228,7 +242,13 @@ class Checks:
         if processes > self.base.num_workers:
             raise NotAsked(f"there are {self.base.num_workers} workers")
         self._needs_messages()
-        return walk(self.config, processes)
+        return self._walk(self.config, processes)
+
+    def _walk(self, config: Config, processes: int) -> Walk:
+        inner = [type(value).__name__ for value in self.made.values() if type(value).__module__ == "__main__"]
+        if inner:
+            raise NotTested(f"other processes cannot import {inner[0]}: move it from the script to a module")
+        return walk(config, processes)
 
     def _bytes(self) -> str:
         assert self.base.num_workers is not None
@@ -246,7 +266,7 @@ class Checks:
     def _lossy(self) -> None:
         self._needs_messages()
         lossy = replace(self.config, network=replace(self.config.network, drop_probability=0.3))
-        one, two = walk(lossy, 1), walk(lossy, 2)
+        one, two = walk(lossy, 1), self._walk(lossy, 2)
         _finite(one)
         properties.same(one, two, 2)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from decentral.compression.rows import RowLayout
 from decentral.config.prepared import Prepared, prepare
 from decentral.config.schema import Config
+from decentral.host.processes import no_script
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
 from decentral.runtime.launch import in_processes
@@ -53,7 +54,8 @@ def walk(config: Config, processes: int) -> Walk:
     """Take the steps of the configuration with this number of processes."""
     with TemporaryDirectory(prefix="decentral-check-") as folder:
         config = replace(config, processes=str(processes), restarts=0, run_dir=folder, device="cpu", progress=False)
-        in_processes(prepare(config, Path(folder)), steps)
+        with no_script():
+            in_processes(prepare(config, Path(folder)), steps)
         with np.load(Path(folder) / _FILE) as file:
             sent, messages, wire, reduced = (int(number) for number in file["counts"])
             return Walk(file["iterates"], sent, messages, wire, bool(reduced))

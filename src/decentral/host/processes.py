@@ -136,7 +136,7 @@ def _side_by_side(
     start_server()
     with ProcessPoolExecutor(num_processes, get_context("forkserver"), initializer=_begin, initargs=(begin,)) as pool:
         try:
-            with _no_script():
+            with no_script():
                 running = {pool.submit(_outcome, work, task): i for i, task in enumerate(tasks)}
             for one in as_completed(running):
                 yield running[one], one.result()
@@ -149,7 +149,7 @@ def _side_by_side(
 
 
 @contextmanager
-def _no_script() -> Iterator[None]:
+def no_script() -> Iterator[None]:
     """Processes that are started in here do not import the script that this one carries out, which would begin anew
     in each of them. (multiprocessing does that for what is defined there.)"""
     script = sys.modules["__main__"]

@@ -53,7 +53,8 @@ class Plain:
 
     def __reduce__(self) -> Any:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return _unpickled, (plugins.passport(), self.plain_package, self.plain_name, values)
+        target = self.plain_target if self.plain_object else None
+        return _unpickled, (plugins.passport(), self.plain_package, self.plain_name, values, target)
 
 
 @cache
@@ -201,9 +202,9 @@ def _first(folder: str) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _unpickled(passport: str, package: str, name: str, values: dict[str, Any]) -> Any:
+def _unpickled(passport: str, package: str, name: str, values: dict[str, Any], target: Any) -> Any:
     plugins.enter(passport)
-    cls = component(package, name)
+    cls = component(package, name) if target is None else wrapped(package, name, target)
     assert cls is not None
     return cls(**values)
 

@@ -119,7 +119,7 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
 def report_all(
     results_dir: Path, names: Sequence[str] = (), scale: str = "", output: Output = SCREEN
 ) -> tuple[list[Made], list[str], list[Item]]:
-    """Make the reports of all studies found in `results_dir` (or of those named, at one scale) and the pages.
+    """Make the reports of all studies found in `results_dir` and the pages; or only those named, at one scale.
 
     Results that no report can be made of are left out, unless they were asked for by name: a remark says why. Also
     returns the items of the pages. Raises ConfigError if there are none.
@@ -145,7 +145,7 @@ def report_all(
             raise one
         else:
             skipped.append(skip(path, one))
-    items, unreadable = report_pages(results_dir, made)
+    items, unreadable = ([], []) if names else report_pages(results_dir, made)
     return made, list(dict.fromkeys([*skipped, *unreadable])), items
 
 

@@ -27,6 +27,7 @@ from decentral.registry import component
 from decentral.registry.typed import typed
 from decentral.report.entries import plain
 from decentral.report.figures.figure import METRIC
+from decentral.report.figures.lines import AXIS_WORDS
 from decentral.report.results import read
 from decentral.report.series import read_run, stored_runs
 from decentral.report.tables import as_csv
@@ -66,12 +67,7 @@ FREE = frozenset(
 """Settings in which runs that are averaged may differ."""
 _LOG_FROM_RATIO = 10
 _MOST_COLUMNS = 8
-_X = {
-    **{"epochs": ("epoch", "epoch"), "steps": ("step", "step"), "bytes": ("bytes_sent", "bytes_sent")},
-    "seconds": ("wall_s", "simulated_s"),
-}
-"""An x axis -> the axis of the metrics: without and with simulated time."""
-_OWN = {*Value._fields, "rate", "directory", "measure", "panels", "simulated"} - {"lr"}
+_OWN = {*Value._fields, "rate", "directory", "measure", "panels"} - {"lr"}
 """Columns that are not settings."""
 _WHOSE = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
 
@@ -110,7 +106,8 @@ class Layout:
         wrong = next((one for one in self.where if "=" not in one), None)
         if wrong is not None:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
-        axis_of(self.x, simulated=False)
+        if self.x not in AXIS_WORDS:
+            raise ConfigError(f"--x={self.x} does not exist.{suggest(self.x, AXIS_WORDS)}")
 
     @property
     def labels(self) -> list[str]:
@@ -121,13 +118,6 @@ class Layout:
     def name(self) -> str:
         """Name of the table's folder, for example 'algo_by_alpha'."""
         return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
-
-
-def axis_of(x: str, simulated: bool) -> str:
-    """Return the axis of the metrics that `x` names. Raises ConfigError."""
-    if x not in _X:
-        raise ConfigError(f"--x={x} does not exist.{suggest(x, _X)}")
-    return _X[x][simulated]
 
 
 def headed(metric: str, worker: str) -> str:
@@ -258,8 +248,8 @@ def _runs_frame(
             f"--worker={layout.worker} is in none of these runs: use {', '.join(workers)}, or the number of a worker."
         )
     ended, repeated = _without_repeats(ended)
-    asked = _metric(layout.metric, [known for *_, known in ended])
-    shown = [_metric(words, [known for *_, known in ended], "--panels") for words in layout.panels]
+    asked = metric_named(layout.metric, [known for *_, known in ended])
+    shown = [metric_named(words, [known for *_, known in ended], "--panels") for words in layout.panels]
     for path, settings, facts, known in ended:
         key = asked or next(iter(known), None)
         if key is None or key not in known:
@@ -268,7 +258,6 @@ def _runs_frame(
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
         about |= chosen.get(path.name, {})
         about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
-        about["simulated"] = facts.get("simulated_s") is not None
         values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
         rows += [about | value._asdict() | {"lr": about.get("lr"), "rate": math.nan} for value in values]
@@ -390,7 +379,7 @@ def _in_order(column: pandas.Series) -> pandas.Series:
     return column.astype(str) if numbers.isna().any() else numbers
 
 
-def _metric(
+def metric_named(
     wanted: str, runs: Sequence[dict[tuple[str, str], Metric]], option: str = "--metric"
 ) -> tuple[str, str] | None:
     """Return the split and name of the metric that is called so in some of the runs: by both, or by its name alone,
@@ -517,8 +506,7 @@ def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str)
         logx = bool(places.min() > 0 and places.max() >= _LOG_FROM_RATIO * places.min())
         found.append({"name": "values", "kind": "scaling", "x": layout.columns, "logx": logx, **common})
     if "directory" in frame:
-        axis = axis_of(layout.x, bool(frame["simulated"].any()))
-        curves = {"worker": layout.worker, "x": axis, "panels": layout.columns, "logy": layout.log or None}
+        curves = {"worker": layout.worker, "x": layout.x, "panels": layout.columns, "logy": layout.log or None}
         if layout.panels:
             common |= {"lines": layout.labels, "metric": "", "ylabel": "", "title": headed("Curves", layout.worker)}
             curves["panels"] = METRIC

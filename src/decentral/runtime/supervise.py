@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 
 def worker_main(
-    run: tuple[str, dict[str, Any]],
+    run: tuple[str, bytes, dict[str, Any]],
     place: Place,
     pipe: Connection,
     environment: dict[str, str],

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _START_S = 10.0  # more than a message takes: for process 0 to begin, on a busy machine
 
 
-def work(packed: tuple[str, dict[str, Any]], place: Place, pipe: Connection, part: Part | None = None) -> None:
+def work(packed: tuple[str, bytes, dict[str, Any]], place: Place, pipe: Connection, part: Part | None = None) -> None:
     """Join the group, run (or do `part`), and report through the pipe: ("port", p), then one of ("status", text),
     ("refused", error), ("failed", kind, text)."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -197,7 +197,7 @@ def _constant(package: str, name: str, items: list[Any], arrays: list[np.ndarray
     copies, digest = deepcopy(items), hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
-    cls: Any = wrapped(package, name, lambda: copies)
+    cls: Any = wrapped(package, name, copies.copy)
     cls.plain_verbs, cls.files_digest = ("has", "give"), lambda self: digest.hexdigest()[:16]
     return cls
 

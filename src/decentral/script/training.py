@@ -120,9 +120,8 @@ def train(
     and the place in a note; and KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
     """
     folder = None if config_dir is None else str(config_dir)
-    objects = {group: settings.pop(group) for group in GROUPS if _is_object(group, settings.get(group))}
-    words = [*_words(settings), *overrides]
-    config = _composed(model, train_data, test_data, objects, words, str(results_dir), folder, name)
+    objects, words = taken_out(settings)
+    config = _composed(model, train_data, test_data, objects, [*words, *overrides], str(results_dir), folder, name)
     run = prepare(config)
     if name is not None:
         _claim(run)
@@ -178,16 +177,8 @@ def _composed(
         choices.append(f"model={literal(model)}")
     else:
         made["model"] = GivenModel.of(model)
-    folders = folders_of(config_dir)
-    for group, value in objects.items():
-        own = dict(value) if isinstance(value, Mapping) else {"name": value}
-        mine = [word for word in words if word.startswith(f"{group}.")]
-        words = [word for word in words if word not in mine]
-        for word in map(parsed_override, checked(mine, folders)):
-            own[word.key_or_group.partition(".")[2]] = word.value()
-        made[group] = chosen(GROUPS[group], own.pop("name"), own)
-        usual = getattr(made[group], "usual", {}).items()
-        words = [*(f"{key}={word}" for key, word in usual if not any(one.startswith(key) for one in words)), *words]
+    given, words = made_of(objects, words, config_dir)
+    made |= given
     tasks = [word.partition("=")[2] for word in words if word.startswith("task=")]
     task: Any = made.get("task") or (component("tasks", tasks[-1]) if tasks else None)
     if task is not None and "data" not in task.uses:
@@ -219,6 +210,27 @@ def _composed(
         if type(each) is not find.ours(GROUPS[group]).get(each.name) or getattr(each, "given", None) is not None:
             vars(each)["files_digest"] = partial(str, secrets.token_hex(8))
     return config
+
+
+def taken_out(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the objects among the settings of a call, and the other settings as words of a command line."""
+    objects = {group: settings.pop(group) for group in GROUPS if _is_object(group, settings.get(group))}
+    return objects, _words(settings)
+
+
+def made_of(objects: Mapping[str, Any], words: list[str], config_dir: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the components of the objects, whose settings are among the words, and the other words."""
+    made, folders = dict[str, Any](), folders_of(config_dir)
+    for group, value in objects.items():
+        own = dict(value) if isinstance(value, Mapping) else {"name": value}
+        mine = [word for word in words if word.startswith(f"{group}.")]
+        words = [word for word in words if word not in mine]
+        for word in map(parsed_override, checked(mine, folders)):
+            own[word.key_or_group.partition(".")[2]] = word.value()
+        made[group] = chosen(GROUPS[group], own.pop("name"), own)
+        usual = getattr(made[group], "usual", {}).items()
+        words = [*(f"{key}={word}" for key, word in usual if not any(one.startswith(key) for one in words)), *words]
+    return made, words
 
 
 def _is_object(group: str, value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from decentral.store import read_metadata
 from decentral.store.files import check_name, write_text
 from decentral.study import SCALES
 from decentral.study.measured import study_class
-from decentral.study.study import Study
+from decentral.study.study import SWEEPS, Study
 
 
 def names(config_dir: str | None = None) -> list[str]:
@@ -106,24 +106,31 @@ def reserved(overrides: Sequence[str], key: str) -> tuple[str | None, list[str]]
 # -- from a sweep to a study -------------------------------------------------------------------------------------------
 
 _HEAD = """\
-# A sweep as a study: decentral-study {name} scale=laptop --config-dir {folder}
+# A sweep as a study: decentral-study {name} --config-dir {folder}
 # docs/studies.md says what each key means. A `report:` section can also have claims, captions and more figures.
 """
 
 
 def write_study(
-    name: str, runs: Sequence[tuple[Sequence[str], Path]], rows: Sequence[str], columns: str, folder: Path
+    name: str,
+    runs: Sequence[tuple[Sequence[str], Path]],
+    rows: Sequence[str],
+    columns: str,
+    folder: Path,
+    shown: Mapping[str, Any],
+    panels: Sequence[tuple[str, str]] = (),
 ) -> Path:
     """Write `folder`/study/`name`.yaml for runs given by overrides and directory; return its path.
 
     `rows` and `columns` are keys of the overrides, as in a table of the sweep; `lr` is tuned on all seeds if it has
-    several values. Raises ConfigError if the name is not a valid file name, or no run has recorded its target metric.
+    several values. `shown` has keys of the figure, and `panels` split and name of metrics with a panel each. Raises
+    ConfigError if the name is not a valid file name, or no run has recorded its target metric.
     """
     check_name(name, "--save-study")
     metrics = next((known for _, path in runs if (known := read_metadata(path))), None)
     if metrics is None:
         raise ConfigError(f"--save-study={name} needs an evaluated run to select the metric.")
-    metric = next(iter(metrics.values()))
+    judge, metric = next(iter(metrics.items()))
     settings = [dict(_setting(word) for word in words) for words, _ in runs]
     values = {key: list(dict.fromkeys(one[key] for one in settings)) for key in settings[0]}
     lrs, seeds = values.get("lr", []), values.get("seed", [0])
@@ -131,11 +138,12 @@ def write_study(
     form = "percent" if metric.percent else "plain"
     heading = f"{metric.words}{' (%)' if metric.percent else ''} of the worst worker"
     labels = ["method", *(["topology"] if "topology" in rows else [])]
-    figure = {"ylabel": heading, "kind": "curves", "worker": "worst", "x": "epoch", "lines": labels, "spread": "std"}
+    figure = {"ylabel": heading, "kind": "curves", "worker": "worst", "lines": labels, "spread": "std", **shown}
+    figure |= {"panels": "metric", "ylabel": ""} if panels else {"panels": columns}
     study = {
         "kind": "comparison",
         "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(filter(None, [*rows, columns]))}",
-        "paper": "sweeps",
+        "paper": SWEEPS,
         "base": [word for word in runs[0][0] if _setting(word)[0] not in varied],
         "rows": _rows(settings, rows, columns, values, str(run_settings(runs[0][1])["algo"])),
         "columns": {columns: values[columns]} if columns else {},
@@ -143,13 +151,16 @@ def write_study(
         "tune_seeds": list(seeds),
         "seeds": seeds,
         "measure": {"split": metric.split, "metric": metric.name, "worker": "worst"},
+        "also": [
+            {"split": split, "metric": each, "worker": "worst"} for split, each in panels if (split, each) != judge
+        ],
         "curves": ["worst"],
         "report": {
             "table": {
                 **{"rows": labels, "columns": columns, "format": form, "precise": True, "heading": heading},
                 "best": "lr" if len(lrs) > 1 else "",
             },
-            "figures": [{"name": "curves", "panels": columns, **figure}],
+            "figures": [{"name": "curves", **figure}],
         },
     }
     path = folder / "study" / f"{name}.yaml"
@@ -159,8 +170,8 @@ def write_study(
 
 
 def as_yaml(name: str, folder: Path, study: dict[str, Any]) -> str:
-    """Return the text of a study file, which defines scale=laptop."""
-    study = {**study, "scales": {"laptop": {}}}
+    """Return the text of a study file, which defines the usual scale."""
+    study = {**study, "scales": {"small": {}}}
     return _HEAD.format(name=name, folder=folder) + yaml.safe_dump(study, sort_keys=False, width=110)
 
 

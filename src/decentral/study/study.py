@@ -170,6 +170,10 @@ def _counted(value: Any, number: int) -> Any:
     return counted(value, number) if isinstance(value, str) else value
 
 
+SWEEPS = "sweeps"
+"""The `paper` of a user's sweep that is saved as a study: its runs are those of the sweep."""
+
+
 @dataclass
 class Study(Settings, ABC):
     """A dataclass whose fields are the keys of conf/study/<name>.yaml; `kind: <name of the class>` chooses it there."""

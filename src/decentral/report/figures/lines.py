@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
     from decentral.report.results import Results
 
+AXIS_WORDS = {
+    **{"epochs": ("epoch", "epoch"), "steps": ("step", "step"), "bytes": ("bytes_sent", "bytes_sent")},
+    "seconds": ("wall_s", "simulated_s"),
+}
+"""The words of `--x` -> the axis of the metrics: without and with simulated time."""
 _VECTORS = "vectors_per_step"
 _TWO_DECADES = 100
 
@@ -32,8 +37,8 @@ class Curves(LineFigure):
 
     worker      'worst', 'mean', 'averaged', a number, '' (for metrics without workers), or 'each': a thin line for
                 every worker of the first seed
-    x           step, epoch, wall_s (seconds of training), bytes_sent (by all workers), or vectors: steps times the
-                label `vectors_per_step`
+    x           steps, epochs, seconds (simulated, if time is simulated), bytes (sent by all workers), an axis of the
+                metrics, such as wall_s, or vectors: steps times the label `vectors_per_step`
     floor       smallest value to draw, to which smaller ones are raised: a logarithmic axis cannot show 0; null: none
     cumulative  draw a cumulative distribution, as a step function; of several values at one x the largest counts
     target      value of the metric: a dashed line, with a star where each line first reaches it (interpolated between
@@ -49,8 +54,9 @@ class Curves(LineFigure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.x not in (*AXES, "vectors"):
-            raise ConfigError(f"the figure '{self.file}' has x={self.x}.{suggest(self.x, (*AXES, 'vectors'))}")
+        known = (*AXIS_WORDS, *AXES, "vectors")
+        if self.x not in known:
+            raise ConfigError(f"the figure '{self.file}' has x={self.x}.{suggest(self.x, known)}")
 
     def data(self, results: Results) -> list[Line]:
         """Return a line for each combination of panel and lines. Epochs of tasks without epochs are named steps."""
@@ -64,6 +70,8 @@ class Curves(LineFigure):
             table = table[table["worker"] == self.worker]
         if table.empty:
             return []
+        if self.x in AXIS_WORDS:
+            self.x = AXIS_WORDS[self.x][bool(results.curves["simulated_s"].notna().any())]
         if self.x == "epoch" and (table["step"] == table["epoch"]).all():
             self.x = "step"
         x = table["step"].mul(table[_VECTORS].astype(float)) if needs else table[self.x]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 from decentral.config.composition import compose_all
+from decentral.config.identity import run_directory
 from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
@@ -17,9 +18,9 @@ from decentral.measurements.values import Row as Line
 from decentral.published import key as published_key
 from decentral.registry import components
 from decentral.scheduling.job import Job
-from decentral.store import Status
+from decentral.store import RunStore, Status
 from decentral.study.measure import DAMAGED, Measure
-from decentral.study.study import Cell, Row, Study, overrides_of, points
+from decentral.study.study import SWEEPS, Cell, Row, Study, overrides_of, points
 from decentral.study.tuning.rule import Choice, Fixed, Rule
 
 
@@ -156,7 +157,11 @@ class TunedCell(Cell):
                 words = [f"{self.key}={value_of(config, self.key)!r}", f"seed={seed}"]
                 command = run_command([*composed.overrides, *words], composed.config_dir)
                 title = f"{title_of(self.labels)}, {self.key.rpartition('.')[2]} {lr:g}, seed {seed}"
-                self._made[tuning, lr, seed] = TrainingRun(config, title, command=command)
+                run = TrainingRun(config, title, command=command)
+                there = run_directory(replace(config, results_dir=Config.results_dir), run.id)
+                if self.study.paper == SWEEPS and RunStore.finished(there, run.id) is not None:
+                    run = replace(run, config=replace(config, run_dir=str(there)))
+                self._made[tuning, lr, seed] = run
         return [self._made[tuning, lr, seed] for seed in seeds]
 
     def _possible(self, value: float) -> bool:
@@ -277,10 +282,10 @@ class Comparison(Study):
             rate = self._rate(row, point)
             lr = [f"lr={rate}"] if rate is not None and "lr" not in point else []
             commands.append(["save=none", *self.base, *row.base, *lr, *overrides_of(point, self.keys), *overrides])
-        final = _composed(commands, config_dir)
+        final = self._composed(commands, config_dir)
         tuning = final
         if self.tune_base:
-            tuning = _composed([[*command, *self.tune_base] for command in commands], config_dir)
+            tuning = self._composed([[*command, *self.tune_base] for command in commands], config_dir)
         return [
             self.cell(
                 labels={"method": row.method, "topology": row.topology, **point},
@@ -295,6 +300,10 @@ class Comparison(Study):
             for (row, point), counting, searching in zip(settings, final, tuning, strict=True)
         ]
 
+    def _composed(self, commands: list[list[str]], config_dir: str | None) -> list[ComposedRun]:
+        configs = compose_all(commands, config_dir, self.paper == SWEEPS)
+        return [ComposedRun(*pair, config_dir) for pair in zip(commands, configs, strict=True)]
+
     def _rate(self, row: ComparisonRow, point: dict[str, Any]) -> float | None:
         if not row.lrs:
             return row.lr
@@ -307,8 +316,3 @@ class Comparison(Study):
 def is_number(value: Any) -> bool:
     """Return whether a setting is a number, which can be tuned."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _composed(commands: list[list[str]], config_dir: str | None) -> list[ComposedRun]:
-    configs = compose_all(commands, config_dir)
-    return [ComposedRun(*pair, config_dir) for pair in zip(commands, configs, strict=True)]
