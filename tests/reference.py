@@ -652,6 +652,88 @@ def sparta_diloco(
         yield x
 
 
+def demuon(s: Setting, beta: float = 0.9, exact: bool = False) -> Iterates:
+    """Of rows that are one vector, whose sign is the vector at length 1."""
+    yield from gt_nsgdm(s, beta)
+
+
+def gpa(s: Setting, average: float = 0.9967, gradient_average: float = 0.7) -> Iterates:
+    x = z = s.start()
+    for t in itertools.count():
+        y = gradient_average * x + (1 - gradient_average) * z
+        z = z + s.optimizer.update(mean(s.gradient(y, decayed=z)), s.lr(t))
+        x = average * x + (1 - average) * z
+        yield x
+
+
+def powergossip(s: Setting, mode: str = "awc", iterations: int = 1) -> Iterates:
+    """Of rows that are one vector, which is averaged in full; nothing is sent in the first step of awc."""
+    x = s.start()
+    for t in itertools.count():
+        u = s.update(x, t)
+        y = x + u if mode == "atc" else x
+        for _ in range(iterations):
+            y = s.mix(y, t)
+        x = y if mode == "atc" else y + u
+        yield x
+
+
+def nids(s: Setting) -> Iterates:
+    x_before = s.start()
+    u_before = s.update(x_before, 0)
+    x = x_before + u_before
+    for t in itertools.count(1):
+        yield x
+        u = s.update(x, t)
+        z = 2 * x - x_before + u - u_before
+        x_before, u_before, x = x, u, s.mix(z, t, lazy=True)
+
+
+def lt_admm(s: Setting, period_steps: int = 4, beta: float | None = None, alpha: float = 0.5) -> Iterates:
+    x, neighbors = s.start(), [[j for j in range(s.n) if j != i and s.matrix(0, 0)[i, j]] for i in range(s.n)]
+    z = {(i, j): x[i] for i in range(s.n) for j in neighbors[i]}
+    beta = beta or 1 / (period_steps * (1 + max(map(len, neighbors))))
+    for t in itertools.count():
+        if t % period_steps == 0:
+            c = np.array([beta * sum(x[i] - z[i, j] for j in neighbors[i]) for i in range(s.n)])
+        x = x + s.update(x, t) - c
+        if (t + 1) % period_steps == 0:
+            z = {(i, j): (1 - alpha) * z[i, j] - alpha * (z[j, i] - 2 * x[j]) for i, j in z}
+        yield x
+
+
+def slowmo(
+    s: Setting,
+    base: str = "dpsgd",
+    period_steps: int = 48,
+    outer_lr: float = 1.0,
+    outer_momentum: float = 0.5,
+    average: bool = True,
+    in_lr_units: bool = True,
+) -> Iterates:
+    """With push-sum, x are the numerators and z the models; where all meet, a worker's share is 1 again."""
+    z = phi = s.start()
+    u, w = np.zeros_like(z), np.ones_like(z)
+    for t in itertools.count():
+        if base == "local_sgd":
+            z = z + s.update(z, t)
+        elif base == "dpsgd":
+            z = s.mix(z + s.update(z, t), t)
+        elif base == "dpsgd_awc":
+            y = s.mix(z, t)
+            z = y + s.optimizer.update(s.gradient(z, decayed=y), s.lr(t))
+        else:
+            x, w = s.mix(w * z + s.update(z, t), t), s.mix(w, t)
+            z = x / w
+        if (t + 1) % period_steps == 0:
+            lr = s.lr(t) if in_lr_units else 1.0
+            together = mean(w * z) if average else z
+            w = np.ones_like(w) if average else w
+            u = outer_momentum * u + (phi - together) / lr
+            z = phi = phi - outer_lr * lr * u
+        yield z
+
+
 def gt_nsgdm(s: Setting, beta: float = 0.9) -> Iterates:
     x = s.start()
     m = y = np.zeros_like(x)

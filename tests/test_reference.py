@@ -148,6 +148,18 @@ CASES = [
     Case("sparta_diloco", "ring", 6, {"share": 0.3, "period_steps": 4}),
     Case("gt_nsgdm", "ring", 6),
     Case("gt_nsgdm", "one_peer_exponential", 5, {"beta": 0.5}),
+    Case("gpa", "ring", 5, {"average": 0.9}),
+    Case("nids", "ring", 8),
+    Case("nids", "star", 5),
+    Case("lt_admm", "grid", 6),
+    Case("lt_admm", "star", 5, {"period_steps": 3, "beta": 0.1, "alpha": 0.4}),
+    Case("powergossip", "ring", 6),
+    Case("powergossip", "star", 5, {"mode": "atc", "iterations": 2}),
+    Case("slowmo", "ring", 6, {"period_steps": 4}),
+    Case("slowmo", "ring", 5, {"period_steps": 3, "base": "dpsgd_awc", "outer_lr": 0.7}),
+    Case("slowmo", "file", 5, {"period_steps": 3, "base": "sgp"}, edges=one_way(5)),
+    Case("slowmo", "one_peer_exponential", 6, {"period_steps": 3, "base": "sgp", "average": False}),
+    Case("slowmo", "ring", 5, {"period_steps": 5, "base": "local_sgd", "in_lr_units": False}),
     Case("streaming_diloco", "ring", 6, {"period_steps": 6, "fragments": 3}),
     Case("streaming_diloco", "ring", 5, {"period_steps": 8, "fragments": 2, "delay_steps": 3, "own_share": 0.5}),
     Case("streaming_diloco", "ring", 4, {"period_steps": 4, "fragments": 2, "split": "interleaved"}),
@@ -337,6 +349,8 @@ LOSSY = [
     Case("gasloc", "ring", 6, {"period_steps": 3, "outer_momentum": 0.5}),
     Case("momentum_tracking", "ring", 6, {"beta": 0.3}),
     Case("gt_nsgdm", "ring", 6, {"beta": 0.3}),
+    Case("nids", "ring", 5),
+    Case("slowmo", "file", 5, {"period_steps": 3, "base": "sgp"}, edges=one_way(5)),
 ]
 
 
