@@ -702,6 +702,78 @@ def lt_admm(s: Setting, period_steps: int = 4, beta: float | None = None, alpha:
         yield x
 
 
+def sample_gradients(s: Setting, x: Array) -> Array:
+    """Of every row of the least squares, times their number, so that their mean is the gradient: [n, m, d]."""
+    return np.array([len(b) * (A @ xi - b)[:, None] * A for A, b, xi in zip(s.A, s.b, x, strict=True)])
+
+
+class Table:
+    """The last gradient of every sample; `drawn(t)` [n, B] are the samples of step t."""
+
+    def __init__(self, s: Setting, drawn: Callable[[int], Any]) -> None:
+        self.s, self.drawn = s, drawn
+
+    def fill(self, x: Array) -> None:
+        self.values = sample_gradients(self.s, x)
+
+    def estimate(self, x: Array, t: int) -> Array:
+        new, chosen = sample_gradients(self.s, x), list(enumerate(self.drawn(t)))
+        g = np.array([np.mean([new[i, s] - self.values[i, s] for s in own], axis=0) for i, own in chosen])
+        return g + self.values.mean(axis=1)
+
+    def replace(self, x: Array, t: int) -> None:
+        new = sample_gradients(self.s, x)
+        for i, own in enumerate(self.drawn(t)):
+            self.values[i, own] = new[i, own]
+
+
+def gt_saga(s: Setting, drawn: Callable[[int], Any], batch: int = 1) -> Iterates:
+    x, table = s.start(), Table(s, drawn)
+    y = G = np.zeros_like(x)
+    table.fill(x)
+    for t in itertools.count():
+        g = table.estimate(x, t) + s.optimizer.weight_decay * x
+        table.replace(x, t)
+        G, before = s.optimizer.update(g, -1.0), G
+        y = s.mix(y + G - before, t)
+        x = s.mix(x - s.lr(t) * y, t)
+        yield x
+
+
+def gt_sarah(s: Setting, drawn: Callable[[int], Any], batch: int = 1, inner_steps: int = 10) -> Iterates:
+    x = x_before = s.start()
+    v = y = d = np.zeros_like(x)
+    for t in itertools.count():
+        if t % (inner_steps + 1) == 0:
+            v = sample_gradients(s, x).mean(axis=1)
+        else:
+            change = sample_gradients(s, x) - sample_gradients(s, x_before)
+            v = v + np.array([change[i, own].mean(axis=0) for i, own in enumerate(drawn(t))])
+        d, before = s.optimizer.update(v + s.optimizer.weight_decay * x, -1.0), d
+        y = s.mix(y, t) + d - before
+        x, x_before = s.mix(x, t) - s.lr(t) * y, x
+        yield x
+
+
+def lt_admm_vr(
+    s: Setting, drawn: Callable[[int], Any], period_steps: int = 4, batch: int = 1, refill: bool = True
+) -> Iterates:
+    table, neighbors = Table(s, drawn), [[j for j in range(s.n) if j != i and s.matrix(0, 0)[i, j]] for i in range(s.n)]
+    x = s.start()
+    z = {(i, j): x[i] for i in range(s.n) for j in neighbors[i]}
+    for t in itertools.count():
+        if t % period_steps == 0:
+            steps = period_steps * (1 + max(map(len, neighbors)))
+            c = np.array([sum(x[i] - z[i, j] for j in neighbors[i]) / steps for i in range(s.n)])
+        if t == 0 or (refill and t % period_steps == 0):
+            table.fill(x)
+        x = x + s.optimizer.update(table.estimate(x, t) + s.optimizer.weight_decay * x, s.lr(t)) - c
+        table.replace(x, t)
+        if (t + 1) % period_steps == 0:
+            z = {(i, j): (z[i, j] - z[j, i] + 2 * x[j]) / 2 for i, j in z}
+        yield x
+
+
 def slowmo(
     s: Setting,
     base: str = "dpsgd",

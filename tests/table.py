@@ -99,8 +99,11 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "gt_nsgdm": AlgorithmCase(
         (RING, Net("dbt", 5), Net("one_peer_exponential", 5)), Optimum.other, None, overrides=("algo.beta=0.5",)
     ),
+    "gt_saga": AlgorithmCase((RING, Net("one_peer_exponential", 5)), Optimum.other, None, overrides=("algo.batch=2",)),
+    "gt_sarah": AlgorithmCase((RING, Net("dbt", 5)), Optimum.other, None, overrides=("algo.inner_steps=3",)),
     "local_sgd": AlgorithmCase((RING,), Optimum.biased, RING, overrides=("algo.period_steps=3",)),
     "lt_admm": AlgorithmCase((RING, Net("star", 5)), Optimum.exact, None, overrides=("algo.period_steps=3",)),
+    "lt_admm_vr": AlgorithmCase((RING,), Optimum.other, None, overrides=("algo.period_steps=3",)),
     "model_averaging": AlgorithmCase((RING,), Optimum.exact, RING),
     "momentum_tracking": AlgorithmCase(
         (RING, Net("dbt", 5), Net("exponential", 5)),
@@ -226,6 +229,7 @@ VARIANTS: dict[str, list[str]] = {
     "dpsgd": ["algo.mode=awc", "compress=bf16"],
     "exact_diffusion": ["algo.probability=0.4"],
     "gradient_tracking": ["algo.mode=awc"],
+    "lt_admm_vr": ["algo.refill=false", "algo.batch=2"],
     "motef": ["compress=sign"],
     "noloco": ["algo.group_size=3"],
     "powergossip": ["algo.mode=atc", "algo.iterations=2"],

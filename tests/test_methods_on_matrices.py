@@ -14,6 +14,7 @@ from torch import Tensor
 from configure import configure
 from decentral.algorithms.dpsgd import Mode
 from decentral.compression.rows import RowLayout
+from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.optim.muon import Muon, Polynomial, Scale
 from decentral.optim.optimizer import LocalRule
@@ -188,6 +189,8 @@ LIMITS = {
                                     "algo.outer_momentum=0", "algo=allreduce optim=momentum"),
     "gpa that averages nothing": ("algo=gpa algo.average=0 optim=adamw", "algo=allreduce optim=adamw"),
     "powergossip of vectors": ("algo=powergossip algo.mode=atc", "algo=dpsgd"),
+    "gt-sarah of full gradients": ("algo=gt_sarah algo.inner_steps=0",
+                                   "algo=gradient_tracking algo.mode=awc topology=ring"),
     "lt-admm of one local step": ("algo=lt_admm algo.period_steps=1 topology=ring", "algo=extra topology=ring"),
 }  # fmt: skip
 
@@ -239,3 +242,21 @@ def test_nids_is_exact_where_each_worker_has_its_own_step_size(start) -> None:
         for name in ("nids", "exact_diffusion")
     ]
     assert reached[0] < 1e-8 and reached[1] > 1e-2
+
+
+def test_methods_that_name_samples_are_exact_with_a_constant_rate_and_follow_given_indices(start, tmp_path) -> None:
+    steps, n, m = 3000, 5, 8
+    words = [f"num_workers={n}", "topology=ring", "task=regression", f"task.samples_per_worker={m}", "task.l2=0.1"]
+    words += [f"steps={steps}", f"evaluation.every_epochs={steps}", "lr=0.02", "trace=true"]
+    for algo in ("gt_saga", "gt_sarah", "lt_admm_vr"):
+        drawn = [[numpy_generator(0, "samples", i, t).integers(m, size=1) for i in range(n)] for t in range(50)]
+        np.savez(tmp_path / "indices.npz", indices=drawn)
+        one = start(f"algo={algo}", *words, directory=algo)
+        assert one.last("distance_to_optimum", "worst") < 1e-6
+        short = [f"algo={algo}", *words, "steps=50", f"algo.indices={tmp_path}/indices.npz"]
+        np.testing.assert_array_equal(start(*short, directory=f"given {algo}").iterates, one.iterates[:51])
+    with pytest.raises(ConfigError, match=r"task=images cannot be used with algo=gt_saga, which needs gradients of"):
+        configure("algo=gt_saga", "task=images", "data=synthetic", "num_workers=4", "topology=ring")
+    np.savez(tmp_path / "indices.npz", indices=np.full((3, n, 1), m))
+    with pytest.raises(ConfigError, match=rf"holds int64 \[3, 5, 1\]: give an .npz file with .*each from 0 to {m - 1}"):
+        start(*short, directory="wrong")

@@ -149,6 +149,12 @@ CASES = [
     Case("gt_nsgdm", "ring", 6),
     Case("gt_nsgdm", "one_peer_exponential", 5, {"beta": 0.5}),
     Case("gpa", "ring", 5, {"average": 0.9}),
+    Case("gt_saga", "ring", 6),
+    Case("gt_saga", "one_peer_exponential", 5, {"batch": 3}),
+    Case("gt_sarah", "ring", 6, {"inner_steps": 3}),
+    Case("gt_sarah", "one_peer_exponential", 5, {"batch": 2, "inner_steps": 2}),
+    Case("lt_admm_vr", "grid", 6),
+    Case("lt_admm_vr", "ring", 5, {"period_steps": 3, "batch": 2, "refill": False}),
     Case("nids", "ring", 8),
     Case("nids", "star", 5),
     Case("lt_admm", "grid", 6),
@@ -350,6 +356,8 @@ LOSSY = [
     Case("momentum_tracking", "ring", 6, {"beta": 0.3}),
     Case("gt_nsgdm", "ring", 6, {"beta": 0.3}),
     Case("nids", "ring", 5),
+    Case("gt_saga", "ring", 5),
+    Case("gt_sarah", "ring", 5),
     Case("slowmo", "file", 5, {"period_steps": 3, "base": "sgp"}, edges=one_way(5)),
 ]
 

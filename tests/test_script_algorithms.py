@@ -190,7 +190,10 @@ def in_a_script(world: World, case: Case, problem: Path, checkpoints: Path | Non
 
 def test_every_algorithm_that_trains_has_a_case():
     training = {name for name, cls in in_rounds().items() if Feature.training in cls.supports}
-    assert {case.algo for case in CASES.values()} == training - {"desloc"}
+    named = {name for name in training if Feature.batches not in components("algorithms")[name].supports}
+    assert {case.algo for case in CASES.values()} == training - {"desloc"} - named
+    with pytest.raises(ConfigError, match=r"algo=gt_saga needs gradients of given samples, which a script does not"):
+        wrapped("gt_saga", "ring")
     with pytest.raises(ConfigError, match=r"algo='desloc' averages .* does not know that of a torch optimizer"):
         wrapped("desloc", "ring")
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.features import Feature
+from decentral.algorithms.given_samples import GivenSamples
 from decentral.compression.rows import payload_of
+from decentral.host.machine import Lazy
 from decentral.optim.rows import copy, scale, sub
 from decentral.settings import setting
 from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from decentral.algorithms.algorithm import Buffers, EdgeRows, Oracle, Rows
     from decentral.network.network import Network
+else:
+    torch = Lazy("torch")
 
 
 @dataclass
@@ -61,15 +66,18 @@ class LTADMM(Algorithm):
         z: EdgeRows  # [E, P]: row i -> j is z_ji
         opt: Buffers
 
-    def init(self, x: Tensor, net: Network) -> State:
+    def init(self, x: Tensor, net: Network) -> Any:
         """Return the models x [k, P], c = 0, z_ij = x_i, and the local optimizer before step 0."""
-        return self.State(x, x.new_zeros(x.shape), x[self.receivers(net)], self.local.init(x))
+        return LTADMM.State(x, x.new_zeros(x.shape), x[self.receivers(net)], self.local.init(x))
 
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+    def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
         """Take one local update, and exchange a row over each edge at the end of a period."""
-        x, c, z, opt = s
-        x, opt = self.local.adapt(x, oracle(x), opt, t)
-        x = sub(x, c)
+        x, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+        return self.exchange(s._replace(x=sub(x, s.c), opt=opt), net, t)
+
+    def exchange(self, s: Any, net: Network, t: int) -> Any:
+        """Complete step t after the local update."""
+        x, c, z = s.x, s.c, s.z
         if (t + 1) % self.period_steps == 0:
             at = self.receivers(net)
             sent = sub(z.clone(), x[at], alpha=2.0)
@@ -82,9 +90,55 @@ class LTADMM(Algorithm):
             beta = self.beta or 1 / (self.period_steps * (1 + degrees.max()))
             c = scale(copy(x, out=c), x.new_tensor(degrees[net.workers.start : net.workers.stop])[:, None])
             c = scale(c.index_add_(0, x.new_tensor(at).long(), z, alpha=-1), float(beta))
-        return self.State(x, c, z, opt)
+        return s._replace(c=c, z=z)
 
     def receivers(self, net: Network) -> list[int]:
         """Return the index of the local worker j of each edge i -> j."""
         local = slice(net.local_edges.start, net.local_edges.stop)
         return (net.edges.dst[local] - net.workers.start).tolist()  # type: ignore[no-any-return]
+
+
+@dataclass
+class LTADMMVR(GivenSamples, LTADMM):
+    """LT-ADMM-VR: LT-ADMM with variance-reduced gradients, from a table of gradients of all samples.
+
+        G_i = 1/B sum_s (g_is(x_i) - T_is) + 1/m sum_s T_is  s: `batch` random samples; the local update uses G
+        x_i <- x_i + u_i - c_i
+        T_is <- g_is(x_i)                                    for these s; and the exchange of `lt_admm`
+
+    T_is = g_is(x_i) at the start of every period, or of the first one (`refill`). Source, settings, bytes and graph: as
+    `lt_admm`; formula from third parties' code. A step takes 2 B sample gradients, and a refill m. The table has m rows
+    per worker.
+
+    refill   true: the table is computed anew at the start of each period; false: only at the start of the run
+    """
+
+    name: str = "lt_admm_vr"
+    refill: bool = True
+    supports = GivenSamples.supports & LTADMM.supports
+
+    class State(NamedTuple):
+        """The state of `lt_admm`, and the table."""
+
+        x: Rows  # [k, P]
+        c: Rows  # [k, P]
+        z: EdgeRows  # [E, P]
+        opt: Buffers
+        table: Rows  # [k, m, P]
+
+    def init(self, x: Tensor, net: Network) -> Any:
+        """Return the state of `lt_admm`, and an empty table."""
+        table = x.new_zeros(len(x), self.num_samples, x.shape[1])
+        return LTADMMVR.State(**super().init(x, net)._asdict(), table=table)
+
+    def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
+        """Take one local update with gradients of a batch before and after it; exchange at the end of a period."""
+        x, c, _, opt, table = s
+        if t % self.period_steps == 0 and (self.refill or t == 0):
+            table = copy(self.at(oracle, x, self.all_samples(net)), out=table)
+        own, drawn = torch.arange(len(x))[:, None], self.samples(net, t)
+        g = (self.at(oracle, x, drawn) - table[own, drawn]).mean(1) + table.mean(1)
+        x, opt = self.local.adapt(x, g, opt, t)
+        x = sub(x, c)
+        table[own, drawn] = self.at(oracle, x, drawn)
+        return self.exchange(s._replace(x=x, opt=opt), net, t)
