@@ -657,7 +657,7 @@ def demuon(s: Setting, beta: float = 0.9, exact: bool = False) -> Iterates:
     yield from gt_nsgdm(s, beta)
 
 
-def gpa(s: Setting, average: float = 0.9967, gradient_average: float = 0.7) -> Iterates:
+def gpa(s: Setting, average: float = 0.9934, gradient_average: float = 0.7) -> Iterates:
     x = z = s.start()
     for t in itertools.count():
         y = gradient_average * x + (1 - gradient_average) * z
@@ -777,7 +777,7 @@ def lt_admm_vr(
 def slowmo(
     s: Setting,
     base: str = "dpsgd",
-    period_steps: int = 48,
+    period_steps: int = 12,
     outer_lr: float = 1.0,
     outer_momentum: float = 0.5,
     average: bool = True,

@@ -182,7 +182,7 @@ LIMITS = {
                               "algo=diloco algo.nesterov=false algo.period_steps=4 algo.outer_lr=0.7 "
                               "algo.outer_momentum=0.5 optim=momentum"),
     "slowmo in each step": ("algo=slowmo algo.period_steps=1 algo.outer_momentum=0", "algo=model_averaging"),
-    "slowmo that never steps": ("algo=slowmo algo.base=sgp", "algo=sgp topology=ring"),
+    "slowmo that never steps": ("algo=slowmo algo.base=sgp algo.period_steps=40", "algo=sgp topology=ring"),
     "slowmo at a rate that stays": ("algo=slowmo algo.period_steps=3",
                                     "algo=slowmo algo.period_steps=3 algo.in_lr_units=false"),
     "averages over equal buffers": ("algo=slowmo algo.period_steps=1 optim=momentum algo.buffers=average topology=ring "

@@ -32,12 +32,12 @@ class GPA(Algorithm):
     changes y and x only partly, so that they leave this formula; here it holds. Bytes: those of all-reduce. Topology:
     not used.
 
-    average            m_x
+    average            m_x; the authors use 0.9967 (H = 32), the default is H = 16
     gradient_average   m_y; in a script with `decentral.wrap`, only 1: the gradient is that at the model, x
     """
 
     name: str = "gpa"
-    average: float = setting(0.9967, at_least=0, at_most=1, as_sgd=0)
+    average: float = setting(0.9934, at_least=0, at_most=1, as_sgd=0)
     gradient_average: float = setting(0.7, at_least=0, at_most=1)
     supports = Algorithm.supports - {Feature.own_rates, Feature.message_loss, Feature.topology}
 
@@ -64,7 +64,7 @@ class GPA(Algorithm):
         """Take one gradient at y, all-reduce it, and apply one update to z."""
         x, z, opt = s
         m_x, m_y = self.average, self.gradient_average
-        y = add(scale(x.clone(), m_y), z, alpha=1 - m_y)
+        y = x if m_y == 1 else add(scale(x.clone(), m_y), z, alpha=1 - m_y)
         z, opt = self.local.adapt(z, net.mean(oracle(y)), opt, t)
         return self.State(add(scale(x, m_x), z, alpha=1 - m_x), z, opt)
 

@@ -65,10 +65,11 @@ class SlowMo(Algorithm):
         x_i <- phi
 
     Wang, Tantia, Ballas & Rabbat, ICLR 2020 (arXiv:1910.00643; formula as in fairscale's code, the paper's text was not
-    checked). Defaults are fairscale's; its text advises b from 0 (below 4 workers) to 0.6 (16). With base=local_sgd and
-    a constant lr it is `diloco` with nesterov=false; a=1 b=0 is the base method with a periodic exact average. Bytes:
-    those of the base, and an all-reduce of a row per period. Topology and lost messages: as the base; the all-reduce
-    loses none. With base=sgp the mean is that of the x_i = w_i z_i, after which all push-sum weights are 1.
+    checked). Defaults: tau as in the paper on CIFAR-10 (from memory), a and b as in fairscale, which has tau = 48 and
+    advises b from 0 (below 4 workers) to 0.6 (16). With base=local_sgd and a constant lr it is `diloco` with
+    nesterov=false; a=1 b=0 is the base method with a periodic exact average. Bytes: those of the base, and an
+    all-reduce of a row per period. Topology and lost messages: as the base; the all-reduce loses none. With base=sgp
+    the mean is that of the x_i = w_i z_i, after which all push-sum weights are 1.
 
     base           dpsgd, dpsgd_awc (mode=awc), sgp (one round), or local_sgd: steps without communication
     buffers        the local optimizer's buffers at an outer step: maintain, reset to 0, or average; optimizers that
@@ -81,7 +82,7 @@ class SlowMo(Algorithm):
 
     name: str = "slowmo"
     base: Base = Base.dpsgd
-    period_steps: int = setting(48, at_least=1)
+    period_steps: int = setting(12, at_least=1)
     outer_lr: float = setting(1.0, at_least=0, as_sgd=1)
     outer_momentum: float = setting(0.5, at_least=0, below=1, as_sgd=0)
     buffers: AtOuterStep = AtOuterStep.maintain
