@@ -652,6 +652,160 @@ def sparta_diloco(
         yield x
 
 
+def demuon(s: Setting, beta: float = 0.9, exact: bool = False) -> Iterates:
+    """Of rows that are one vector, whose sign is the vector at length 1."""
+    yield from gt_nsgdm(s, beta)
+
+
+def gpa(s: Setting, average: float = 0.9934, gradient_average: float = 0.7) -> Iterates:
+    x = z = s.start()
+    for t in itertools.count():
+        y = gradient_average * x + (1 - gradient_average) * z
+        z = z + s.optimizer.update(mean(s.gradient(y, decayed=z)), s.lr(t))
+        x = average * x + (1 - average) * z
+        yield x
+
+
+def powergossip(s: Setting, mode: str = "awc", iterations: int = 1) -> Iterates:
+    """Of rows that are one vector, which is averaged in full; nothing is sent in the first step of awc."""
+    x = s.start()
+    for t in itertools.count():
+        u = s.update(x, t)
+        y = x + u if mode == "atc" else x
+        for _ in range(iterations):
+            y = s.mix(y, t)
+        x = y if mode == "atc" else y + u
+        yield x
+
+
+def nids(s: Setting) -> Iterates:
+    x_before = s.start()
+    u_before = s.update(x_before, 0)
+    x = x_before + u_before
+    for t in itertools.count(1):
+        yield x
+        u = s.update(x, t)
+        z = 2 * x - x_before + u - u_before
+        x_before, u_before, x = x, u, s.mix(z, t, lazy=True)
+
+
+def lt_admm(s: Setting, period_steps: int = 4, beta: float | None = None, alpha: float = 0.5) -> Iterates:
+    x, neighbors = s.start(), [[j for j in range(s.n) if j != i and s.matrix(0, 0)[i, j]] for i in range(s.n)]
+    z = {(i, j): x[i] for i in range(s.n) for j in neighbors[i]}
+    beta = beta or 1 / (period_steps * (1 + max(map(len, neighbors))))
+    for t in itertools.count():
+        if t % period_steps == 0:
+            c = np.array([beta * sum(x[i] - z[i, j] for j in neighbors[i]) for i in range(s.n)])
+        x = x + s.update(x, t) - c
+        if (t + 1) % period_steps == 0:
+            z = {(i, j): (1 - alpha) * z[i, j] - alpha * (z[j, i] - 2 * x[j]) for i, j in z}
+        yield x
+
+
+def sample_gradients(s: Setting, x: Array) -> Array:
+    """Of every row of the least squares, times their number, so that their mean is the gradient: [n, m, d]."""
+    return np.array([len(b) * (A @ xi - b)[:, None] * A for A, b, xi in zip(s.A, s.b, x, strict=True)])
+
+
+class Table:
+    """The last gradient of every sample; `drawn(t)` [n, B] are the samples of step t."""
+
+    def __init__(self, s: Setting, drawn: Callable[[int], Any]) -> None:
+        self.s, self.drawn = s, drawn
+
+    def fill(self, x: Array) -> None:
+        self.values = sample_gradients(self.s, x)
+
+    def estimate(self, x: Array, t: int) -> Array:
+        new, chosen = sample_gradients(self.s, x), list(enumerate(self.drawn(t)))
+        g = np.array([np.mean([new[i, s] - self.values[i, s] for s in own], axis=0) for i, own in chosen])
+        return g + self.values.mean(axis=1)
+
+    def replace(self, x: Array, t: int) -> None:
+        new = sample_gradients(self.s, x)
+        for i, own in enumerate(self.drawn(t)):
+            self.values[i, own] = new[i, own]
+
+
+def gt_saga(s: Setting, drawn: Callable[[int], Any], batch: int = 1) -> Iterates:
+    x, table = s.start(), Table(s, drawn)
+    y = G = np.zeros_like(x)
+    table.fill(x)
+    for t in itertools.count():
+        g = table.estimate(x, t) + s.optimizer.weight_decay * x
+        table.replace(x, t)
+        G, before = s.optimizer.update(g, -1.0), G
+        y = s.mix(y + G - before, t)
+        x = s.mix(x - s.lr(t) * y, t)
+        yield x
+
+
+def gt_sarah(s: Setting, drawn: Callable[[int], Any], batch: int = 1, inner_steps: int = 10) -> Iterates:
+    x = x_before = s.start()
+    v = y = d = np.zeros_like(x)
+    for t in itertools.count():
+        if t % (inner_steps + 1) == 0:
+            v = sample_gradients(s, x).mean(axis=1)
+        else:
+            change = sample_gradients(s, x) - sample_gradients(s, x_before)
+            v = v + np.array([change[i, own].mean(axis=0) for i, own in enumerate(drawn(t))])
+        d, before = s.optimizer.update(v + s.optimizer.weight_decay * x, -1.0), d
+        y = s.mix(y, t) + d - before
+        x, x_before = s.mix(x, t) - s.lr(t) * y, x
+        yield x
+
+
+def lt_admm_vr(
+    s: Setting, drawn: Callable[[int], Any], period_steps: int = 4, batch: int = 1, refill: bool = True
+) -> Iterates:
+    table, neighbors = Table(s, drawn), [[j for j in range(s.n) if j != i and s.matrix(0, 0)[i, j]] for i in range(s.n)]
+    x = s.start()
+    z = {(i, j): x[i] for i in range(s.n) for j in neighbors[i]}
+    for t in itertools.count():
+        if t % period_steps == 0:
+            steps = period_steps * (1 + max(map(len, neighbors)))
+            c = np.array([sum(x[i] - z[i, j] for j in neighbors[i]) / steps for i in range(s.n)])
+        if t == 0 or (refill and t % period_steps == 0):
+            table.fill(x)
+        x = x + s.optimizer.update(table.estimate(x, t) + s.optimizer.weight_decay * x, s.lr(t)) - c
+        table.replace(x, t)
+        if (t + 1) % period_steps == 0:
+            z = {(i, j): (z[i, j] - z[j, i] + 2 * x[j]) / 2 for i, j in z}
+        yield x
+
+
+def slowmo(
+    s: Setting,
+    base: str = "dpsgd",
+    period_steps: int = 12,
+    outer_lr: float = 1.0,
+    outer_momentum: float = 0.5,
+    average: bool = True,
+    in_lr_units: bool = True,
+) -> Iterates:
+    """With push-sum, x are the numerators and z the models; where all meet, a worker's share is 1 again."""
+    z = phi = s.start()
+    u, w = np.zeros_like(z), np.ones_like(z)
+    for t in itertools.count():
+        if base == "local_sgd":
+            z = z + s.update(z, t)
+        elif base == "dpsgd":
+            z = s.mix(z + s.update(z, t), t)
+        elif base == "dpsgd_awc":
+            y = s.mix(z, t)
+            z = y + s.optimizer.update(s.gradient(z, decayed=y), s.lr(t))
+        else:
+            x, w = s.mix(w * z + s.update(z, t), t), s.mix(w, t)
+            z = x / w
+        if (t + 1) % period_steps == 0:
+            lr = s.lr(t) if in_lr_units else 1.0
+            together = mean(w * z) if average else z
+            w = np.ones_like(w) if average else w
+            u = outer_momentum * u + (phi - together) / lr
+            z = phi = phi - outer_lr * lr * u
+        yield z
+
+
 def gt_nsgdm(s: Setting, beta: float = 0.9) -> Iterates:
     x = s.start()
     m = y = np.zeros_like(x)

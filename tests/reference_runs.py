@@ -148,7 +148,11 @@ def expected(case: Case, local: Local, steps: int, lost: Any = reference.never) 
 
 
 def drawn(case: Case) -> dict[str, Any]:
-    """The permutations of the workers, or the coordinates, that the program draws, where an algorithm does."""
+    """The permutations of the workers, the coordinates or the samples that the program draws, where an algorithm
+    does."""
+    if case.algo in ("gt_saga", "gt_sarah", "lt_admm_vr"):
+        B, draw = case.options.get("batch", 1), lambda i, t: numpy_generator(0, "samples", i, t)
+        return {"drawn": lambda t: [draw(i, t).integers(case.d, size=B) for i in range(case.n)]}
     if case.algo.startswith("sparta"):
         method = SPARTA(share=case.options["share"], select=Select(case.options.get("select", "random")))
         return {"drawn": lambda t: method.places(case.d, t)}

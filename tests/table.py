@@ -73,6 +73,7 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "dadam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.other, None),
     "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE),
     "demo": AlgorithmCase((RING,), Optimum.other, None, overrides=("compress=dct_topk", "compress.k=2")),
+    "demuon": AlgorithmCase((RING, Net("one_peer_exponential", 5)), Optimum.other, None),
     "desloc": AlgorithmCase((RING,), Optimum.biased, RING, overrides=("algo.period_steps=3",)),
     "diloco": AlgorithmCase(
         (RING,), Optimum.biased, RING, overrides=("algo.period_steps=3", "algo.outer_momentum=0.3")
@@ -94,11 +95,16 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         COMPLETE,
         overrides=("algo.period_steps=2", "algo.outer_momentum=0.3"),
     ),
+    "gpa": AlgorithmCase((RING,), Optimum.exact, RING, overrides=("algo.average=0.5",)),
     "gradient_tracking": AlgorithmCase((RING, Net("dbt", 5), Net("exponential", 5)), Optimum.exact, COMPLETE),
     "gt_nsgdm": AlgorithmCase(
         (RING, Net("dbt", 5), Net("one_peer_exponential", 5)), Optimum.other, None, overrides=("algo.beta=0.5",)
     ),
+    "gt_saga": AlgorithmCase((RING, Net("one_peer_exponential", 5)), Optimum.other, None, overrides=("algo.batch=2",)),
+    "gt_sarah": AlgorithmCase((RING, Net("dbt", 5)), Optimum.other, None, overrides=("algo.inner_steps=3",)),
     "local_sgd": AlgorithmCase((RING,), Optimum.biased, RING, overrides=("algo.period_steps=3",)),
+    "lt_admm": AlgorithmCase((RING, Net("star", 5)), Optimum.exact, None, overrides=("algo.period_steps=3",)),
+    "lt_admm_vr": AlgorithmCase((RING,), Optimum.other, None, overrides=("algo.period_steps=3",)),
     "model_averaging": AlgorithmCase((RING,), Optimum.exact, RING),
     "momentum_tracking": AlgorithmCase(
         (RING, Net("dbt", 5), Net("exponential", 5)),
@@ -110,12 +116,14 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "motef": AlgorithmCase(
         (RING, Net("star", 5)), Optimum.exact, None, alone=("algo.lam=1",), overrides=("algo.lam=0.5",)
     ),
+    "nids": AlgorithmCase((RING, Net("star", 5), Net("dbt", 6)), Optimum.exact, None),
     "noloco": AlgorithmCase(
         (RING,),
         Optimum.biased,
         RING,
         overrides=("algo.period_steps=2",),
     ),
+    "powergossip": AlgorithmCase((RING, Net("grid", 6)), Optimum.biased, None),
     "push_diging": AlgorithmCase(
         (Net("star", 5), Net("one_peer_exponential", 5)),
         Optimum.exact,
@@ -126,6 +134,12 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "relay_mean": AlgorithmCase(TREES, Optimum.other, None, task="mean_estimation"),
     "relaysgd": AlgorithmCase(TREES, Optimum.exact, PAIR),
     "relaysgd_grad": AlgorithmCase(TREES, Optimum.biased, PAIR),
+    "slowmo": AlgorithmCase(
+        (RING, Net("one_peer_exponential", 5)),
+        Optimum.biased,
+        COMPLETE,
+        overrides=("algo.period_steps=3", "algo.outer_momentum=0.3"),
+    ),
     "sparta": AlgorithmCase((RING,), Optimum.biased, RING, overrides=("algo.share=0.4",)),
     "sparta_diloco": AlgorithmCase(
         (RING,),
@@ -216,8 +230,10 @@ VARIANTS: dict[str, list[str]] = {
     "dpsgd": ["algo.mode=awc", "compress=bf16"],
     "exact_diffusion": ["algo.probability=0.4"],
     "gradient_tracking": ["algo.mode=awc"],
+    "lt_admm_vr": ["algo.refill=false", "algo.batch=2"],
     "motef": ["compress=sign"],
     "noloco": ["algo.group_size=3"],
+    "powergossip": ["algo.mode=atc", "algo.iterations=2"],
     "push_diging": ["algo.mode=awc"],
     "relaysgd": [
         *("algo.overlap=true", "algo.fill=own", "algo.fill=previous", "algo.fill=count", "algo.correct_lr=true"),
@@ -226,6 +242,10 @@ VARIANTS: dict[str, list[str]] = {
     "qg_dpsgd": ["algo.nesterov=false", "algo.a=0.3"],
     "relaysgd_grad": ["algo.receiver_lr=true"],
     "sgp": ["algo.rounds=2"],
+    "slowmo": [
+        *("algo.base=dpsgd_awc", "algo.base=sgp", "algo.base=local_sgd", "algo.average=false", "compress=bf16"),
+        *("algo.buffers=reset", "algo.buffers=average"),
+    ],
     "sparseloco": ["compress=topk", "algo.mean_of=senders"],
     "sparta": ["algo.select=shuffled", "algo.select=partitioned", "algo.share=0"],
     "sparta_diloco": ["algo.select=partitioned"],

@@ -82,6 +82,7 @@ CASES = {
     "decentlam": Case("decentlam", "ring"),
     "decentlam_momentum": Case("decentlam", "ring", MOMENTUM),
     "demo": Case("demo", "ring", MOMENTUM, {"decay": 0.9}, compress="topk", compress_settings={"keep": 0.4}),
+    "demuon": Case("demuon", "ring", PLAIN, {"exact": True}),
     "diloco": Case("diloco", "ring", ADAM, {"period_steps": 2}),
     "dion": Case("dion", "ring", ADAM),
     "dmsgd": Case("dmsgd", "ring", ("SGD", {"lr": 0.05, "weight_decay": 0.01})),
@@ -95,14 +96,18 @@ CASES = {
     "exact_diffusion": Case("exact_diffusion", "star", MOMENTUM),
     "extra": Case("extra", "ring", ADAM),
     "gasloc": Case("gasloc", "ring", MOMENTUM, {"period_steps": 2}),
+    "gpa": Case("gpa", "ring", MOMENTUM, {"average": 0.8, "gradient_average": 1}),
     "gradient_tracking": Case("gradient_tracking", "ring", MOMENTUM),
     "gradient_tracking_awc": Case("gradient_tracking", "ring", ADAM, {"mode": "awc"}),
     "local_sgd": Case("local_sgd", "ring", NESTEROV, {"period_steps": 3}),
+    "lt_admm": Case("lt_admm", "star", MOMENTUM, {"period_steps": 2}),
     "model_averaging": Case("model_averaging", "ring", ADAM),
     "momentum_tracking": Case("momentum_tracking", "ring", PLAIN, {"beta": 0.5}),
     "motef": Case("motef", "ring", PLAIN),
     "motef_topk": Case("motef", "ring", ADAM, compress="topk", compress_settings={"keep": 0.5}),
+    "nids": Case("nids", "ring", MOMENTUM),
     "noloco": Case("noloco", "ring", ADAM, {"period_steps": 2}),
+    "powergossip": Case("powergossip", "ring", NESTEROV),
     "push_diging": Case("push_diging", "star", MOMENTUM, settings=UNIFORM),
     "push_diging_awc": Case("push_diging", "star", ADAM, {"mode": "awc"}, UNIFORM),
     "qg_dpsgd": Case("qg_dpsgd", "ring", ("SGD", {"lr": 0.05, "weight_decay": 0.01})),
@@ -114,6 +119,7 @@ CASES = {
     "kgt": Case("gradient_tracking", "ring", MOMENTUM, {"tracked": "mean"}, {"every": 2}),
     "proxskip": Case("exact_diffusion", "ring", MOMENTUM, {"probability": 0.5}),
     "gt_nsgdm": Case("gt_nsgdm", "ring", PLAIN, {"beta": 0.5}),
+    "slowmo": Case("slowmo", "one_peer_exponential", MOMENTUM, {"period_steps": 2, "base": "sgp"}),
     "sparta": Case("sparta", "ring", ADAM, {"share": 0.4}),
     "sparta_diloco": Case("sparta_diloco", "ring", ADAM, {"share": 0.4, "period_steps": 2}),
     "exact_diffusion_every": Case("exact_diffusion", "ring", MOMENTUM, settings={"every": 2}),
@@ -184,7 +190,10 @@ def in_a_script(world: World, case: Case, problem: Path, checkpoints: Path | Non
 
 def test_every_algorithm_that_trains_has_a_case():
     training = {name for name, cls in in_rounds().items() if Feature.training in cls.supports}
-    assert {case.algo for case in CASES.values()} == training - {"desloc"}
+    named = {name for name in training if Feature.batches not in components("algorithms")[name].supports}
+    assert {case.algo for case in CASES.values()} == training - {"desloc"} - named
+    with pytest.raises(ConfigError, match=r"algo=gt_saga needs gradients of given samples, which a script does not"):
+        wrapped("gt_saga", "ring")
     with pytest.raises(ConfigError, match=r"algo='desloc' averages .* does not know that of a torch optimizer"):
         wrapped("desloc", "ring")
 

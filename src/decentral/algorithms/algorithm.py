@@ -115,6 +115,9 @@ class Algorithm(Settings, ABC, where="algo"):
     usual: ClassVar[dict[str, str]] = {}
     """Its defaults of `topology=` and `compress=`; otherwise double binary trees with relayed messages, and none."""
 
+    num_samples = 1  # no setting
+    """Number m of samples of each worker, whose gradients the oracle gives by number; set after `bind`."""
+
     if TYPE_CHECKING:  # no settings
         local: LocalOptimizer
         """The local optimizer with its learning rate, set by `bind`. Neither configuration nor state."""

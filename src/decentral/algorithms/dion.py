@@ -25,7 +25,7 @@ else:
     torch = Lazy("torch")
 
 
-class _Thin(PowerSGD):
+class Thin(PowerSGD):
     """PowerSGD's factors for all hidden matrices, even small ones."""
 
     hidden: list[bool]
@@ -85,10 +85,10 @@ class Dion(Algorithm):
         opt: Buffers
 
     @cached_property
-    def _thin(self) -> _Thin:
+    def _thin(self) -> Thin:
         """Return the factors of the rows, whose layout the (identity) compressor knows."""
         layout = self.compressor.layout
-        thin = _Thin(rank=self.rank).bound(layout, 0)
+        thin = Thin(rank=self.rank).bound(layout, 0)
         thin.hidden = hidden_matrices(layout, self.others, self.others_last)
         return thin
 

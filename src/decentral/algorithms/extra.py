@@ -27,6 +27,7 @@ class EXTRA(WithCorrections):
     V x^0 + u^0 is the same.) It is exact. V preserves sums, so the c_i sum to 0, and the mean of the x follows the mean
     of the u, for any local optimizer and schedule. At a fixed point V x = x, so all x_i are equal, and u = -c, so the
     u_i sum to 0. `exact_diffusion` also mixes u, V (x + u), and allows larger learning rates.
+    DLM (Ling, Shi, Wu & Ribeiro, IEEE TSP 2015) is EXTRA with W = I - 2 lr r L, L the Laplacian of the graph.
 
     W is symmetric and static. Lost messages: weights are rescaled; the c then no longer sum to zero, and the method is
     no longer exact.

@@ -17,6 +17,12 @@ class Feature(Enum):
     training = "which estimates a mean and does not train", "use task=mean_estimation"
     """It minimizes any loss, instead of estimating a mean of samples x - gradient(x)."""
 
+    batches = (
+        "which needs gradients of given samples",
+        "use task=quadratics or task=regression, or a method such as gradient_tracking",
+    )
+    """It takes its gradients on batches that the task draws, instead of on samples that the method names."""
+
     synchrony = "which is asynchronous", "leave it out, or use a synchronous method, such as dpsgd"
     """All workers take the same steps together, so that results do not depend on the pace of processes."""
 

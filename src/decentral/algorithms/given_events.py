@@ -55,12 +55,14 @@ def read_events(name: str, num_workers: int) -> list[Event]:
     return events
 
 
-def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.ndarray:
-    """Read the Boolean array `name` of an .npz file, indexed by the step t in its first dimension.
+def read_draws(key: str, path: str, name: str, shape: tuple[str, ...], most: int | None = None) -> np.ndarray:
+    """Read the Boolean array `name` of an .npz file, indexed by the step t in its first dimension; or, with
+    `most`, of integers from 0 to it.
 
     `shape` names the dimensions, such as ("T", "P"). Raises ConfigError for an invalid file.
     """
-    said, wanted = f"{key}={path}", f"give an .npz file with {name} [{', '.join(shape)}], each 0 or 1"
+    each = "0 or 1" if most is None else f"from 0 to {most}"
+    said, wanted = f"{key}={path}", f"give an .npz file with {name} [{', '.join(shape)}], each {each}"
     if not at_home(path).is_file():
         raise ConfigError(f"{said} is not a file: {wanted}.")
     try:
@@ -68,9 +70,9 @@ def read_draws(key: str, path: str, name: str, shape: tuple[str, ...]) -> np.nda
             draws = file[name]
     except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError, AttributeError):
         raise ConfigError(f"{said} cannot be read: {wanted}.") from None
-    if draws.ndim != len(shape) or not draws.size or not np.isin(draws, (0, 1)).all():
+    if draws.ndim != len(shape) or not draws.size or not np.isin(draws, np.arange((most or 1) + 1)).all():
         raise ConfigError(f"{said} holds {draws.dtype} {list(draws.shape)}: {wanted}.")
-    return draws.astype(bool)
+    return draws.astype(bool if most is None else np.int64)
 
 
 class GivenEvents:

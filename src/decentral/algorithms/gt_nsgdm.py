@@ -58,7 +58,10 @@ class GTNSGDm(Algorithm):
         y = sub(y, m)
         m = add(scale(m, self.beta), g, alpha=1 - self.beta)
         y = net.mix(add(y, m), t)
-        length = y.norm(dim=-1, keepdim=True)
-        d = divide(y.clone(), length.masked_fill_(length == 0, 1.0))
-        x = net.mix(sub(x, d, alpha=self.local.lr(t)), t)
+        x = net.mix(sub(x, self.normalized(y.clone()), alpha=self.local.lr(t)), t)
         return self.State(x, m, y, opt)
+
+    def normalized(self, y: Tensor) -> Tensor:
+        """Return y / ||y|| [k, P], in the memory of y; 0 for 0."""
+        length = y.norm(dim=-1, keepdim=True)
+        return divide(y, length.masked_fill_(length == 0, 1.0))

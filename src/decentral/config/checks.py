@@ -101,6 +101,7 @@ def _asked(config: Config) -> list[tuple[Feature, str]]:
     stale = getattr(availability, "on_return", None) is OnReturn.stale
     return [
         (Feature.training, "" if config.task.has_samples else f"task={config.task.name}"),
+        (Feature.batches, "" if config.task.names_samples else f"task={config.task.name}"),
         (Feature.synchrony, config.network.limited),
         (Feature.synchrony, "network.measure=true" if config.network.measure else ""),
         (Feature.synchrony, config.cluster.changes if isinstance(config.cluster, VirtualCluster) else ""),

@@ -40,6 +40,7 @@ class Quadratics(Task):
 
     eval_every_epochs: ClassVar[float | None] = None
     precision: ClassVar[Precision | None] = Precision.fp64
+    names_samples: ClassVar[bool] = True
     name: str = "quadratics"
     problem: str | None = field(default=None, metadata={"content": True})
     dimension: int = setting(10, at_least=1, when="is_drawn")
@@ -178,6 +179,7 @@ class Regression(Task):
 
     eval_every_epochs: ClassVar[float | None] = None
     precision: ClassVar[Precision | None] = Precision.fp64
+    names_samples: ClassVar[bool] = True
     name: str = "regression"
     samples: str | None = setting(None, content=True, older=None)
     loss: Loss = Loss.linear

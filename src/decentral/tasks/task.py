@@ -178,6 +178,9 @@ class Task(Settings, ABC, where="task"):
     has_samples: ClassVar[bool] = True
     """True if x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
 
+    names_samples: ClassVar[bool] = False
+    """True if the gradients of given samples can be computed (`Problem.at`)."""
+
     has_classes: ClassVar[bool] = False
     """True if test examples have classes, of which each worker has its own distribution (`evaluation.split`)."""
 
@@ -262,6 +265,9 @@ class Problem(ABC):
 
     steps_per_epoch: float
 
+    num_samples: int = 1
+    """Number m of samples of each worker, whose mean gradient is that of F_i, if the task names them (`at`)."""
+
     @abstractmethod
     def init(self) -> Tensor:
         """Return the initial model x^0 [P], common to all workers, on the device; or, if a file defines them, those of
@@ -275,6 +281,13 @@ class Problem(ABC):
         sample, from 0; the batch and all randomness are addressed by worker and draw only. The caller may overwrite the
         returned tensors, which are valid until the next call.
         """
+
+    def at(self, x: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Return losses [k, B] and gradients [k, B, P] of samples [k, B], numbers from 0 to m - 1, at models x [k, P].
+
+        Only tasks with `names_samples` define it.
+        """
+        raise NotImplementedError
 
     def prove(self, x: Tensor, draws: np.ndarray) -> None:
         """Compare the fast computation of gradients with the one-by-one computation, on a batch of all local workers.

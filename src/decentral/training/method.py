@@ -101,6 +101,7 @@ def open_algorithm(config: Config, problem: Problem, net: Network, x: Tensor, to
     lr = learning_rate(config, per_epoch, total_steps, rates)
     changes = config.schedule.group_settings(config.optim, per_epoch, total_steps)
     algorithm = with_rate(config, lr, problem.layout(x[0]), per_epoch, changes)
+    algorithm.num_samples = problem.num_samples
     if local_steps is None:
         return algorithm
     if changes is not None and any(map(changes, range(min(total_steps, _STEPS_LOOKED_AT)))):

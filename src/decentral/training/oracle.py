@@ -109,6 +109,17 @@ class GradientOracle:
         self.losses[places] += loss
         return g
 
+    def at(self, x: Tensor, samples: Tensor) -> Tensor:
+        """Return the gradients [k, B, P] of given samples [k, B] of each local worker, at x [k, P]: one draw, and the
+        time of one gradient."""
+        if self.clock is not None:
+            self.clock.gradient()
+        losses, g = self.problem.at(x, samples)
+        self.losses.add_(losses.mean(1))
+        self.draws += _ONE
+        self.calls += 1
+        return g
+
     def _of_all(self, x: Tensor) -> Tensor:
         if self.local_steps is not None or self.present is not None:
             return self._of_active(x)

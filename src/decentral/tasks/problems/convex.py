@@ -111,6 +111,7 @@ class QuadraticProblem(Problem):
         local = slice(workers.start, workers.stop)
         self.A, self.b = self.problem.A[local], self.problem.b[local, :, None]
         self.At = self.A.transpose(1, 2)
+        self.num_samples = self.A.shape[1]
         self.optimum = problem.optimum().to(device)
         A = self.problem.A
         self.mean_H = torch.einsum("nij,nik->jk", A, A) / len(A)
@@ -129,6 +130,13 @@ class QuadraticProblem(Problem):
             noise = normal(self.seed, "gradient noise", draws[:, None], numbers[:, None], np.arange(x.shape[1]))
             g += torch.from_numpy(noise).to(g) * (self.noise / math.sqrt(x.shape[1]))
         return residual.squeeze(-1).square().sum(1), g
+
+    def at(self, x: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Problem`: sample s of d is row s of A_i and b_i, with d (a x - b)^2 and d a (a x - b), without noise."""
+        own = torch.arange(len(x), device=x.device)[:, None]
+        a, m = self.A[own, samples], self.num_samples
+        residual = (a @ x.unsqueeze(-1) - self.b[own, samples]).mul_(m)
+        return residual.squeeze(-1).square() / m, a * residual
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         """Return f(x_i) - f(x*) and ||x_i - x*||: [r, 2].
@@ -252,6 +260,7 @@ class RegressionProblem(Problem):
         local = slice(workers.start, workers.stop)
         self.A, self.b = self.all.A[local], self.all.b[local]
         self.At = self.A.transpose(1, 2)
+        self.num_samples = self.b.shape[1]
         self.least = self.all.A @ self.optimum  # the margins [n, m] at x*
 
     def init(self) -> Tensor:
@@ -265,6 +274,14 @@ class RegressionProblem(Problem):
         z, m = (A @ x[..., None])[..., 0], b.shape[1]
         g = (At @ self.loss.slope(z, b)[..., None])[..., 0].div_(m).add_(x, alpha=self.l2)
         return self.loss.value(z, b).mean(1) + self.l2 / 2 * x.square().sum(1), g
+
+    def at(self, x: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Problem`."""
+        own = torch.arange(len(x), device=x.device)[:, None]
+        a, b = self.A[own, samples], self.b[own, samples]
+        z = (a @ x.unsqueeze(-1)).squeeze(-1)
+        g = self.loss.slope(z, b).unsqueeze(-1) * a + self.l2 * x.unsqueeze(1)
+        return self.loss.value(z, b) + self.l2 / 2 * x.square().sum(1, keepdim=True), g
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         """Return f(x_i) - f(x*), ||x_i - x*|| and ||x_i - x*||^2 / ||x*||^2: [r, 3].
