@@ -31,10 +31,12 @@ PACE = (
     "cluster=even", "cluster.stragglers.mode=independent", "cluster.stragglers.probability=0.3",
     "cluster.stragglers.delay_s=0.01",
 )  # fmt: skip
-METHODS = ["wagma", "eager_sgd", "adpsgd", "a2cid2"]
+METHODS = ["wagma", "eager_sgd", "adpsgd", "a2cid2", "async_diloco"]
 A_HALF = ["wagma", "adpsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eager_sgd", "a2cid2"))]
+A_HALF.append(pytest.param("async_diloco", marks=pytest.mark.slow))
 USUAL = {
     "adpsgd": ("topology=ring",),
+    "async_diloco": ("algo.period_steps=3", "algo.outer_momentum=0.3"),
     "a2cid2": ("topology=ring",),
     "async_push_sum": ("topology=one_peer_exponential",),
 }
@@ -109,6 +111,16 @@ def test_groups_that_wait_give_what_the_virtual_cluster_gives(worlds, transport,
     for each in found:
         torch.testing.assert_close(each.x, expected.x, **TIGHT)
         assert each.sent == expected.sent and set(each.ages) == {0}
+
+
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_server_that_waits_for_all_gives_what_the_virtual_cluster_gives(worlds, processes):
+    settings = ("algo.rule=buffered", "algo.grace_s=20", "algo.period_steps=5", "algo.dynamic_steps=true")
+    config = config_of("async_diloco", *settings, n=4, processes=processes)
+    expected = alone(config_of("async_diloco", *settings, n=4, processes=1))
+    for each in worlds(processes).call(carried_out, config, 7):
+        torch.testing.assert_close(each.x, expected.x, **TIGHT)
+        assert each.sent == expected.sent == (6 * 4 * 5 * 8, 6 * 4) and each.ages == {age: 4 for age in range(4)}
 
 
 # -- what is recorded --------------------------------------------------------------------------------------------------

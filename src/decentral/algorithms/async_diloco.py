@@ -32,6 +32,10 @@ class Rule(Enum):
     delayed_nesterov = "delayed_nesterov"
     buffered = "buffered"
     weighted = "weighted"
+    heloco = "heloco"
+
+
+_EPS = 1e-8
 
 
 class StaleWeight(Enum):
@@ -58,16 +62,21 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
                            m <- b m + Delta,  theta <- theta - e (Delta + b m),  Delta <- 0
         weighted           d <- w d,  m <- b m + d,  theta <- theta - e (d + b m),  w = 1 / sqrt(n); with
                            stale_weight=polynomial w = 1 / sqrt(n (1 + s)) for a change of s versions ago
+        heloco             d <- turned(d, m) / sqrt(n),  m <- b m + (1 - b) d,  theta <- theta - e (d + b m), where for
+                           each parameter, with cos the cosine between its d and m, r = |d| / (|d| + kappa |m|):
+                           cos >= c_ok: d; cos < 0: d - min(-k_s cos r, beta_max) |cos| |d| m / |m|; otherwise
+                           |d| v / |v|, v = (1 - l) d / |d| + l m / |m|, l = min(k_d (1 - cos) r, 1)
 
-    Liu et al., 2024 (arXiv:2401.09135); events and the last two rules from the authors' code, delayed Nesterov from
-    that of HALoS (Kim et al., ICML 2025), papers not checked. The staleness s of an arrival is the number of arrivals
+    Liu et al., 2024 (arXiv:2401.09135); events and the next two rules from the authors' code, delayed Nesterov from
+    that of HALoS (Kim et al., ICML 2025), heloco (Al Asif et al., arXiv:2606.00271) from others' code; papers not
+    checked. The staleness s of an arrival is the number of arrivals
     since its worker took theta. Fast workers take more gradients; simultaneous arrivals are in worker order. Local
     optimizer buffers stay with their workers and are never reset. The server is beside worker 0: any other worker sends
     a row per arrival and gets one back. Evaluations test the workers' models, also between two arrivals.
     One worker with N = 1 is `diloco`; so are equally fast workers with rule=buffered, N = n and grace_s > 0. The model
     theta of the server is in the state (`trace=state`). Departure: H defaults to 50. Topology: not used.
 
-    rule            delayed_nesterov, buffered or weighted
+    rule            delayed_nesterov, buffered, weighted or heloco
     arrivals        N, the arrivals between two changes of the momentum; null: n
     activation      c, from 0 to 1 / N: the share of the momentum that every arrival uses
     stale_weight    polynomial: old changes count less (rule=weighted)
@@ -75,6 +84,7 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
                     simulated time it answers at the last arrival in them. 0: it answers at once
     dynamic_steps   worker i takes max(1, floor(H v_i / max_j v_j)) steps instead of H, v_i its mean steps per second
                     in `cluster=` (DyLU)
+    c_ok, k_s, k_d, beta_max, kappa    constants of rule=heloco, as above
     events          CSV file of events, one per step, which replaces the clock: the header time,what,worker,partner
                     and lines below it. begin: the worker begins a gradient; update: it applies the gradient; outer: it
                     delivers to the server and takes theta, after any number of gradients
@@ -90,6 +100,11 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
     stale_weight: StaleWeight = StaleWeight.uniform
     grace_s: float = setting(0.0, at_least=0, hint="seconds")
     dynamic_steps: bool = False
+    c_ok: float = setting(0.2, at_least=-1, at_most=1)
+    k_s: float = setting(0.5, at_least=0)
+    k_d: float = setting(1.0, at_least=0)
+    beta_max: float = setting(0.5, at_least=0)
+    kappa: float = setting(3.0, at_least=0)
     events: str | None = setting(None, content=True)
     supports = AsynchronousAlgorithm.supports - {Feature.topology}
     free_running: ClassVar[bool] = True
@@ -170,6 +185,10 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
         if self.rule is Rule.weighted:
             stale = 1 + k - seen if self.stale_weight is StaleWeight.polynomial else 1
             outer_step(theta, m, d / math.sqrt(n * stale), e, b)
+        elif self.rule is Rule.heloco:
+            d = self.turned(d, m).div_(math.sqrt(n))
+            m.mul_(b).add_(d, alpha=1 - b)
+            theta.sub_(d.add_(m, alpha=b), alpha=e)
         elif self.rule is Rule.buffered:
             Delta.add_(d, alpha=1 / N)
             if complete:
@@ -183,3 +202,21 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
             theta.sub_(m, alpha=e * c * b).sub_(d, alpha=e / N)
         if complete:
             Delta.zero_()
+
+    def turned(self, d: Tensor, m: Tensor) -> Tensor:
+        """Return HeLoCo's correction of d [P], by parameter: less opposed to m, or turned towards it."""
+        d = d.clone()
+        for part in self.compressor.layout.slices:
+            x, y = d[part], m[part]
+            size, length = float(x.norm()), float(y.norm())
+            cos = float(x @ y) / max(size * length, _EPS**2)
+            if cos >= self.c_ok or min(size, length) < _EPS:
+                continue
+            trust = size / (size + self.kappa * length + _EPS)
+            if cos < 0:
+                x.add_(y, alpha=min(-self.k_s * cos * trust, self.beta_max) * cos * size / length)
+                continue
+            share = min(self.k_d * (1 - cos) * trust, 1)
+            x.mul_((1 - share) / size).add_(y, alpha=share / length)
+            x.mul_(size / max(float(x.norm()), _EPS))
+        return d
