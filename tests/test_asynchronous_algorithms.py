@@ -22,12 +22,16 @@ from decentral.algorithms.async_diloco import AsyncDiLoCo, Rule, StaleWeight
 from decentral.algorithms.async_push_sum import AsyncPushSum
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA, Order, StaleRule
+from decentral.compression.dense import NoCompression
+from decentral.compression.rows import RowLayout
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import ProcessNetwork, join
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import Segments
 from decentral.network.windows.window import SmallWeight
 from decentral.network.world import World
+from decentral.optim.optimizer import LocalRule
+from decentral.optim.sgd import SGD
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.store import RunStore
@@ -326,6 +330,38 @@ def test_a_server_takes_the_step_of_its_rule_for_each_arrival(setting):
         assert len(seen) >= 10 * n // max(H) and [(at, i) for at, i, _ in expected] == seen
         np.testing.assert_allclose(run.state.theta[0].numpy(), on_a_server(method, n, H, expected), rtol=0, atol=1e-12)
         assert run.timeline.ages == Counter(k - version for k, (_, _, version) in enumerate(expected))
+
+
+def heloco(d: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """The correction of one parameter's change, with the default constants."""
+    a, b = np.linalg.norm(d), np.linalg.norm(m)
+    if a < 1e-8 or b < 1e-8 or (cos := d @ m / (a * b)) >= 0.2:
+        return d
+    conf = a / (a + 3 * b + 1e-8)
+    if cos < 0:
+        return d - min(-0.5 * cos * conf, 0.5) * abs(cos) * a * m / b
+    part = min((1 - cos) * conf, 1)
+    t = (1 - part) * d / a + part * m / b
+    return a * t / np.linalg.norm(t)
+
+
+@pytest.mark.parametrize("c_ok", [0.2, -1.0])
+def test_heloco_corrects_each_parameter_that_opposes_the_momentum(c_ok):
+    layout, n, draw = RowLayout(("a", "b"), ((2, 3), (4,))), 4, np.random.default_rng(5)
+    method = AsyncDiLoCo(rule=Rule.heloco, c_ok=c_ok)
+    method = method.bind(LocalRule(SGD(), lambda t: RATE), NoCompression().bound(layout, 0))
+    state = method.init(torch.zeros(n, 10, dtype=torch.float64), LocalNetwork(rounds("ring", n), CERTAIN))
+    theta, m, cases = np.zeros(10), np.zeros(10), Counter[int]()
+    for k in range(60):
+        d = draw.normal(size=10)
+        method.arrive(n, state, torch.from_numpy(d.copy()), k)
+        for part in (slice(0, 6), slice(6, 10)):
+            cases[int(d[part] @ m[part] > 0)] += not np.array_equal(heloco(d[part], m[part]), d[part])
+            d[part] = heloco(d[part], m[part]) if c_ok > 0 else d[part]
+        m = 0.9 * m + 0.1 * d / 2
+        theta = theta - 0.7 * (d / 2 + 0.9 * m)
+        np.testing.assert_allclose(state.theta[0].numpy(), theta, rtol=0, atol=1e-12)
+    assert min(cases[0], cases[1]) > 5
 
 
 SERVER = [*("task=quadratics", "task.dimension=5", "task.noise=0.1", "lr=0.05", "steps=12", "trace=true"),

@@ -87,7 +87,8 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
     c_ok, k_s, k_d, beta_max, kappa    constants of rule=heloco, as above
     events          CSV file of events, one per step, which replaces the clock: the header time,what,worker,partner
                     and lines below it. begin: the worker begins a gradient; update: it applies the gradient; outer: it
-                    delivers to the server and takes theta, after any number of gradients
+                    delivers to the server and takes theta, after any number of gradients; deliver, take: only one of
+                    both, as in a window of grace_s, which does not matter here
     """
 
     name: str = "async_diloco"
@@ -108,7 +109,7 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
     events: str | None = setting(None, content=True)
     supports = AsynchronousAlgorithm.supports - {Feature.topology}
     free_running: ClassVar[bool] = True
-    meets: ClassVar[str] = "outer"
+    meets: ClassVar[tuple[str, ...]] = ("outer", "deliver", "take")
 
     class State(NamedTuple):
         """Models, what each worker took from the server, the server's rows in process 0, and the local optimizer."""

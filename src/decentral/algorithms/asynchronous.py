@@ -73,8 +73,8 @@ class AsynchronousAlgorithm(Algorithm):
     }
     free_running: ClassVar[bool] = False
     """True if fast workers take more gradients; False if all take equally many."""
-    meets: ClassVar[str] = "average"
-    """The event between workers that a file of events may contain: average, or outer."""
+    meets: ClassVar[tuple[str, ...]] = ("average",)
+    """The events with others that a file of events may contain: average, or outer, deliver and take."""
 
     def given_events(self, num_workers: int) -> list[Event]:
         """Return the events given by a file; [] if time determines them."""

@@ -22,8 +22,8 @@ _HEAD = ["time", "what", "worker", "partner"]
 
 class Event(NamedTuple):
     """An event. begin: the worker begins a gradient at its current model; update: it applies that gradient; average:
-    the worker and its partner average; outer: the worker delivers to the server and takes its model. `time` is in
-    gradients."""
+    the worker and its partner average; deliver: the worker delivers to the server; take: it takes the server's model;
+    outer: both. `time` is in gradients."""
 
     time: float
     what: str
@@ -31,10 +31,10 @@ class Event(NamedTuple):
     partner: int
 
 
-def read_events(name: str, num_workers: int, meets: str) -> list[Event]:
+def read_events(name: str, num_workers: int, meets: Sequence[str]) -> list[Event]:
     """Read a CSV file with the header time,what,worker,partner. Raise ConfigError for impossible events.
 
-    `meets` is the event between workers: average, or outer."""
+    `meets` are the events that involve others: average, or outer, deliver and take."""
     said = f"algo.events={name}"
     head, *lines = read_lines("algo.events", name) or [Line(said, [])]
     if head.cells != _HEAD or not lines:
@@ -49,14 +49,14 @@ def read_events(name: str, num_workers: int, meets: str) -> list[Event]:
         )
         worker = line.integer(2, "worker", num_workers)
         partner = line.integer(3, "worker", num_workers) if what == "average" else worker
-        if what not in ("begin", "update", meets) or (what == "average") == (partner == worker):
-            last = "average with a partner" if meets == "average" else meets
-            raise ConfigError(f"{line.said} is not an event: use begin, update, or {last}.")
-        if what == "outer" and begun[worker]:
-            raise ConfigError(f"{line.said}: worker {worker} must apply its gradient before it delivers.")
-        if what != meets and begun[worker] == (what == "begin"):
+        if what not in ("begin", "update", *meets) or (what == "average") == (partner == worker):
+            further = "average with a partner" if meets == ("average",) else ", ".join(meets)
+            raise ConfigError(f"{line.said} is not an event: use begin, update, or {further}.")
+        if what in meets and what != "average" and begun[worker]:
+            raise ConfigError(f"{line.said}: worker {worker} must first apply its gradient.")
+        if what not in meets and begun[worker] == (what == "begin"):
             raise ConfigError(f"{line.said}: worker {worker} must begin exactly one gradient before each update.")
-        begun[worker] = begun[worker] if what == meets else what == "begin"
+        begun[worker] = begun[worker] if what in meets else what == "begin"
         events.append(Event(time, what, worker, partner))
     return events
 
@@ -97,7 +97,7 @@ class GivenEvents:
         """Number of gradients that each worker has begun."""
         self.done = 0
         """Number of processed events."""
-        self._exchanged = 0
+        self._sent = 0
 
     @property
     def now(self) -> float:
@@ -106,7 +106,7 @@ class GivenEvents:
 
     def sent_by_now(self) -> tuple[int, int]:
         """Return the number of bytes and messages sent."""
-        return 2 * self._exchanged * self.bytes_per_row, 2 * self._exchanged
+        return self._sent * self.bytes_per_row, self._sent
 
     def run(self, events: int) -> None:
         """Process events up to the given total number."""
@@ -132,14 +132,15 @@ class GivenEvents:
 
     def average(self, event: Event) -> None:
         """Average two workers atomically."""
-        self._exchanged += 1
+        self._sent += 2
         self.rows.call(self.place.average, event.worker, event.partner, event.time)
 
-    def outer(self, event: Event) -> None:
-        """Let the worker deliver to the server, which is beside worker 0, and take its model."""
-        self._exchanged += event.worker > 0
-        self.rows.call(self.place.deliver, event.worker)
-        self.rows.call(self.place.collect, event.worker)
+    def server(self, event: Event) -> None:
+        """Let the worker deliver to the server, which is beside worker 0, take its model, or both."""
+        calls = {"deliver": [self.place.deliver], "take": [self.place.collect]}
+        for what in calls.get(event.what, [self.place.deliver, self.place.collect]):
+            self._sent += event.worker > 0
+            self.rows.call(what, event.worker)
 
     def _local(self, i: int, operation: Any, now: float) -> None:
         self.rows.local(i, operation.what, self.drawn[i] - 1, *((now,) if operation.timed else ()))
@@ -154,5 +155,5 @@ _CARRY_OUT: dict[str, Callable[[GivenEvents, Event], None]] = {
     "begin": GivenEvents.begin,
     "update": GivenEvents.update,
     "average": GivenEvents.average,
-    "outer": GivenEvents.outer,
+    **dict.fromkeys(("outer", "deliver", "take"), GivenEvents.server),
 }
