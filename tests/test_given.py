@@ -374,8 +374,9 @@ def test_asynchronous_methods_replay_the_events_of_a_file(start, tmp_path, probl
 def test_a_server_replays_the_arrivals_of_a_file(start, tmp_path):
     """After any number of gradients; what a worker computes meanwhile is from where it began."""
     np.savez(tmp_path / "problem.npz", A=A, b=B, x0=X0[0])
-    words = "b0 b1 u0 o0 b2 u1 b1 b0 u2 u1 o1 u0 o0 b3 u3 b3 o2 u3 o3 b2 b1 u1 o1 u2 o2".split()
-    given = [({"b": "begin", "u": "update", "o": "outer"}[kind], int(i)) for kind, i in words]
+    text = "b0b1u0o0b2u1b1b0u2u1d1u0d0t1b3u3t0b3o2u3o3b2b1u1o1u2o2"
+    whats = {"b": "begin", "u": "update", "o": "outer", "d": "deliver", "t": "take"}
+    given = [(whats[kind], int(i)) for kind, i in zip(text[::2], text[1::2], strict=True)]
     write_events(tmp_path / "events.csv", [(time, *each) for time, each in enumerate(given)])
     shape = [word for word in RUN if not word.startswith("steps")]
     shape += [f"task.problem={tmp_path / 'problem.npz'}", "algo=async_diloco", "checkpoint_every_s=0"]
@@ -386,19 +387,22 @@ def test_a_server_replays_the_arrivals_of_a_file(start, tmp_path):
     for step, (what, i) in enumerate(given):
         if what == "update":
             x[i] -= 0.05 * gradients(x)[i]
-        elif what == "outer":
+        if what in ("outer", "deliver"):
             ds.append(phi[i] - x[i])
             m = 0.9 * m + (ds[-1] + ds[-2]) / 2 if len(ds) % 2 == 0 else m
             theta = theta - 0.7 * (ds[-1] / 2 + (0.7 if len(ds) % 2 == 0 else 0.3) * 0.9 * m)
+        if what in ("outer", "take"):
             x[i] = phi[i] = theta
         assert np.abs(trace["iterates"][step + 1] - x).max() < 1e-12, (step, what)
         assert np.abs(trace["state.theta"][step + 1] - theta).max() < 1e-12
-    assert whole.facts["bytes_sent"] == 2 * 8 * D * sum(what == "outer" and i > 0 for what, i in given)
+    assert whole.facts["bytes_sent"] == 8 * D * sum(
+        {"outer": 2, "deliver": 1, "take": 1}.get(what, 0) * (i > 0) for what, i in given
+    )
     assert start(*shape, directory="broken", interrupt_at=6).status == "interrupted"
     assert np.array_equal(start(*shape, directory="broken").iterates, trace["iterates"])
     for events, says in (
-        ([(0, "begin", 0), (1, "outer", 0)], "worker 0 must apply its gradient before it delivers"),
-        ([(0, "average", 0, 1)], "use begin, update, or outer"),
+        ([(0, "begin", 0), (1, "outer", 0)], "worker 0 must first apply its gradient"),
+        ([(0, "average", 0, 1)], "use begin, update, or outer, deliver, take"),
     ):
         write_events(tmp_path / "events.csv", events)
         with pytest.raises(ConfigError, match=says):
