@@ -118,7 +118,7 @@ def test_a_server_that_waits_for_all_gives_what_the_virtual_cluster_gives(worlds
     settings = ("algo.rule=buffered", "algo.grace_s=20", "algo.period_steps=5", "algo.dynamic_steps=true")
     config = config_of("async_diloco", *settings, n=4, processes=processes)
     expected = alone(config_of("async_diloco", *settings, n=4, processes=1))
-    for each in worlds(processes).call(carried_out, config, 7):
+    for each in worlds(processes).call(carried_out, config, 10):
         torch.testing.assert_close(each.x, expected.x, **TIGHT)
         assert each.sent == expected.sent == (6 * 4 * 5 * 8, 6 * 4) and each.ages == {age: 4 for age in range(4)}
 

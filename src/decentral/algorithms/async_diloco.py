@@ -81,7 +81,8 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
     activation      c, from 0 to 1 / N: the share of the momentum that every arrival uses
     stale_weight    polynomial: old changes count less (rule=weighted)
     grace_s         seconds for which the server collects further arrivals after a first one, before it answers; in
-                    simulated time it answers at the last arrival in them. 0: it answers at once
+                    simulated time it answers at the last arrival in them, between processes after all workers have
+                    arrived or at the end, for which evaluations and checkpoints wait. 0: it answers at once
     dynamic_steps   worker i takes max(1, floor(H v_i / max_j v_j)) steps instead of H, v_i its mean steps per second
                     in `cluster=` (DyLU)
     c_ok, k_s, k_d, beta_max, kappa    constants of rule=heloco, as above
