@@ -339,7 +339,7 @@ def heloco(d: np.ndarray, m: np.ndarray) -> np.ndarray:
         return d
     conf = a / (a + 3 * b + 1e-8)
     if cos < 0:
-        return d - min(-0.5 * cos * conf, 0.5) * abs(cos) * a * m / b
+        return d - min(-0.5 * cos * conf, 0.5) * cos * a * m / b
     part = min((1 - cos) * conf, 1)
     t = (1 - part) * d / a + part * m / b
     return a * t / np.linalg.norm(t)

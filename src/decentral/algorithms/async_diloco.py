@@ -64,17 +64,17 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
                            stale_weight=polynomial w = 1 / sqrt(n (1 + s)) for a change of s versions ago
         heloco             d <- turned(d, m) / sqrt(n),  m <- b m + (1 - b) d,  theta <- theta - e (d + b m), where for
                            each parameter, with cos the cosine between its d and m, r = |d| / (|d| + kappa |m|):
-                           cos >= c_ok: d; cos < 0: d - min(-k_s cos r, beta_max) |cos| |d| m / |m|; otherwise
+                           cos >= c_ok: d; cos < 0: d - min(-k_s cos r, beta_max) cos |d| m / |m|; otherwise
                            |d| v / |v|, v = (1 - l) d / |d| + l m / |m|, l = min(k_d (1 - cos) r, 1)
 
-    Liu et al., 2024 (arXiv:2401.09135); events and the next two rules from the authors' code, delayed Nesterov from
-    that of HALoS (Kim et al., ICML 2025), heloco (Al Asif et al., arXiv:2606.00271) from others' code; papers not
-    checked. The staleness s of an arrival is the number of arrivals
-    since its worker took theta. Fast workers take more gradients; simultaneous arrivals are in worker order. Local
-    optimizer buffers stay with their workers and are never reset. The server is beside worker 0: any other worker sends
-    a row per arrival and gets one back. Evaluations test the workers' models, also between two arrivals.
-    One worker with N = 1 is `diloco`; so are equally fast workers with rule=buffered, N = n and grace_s > 0. The model
-    theta of the server is in the state (`trace=state`). Departure: H defaults to 50. Topology: not used.
+    Liu et al., 2024 (arXiv:2401.09135): events and the next two rules from the authors' code, delayed Nesterov from
+    that of HALoS (Kim et al., ICML 2025); heloco: Al Asif et al., arXiv:2606.00271, from others' code. The papers'
+    texts were not checked. The staleness s of an arrival is the number of arrivals since its worker took theta. Fast
+    workers take more gradients; simultaneous arrivals are in worker order. Local optimizer buffers stay with their
+    workers and are never reset. The server is beside worker 0: any other worker sends a row per arrival and gets one
+    back. Evaluations test the workers' models, also amid their local steps; theta is in the state (`trace=state`). One
+    worker with N = 1 is `diloco`; so are equally fast workers with rule=buffered, N = n and grace_s > 0. Departure: H
+    defaults to 50. Topology: not used.
 
     rule            delayed_nesterov, buffered, weighted or heloco
     arrivals        N, the arrivals between two changes of the momentum; null: n
@@ -216,7 +216,7 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
                 continue
             trust = size / (size + self.kappa * length + _EPS)
             if cos < 0:
-                x.add_(y, alpha=min(-self.k_s * cos * trust, self.beta_max) * cos * size / length)
+                x.sub_(y, alpha=min(-self.k_s * cos * trust, self.beta_max) * cos * size / length)
                 continue
             share = min(self.k_d * (1 - cos) * trust, 1)
             x.mul_((1 - share) / size).add_(y, alpha=share / length)
