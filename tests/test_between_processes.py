@@ -20,7 +20,7 @@ from decentral.store import RunStore
 from decentral.training.assemble import assemble
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.operations import append, go_on_after, load
-from replay import GroupsReplay, PairsReplay, PushesReplay
+from replay import GroupsReplay, OuterReplay, PairsReplay, PushesReplay
 from table import a_third
 
 SMALL = (
@@ -137,6 +137,7 @@ REPLAYS = [
     ("adpsgd", PairsReplay, ("network.transport=torch",)),
     ("adpsgd", PairsReplay, ()),
     ("async_push_sum", PushesReplay, ()),
+    ("async_diloco", OuterReplay, ("algo.period_steps=3", "algo.activation=0.1", "optim.momentum=0.9")),
 ]
 
 

@@ -287,7 +287,7 @@ class ThreadedStepper(Stepper):
                 self.mailbox, place, self.state.send, first=self.t, kind=_GROUPS, note=self._note
             )
         elif isinstance(place, Server):
-            self._servers[place] = Serving(self.mailbox, place, self.state, _SERVER)
+            self._servers[place] = Serving(self.mailbox, place, self.state, _SERVER, self._note)
         else:
 
             def exchanged(i: int, sent: Tensor, received: Tensor) -> None:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from decentral.network.asynchronous.messages import unnoted
+
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     from decentral.network.asynchronous.mailbox import Mailbox
     from decentral.network.asynchronous.messages import Message
@@ -24,9 +27,12 @@ class Serving:
     the arrival of the last worker, nobody is answered.
     """
 
-    def __init__(self, mailbox: Mailbox, place: Server, state: Any, kind: int) -> None:
-        """Create the server, on the rows of `state` in process 0; messages use this and the next kind."""
-        self._mailbox, self._place, self._state = mailbox, place, state
+    def __init__(
+        self, mailbox: Mailbox, place: Server, state: Any, kind: int, note: Callable[..., None] = unnoted
+    ) -> None:
+        """Create the server, on the rows of `state` in process 0; messages use this and the next kind. `note` receives
+        each arrival with its version, see `unnoted`."""
+        self._mailbox, self._place, self._state, self._note = mailbox, place, state, note
         self._up, self._down = kind, kind + 1
         self.ages = Counter[int]()
         """The histogram of staleness, in versions, of all arrivals; empty on other processes than 0."""
@@ -68,6 +74,7 @@ class Serving:
                 model, version = place.now(self._state)
                 assert message.rows is not None
                 self.ages[version - message.number] += 1
+                self._note(message.source, "arrive", version)
                 place.arrive(self._state, message.rows.to(model.device), message.number)
                 message.release()
                 if place.grace_s and len(waiting) < self._mailbox.num_workers:
