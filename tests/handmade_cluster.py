@@ -151,7 +151,7 @@ class Virtual:
         self.rows = VirtualRows(self.algorithm, self.state, self.oracle, together=together)  # type: ignore[arg-type]
         self.seen: list[tuple[float, str, tuple[Any, ...]]] = []
         watched = Watched(self.rows, self.seen)
-        team = Team(rounds, steps, 0, float(times.mean()))
+        team = Team(rounds, steps, 0, float(times.mean()), times.mean(axis=0).tolist())
         programs = [self.algorithm.program(i, team) for i in range(n)]
         carries: Any = watched if trains else None
         self.timeline = watched.timeline = Timeline(

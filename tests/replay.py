@@ -12,7 +12,9 @@ from torch import Tensor
 from decentral.algorithms.asynchronous import Team
 from decentral.cluster.groups import Groups
 from decentral.cluster.operations import Average, Gradient, Local, Operation
+from decentral.cluster.server import Outer
 from decentral.config.schema import Config
+from decentral.network.asynchronous.protocol import Server
 from decentral.training.method import learning_rate, local_network, with_rate
 from decentral.training.oracle import GradientOracle
 
@@ -80,6 +82,30 @@ def carry_out_all(todo: list[deque[Any]], carry_out: Callable[[int, Any], None])
                 waiting.popleft()
                 moved = True
         assert moved, "everybody waits for something that was not recorded"
+
+
+class OuterReplay(Replay):
+    """Programs, one worker's up to its next delivery at a time, in the order in which they have arrived."""
+
+    def run(self) -> Tensor:
+        programs = [self.algorithm.program(i, self.team) for i in range(self.n)]
+        arrivals = sorted((one["number"], one["worker"]) for one in self.operations if one["what"] == "arrive")
+        assert [number for number, _ in arrivals] == list(range(len(arrivals)))
+        for _, i in arrivals:
+            for operation in programs[i]:
+                operation.carry_out(self, i)
+                if isinstance(operation, Outer):
+                    break
+        for i, gradients in enumerate(self.by_worker("gradient")):
+            for operation in programs[i]:
+                if isinstance(operation, Gradient) and self.drawn[i] == len(gradients):
+                    break
+                operation.carry_out(self, i)
+        return self.x
+
+    def outer(self, i: int, server: Server) -> None:
+        server.deliver(self.state, i)
+        server.collect(self.state, i)
 
 
 class GroupsReplay(Replay):

@@ -254,7 +254,7 @@ def test_crashes_are_for_files_in_seconds(tmp_path):
 
 BY_THEMSELVES = ("availability.absent=induced", "availability.on_return=stale")
 CRASHLESS = (*FAILURES, "availability.crash=false")
-FREE_RUNNING = ["adpsgd", "a2cid2", "async_push_sum"]
+FREE_RUNNING = ["adpsgd", "a2cid2", "async_diloco", "async_push_sum"]
 
 
 def timeline(name: str, *words: str, steps: int = 60) -> Timeline:

@@ -6,6 +6,9 @@ import math
 import time
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,15 +18,20 @@ from torch import Tensor
 
 from decentral.algorithms.a2cid2 import A2CiD2, constants
 from decentral.algorithms.adpsgd import ADPSGD
+from decentral.algorithms.async_diloco import AsyncDiLoCo, Rule, StaleWeight
 from decentral.algorithms.async_push_sum import AsyncPushSum
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA, Order, StaleRule
+from decentral.compression.dense import NoCompression
+from decentral.compression.rows import RowLayout
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import ProcessNetwork, join
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import Segments
 from decentral.network.windows.window import SmallWeight
 from decentral.network.world import World
+from decentral.optim.optimizer import LocalRule
+from decentral.optim.sgd import SGD
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.store import RunStore
@@ -244,6 +252,157 @@ def test_async_push_sum_keeps_the_sums_of_models_and_weights(topology):
             checked += bool(shares)
     assert checked > 20 and len(run.oracle.taken) == n * steps
     assert float(run.state.p.min()) > 0
+
+
+# -- A server that takes an outer step for each arrival ----------------------------------------------------------------
+
+N_8 = {"activation": 0.1, "outer_momentum": 0.6, "period_steps": 3}
+SERVERS = {
+    "delayed": AsyncDiLoCo(**N_8),
+    "N = 3": AsyncDiLoCo(**N_8 | {"arrivals": 3, "activation": 0.25}, dynamic_steps=True),
+    "buffered": AsyncDiLoCo(rule=Rule.buffered, arrivals=4, period_steps=2),
+    "window": AsyncDiLoCo(rule=Rule.buffered, period_steps=2, grace_s=0.5),
+    "weighted": AsyncDiLoCo(rule=Rule.weighted, period_steps=4, dynamic_steps=True, grace_s=0.3),
+    "polynomial": AsyncDiLoCo(rule=Rule.weighted, period_steps=1, stale_weight=StaleWeight.polynomial),
+}
+
+
+def arrivals(H: list[int], times: np.ndarray, grace: float) -> Iterator[tuple[float, int, int]]:
+    """Time, worker and the version that it began at, without end: a heap of pending ends."""
+    n, version, drawn = len(H), 0, [0] * len(H)
+
+    def ends(i: int, now: float) -> float:
+        for _ in range(H[i]):
+            now, drawn[i] = now + times[drawn[i] % len(times), i], drawn[i] + 1
+        return now
+
+    running = [(ends(i, 0.0), i, 0) for i in range(n)]
+    heapify(running)
+    while True:
+        window = [heappop(running)]
+        while grace and running and running[0][0] <= window[0][0] + grace:
+            window.append(heappop(running))
+        yield from window
+        version += len(window)
+        for _, i, _ in window:
+            heappush(running, (ends(i, window[-1][0]), i, version))
+
+
+def on_a_server(method: AsyncDiLoCo, n: int, H: list[int], events: list[tuple[float, int, int]]) -> np.ndarray:
+    """The server's model after these events."""
+    g, draws, e, b = gradient(n, 3), [0] * n, method.outer_lr, method.outer_momentum
+    N, c = method.arrivals or n, method.activation
+    thetas, m, ds = [np.zeros(3)], np.zeros(3), []
+    for k, (_, i, seen) in enumerate(events):
+        x = thetas[seen]
+        for _ in range(H[i]):
+            x, draws[i] = x - RATE * g(x, i, draws[i]), draws[i] + 1
+        d, ends = thetas[seen] - x, (k + 1) % N == 0
+        ds.append(d)
+        if method.rule is Rule.weighted:
+            d = d / n**0.5 * ((1 + k - seen) ** -0.5 if method.stale_weight is StaleWeight.polynomial else 1)
+            m = b * m + d
+            step = d + b * m
+        elif method.rule is Rule.buffered:
+            m = b * m + np.mean(ds[-N:], 0) if ends else m
+            step = np.mean(ds[-N:], 0) + b * m if ends else 0
+        else:
+            m = b * m + np.mean(ds[-N:], 0) if ends else m
+            step = d / N + ((1 - c * N + c) if ends else c) * b * m
+        thetas.append(thetas[-1] - e * step)
+    return thetas[-1]
+
+
+@pytest.mark.parametrize("setting", SERVERS)
+def test_a_server_takes_the_step_of_its_rule_for_each_arrival(setting):
+    method = SERVERS[setting]
+    for n, equal in ((5, False), (4, True), (1, False)):
+        times = np.ones((1, n)) if equal else uneven(n) * np.linspace(1, 3, n)
+        v = 1 / times.mean(0)
+        H = [max(1, int(method.period_steps * one / v.max() + 1e-9)) if method.dynamic_steps else method.period_steps
+             for one in v]  # fmt: skip
+        run = Virtual(method, rounds("ring", n) if n > 2 else rounds("chain", n), times, Costs(), 80)
+        with torch.no_grad():
+            run.timeline.run(gradients=40 * n)  # later, some have no gradients left to deliver
+        seen = [(at, arguments[-1]) for at, what, arguments in run.seen if what == "call"
+                and arguments[0].__name__ == "deliver"]  # fmt: skip
+        expected = list(islice(arrivals(H, times, method.grace_s), len(seen)))
+        assert len(seen) >= 10 * n // max(H) and [(at, i) for at, i, _ in expected] == seen
+        np.testing.assert_allclose(run.state.theta[0].numpy(), on_a_server(method, n, H, expected), rtol=0, atol=1e-12)
+        assert run.timeline.ages == Counter(k - version for k, (_, _, version) in enumerate(expected))
+
+
+def heloco(d: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """The correction of one parameter's change, with the default constants."""
+    a, b = np.linalg.norm(d), np.linalg.norm(m)
+    if a < 1e-8 or b < 1e-8 or (cos := d @ m / (a * b)) >= 0.2:
+        return d
+    conf = a / (a + 3 * b + 1e-8)
+    if cos < 0:
+        return d - min(-0.5 * cos * conf, 0.5) * cos * a * m / b
+    part = min((1 - cos) * conf, 1)
+    t = (1 - part) * d / a + part * m / b
+    return a * t / np.linalg.norm(t)
+
+
+@pytest.mark.parametrize("c_ok", [0.2, -1.0])
+def test_heloco_corrects_each_parameter_that_opposes_the_momentum(c_ok):
+    layout, n, draw = RowLayout(("a", "b"), ((2, 3), (4,))), 4, np.random.default_rng(5)
+    method = AsyncDiLoCo(rule=Rule.heloco, c_ok=c_ok)
+    method = method.bind(LocalRule(SGD(), lambda t: RATE), NoCompression().bound(layout, 0))
+    state = method.init(torch.zeros(n, 10, dtype=torch.float64), LocalNetwork(rounds("ring", n), CERTAIN))
+    theta, m, cases = np.zeros(10), np.zeros(10), Counter[int]()
+    for k in range(60):
+        d = draw.normal(size=10)
+        method.arrive(n, state, torch.from_numpy(d.copy()), k)
+        for part in (slice(0, 6), slice(6, 10)):
+            cases[int(d[part] @ m[part] > 0)] += not np.array_equal(heloco(d[part], m[part]), d[part])
+            d[part] = heloco(d[part], m[part]) if c_ok > 0 else d[part]
+        m = 0.9 * m + 0.1 * d / 2
+        theta = theta - 0.7 * (d / 2 + 0.9 * m)
+        np.testing.assert_allclose(state.theta[0].numpy(), theta, rtol=0, atol=1e-12)
+    assert min(cases[0], cases[1]) > 5
+
+
+SERVER = [*("task=quadratics", "task.dimension=5", "task.noise=0.1", "lr=0.05", "steps=12", "trace=true"),
+          *("algo.period_steps=3", "checkpoint_every_s=0", "optim=momentum")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["num_workers=1", "task.zeta2=0", "algo.activation=0.4", "algo.arrivals=1"],
+        ["num_workers=5", "task.zeta2=1", "algo.rule=buffered", "algo.grace_s=1"],
+    ],
+    ids=["one worker", "all together"],
+)
+def test_the_limits_of_a_server_are_diloco(start, settings):
+    ours = start(*SERVER, "algo=async_diloco", *settings, directory="ours")
+    theirs = start(*SERVER, "algo=diloco", *settings[:2], directory="theirs")
+    np.testing.assert_allclose(ours.iterates, theirs.iterates, rtol=0, atol=1e-13)
+    assert ours.facts["bytes_sent"] == theirs.facts["bytes_sent"]
+
+
+def test_without_outer_momentum_rules_differ_in_scale_and_single_steps_are_asynchronous_sgd():
+    n, times, plain = 5, uneven(5), {"outer_momentum": 0.0, "arrivals": 1, "outer_lr": 0.4, "period_steps": 1}
+    runs = [
+        Virtual(AsyncDiLoCo(rule=rule, **plain | more), rounds("ring", n), times, COSTS, 30)
+        for rule, more in (
+            (Rule.delayed_nesterov, {}),
+            (Rule.buffered, {}),
+            (Rule.weighted, {"outer_lr": 0.4 * 5**0.5}),
+        )
+    ]
+    found = [run.run() for run in runs]
+    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=0, atol=1e-12)
+    run, g, draws, thetas = runs[0], gradient(n, 3), [0] * n, [np.zeros(3)]
+    seen = dict.fromkeys(range(n), 0)
+    for _, what, arguments in run.seen:
+        if what == "call" and arguments[0].__name__ == "deliver":
+            i = arguments[-1]
+            thetas.append(thetas[-1] - 0.4 * RATE * g(thetas[seen[i]], i, draws[i]))
+            draws[i], seen[i] = draws[i] + 1, len(thetas) - 1
+    np.testing.assert_allclose(run.state.theta[0].numpy(), thetas[-1], rtol=0, atol=1e-12)
 
 
 # -- Asynchronous push-sum: nobody waits, and nothing is lost, whoever straggles ---------------------------------------

@@ -20,7 +20,7 @@ from decentral.store import RunStore
 from decentral.training.assemble import assemble
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.operations import append, go_on_after, load
-from replay import GroupsReplay, PairsReplay, PushesReplay
+from replay import GroupsReplay, OuterReplay, PairsReplay, PushesReplay
 from table import a_third
 
 SMALL = (
@@ -31,10 +31,12 @@ PACE = (
     "cluster=even", "cluster.stragglers.mode=independent", "cluster.stragglers.probability=0.3",
     "cluster.stragglers.delay_s=0.01",
 )  # fmt: skip
-METHODS = ["wagma", "eager_sgd", "adpsgd", "a2cid2"]
+METHODS = ["wagma", "eager_sgd", "adpsgd", "a2cid2", "async_diloco"]
 A_HALF = ["wagma", "adpsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("eager_sgd", "a2cid2"))]
+A_HALF.append(pytest.param("async_diloco", marks=pytest.mark.slow))
 USUAL = {
     "adpsgd": ("topology=ring",),
+    "async_diloco": ("algo.period_steps=3", "algo.outer_momentum=0.3"),
     "a2cid2": ("topology=ring",),
     "async_push_sum": ("topology=one_peer_exponential",),
 }
@@ -111,6 +113,16 @@ def test_groups_that_wait_give_what_the_virtual_cluster_gives(worlds, transport,
         assert each.sent == expected.sent and set(each.ages) == {0}
 
 
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_server_that_waits_for_all_gives_what_the_virtual_cluster_gives(worlds, processes):
+    settings = ("algo.rule=buffered", "algo.grace_s=20", "algo.period_steps=5", "algo.dynamic_steps=true")
+    config = config_of("async_diloco", *settings, n=4, processes=processes)
+    expected = alone(config_of("async_diloco", *settings, n=4, processes=1))
+    for each in worlds(processes).call(carried_out, config, 10):
+        torch.testing.assert_close(each.x, expected.x, **TIGHT)
+        assert each.sent == expected.sent == (6 * 4 * 5 * 8, 6 * 4) and each.ages == {age: 4 for age in range(4)}
+
+
 # -- what is recorded --------------------------------------------------------------------------------------------------
 
 REPLAYS = [
@@ -125,6 +137,7 @@ REPLAYS = [
     ("adpsgd", PairsReplay, ("network.transport=torch",)),
     ("adpsgd", PairsReplay, ()),
     ("async_push_sum", PushesReplay, ()),
+    ("async_diloco", OuterReplay, ("algo.period_steps=3", "algo.activation=0.1", "optim.momentum=0.9")),
 ]
 
 

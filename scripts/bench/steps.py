@@ -219,6 +219,7 @@ _ASYNCHRONOUS = {
     "adpsgd": "dpsgd",
     "a2cid2": "dpsgd",
     "async_push_sum": "dpsgd",
+    "async_diloco": "allreduce",
 }
 """Each with the lockstep method that it is held against: one with the same pattern of averaging, where there is one."""
 _CLUSTER, _WORKERS = "cluster=two_delayed", 16

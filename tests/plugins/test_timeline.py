@@ -82,6 +82,8 @@ BY_HAND = {
     "dpsgd": (["topology=chain"], 6.0),  # 2.5 and 2; 5.5 and 3, so that the second waits until 5.5 + 0.5
     "allreduce": ([], 6.0),  # 2 + 0.5; 5.5 + 0.5
     "local_sgd": (["algo.period_steps=2"], 4.5),  # 4 and 3; 4 + 0.5
+    # the server is beside the first; the second waits for its answer from 2 to 3, and at last from 4 to 5
+    "async_diloco": (["algo.period_steps=1"], 5.0),
     # the first sets version 0 off at 1, of which the second hears at 1.5: until 2. The all-reduce begins at 2 + 3
     "wagma": (["algo.tau=2", "algo.group_size=2"], 5.5),
 }
@@ -106,7 +108,7 @@ def test_equally_fast_workers_with_a_free_network_never_wait(tmp_path, name):
     found = time_of(12, f"algo={name}", *settings, *FREE)
     assert found.simulated_s == 12.0 and found.waiting_share == 0.0
     assert found.gradients == 12 * len(found.accounts["compute"])
-    assert set(found.ages) <= {0}
+    assert set(found.ages) <= (set(range(5)) if name == "async_diloco" else {0})
 
 
 def test_rows_of_a_validation_are_cut_in_pieces_as_real_ones_are():

@@ -13,7 +13,7 @@ from decentral.cluster.operations import Gradient, Local
 from decentral.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -38,6 +38,8 @@ class Team:
     """Seed of all random draws."""
     gradient_s: float
     """Mean time of a gradient, in simulated seconds: the unit of time of methods that have one."""
+    each_s: Sequence[float] = ()
+    """The same for each worker [n]."""
     places: list[Any] = field(default_factory=list)
     """The shared places that `meeting_place` has created."""
 
@@ -71,15 +73,18 @@ class AsynchronousAlgorithm(Algorithm):
     }
     free_running: ClassVar[bool] = False
     """True if fast workers take more gradients; False if all take equally many."""
+    meets: ClassVar[tuple[str, ...]] = ("average",)
+    """The events with others that a file of events may contain: average, or outer, deliver and take."""
 
     def given_events(self, num_workers: int) -> list[Event]:
         """Return the events given by a file; [] if time determines them."""
         name = getattr(self, "events", None)
-        return [] if name is None else read_events(name, num_workers)
+        return [] if name is None else read_events(name, num_workers, self.meets)
 
     @abstractmethod
     def place(self, team: Team) -> Any:
-        """Return the place that the programs of all workers of a team share: `Groups`, `Pairs` or `Slots`."""
+        """Return the place that the programs of all workers of a team share: `Groups`, `Pairs`, `Slots` or
+        `Server`."""
 
     @abstractmethod
     def program(self, i: int, team: Team) -> Iterator[Operation]:

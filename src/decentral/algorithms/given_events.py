@@ -15,14 +15,15 @@ from decentral.store.files import at_home
 
 if TYPE_CHECKING:
     from decentral.cluster.operations import Operation, Pairs
+    from decentral.network.asynchronous.protocol import Server
 
 _HEAD = ["time", "what", "worker", "partner"]
-_KINDS = ("begin", "update", "average")
 
 
 class Event(NamedTuple):
     """An event. begin: the worker begins a gradient at its current model; update: it applies that gradient; average:
-    the worker and its partner average. `time` is in gradients."""
+    the worker and its partner average; deliver: the worker delivers to the server; take: it takes the server's model;
+    outer: both. `time` is in gradients."""
 
     time: float
     what: str
@@ -30,8 +31,10 @@ class Event(NamedTuple):
     partner: int
 
 
-def read_events(name: str, num_workers: int) -> list[Event]:
-    """Read a CSV file with the header time,what,worker,partner. Raise ConfigError for impossible events."""
+def read_events(name: str, num_workers: int, meets: Sequence[str]) -> list[Event]:
+    """Read a CSV file with the header time,what,worker,partner. Raise ConfigError for impossible events.
+
+    `meets` are the events that involve others: average, or outer, deliver and take."""
     said = f"algo.events={name}"
     head, *lines = read_lines("algo.events", name) or [Line(said, [])]
     if head.cells != _HEAD or not lines:
@@ -46,11 +49,14 @@ def read_events(name: str, num_workers: int) -> list[Event]:
         )
         worker = line.integer(2, "worker", num_workers)
         partner = line.integer(3, "worker", num_workers) if what == "average" else worker
-        if what not in _KINDS or (what == "average") == (partner == worker):
-            raise ConfigError(f"{line.said} is not an event: use begin, update, or average with a partner.")
-        if what != "average" and begun[worker] == (what == "begin"):
+        if what not in ("begin", "update", *meets) or (what == "average") == (partner == worker):
+            further = "average with a partner" if meets == ("average",) else ", ".join(meets)
+            raise ConfigError(f"{line.said} is not an event: use begin, update, or {further}.")
+        if what in meets and what != "average" and begun[worker]:
+            raise ConfigError(f"{line.said}: worker {worker} must first apply its gradient.")
+        if what not in meets and begun[worker] == (what == "begin"):
             raise ConfigError(f"{line.said}: worker {worker} must begin exactly one gradient before each update.")
-        begun[worker] = begun[worker] if what == "average" else what == "begin"
+        begun[worker] = begun[worker] if what in meets else what == "begin"
         events.append(Event(time, what, worker, partner))
     return events
 
@@ -82,17 +88,18 @@ class GivenEvents:
         self,
         events: Sequence[Event],
         programs: Sequence[Iterator[Operation]],
-        pairs: Pairs,
+        place: Pairs | Server,
         bytes_per_row: int,
         rows: Any,
     ) -> None:
-        self.events, self.pairs, self.bytes_per_row, self.rows = events, pairs, bytes_per_row, rows
+        self.events, self.bytes_per_row, self.rows = events, bytes_per_row, rows
+        self.place: Any = place
         self._own = [filter(_is_own, program) for program in programs]
         self.drawn = [0] * len(programs)
         """Number of gradients that each worker has begun."""
         self.done = 0
         """Number of processed events."""
-        self._averaged = 0
+        self._sent = 0
 
     @property
     def now(self) -> float:
@@ -101,7 +108,7 @@ class GivenEvents:
 
     def sent_by_now(self) -> tuple[int, int]:
         """Return the number of bytes and messages sent."""
-        return 2 * self._averaged * self.bytes_per_row, 2 * self._averaged
+        return self._sent * self.bytes_per_row, self._sent
 
     def run(self, events: int) -> None:
         """Process events up to the given total number."""
@@ -127,8 +134,15 @@ class GivenEvents:
 
     def average(self, event: Event) -> None:
         """Average two workers atomically."""
-        self._averaged += 1
-        self.rows.call(self.pairs.average, event.worker, event.partner, event.time)
+        self._sent += 2
+        self.rows.call(self.place.average, event.worker, event.partner, event.time)
+
+    def server(self, event: Event) -> None:
+        """Let the worker deliver to the server, which is beside worker 0, take its model, or both."""
+        calls = {"deliver": [self.place.deliver], "take": [self.place.collect]}
+        for what in calls.get(event.what, [self.place.deliver, self.place.collect]):
+            self._sent += event.worker > 0
+            self.rows.call(what, event.worker)
 
     def _local(self, i: int, operation: Any, now: float) -> None:
         self.rows.local(i, operation.what, self.drawn[i] - 1, *((now,) if operation.timed else ()))
@@ -143,4 +157,5 @@ _CARRY_OUT: dict[str, Callable[[GivenEvents, Event], None]] = {
     "begin": GivenEvents.begin,
     "update": GivenEvents.update,
     "average": GivenEvents.average,
+    **dict.fromkeys(("outer", "deliver", "take"), GivenEvents.server),
 }

@@ -21,6 +21,7 @@ from decentral.network.traffic import WEIGHT_BYTES
 if TYPE_CHECKING:
     from decentral.cluster.groups import Groups
     from decentral.cluster.timeline import Timeline
+    from decentral.network.asynchronous.protocol import Server
 
 OnRow = Callable[..., object]
 """(state, row index of the worker, its gradient [P], its step) -> updates the worker's rows."""
@@ -394,6 +395,9 @@ class Host(Protocol):
 
     def average(self, i: int, pairs: Pairs, partner: int) -> None:
         """Begin to average with a partner, once the previous averaging is over."""
+
+    def outer(self, i: int, server: Server) -> None:
+        """Deliver worker i's change to the server, and take its model once it answers."""
 
 
 class RowExecutor(Protocol):

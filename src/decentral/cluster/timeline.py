@@ -281,6 +281,17 @@ class Timeline:
             self.spans.add(i, "compute", now, now + seconds)
         return now + seconds
 
+    def foretold(self, i: int, now: float, first: int, gradients: int) -> float:
+        """Return when worker i will have taken its gradients from number `first` on, if it begins now and goes on."""
+        for number in range(first, first + gradients):
+            seconds = self._block(number // _STEPS_AT_ONCE)[i][number % _STEPS_AT_ONCE]
+            now += seconds if self.costs.devices is None else seconds * self.costs.devices[i].slower(now)
+        return now
+
+    def remind(self, time: float, call: Callable[[float], object]) -> None:
+        """Schedule a call at a time, which does not prolong the run; at most one such call may be pending."""
+        heappush(self._heap, (time, -2, None, call))
+
     def at(self, time: float, call: Callable[[float], object]) -> None:
         """Schedule a call at a time, after all workers' operations then."""
         if time == self.now:

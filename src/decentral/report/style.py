@@ -73,6 +73,7 @@ _ALGORITHMS = {
     "eagersgd": ("#1B4F72", "h"),
     "adpsgd": ("#6A51A3", "8"),
     "a2cid2": ("#C51B8A", "H"),
+    "asyncdiloco": ("#B15928", "o"),
     "momentumtracking": ("#6A3D9A", "^"),
     "dadam": ("#1F78B4", "v"),
     "epidemiclearning": ("#33A02C", "o"),

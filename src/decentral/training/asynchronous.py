@@ -14,7 +14,7 @@ from decentral.cluster.links import Links
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import split_workers
 from decentral.training.ahead import AheadOracle
-from decentral.training.gradient_times import Sleep, mean_seconds, times_of_steps
+from decentral.training.gradient_times import Sleep, mean_seconds, mean_seconds_each, times_of_steps
 from decentral.training.method import schedule_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def open_asynchronous(
     config, described = run.config, isinstance(run.config.cluster, VirtualCluster)
     cluster = config.cluster if described else _EQUALLY_FAST
     times = times_of_steps(run, cluster, net, oracle.problem, x)
-    team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
+    team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times), mean_seconds_each(times))
     assert isinstance(oracle, AheadOracle)
     if not isinstance(net, LocalNetwork):
         from decentral.network.asynchronous.mailbox import Mailbox

@@ -22,7 +22,8 @@ from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.meeting import AllWorkers, Tickets
 from decentral.network.asynchronous.meeting import Pairs as RealPairs
 from decentral.network.asynchronous.messages import unnoted
-from decentral.network.asynchronous.protocol import is_fresh
+from decentral.network.asynchronous.protocol import Server, is_fresh
+from decentral.network.asynchronous.serving import Serving
 from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
 from decentral.topology.rounds import sides
 from decentral.training.stepper import Stepper
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from decentral.network.network import Network
     from decentral.training.oracle import GradientOracle, Sleep
 
-_GROUPS, _PAIRS, _TICKETS = 0, 2, 4  # kinds of messages, two for each
+_GROUPS, _PAIRS, _TICKETS, _SERVER = 0, 2, 4, 6  # kinds of messages, two for each
 _FINISHED = 1 << 62
 
 
@@ -80,6 +81,7 @@ class ThreadedStepper(Stepper):
         self._bound, self._over, self._quiet = 0, False, True
         self._groups: dict[Groups, WaitAvoidingGroups] = {}
         self._pairs: dict[Pairs, RealPairs] = {}
+        self._servers: dict[Server, Serving] = {}
         self._everyone = AllWorkers(mailbox)
         self._tickets = Tickets(mailbox, kind=_TICKETS)
         self._messages, self._bytes, self._waited_s = np.zeros(k), np.zeros(k), np.zeros(k)
@@ -121,7 +123,8 @@ class ThreadedStepper(Stepper):
         self._quiet = True
 
     def lateness(self) -> Lateness:
-        """Return the staleness of contributions to group sums, up to the last pause; waits are not recorded."""
+        """Return the staleness of contributions to group sums, or of arrivals at a server, up to the last pause; waits
+        are not recorded."""
         return Lateness(dict(sorted(self._ages.items())), [])
 
     @property
@@ -152,8 +155,8 @@ class ThreadedStepper(Stepper):
             self._gate.notify_all()
         self.mailbox.end(self._threads, "workers to end")
         if not self.mailbox.failure:
-            for groups in self._groups.values():
-                groups.close()
+            for meeting in self._meetings:
+                meeting.close()
             for pairs in self._pairs.values():
                 pairs.close()
             self._everyone.close()
@@ -241,7 +244,20 @@ class ThreadedStepper(Stepper):
             self._pairs[pairs].begin(i, partner, self.drawn[place])
         self._sent(place, 2, self.models[place].nbytes)  # there and back
 
+    def outer(self, i: int, server: Server) -> None:
+        """See `cluster.operations.Host`."""
+        place = self._place(i)
+        with self._noted(i, "outer", self.drawn[place]), self._waiting(i):
+            self._servers[server].exchange(i, place)
+        if i > 0:  # the server is beside worker 0
+            self._sent(place, 2, self.models[place].nbytes)
+
     # -- how -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _meetings(self) -> list[WaitAvoidingGroups | Serving]:
+        """Return the places that know the staleness of contributions."""
+        return [*self._groups.values(), *self._servers.values()]
 
     def _start(self) -> None:
         if self._threads:
@@ -270,6 +286,8 @@ class ThreadedStepper(Stepper):
             self._groups[place] = WaitAvoidingGroups(
                 self.mailbox, place, self.state.send, first=self.t, kind=_GROUPS, note=self._note
             )
+        elif isinstance(place, Server):
+            self._servers[place] = Serving(self.mailbox, place, self.state, _SERVER, self._note)
         else:
 
             def exchanged(i: int, sent: Tensor, received: Tensor) -> None:
@@ -328,8 +346,8 @@ class ThreadedStepper(Stepper):
     def _count(self) -> None:
         """Add up, at a pause, the messages and ages of all workers since the previous one."""
         own: Counter[int] = Counter()
-        for groups in self._groups.values():
-            own.update(groups.ages)
+        for meeting in self._meetings:
+            own.update(meeting.ages)
         counted = torch.zeros(len(self.net.workers), 3, dtype=torch.float64)
         counted[:, 0], counted[:, 1] = torch.from_numpy(self._messages), torch.from_numpy(self._bytes)
         counted[:, 2] = max(own, default=0)

@@ -77,6 +77,11 @@ def mean_seconds(times: GradientTimes) -> float:
     return float(times.seconds(0, _STEPS_AVERAGED).mean())
 
 
+def mean_seconds_each(times: GradientTimes) -> list[float]:
+    """Return the mean time of a gradient of each worker [n], from the first ones."""
+    return times.seconds(0, _STEPS_AVERAGED).mean(axis=0).tolist()
+
+
 class UnevenTimes(GradientTimes):
     """The gradient times of workers with different batch sizes, accumulated gradients and idle steps, in seconds by the
     step of the run.

@@ -33,6 +33,8 @@ class Operations:
     exchange   its communication thread carried out version `number`, with its row of version `contributed`
     mean       it waited for the mean of all
     asked      it waited until the averaging before was over, and began one with `partner`
+    outer      it waited for the server's model, after delivering its change
+    arrive     at_s: process 0 applied its change, as arrival `number` at the server
     pause      it waited until all processes went on, as at evaluations
     update, ask, answer, average
                at_s, partner: what happened to its row, see `network.asynchronous.meeting.Pairs`

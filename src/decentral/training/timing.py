@@ -17,7 +17,7 @@ from decentral.cluster.timeline import Lateness, Span, Spans, Timeline
 from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.training.clock import without_training
-from decentral.training.gradient_times import known_times, mean_seconds
+from decentral.training.gradient_times import known_times, mean_seconds, mean_seconds_each
 from decentral.training.method import schedule_of
 
 WORKERS_KEPT, STEPS_KEPT = 128, 40
@@ -86,7 +86,7 @@ def timed(
     dtype, num_parameters = precision.dtype, cluster.num_parameters or num_parameters
     first = min(first or num_steps, num_steps)
     if isinstance(config.algo, AsynchronousAlgorithm) and Kind.of(config).asynchronous:
-        team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times))
+        team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times), mean_seconds_each(times))
         schedule = schedule_of(config, num_steps)
         with _undisturbed():
             programs, costs = [config.algo.program(i, team) for i in range(n)], cluster.costs(n)

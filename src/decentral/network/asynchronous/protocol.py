@@ -1,4 +1,4 @@
-"""The rules of wait-avoiding groups, the same for real processes and for simulated time.
+"""The rules of wait-avoiding groups and of servers, the same for real processes and for simulated time.
 
 All groups run a version as soon as the first worker requests it; late workers contribute their send buffers (Li et al.,
 TPDS 2021, section 3).
@@ -6,11 +6,14 @@ TPDS 2021, section 3).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from decentral.topology.groups import GroupSchedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Sum = TypeVar("Sum")
 
@@ -85,3 +88,34 @@ def is_fresh(version: int, used: int, contributed: int) -> bool:
     """Return whether the sum of version `used` contains the row that the worker published as the requested version,
     not one that it `contributed` earlier or to a later version."""
     return contributed == version == used
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """A server with a common model, beside worker 0: what a worker delivers to it and takes from it.
+
+    change    (state, index of the worker) -> d [P], the change that the worker delivers
+    arrive    (state, d [P], version): one step of the server along a change of the model of this version
+    take      (state, index of the worker, model [P], version): lets the worker go on from the server's model
+    seen      (state, index of the worker) -> the version that the worker took last
+    now       state -> the server's model [P] and its version, the number of arrivals so far
+    steps     [n]: gradients of each worker between two deliveries
+    grace_s   the first arrival opens a window of this many seconds, at whose end all who arrived in it take the model;
+              0: each takes it at once
+    """
+
+    change: Callable[..., Tensor]
+    arrive: Callable[..., object]
+    take: Callable[..., object]
+    seen: Callable[..., int]
+    now: Callable[..., tuple[Tensor, int]]
+    steps: Sequence[int]
+    grace_s: float = 0.0
+
+    def deliver(self, s: Any, i: int) -> None:
+        """Let worker i deliver, where the server's rows and the worker's are in one state."""
+        self.arrive(s, self.change(s, i), self.seen(s, i))
+
+    def collect(self, s: Any, i: int) -> None:
+        """Let worker i take the model, likewise."""
+        self.take(s, i, *self.now(s))

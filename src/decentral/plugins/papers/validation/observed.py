@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from decentral.network.world import World
     from decentral.training.assemble import Run
 
-_WAITS = ("join", "mean", "asked")
+_WAITS = ("join", "mean", "asked", "outer")
 """Operations in which asynchronous workers wait."""
 
 

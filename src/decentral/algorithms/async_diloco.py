@@ -1,0 +1,224 @@
+"""Asynchronous DiLoCo."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
+from decentral.algorithms.diloco import outer_step
+from decentral.algorithms.features import Feature
+from decentral.cluster.server import Outer
+from decentral.errors import ConfigError
+from decentral.network.asynchronous.protocol import Server
+from decentral.settings import setting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Rows, Shared
+    from decentral.cluster.operations import Operation
+    from decentral.network.network import Network
+
+
+class Rule(Enum):
+    """The server's step for an arrival."""
+
+    delayed_nesterov = "delayed_nesterov"
+    buffered = "buffered"
+    weighted = "weighted"
+    heloco = "heloco"
+
+
+_EPS = 1e-8
+
+
+class StaleWeight(Enum):
+    """The weight of an arrival by its staleness."""
+
+    uniform = "uniform"
+    polynomial = "polynomial"
+
+
+@dataclass
+class AsyncDiLoCo(AsynchronousAlgorithm):
+    """Asynchronous DiLoCo: a server takes an outer step for each worker that finishes its local steps.
+
+        x_i <- x_i + u_i                                 H = `period_steps` times, without waiting for anyone; then
+        d = phi_i - x_i,  theta, m <- rule(theta, m, d)  for arrival k = 0, 1, ... at the server
+        x_i, phi_i <- theta
+
+    with e = `outer_lr`, b = `outer_momentum`, N = `arrivals`, c = `activation`, and `rule`:
+
+        delayed_nesterov   Delta <- Delta + d, and, when k + 1 is a multiple of N,
+                           m <- b m + Delta / N,  theta <- theta - e ((1 - c N + c) b m + d / N),  Delta <- 0;
+                           otherwise theta <- theta - e (c b m + d / N)
+        buffered           Delta <- Delta + d / N, and, when k + 1 is a multiple of N,
+                           m <- b m + Delta,  theta <- theta - e (Delta + b m),  Delta <- 0
+        weighted           d <- w d,  m <- b m + d,  theta <- theta - e (d + b m),  w = 1 / sqrt(n); with
+                           stale_weight=polynomial w = 1 / sqrt(n (1 + s)) for a change of s versions ago
+        heloco             d <- turned(d, m) / sqrt(n),  m <- b m + (1 - b) d,  theta <- theta - e (d + b m), where for
+                           each parameter, with cos the cosine between its d and m, r = |d| / (|d| + kappa |m|):
+                           cos >= c_ok: d; cos < 0: d - min(-k_s cos r, beta_max) cos |d| m / |m|; otherwise
+                           |d| v / |v|, v = (1 - l) d / |d| + l m / |m|, l = min(k_d (1 - cos) r, 1)
+
+    Liu et al., 2024 (arXiv:2401.09135): events and the next two rules from the authors' code, delayed Nesterov from
+    that of HALoS (Kim et al., ICML 2025); heloco: Al Asif et al., arXiv:2606.00271, from others' code. The papers'
+    texts were not checked. The staleness s of an arrival is the number of arrivals since its worker took theta. Fast
+    workers take more gradients; simultaneous arrivals are in worker order. Local optimizer buffers stay with their
+    workers and are never reset. The server is beside worker 0: any other worker sends a row per arrival and gets one
+    back. Evaluations test the workers' models, also amid their local steps; theta is in the state (`trace=state`). One
+    worker with N = 1 is `diloco`; so are equally fast workers with rule=buffered, N = n and grace_s > 0. Departure: H
+    defaults to 50. Topology: not used.
+
+    rule            delayed_nesterov, buffered, weighted or heloco
+    arrivals        N, the arrivals between two changes of the momentum; null: n
+    activation      c, from 0 to 1 / N: the share of the momentum that every arrival uses
+    stale_weight    polynomial: old changes count less (rule=weighted)
+    grace_s         seconds for which the server collects further arrivals after a first one, before it answers; in
+                    simulated time it answers at the last arrival in them, between processes after all workers have
+                    arrived or at the end, for which evaluations and checkpoints wait. 0: it answers at once
+    dynamic_steps   worker i takes max(1, floor(H v_i / max_j v_j)) steps instead of H, v_i its mean steps per second
+                    in `cluster=` (DyLU)
+    c_ok, k_s, k_d, beta_max, kappa    constants of rule=heloco, as above
+    events          CSV file of events, one per step, which replaces the clock: the header time,what,worker,partner
+                    and lines below it. begin: the worker begins a gradient; update: it applies the gradient; outer: it
+                    delivers to the server and takes theta, after any number of gradients; deliver, take: only one of
+                    both, as in a window of grace_s, which does not matter here
+    """
+
+    name: str = "async_diloco"
+    rule: Rule = Rule.delayed_nesterov
+    period_steps: int = setting(50, at_least=1)
+    outer_lr: float = setting(0.7, at_least=0)
+    outer_momentum: float = setting(0.9, at_least=0, below=1)
+    arrivals: int | None = setting(None, at_least=1)
+    activation: float = setting(0.0, at_least=0, at_most=1)
+    stale_weight: StaleWeight = StaleWeight.uniform
+    grace_s: float = setting(0.0, at_least=0, hint="seconds")
+    dynamic_steps: bool = False
+    c_ok: float = setting(0.2, at_least=-1, at_most=1)
+    k_s: float = setting(0.5, at_least=0)
+    k_d: float = setting(1.0, at_least=0)
+    beta_max: float = setting(0.5, at_least=0)
+    kappa: float = setting(3.0, at_least=0)
+    events: str | None = setting(None, content=True)
+    supports = AsynchronousAlgorithm.supports - {Feature.topology}
+    free_running: ClassVar[bool] = True
+    meets: ClassVar[tuple[str, ...]] = ("outer", "deliver", "take")
+
+    class State(NamedTuple):
+        """Models, what each worker took from the server, the server's rows in process 0, and the local optimizer."""
+
+        x: Rows  # [k, P]
+        phi: Rows  # [k, P]
+        seen: Rows  # [k]: the version of phi_i
+        version: Shared  # []: the number of arrivals
+        theta: Shared  # [1, P], and so are the next two
+        m: Shared
+        Delta: Shared
+        opt: Buffers
+
+    def check(self, num_workers: int, optim: Any) -> None:
+        """Raise ConfigError if c > 1 / N."""
+        N = self.arrivals or num_workers
+        if self.activation * N > 1:
+            raise ConfigError(
+                f"algo.activation={self.activation:g} exceeds 1 / algo.arrivals = 1 / {N}: use at most {1 / N:g}."
+            )
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """Return the models x [k, P] and a server at x_0, which no worker has reached."""
+        zero = x.new_zeros(1, x.shape[1])
+        seen = zero.new_zeros(len(x)).long()
+        return self.State(x, x.clone(), seen, seen.sum(), x[:1].clone(), zero, zero.clone(), self.local.init(x))
+
+    def place(self, team: Team) -> Server:
+        """Return the server."""
+        H, n = self.period_steps, team.num_workers
+        steps = [H] * n
+        if self.dynamic_steps:
+            fastest = min(team.each_s)
+            steps = [max(1, math.floor(round(H * fastest / seconds, 12))) for seconds in team.each_s]
+        arrive = partial(self.arrive, n)
+        return team.meeting_place(
+            lambda: Server(self.change, arrive, self.take, self.seen, self.now, steps, self.grace_s)
+        )
+
+    def program(self, i: int, team: Team) -> Iterator[Operation]:
+        """Yield H_i gradients and an exchange with the server, forever."""
+        server, gradient, update = self.place(team), Gradient(), Local(self.update)
+        outer = Outer(server)
+        while True:
+            for _ in range(server.steps[i]):
+                yield gradient
+                yield update
+            yield outer
+
+    def change(self, s: State, i: int) -> Tensor:
+        """Return d = phi_i - x_i."""
+        return s.phi[i] - s.x[i]
+
+    def take(self, s: State, i: int, theta: Tensor, version: int) -> None:
+        """Compute x_i, phi_i <- theta."""
+        s.x[i].copy_(theta)
+        s.phi[i].copy_(theta)
+        s.seen[i].fill_(version)
+
+    def seen(self, s: State, i: int) -> int:
+        """Return the version that worker i took last."""
+        return int(s.seen[i])
+
+    def now(self, s: State) -> tuple[Tensor, int]:
+        """Return theta [P] and its version."""
+        return s.theta[0], int(s.version)
+
+    def arrive(self, n: int, s: State, d: Tensor, seen: int) -> None:
+        """Take the server's step along d [P], the change of the model of version `seen`."""
+        (theta, k), m, Delta = self.now(s), s.m[0], s.Delta[0]
+        e, b, N = self.outer_lr, self.outer_momentum, self.arrivals or n
+        s.version.add_(1)
+        complete = (k + 1) % N == 0
+        if self.rule is Rule.weighted:
+            stale = 1 + k - seen if self.stale_weight is StaleWeight.polynomial else 1
+            outer_step(theta, m, d / math.sqrt(n * stale), e, b)
+        elif self.rule is Rule.heloco:
+            d = self.turned(d, m).div_(math.sqrt(n))
+            m.mul_(b).add_(d, alpha=1 - b)
+            theta.sub_(d.add_(m, alpha=b), alpha=e)
+        elif self.rule is Rule.buffered:
+            Delta.add_(d, alpha=1 / N)
+            if complete:
+                outer_step(theta, m, Delta, e, b)
+        else:
+            Delta.add_(d)
+            c = self.activation
+            if complete:
+                m.mul_(b).add_(Delta, alpha=1 / N)
+                c += 1 - c * N
+            theta.sub_(m, alpha=e * c * b).sub_(d, alpha=e / N)
+        if complete:
+            Delta.zero_()
+
+    def turned(self, d: Tensor, m: Tensor) -> Tensor:
+        """Return HeLoCo's correction of d [P], by parameter: less opposed to m, or turned towards it."""
+        d = d.clone()
+        for part in self.compressor.layout.slices:
+            x, y = d[part], m[part]
+            size, length = float(x.norm()), float(y.norm())
+            cos = float(x @ y) / max(size * length, _EPS**2)
+            if cos >= self.c_ok or min(size, length) < _EPS:
+                continue
+            trust = size / (size + self.kappa * length + _EPS)
+            if cos < 0:
+                x.sub_(y, alpha=min(-self.k_s * cos * trust, self.beta_max) * cos * size / length)
+                continue
+            share = min(self.k_d * (1 - cos) * trust, 1)
+            x.mul_((1 - share) / size).add_(y, alpha=share / length)
+            x.mul_(size / max(float(x.norm()), _EPS))
+        return d
