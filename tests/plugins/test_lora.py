@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-import decentral
-from decentral.cli.run import main
-from decentral.config.composition import compose
+from configure import configure
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
-from decentral.plugins.lora.adapters.lora import Lora, best_factors
-from decentral.store import RunStore
+from decentral.plugins.lora.adapters.lora import best_factors
 from decentral.store.models import load_models
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
-pytestmark = pytest.mark.usefixtures("undrawn")
 
-TEXT = ["task=text", "data=synthetic_text", "num_workers=3", "steps=3", "algo=dpsgd", "processes=1", "lr=0.05"]
+TEXT = ["task=text", "data=synthetic_text", "num_workers=4", "topology=ring", "algo=dpsgd", "steps=4", "lr=0.05"]
 CLASSES = "model=transformers:AutoModelForSequenceClassification"
-TINY = ["model.model_type=gpt2", "model.n_layer=2", "model.n_embd=32", "model.n_head=2"]
+TINY = ["model.model_type=gpt2", "model.n_layer=1", "model.n_embd=32", "model.n_head=2"]
 
 
 @pytest.fixture(scope="module")
@@ -36,26 +32,62 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(*words: str, folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Train, and return the stored models."""
-    assert main([*words, f"run_dir={folder}", "progress=false"]) == 0
-    return load_models(folder)
-
-
-def test_a_stored_model_trains_its_adapters_and_keeps_its_weights_once(folder, tmp_path):
-    words = [f"{CLASSES}.from_pretrained", f"model.path={folder}", "model.lora={rank:4,average:product}", *TEXT]
-    models = run(*words, folder=tmp_path / "run")
-    stored = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
-    for name, value in stored.items():
-        same = [model.get(name.replace("c_attn.", "c_attn.base_layer.")) for model in models.values()]
+def test_a_stored_model_trains_its_adapters_and_head_and_keeps_its_weights_once(start, folder, tmp_path):
+    words = [
+        f"{CLASSES}.from_pretrained",
+        f"model.path={folder}",
+        "model.lora={rank:4,average:product}",
+        "precision=fp64",
+    ]
+    words += [*TEXT, *(f"model.{part}_pdrop=0" for part in ("attn", "embd", "resid"))]
+    done = start(*words)
+    models = load_models(done.directory)
+    for name, value in transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict().items():
         if name != "lm_head.weight":
-            assert all(torch.equal(each, value) for each in same)
-            assert len({each.data_ptr() for each in same}) == 1
+            each = [model[name.replace("c_attn.", "c_attn.base_layer.")] for model in models.values()]
+            assert torch.equal(each[0], value.double()) and len({id(tensor) for tensor in each}) == 1
     apart = [name for name, value in models["worker0"].items() if not torch.equal(value, models["worker1"][name])]
-    assert {name.rpartition("c_attn.")[2] for name in apart} == {
-        "lora_A.default.weight", "lora_B.default.weight", "score.weight"
-    }  # fmt: skip
-    assert RunStore.peek(tmp_path / "run")["status"] == "done"
+    layers = [f"transformer.h.{h}.attn.c_attn.lora_{side}.default.weight" for h in (0, 1) for side in "AB"]
+    assert sorted(apart) == ["score.weight", *layers]
+    for A, B in (layers[:2], layers[2:]):
+        adapters = [np.stack([models[f"worker{i}"][name].double() for i in range(4)]) for name in (B, A)]
+        for name, factor in zip((B, A), numpy_factors(*adapters), strict=True):
+            np.testing.assert_allclose(models["averaged"][name], factor, atol=1e-9)
+    assert start(*words, interrupt_at=2, directory="broken").status == "interrupted"
+    assert start(*words, directory="broken").rows == done.rows
+    apart = load_models(start(*words, processes=2, directory="two").directory)["averaged"]
+    for name, value in models["averaged"].items():
+        np.testing.assert_allclose(apart[name], value, atol=1e-9)
+    shutil.copytree(folder, tmp_path / "copied")
+    assert run_id(configure(*words)) == run_id(configure(*words, f"model.path={tmp_path / 'copied'}"))
+
+
+def test_models_of_transformers_take_tokens_and_give_logits(start, tmp_path):
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 300)
+    language = ["task=language", "data=textfile", f"data.path={tmp_path / 'text.txt'}", "partition=iid", "steps=4"]
+    language += ["num_workers=2", "topology=complete", "model=transformers:AutoModelForCausalLM.from_config"]
+    averaged = load_models(start(*language, *TINY, "model.lora={targets:[c_attn,c_proj]}").directory)["averaged"]
+    assert averaged["transformer.h.0.mlp.c_proj.lora_A.default.weight"].shape == (8, 128)
+    every = load_models(start(*TEXT, f"{CLASSES}.from_config", *TINY, directory="all").directory)
+    assert not torch.equal(every["worker0"]["transformer.wte.weight"], every["worker1"]["transformer.wte.weight"])
+
+
+def test_what_does_not_fit_is_refused_by_name(start, monkeypatch):
+    for words, message in (
+        (["model.model_type=gtp2"], "model.model_type=gtp2 is no kind of model .* Did you mean 'gpt2'"),
+        ([*TINY, "model.n_layr=2"], "model.n_layr is no setting of model.model_type=gpt2. Did you mean 'n_layer'"),
+        ([*TINY, "model.lora={rank:0}"], r"model.lora.rank=0 is out of range; use a number >= 1"),
+        ([*TINY, "model.lora={average:mean}"], "model.lora.average=mean does not exist. .* factors, product"),
+        (
+            [*TINY, "model.lora={targets:[q_proj]}"],
+            r"model.lora.targets=\['q_proj'\]: .*q_proj.* use layers of c_attn, ",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            start(*TEXT, f"{CLASSES}.from_config", *words)
+    monkeypatch.setattr("decentral.host.machine.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"model.lora needs the package 'peft': pip install 'decentral\[lora\]'"):
+        start(*TEXT, f"{CLASSES}.from_config", *TINY, "model.lora={}")
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------
@@ -66,7 +98,7 @@ def numpy_factors(B: np.ndarray, A: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     M = np.mean([b @ a for b, a in zip(B, A, strict=True)], axis=0)
     U, S, Vt = np.linalg.svd(M, full_matrices=False)
     r = B.shape[2]
-    U, S, Vt = U[:, :r], np.where(S > 1e-12 * S[0], S, 0)[:r], Vt[:r]
+    U, S, Vt = U[:, :r], np.where(1e-12 * S.max() < S, S, 0)[:r], Vt[:r]
     sign = np.sign(U[np.abs(U).argmax(axis=0), np.arange(len(S))])
     return U * sign * np.sqrt(S), (Vt.T * sign * np.sqrt(S)).T
 
