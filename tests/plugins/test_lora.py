@@ -14,11 +14,13 @@ from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.plugins.lora.adapters.lora import best_factors
 from decentral.store.models import load_models
+from test_documents import script
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-TEXT = ["task=text", "data=synthetic_text", "num_workers=4", "topology=ring", "algo=dpsgd", "steps=4", "lr=0.05"]
+TEXT = ["task=text", "data=synthetic_text", "data.num_test=40", "num_workers=4", "topology=ring", "algo=dpsgd"]
+TEXT += ["steps=4", "batch_size=8", "lr=0.05", "evaluation.every_epochs=100"]
 CLASSES = "model=transformers:AutoModelForSequenceClassification"
 TINY = ["model.model_type=gpt2", "model.n_layer=1", "model.n_embd=32", "model.n_head=2"]
 
@@ -32,16 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_stored_model_trains_its_adapters_and_head_and_keeps_its_weights_once(start, folder, tmp_path):
-    words = [
-        f"{CLASSES}.from_pretrained",
-        f"model.path={folder}",
-        "model.lora={rank:4,average:product}",
-        "precision=fp64",
-    ]
-    words += [*TEXT, *(f"model.{part}_pdrop=0" for part in ("attn", "embd", "resid"))]
-    done = start(*words)
-    models = load_models(done.directory)
+@pytest.fixture
+def words(folder: Path) -> list[str]:
+    """A run of adapters of the stored model, without dropout."""
+    words = [*TEXT, f"{CLASSES}.from_pretrained", f"model.path={folder}", "model.lora={rank:4,average:product}"]
+    return [*words, "precision=fp64", *(f"model.{part}_pdrop=0" for part in ("attn", "embd", "resid"))]
+
+
+def test_a_stored_model_trains_its_adapters_and_head_and_keeps_its_weights_once(start, folder, words, tmp_path):
+    models = load_models(start(*words).directory)
     for name, value in transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict().items():
         if name != "lm_head.weight":
             each = [model[name.replace("c_attn.", "c_attn.base_layer.")] for model in models.values()]
@@ -53,13 +54,18 @@ def test_a_stored_model_trains_its_adapters_and_head_and_keeps_its_weights_once(
         adapters = [np.stack([models[f"worker{i}"][name].double() for i in range(4)]) for name in (B, A)]
         for name, factor in zip((B, A), numpy_factors(*adapters), strict=True):
             np.testing.assert_allclose(models["averaged"][name], factor, atol=1e-9)
-    assert start(*words, interrupt_at=2, directory="broken").status == "interrupted"
-    assert start(*words, directory="broken").rows == done.rows
-    apart = load_models(start(*words, processes=2, directory="two").directory)["averaged"]
-    for name, value in models["averaged"].items():
-        np.testing.assert_allclose(apart[name], value, atol=1e-9)
     shutil.copytree(folder, tmp_path / "copied")
     assert run_id(configure(*words)) == run_id(configure(*words, f"model.path={tmp_path / 'copied'}"))
+
+
+@pytest.mark.slow
+def test_adapters_are_the_same_after_an_interruption_and_in_two_processes(start, words):
+    done = start(*words)
+    assert start(*words, interrupt_at=2, directory="broken").status == "interrupted"
+    assert start(*words, directory="broken").rows == done.rows
+    one, two = (load_models(run.directory)["averaged"] for run in (done, start(*words, processes=2, directory="two")))
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, atol=1e-9)
 
 
 def test_models_of_transformers_take_tokens_and_give_logits(start, tmp_path):
@@ -94,13 +100,10 @@ def test_what_does_not_fit_is_refused_by_name(start, monkeypatch):
 
 
 def numpy_factors(B: np.ndarray, A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """docs: the averaged adapter of `average: product`."""
-    M = np.mean([b @ a for b, a in zip(B, A, strict=True)], axis=0)
-    U, S, Vt = np.linalg.svd(M, full_matrices=False)
-    r = B.shape[2]
-    U, S, Vt = U[:, :r], np.where(1e-12 * S.max() < S, S, 0)[:r], Vt[:r]
-    sign = np.sign(U[np.abs(U).argmax(axis=0), np.arange(len(S))])
-    return U * sign * np.sqrt(S), (Vt.T * sign * np.sqrt(S)).T
+    """Carry out the lines of docs/own_components.md."""
+    names = {"np": np, "A": A, "B": B, "r": B.shape[2]}
+    exec(script("product", "docs/own_components.md"), names)
+    return names["B_mean"], names["A_mean"]
 
 
 def test_the_averaged_product_is_the_best_of_its_rank():
