@@ -80,8 +80,8 @@ def test_models_of_transformers_take_tokens_and_give_logits(start, tmp_path):
 
 def test_what_does_not_fit_is_refused_by_name(start, monkeypatch):
     for words, message in (
-        (["model.model_type=gtp2"], "model.model_type=gtp2 is no kind of model .* Did you mean 'gpt2'"),
-        ([*TINY, "model.n_layr=2"], "model.n_layr is no setting of model.model_type=gpt2. Did you mean 'n_layer'"),
+        (["model.model_type=gtp2"], "model.model_type=gtp2 does not exist in .* Did you mean 'gpt2'"),
+        ([*TINY, "model.n_layr=2"], "model.n_layr does not exist with model.model_type=gpt2. Did you mean 'n_layer'"),
         ([*TINY, "model.lora={rank:0}"], r"model.lora.rank=0 is out of range; use a number >= 1"),
         ([*TINY, "model.lora={average:mean}"], "model.lora.average=mean does not exist. .* factors, product"),
         (

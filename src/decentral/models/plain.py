@@ -12,6 +12,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.models.adapters import Adapter
 from decentral.models.model import Model
 from decentral.registry import blame, components
+from decentral.registry.find import described
 from decentral.registry.signature import Plain, call, component_from, further
 from decentral.store.files import at_home
 
@@ -82,7 +83,10 @@ class PlainModel(Plain, Model):
 
 class LibraryModel(PlainModel):
     """A model of the library transformers, by `from_pretrained` or `from_config` of a class. Further settings are those
-    of its configuration."""
+    of its configuration.
+
+    path   folder of a stored model, or its name on the hub
+    """
 
     takes_any: ClassVar[bool] = True
     path: str
@@ -106,25 +110,28 @@ def config_of(data: Examples, model_type: str = "", **settings: Any) -> Any:
 
     if model_type not in CONFIG_MAPPING:
         known = suggest(model_type, CONFIG_MAPPING) if model_type else " Set it, as in model.model_type=gpt2."
-        raise ConfigError(f"model.model_type={model_type} is no kind of model of the library transformers.{known}")
+        raise ConfigError(f"model.model_type={model_type} does not exist in the library transformers.{known}")
     usual = CONFIG_MAPPING[model_type]()
     for key in settings:
         if not hasattr(usual, key):
-            raise ConfigError(f"model.{key} is no setting of model.model_type={model_type}.{suggest(key, vars(usual))}")
+            raise ConfigError(
+                f"model.{key} does not exist with model.model_type={model_type}.{suggest(key, vars(usual))}"
+            )
     tokens = {"vocab_size": data.vocabulary} if isinstance(data, TokenData) else {}
     return CONFIG_MAPPING[model_type](**tokens | {"bos_token_id": None, "eos_token_id": None} | settings)
 
 
 def plain(name: str, target: Callable[..., Any]) -> type:
     """Return the model of this name that calls a class or function."""
-    own: list[Any] = [
-        (key, cls | None, field(default=None, metadata={"older": None}))  # type: ignore[operator]
-        for key, cls in components("models.adapters").items()
-    ]
+    known: dict[str, Any] = components("models.adapters")
+    own: list[Any] = [(key, cls | None, field(default=None, metadata={"older": None})) for key, cls in known.items()]
+    text = {"__doc__": "\n".join(f"{key}  {described(cls)}" for key, cls in known.items())}
     base: type = PlainModel
     given = GIVEN
     if name.startswith("transformers:") and name.endswith((".from_pretrained", ".from_config")):
         base, given = LibraryModel, (*GIVEN, "config", "pretrained_model_name_or_path")
         if name.endswith("pretrained"):
             own.append(("path", str, field(metadata={"content": "or name"})))
-    return component_from("models", name, target, make_dataclass("Own", own, bases=(base,), kw_only=True), given)
+    return component_from(
+        "models", name, target, make_dataclass("Own", own, bases=(base,), namespace=text, kw_only=True), given
+    )
