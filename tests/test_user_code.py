@@ -21,7 +21,7 @@ from conftest import Result
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.gradients.passes.worker_models import seed_draws
+from decentral.gradients.passes.worker_models import WorkerModels, seed_draws
 from decentral.network.world import World
 from decentral.partition.partition import IID
 from decentral.script.given import GivenData
@@ -250,6 +250,23 @@ def test_data_are_what_getitem_returns(entry: DataEntry, tmp_path: Path) -> None
 def _linear() -> nn.Module:
     torch.manual_seed(1)
     return nn.Linear(6, CLASSES)
+
+
+def test_workers_share_frozen_weights_until_one_is_written() -> None:
+    net = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, CLASSES))
+    models, initial = WorkerModels(net, 3, torch.device("cpu")), net[0].weight.clone()
+    weights = [module.get_parameter("0.weight") for module in models.modules]
+    address: Any = torch._C._data_address  # type: ignore[attr-defined]
+    assert len({address(weight) for weight in weights}) == 1
+    before = models.state()
+    weights[1].data.mul_(2)
+    models.for_tests(1)
+    after = copy.deepcopy(models.state())
+    assert [state["tensors"]["0.weight"] is None for state in after] == [True, False, True]
+    assert torch.equal(weights[0], initial) and torch.equal(weights[1], 2 * initial)
+    for states, factor in ((before, 1), (after, 2)):
+        models.load_state(states)
+        assert torch.equal(weights[1], factor * initial)
 
 
 def test_a_frozen_part_in_half_precision_stays_as_it_is(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bench.harness import Effort, Findings, Steps, Table, Target, benchmark, environment
 from bench.steps import VGG11
@@ -18,10 +18,11 @@ from bench.steps import VGG11
 _STATUS = Path("/proc/self/status")  # getrusage would count the parent's memory, too
 
 
-@benchmark(
-    "peak memory beyond the rows of state and gradient, n workers / one worker",
-    missing=lambda: "" if _STATUS.exists() else f"it reads {_STATUS}, which only Linux has",
-)
+def _no_status() -> str:
+    return "" if _STATUS.exists() else f"it reads {_STATUS}, which only Linux has"
+
+
+@benchmark("peak memory beyond the rows of state and gradient, n workers / one worker", missing=_no_status)
 def memory(effort: Effort) -> Findings:
     """Every run in a process of its own: the largest resident set while it trains, less that before it began."""
     vgg11 = [setting for setting in VGG11 if not setting.startswith("num_workers=")]
@@ -52,6 +53,42 @@ def memory(effort: Effort) -> Findings:
     ]
     table = Table("Peak memory of a run in one process", columns, [*large, *small])
     return Findings([table], [Target(what, last["ratio"], at_most=1.5)], notes)
+
+
+class Adapted(nn.Module):
+    """Three frozen matrices of 1,826 x 1,826 numbers, 10 million in all, each with a trained product of rank 4."""
+
+    def __init__(self, in_features: int, num_classes: int, width: int = 1826, rank: int = 4) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(in_features, width), nn.Linear(width, num_classes)
+        self.frozen = nn.ModuleList(nn.Linear(width, width, bias=False).requires_grad_(False) for _ in range(3))
+        self.A = nn.ParameterList(0.01 * torch.randn(rank, width) for _ in self.frozen)
+        self.B = nn.ParameterList(torch.zeros(width, rank) for _ in self.frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, ...] -> [B, num_classes]."""
+        x = self.first(x.flatten(1))
+        for layer, A, B in zip(self.frozen, self.A, self.B, strict=True):
+            x = torch.relu(layer(x) + x @ A.T @ B.T)
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+@benchmark("peak memory of adapters on 10 million frozen numbers, n workers / one worker", missing=_no_status)
+def frozen(effort: Effort) -> Findings:
+    """Every run in a process of its own, as in `memory`."""
+    settings = ["model=bench.memory:Adapted", "batch_size=16"]
+    rows = [
+        peak_row("3 x 1826^2 frozen, rank 4", "loop", n, settings) for n in ((1, 4) if effort.quick else (1, 4, 16))
+    ]
+    for row in rows:
+        row["ratio"] = row["peak_mb"] / rows[0]["peak_mb"]
+    columns = {"num_workers": "n", "parameters": "P", "rows_mb": "rows (MB)", "peak_mb": "peak (MB)"}
+    table = Table("Peak memory with frozen weights", columns | {"ratio": "over that of n = 1"}, rows)
+    what = f"peak memory with 10 million frozen numbers, n = {rows[-1]['num_workers']} / n = 1"
+    notes = [
+        "Only trained parameters are rows. Frozen ones are stored once per process, until a forward pass writes them."
+    ]
+    return Findings([table], [Target(what, rows[-1]["ratio"], at_most=2.0)], notes)
 
 
 def peak_row(model: str, execution: str, num_workers: int, settings: list[str]) -> dict[str, Any]:

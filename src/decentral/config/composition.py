@@ -21,6 +21,7 @@ from decentral.config.overrides import (
     explain,
     options,
     parsed_override,
+    placed,
     places,
     read_choice,
     read_experiment,
@@ -130,8 +131,9 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
     values = deepcopy(known[key])
     for one in parsed:
         if one.key_or_group not in CHOICES and not _is_left_out(one, values):
-            check_setting(one.key_or_group, values)
-            OmegaConf.update(values, one.key_or_group, one.value(), merge=True)
+            place = placed(one.key_or_group, values)
+            check_setting(place, values)
+            OmegaConf.update(values, place, one.value(), merge=True)
     return values
 
 

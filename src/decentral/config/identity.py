@@ -163,7 +163,8 @@ def _value_identity(f: dataclasses.Field[Any], value: Any) -> Any:
     """Return the identity of a field's value: for a path, the file's bytes, or names and bytes of all files below."""
     if dataclasses.is_dataclass(value):
         return component_identity(value)
-    if not (f.metadata.get("content") and value):
+    content = f.metadata.get("content")
+    if not (content and value) or (content == "or name" and not at_home(value).exists()):
         return plain(value)
     path = at_home(value)
     if path.is_dir():

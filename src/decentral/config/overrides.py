@@ -374,6 +374,16 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
     return f"{source} is invalid: {reason[0].lower()}{reason[1:]}{hint}."
 
 
+def placed(key: str, values: Any) -> str:
+    """Return the full key of a setting: a component that takes any has those that it does not declare in its
+    dictionary."""
+    group, _, name = key.partition(".")
+    cls: Any = group in GROUPS and name and component(GROUPS[group], str(values[group].name))
+    if not getattr(cls, "takes_any", False) or name.partition(".")[0] in cls.__dataclass_fields__:
+        return key
+    return f"{group}.{further(cls.plain_target)}.{name}"
+
+
 def check_setting(key: str, values: Any, source: str = "") -> None:
     """Raise ConfigError, starting with `source`, if the chosen components do not have the setting `key`."""
     head, *parts = key.split(".")

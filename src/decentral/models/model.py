@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.data.dataset import DataDescription, ImageData, LabelledTokens, NextTokens
@@ -12,7 +13,9 @@ from decentral.registry import components
 from decentral.settings import Settings
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    from decentral.compression.rows import RowLayout
 
 
 class Model(Settings, ABC, where="model"):
@@ -42,6 +45,10 @@ class Model(Settings, ABC, where="model"):
         `processes=auto` uses it to decide whether a run is long enough for several processes.
         """
         return math.inf
+
+    def averaged(self, mean: Tensor, layout: RowLayout, rows: Callable[[slice], Tensor]) -> Tensor:
+        """Return the averaged model [P] for the mean [P] of models, of which `rows` returns columns: see `Adapter`."""
+        return mean
 
     @abstractmethod
     def build(self, data: Any) -> nn.Module:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import field, make_dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.data.dataset import DataDescription, LabelledData
+from decentral.data.dataset import DataDescription, LabelledData, LabelledTokens, NextTokens, TokenData
+from decentral.errors import ConfigError, suggest
+from decentral.models.adapters import Adapter
 from decentral.models.model import Model
-from decentral.registry import blame
+from decentral.registry import blame, components
+from decentral.registry.find import described
 from decentral.registry.signature import Plain, call, component_from, further
+from decentral.store.files import at_home
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
-GIVEN = ("num_classes", "in_channels", "in_features", "input_shape")
+    from decentral.compression.rows import RowLayout
+
+Examples = LabelledData | LabelledTokens | NextTokens
+GIVEN: tuple[str, ...] = ("num_classes", "in_channels", "in_features", "input_shape", "vocabulary")
 """Parameters that the data determine: the number of classes, the first number of the shape, their product, the
-shape."""
+shape; of texts, the number of tokens."""
 
 
 class PlainModel(Plain, Model):
@@ -24,34 +32,106 @@ class PlainModel(Plain, Model):
 
     takes: ClassVar[type[DataDescription]] = LabelledData
 
-    def build(self, data: LabelledData) -> nn.Module:
-        """Return a copy of the class's object, after a trial on two examples of zeros. Raises ConfigError if that
-        fails.
+    def check(self, data: DataDescription) -> None:
+        """Raise a `ConfigError` if the data are neither labeled examples nor texts."""
+        if not isinstance(data, TokenData):
+            super().check(data)
+
+    def build(self, data: Examples) -> nn.Module:
+        """Return a copy of the class's object, after a trial on two examples of zeros (tokens: ones). Raises
+        ConfigError if that fails.
 
         Its numbers keep their precision. It is in train mode, except for parts that were not.
         """
-        return self.tried(self.made(data), data)
+        module = self.made(data)
+        for adapter in self._adapters():
+            module = adapter.adapt(module, not isinstance(data, NextTokens))
+        return self.tried(module, data)
 
-    def made(self, data: LabelledData) -> Any:
+    def made(self, data: Examples) -> Any:
         """Create an object of the class."""
-        given = (data.num_classes, data.shape[0] if data.shape else 1, prod(data.shape), data.shape)
-        known = dict(zip(("num_classes", "in_chans"), given, strict=False)) if self._of_timm() else {}
+        if isinstance(data, TokenData):
+            given = {"num_classes": getattr(data, "num_classes", data.vocabulary), "vocabulary": data.vocabulary}
+        else:
+            shape = data.shape[0] if data.shape else 1, prod(data.shape), data.shape
+            given = dict(zip(GIVEN, (data.num_classes, *shape), strict=False))
+        known = dict(zip(("num_classes", "in_chans"), given.values(), strict=False)) if self._of_timm() else {}
         known |= self.settings()
         with blame.named(f"model={self.name} cannot be built"):
-            return call(self.target(), dict(zip(GIVEN, given, strict=True)), **known)
+            return call(self.target(), given, **known)
+
+    def averaged(self, mean: Tensor, layout: RowLayout, rows: Callable[[slice], Tensor]) -> Tensor:
+        """See `Model`."""
+        for adapter in self._adapters():
+            mean = adapter.averaged(mean, layout, rows)
+        return mean
+
+    def _adapters(self) -> list[Adapter]:
+        return [value for value in vars(self).values() if isinstance(value, Adapter)]
 
     def _of_timm(self) -> bool:
         """Return whether it is a function of timm: all of these take the parameters by name, but do not declare
         them."""
         return getattr(self, "plain_module", "").partition(".")[0] == "timm" and bool(further(self.target()))
 
-    def tried(self, original: Any, data: LabelledData) -> nn.Module:
+    def tried(self, original: Any, data: Examples) -> nn.Module:
         """Return a copy of the created module, as `build` does."""
         from decentral.models.layers.foreign import tried
 
         return tried(self, original, data)
 
 
+class LibraryModel(PlainModel):
+    """A model of the library transformers, by `from_pretrained` or `from_config` of a class. Further settings are those
+    of its configuration.
+
+    path   folder of a stored model, or its name on the hub
+    """
+
+    takes_any: ClassVar[bool] = True
+    path: str
+
+    def made(self, data: Examples) -> Any:
+        """Create the model for these classes or tokens."""
+        classes = {"num_labels": data.num_classes} if hasattr(data, "num_classes") else {}
+        settings: dict[str, Any] = classes | self.settings()
+        with blame.named(f"model={self.name} cannot be built"):
+            if hasattr(self, "path"):
+                return self.target()(str(at_home(self.path)), **settings)
+            return self.target()(config_of(data, **settings))
+
+
+def config_of(data: Examples, model_type: str = "", **settings: Any) -> Any:
+    """Return the configuration of a kind of model of the library transformers, for the tokens of the data.
+
+    Raises ConfigError if there is no such kind, or if it has no such setting.
+    """
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        known = suggest(model_type, CONFIG_MAPPING) if model_type else " Set it, as in model.model_type=gpt2."
+        raise ConfigError(f"model.model_type={model_type} does not exist in the library transformers.{known}")
+    usual = CONFIG_MAPPING[model_type]()
+    for key in settings:
+        if not hasattr(usual, key):
+            raise ConfigError(
+                f"model.{key} does not exist with model.model_type={model_type}.{suggest(key, vars(usual))}"
+            )
+    tokens = {"vocab_size": data.vocabulary} if isinstance(data, TokenData) else {}
+    return CONFIG_MAPPING[model_type](**tokens | {"bos_token_id": None, "eos_token_id": None} | settings)
+
+
 def plain(name: str, target: Callable[..., Any]) -> type:
     """Return the model of this name that calls a class or function."""
-    return component_from("models", name, target, PlainModel, GIVEN)
+    known: dict[str, Any] = components("models.adapters")
+    own: list[Any] = [(key, cls | None, field(default=None, metadata={"older": None})) for key, cls in known.items()]
+    text = {"__doc__": "\n".join(f"{key}  {described(cls)}" for key, cls in known.items())}
+    base: type = PlainModel
+    given = GIVEN
+    if name.startswith("transformers:") and name.endswith((".from_pretrained", ".from_config")):
+        base, given = LibraryModel, (*GIVEN, "config", "pretrained_model_name_or_path")
+        if name.endswith("pretrained"):
+            own.append(("path", str, field(metadata={"content": "or name"})))
+    return component_from(
+        "models", name, target, make_dataclass("Own", own, bases=(base,), namespace=text, kw_only=True), given
+    )

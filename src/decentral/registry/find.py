@@ -30,6 +30,7 @@ CONTRACTS = {
     "environments": "environments.environment.Environment",
     "partition": "partition.partition.Partition",
     "models": "models.model.Model",
+    "models.adapters": "models.adapters.Adapter",
     "optim": "optim.optimizer.Optimizer",
     "lr_schedules": "lr_schedules.schedule.LearningRateSchedule",
     "compression": "compression.compressor.Compressor",

@@ -136,10 +136,12 @@ def function(key: str, name: str) -> Callable[..., Any]:
     """The class or function `module:Name` that a setting names. Raises ConfigError if there is no such thing."""
     module, _, attribute = name.partition(":")
     where = f"{key}={name}"
-    if not all(part.isidentifier() for part in [*module.split("."), attribute]):
+    if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
         raise ConfigError(f"{where} cannot be read: write module:Name, as in {key}=mymodule:MyName.")
     found = _imported(module, where)
-    target = getattr(found, attribute, None)
+    target = found
+    for part in attribute.split("."):  # a class method, too
+        target = getattr(target, part, None)
     if not callable(target):
         known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
         hint = suggest(attribute, known) if known else ""

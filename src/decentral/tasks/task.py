@@ -379,6 +379,11 @@ class Problem(ABC):
         """Return the parameter layout of a model x [P]; by default one vector."""
         return RowLayout.flat(len(x))
 
+    def averaged(self, mean: Tensor, x: Tensor, net: Network, members: Tensor | None = None) -> Tensor:
+        """Return the averaged model [P] of all workers, or of members [n], bool, with this mean of the models x [k, P];
+        by default the mean. All processes call this."""
+        return mean
+
     def average_states(self, net: Network, members: Sequence[int] | None = None) -> None:
         """Give the averaged model the averages of the `model_states` of all workers, or of `members`. All processes
         call this before `average_statistics` and `model_tensors` of the averaged model."""

@@ -190,7 +190,7 @@ class Keeper:
 def _models(r: Run, workers: range | list[int]) -> dict[str, dict[str, Any]]:
     """Gather the models of these workers and the averaged one, by name, on the leader. All processes call this."""
     x, net, world = r.stepper.models, r.net, r.world
-    averaged = net.average(x)
+    averaged = r.problem.averaged(net.average(x), x, net)
     if world.size == 1 and x.device.type == "cpu":
         rows = x if len(workers) == net.n else x[list(workers)]
     else:

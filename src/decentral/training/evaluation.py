@@ -165,9 +165,10 @@ def evaluate(
         own = problem.worker_statistics(x, None, local).double()
         sets.append((own, lambda one: problem.average_statistics(one, 0, 1, local)))
     averages = []
-    for one, members in zip((mean, *theirs), (None, *some.values()), strict=True):
+    for middle, members in zip((mean, *theirs), (None, *some.values()), strict=True):
+        model = problem.averaged(middle, x, net, members)
         problem.average_states(net, None if members is None else members.nonzero().flatten().tolist())
-        averages.append([_in_first_row(tested(one), own) for own, tested in sets])
+        averages.append([_in_first_row(tested(model), own) for own, tested in sets])
     scores = []  # of each worker's model, of the averaged one, and of those of groups
     for (own, _), *found in zip(sets, *averages, strict=True):
         scores += [own, *found]

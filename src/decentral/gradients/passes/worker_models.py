@@ -33,10 +33,12 @@ def state_of(module: nn.Module) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if value}
 
 
-def put_state(module: nn.Module, entry: Mapping[str, Any], first: Mapping[str, Tensor]) -> None:
-    """Restore a result of `state_of`. Tensors that are in the memory of the `first` ones stay there."""
+def put_state(
+    module: nn.Module, entry: Mapping[str, Any], first: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
+) -> None:
+    """Restore a result of `WorkerModels.state`. Tensors that are in the memory of the `first` ones stay there."""
     for name, value in {**dict.fromkeys(_buffers_of(module)), **entry.get("tensors", {})}.items():
-        _put_tensor(module, name, value, first.get(name))
+        _put_tensor(module, name, frozen.get(name) if value is None else value, first.get(name))
     for name, value in entry.get("extra", {}).items():
         module.get_submodule(name).set_extra_state(unpacked(value))
 
@@ -63,10 +65,9 @@ def _put_tensor(module: nn.Module, name: str, value: Tensor | None, first: Tenso
     now = owner._parameters[leaf] if leaf in owner._parameters else owner._buffers.get(leaf)
     if now is None or value is None:
         owner._buffers[leaf] = None if value is None else value.clone()
-    elif (
-        first is not None and _alike(now, value) and now.layout == torch.strided and now.data_ptr() == first.data_ptr()
-    ):
-        now.detach().copy_(value)
+    elif first is not None and _alike(now, value) and now.layout == torch.strided and _in_one_memory(now, first):
+        if not _in_one_memory(now, value):
+            now.detach().copy_(value)
     elif leaf in owner._parameters:
         now.data = value.to(now.device, copy=True)
     else:
@@ -111,8 +112,23 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))
 
 
+def shared(tensor: Tensor) -> Tensor:
+    """Return the tensor in the same memory until either of the two is written, and then in its own (copy on write)."""
+    try:
+        return torch._lazy_clone(tensor.detach())
+    except RuntimeError:  # memory that torch has not allocated, such as NumPy's
+        return tensor.detach().clone()
+
+
+def _in_one_memory(one: Tensor, other: Tensor) -> bool:
+    """Return whether two dense tensors begin at the same address; unlike `data_ptr`, this is no write."""
+    address = cast("Any", torch._C)._data_address
+    return bool(address(one) == address(other))
+
+
 def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return `copy.deepcopy` of a module, of which parameters keep their hooks and attributes.
+    """Return `copy.deepcopy` of a module, of which parameters keep their hooks and attributes, and frozen ones stay in
+    one memory until they are written.
 
     Tensors that were computed, such as the weight of a pruned layer, are cut from their graphs, except views of leaves:
     they would not follow the copy's.
@@ -123,6 +139,9 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
             memo[id(value)] = cast("Any", type(value))(device=value.device, dtype=value.dtype)
         elif isinstance(value, Tensor) and not value.is_leaf and (value._base is None or not value._base.is_leaf):
             memo[id(value)] = value.detach().clone()
+    for parameter in module.parameters():
+        if type(parameter) is nn.Parameter and not parameter.requires_grad:
+            memo[id(parameter)] = nn.Parameter(shared(parameter), requires_grad=False)
     result = copy.deepcopy(module, memo)
     for theirs, parameter in zip(module.parameters(), result.parameters(), strict=True):
         vars(parameter).update(copy.deepcopy(vars(theirs), memo))
@@ -144,8 +163,9 @@ _KNOWN = ("torch", "torchvision", "decentral")
 class WorkerModels:
     """k copies of a module whose trained parameters alias the rows of x [k, P].
 
-    Nothing is packed. All other state is private to each copy: buffers (batch-norm statistics), parameters with
-    requires_grad=False. The order of the coordinates is that of `module.parameters()`.
+    Nothing is packed. Parameters with requires_grad=False take memory once, unless a forward pass writes them. All
+    other state is private to each copy, such as buffers (batch-norm statistics). The order of the coordinates is that
+    of `module.parameters()`.
     """
 
     def __init__(self, template: nn.Module, num_workers: int, device: torch.device) -> None:
@@ -154,6 +174,12 @@ class WorkerModels:
         self.shapes = [p.shape for _, p in trained]
         self.num_parameters = sum(shape.numel() for shape in self.shapes)
         self.device = device
+        for parameter in template.parameters():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(device)
+        named = template.named_parameters(remove_duplicate=False)
+        self.frozen = {name: shared(p) for name, p in named if type(p) is nn.Parameter and not p.requires_grad}
+        """Initial frozen parameters, by all of their names."""
         self.modules = []
         for _ in range(num_workers):  # trained parameters take no memory until they are bound
             memo: dict[int, Any] = {id(p): nn.Parameter(_placeholder(p.shape, p.dtype, device)) for _, p in trained}
@@ -241,15 +267,25 @@ class WorkerModels:
         return not (self.foreign or state_of(self.modules[0]))
 
     def state(self) -> list[dict[str, Any]]:
-        """Return the state of each module besides its trained parameters, see `state_of`. Raises as `check` does."""
+        """Return the state of each module besides its trained parameters, see `state_of`: frozen parameters are None as
+        long as they have their initial values. Raises as `check` does."""
         self.check()
-        return [state_of(module) for module in self.modules]
+        states = [state_of(module) for module in self.modules]
+        for tensors in (state["tensors"] for state in states if self.frozen):
+            tensors.update({name: None for name in self.frozen if self.is_initial(name, tensors[name])})
+        return states
+
+    def is_initial(self, name: str, value: Any) -> bool:
+        """Return whether this is a frozen parameter with its initial value."""
+        return name in self.frozen and (
+            _in_one_memory(self.frozen[name], value) or same(self.frozen[name], value.detach())
+        )
 
     def load_state(self, entries: Sequence[dict[str, Any] | None]) -> None:
         """Restore the result of `state`; None: unchanged."""
         for module, entry, first in zip(self.modules, entries, self._first, strict=True):
             if entry is not None:
-                put_state(module, entry, first)
+                put_state(module, entry, first, self.frozen)
 
 
 def flat(module: nn.Module) -> Tensor:

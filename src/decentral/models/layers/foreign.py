@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from decentral.data.dataset import PADDING, LabelledTokens, NextTokens, TokenData
 from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import copied
 from decentral.gradients.precision import cast
@@ -17,14 +18,15 @@ from decentral.registry import blame
 from decentral.store.models import packed
 
 if TYPE_CHECKING:
-    from decentral.data.dataset import LabelledData
-    from decentral.models.plain import PlainModel
+    from decentral.models.plain import Examples, PlainModel
 
 
-def tried(model: PlainModel, original: Any, data: LabelledData) -> nn.Module:
+def tried(model: PlainModel, original: Any, data: Examples) -> nn.Module:
     """Return a copy of the created module, as `PlainModel.build` does, after a trial on two examples of zeros."""
     check(original, model.name)
     module = copied(original).cpu()
+    if any(cls.__module__.startswith("transformers.") for cls in type(module).__mro__):
+        _take_logits(module, data)
     kept = [part for part in module.modules() if module.training and not part.training]
     module.train()
     for part in kept:
@@ -42,36 +44,64 @@ def tried(model: PlainModel, original: Any, data: LabelledData) -> nn.Module:
     return module
 
 
-def _try(model: PlainModel, module: nn.Module, data: LabelledData, original: nn.Module) -> None:
-    shape = " x ".join(map(str, data.shape))
+def _take_logits(module: Any, data: Examples) -> None:
+    """Let a model of the library transformers take tokens, and return its logits."""
+    if isinstance(data, TokenData):
+        masked = isinstance(data, LabelledTokens)  # otherwise padding is behind all that count
+        module.config.pad_token_id, module.config.use_cache = PADDING, False
+        module.register_forward_pre_hook(_masked_inputs if masked else _inputs, with_kwargs=True)
+    module.register_forward_hook(_logits)
+
+
+def _inputs(module: nn.Module, inputs: tuple[Tensor], settings: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+    return (), {**settings, "input_ids": inputs[0]}
+
+
+def _masked_inputs(
+    module: nn.Module, inputs: tuple[Tensor], settings: dict[str, Any]
+) -> tuple[tuple[()], dict[str, Any]]:
+    return (), {**settings, "input_ids": inputs[0], "attention_mask": (inputs[0] != PADDING).long()}
+
+
+def _logits(module: nn.Module, inputs: object, outputs: Any) -> Any:
+    return getattr(outputs, "logits", outputs)
+
+
+def _try(model: PlainModel, module: nn.Module, data: Examples, original: nn.Module) -> None:
+    is_text = isinstance(data, TokenData)
+    inputs = torch.full(data.batch_shape(2), int(is_text), dtype=torch.int64 if is_text else torch.float32)
+    classes = data.vocabulary if isinstance(data, NextTokens) else data.num_classes
+    expected = [*(inputs.shape if isinstance(data, NextTokens) else [2]), classes]
+    shape = " x ".join(map(str, inputs.shape[1:]))
     with evaluating(module):
         try:
             with torch.no_grad():
-                logits = module(torch.zeros(2, *data.shape, dtype=torch.float32))
+                logits = module(inputs.clone())
         except Exception as error:
             where = blame.place(error)
             place = f" ({where})" if where else ""
-            hint = "; images need a channel, as in x.unsqueeze(1)" if len(data.shape) == 2 else ""
+            hint = "; images need a channel, as in x.unsqueeze(1)" if inputs.dim() == 3 and not is_text else ""
             raise ConfigError(
                 f"model={model.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}{hint}."
             ) from error
         found = list(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
-        if not isinstance(found, list) or len(found) != 2 or found[0] != 2 or found[1] < data.num_classes:
+        if not isinstance(found, list) or found[:-1] != expected[:-1] or found[-1] < classes:
+            parameter, what = ("num_classes", "classes") if hasattr(data, "num_classes") else ("vocabulary", "tokens")
             way = (
-                f"labels start from 0, but the smallest here is {data.first_class}"
-                if data.first_class
-                else "let it take a parameter num_classes, which receives the number of classes of the data"
+                f"labels start from 0, but the smallest here is {first}"
+                if (first := getattr(data, "first_class", 0))
+                else f"let it take a parameter {parameter}, which receives the number of {what} of the data"
             )
             raise ConfigError(
-                f"model={model.name} must return [2, {data.num_classes}] for two examples, one number for each of the "
-                f"{data.num_classes} classes, but it returns {found}: {way}."
+                f"model={model.name} must return {expected} for two examples, one number for each of the {classes} "
+                f"{what}, but it returns {found}: {way}."
             )
-        if found[1] > data.num_classes:
+        if found[-1] > classes:
             vars(model)["notes"] = (
-                f"model={model.name} has {found[1]} outputs, but the labels are 0 to {data.num_classes - 1}",
+                f"model={model.name} has {found[-1]} outputs, but the labels are 0 to {classes - 1}",
             )
         with torch.enable_grad():
-            leaves = _leaves(module(torch.zeros(2, *data.shape, dtype=torch.float32)))
+            leaves = _leaves(module(inputs.clone()))
     if leaves & set(original.parameters()):
         raise ConfigError(
             f"model={model.name} uses parameters of the original module even in a copy, but every worker trains a "

@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +110,18 @@ class AveragedModel:
         self.models.load_state([dict(state)])
         storage, state_dict = x.untyped_storage().data_ptr(), module.state_dict()
         for name, value in state_dict.items():
-            if isinstance(value, Tensor):
+            if self.models.is_initial(name, value):
+                state_dict[name] = self._frozen[name]
+            elif isinstance(value, Tensor):
                 is_view = value.device.type == "cpu" and value.untyped_storage().data_ptr() == storage
                 state_dict[name] = value.detach() if is_view else value.detach().to("cpu", copy=True)
         self.models.release()
         return dict(state_dict)
+
+    @cached_property
+    def _frozen(self) -> dict[str, Tensor]:
+        """Return the initial frozen parameters on the CPU: all stored models share them."""
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self.models.frozen.items()}
 
     def begun_with(self, tensors: Mapping[str, Any], num_parameters: int) -> tuple[Tensor, dict[str, Any]]:
         """Return the parameters [P] and the state of a `state_dict`. Raises ConfigError if it belongs to another
@@ -138,7 +146,8 @@ def note(module: nn.Module, examples: str) -> tuple[str, ...]:
     said, recomputed = [], statistics_of(module).keys()
     if has_batch_statistics(module):
         said.append(f"batch-norm statistics recomputed on {examples}")
-    others = {name: tensor for name, tensor in tensors_of(module).items() if name not in recomputed}
+    frozen = dict(module.named_parameters(remove_duplicate=False))
+    others = {name: t for name, t in tensors_of(module).items() if name not in recomputed and name not in frozen}
     averaged = [name for name, tensor in others.items() if is_averaged(module, name, tensor)]
     for names, whence in ((averaged, "averaged over the workers"), (others.keys() - averaged, "taken from worker 0")):
         some = sorted(names)

@@ -364,6 +364,15 @@ class Supervised(Problem):
         """See `Problem.load_state`."""
         self.models.load_state(state)
 
+    def averaged(self, mean: Tensor, x: Tensor, net: Network, members: Tensor | None = None) -> Tensor:
+        """Return what the model makes of the mean: see `Model.averaged`."""
+
+        def rows(columns: slice) -> Tensor:
+            each = net.gather(x[:, columns].contiguous())
+            return each if members is None else each[members]
+
+        return self.config.model.averaged(mean, self.layout(mean), rows)  # type: ignore[no-any-return]
+
     def average_states(self, net: Network, members: Sequence[int] | None = None) -> None:
         """See `Problem.average_states`."""
         if members is None:

@@ -1,0 +1,1 @@
+"""Low-rank adapters of given modules by the library peft (`model.lora=`)."""
