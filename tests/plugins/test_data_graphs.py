@@ -12,11 +12,11 @@ import pytest
 from configure import configure
 from decentral.cli.run import main
 from decentral.errors import ConfigError
-from decentral.plugins.data_graphs.shares import class_error
 from decentral.plugins.data_graphs.topology.d_cliques import Between, DCliques, joined, swap
 from decentral.plugins.data_graphs.topology.optimized import Objective, Optimized
 from decentral.plugins.data_graphs.topology.stl_fw import STLFW, permutation, stl_fw
 from decentral.store.metrics import read_metrics
+from decentral.topology.facts import class_error
 from decentral.topology.graph import is_connected
 
 Pi = np.random.default_rng(0).dirichlet(np.full(10, 0.3), 16)

@@ -184,3 +184,9 @@ def told(rounds: Rounds) -> str:
     exact = rounds_to_consensus(rounds)
     agree = "never exact" if exact is None else f"exact after {exact} {'round' if exact == 1 else 'rounds'}"
     return f"{agree}, spectral gap {spectral_gap(rounds):.3g}, {messages_per_round(rounds):.4g} messages a round"
+
+
+def class_error(W: np.ndarray, Pi: np.ndarray, lam: float) -> float:
+    """Return f(W) = (||W Pi - J Pi||_F^2 + lam ||W - J||_F^2) / n, J = 1 1^T / n."""
+    n = len(W)
+    return float((np.square(W @ Pi - Pi.mean(0)).sum() + lam * np.square(W - 1 / n).sum()) / n)

@@ -66,9 +66,3 @@ def _read(shares: str) -> np.ndarray:
     except (OSError, ValueError) as error:
         raise ConfigError(f"topology.shares={shares} cannot be read: {error}.") from error
     raise ConfigError(f"topology.shares={shares} needs a row for each worker with its counts of each class, [n, C].")
-
-
-def class_error(W: np.ndarray, Pi: np.ndarray, lam: float) -> float:
-    """Return f(W) = (||W Pi - J Pi||_F^2 + lam ||W - J||_F^2) / n, J = 1 1^T / n."""
-    n = len(W)
-    return float((np.square(W @ Pi - Pi.mean(0)).sum() + lam * np.square(W - 1 / n).sum()) / n)

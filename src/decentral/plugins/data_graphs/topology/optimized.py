@@ -9,10 +9,10 @@ import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.host.machine import require
-from decentral.plugins.data_graphs.shares import SeesClasses, class_error
+from decentral.plugins.data_graphs.shares import SeesClasses
 from decentral.registry import components
 from decentral.settings import setting
-from decentral.topology.facts import second_largest_eigenvalue_modulus
+from decentral.topology.facts import class_error, second_largest_eigenvalue_modulus
 from decentral.topology.graph import Graph, is_undirected
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds

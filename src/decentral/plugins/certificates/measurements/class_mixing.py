@@ -10,7 +10,7 @@ import numpy as np
 
 from decentral.measurements.values import Labels, Meaning, Value
 from decentral.plugins.certificates.measurements.theory import Theory
-from decentral.plugins.data_graphs.shares import class_error
+from decentral.topology.facts import class_error
 
 ERROR = "class error"
 
