@@ -317,7 +317,7 @@ def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path,
 
 def test_a_saved_study_draws_the_runs_and_the_figure_of_the_sweep(capsys):
     words = ["algo=dpsgd,gradient_tracking", "task=quadratics", "topology=ring", "num_workers=4", "steps=20"]
-    shown = ["--x", "bytes", "--log", "--panels", "objective suboptimality,consensus distance"]
+    shown = ["--x", "bytes", "--log", "--panels", "suboptimality,distance to optimum"]
     assert command(capsys, *words, *shown, "progress=false", "--save-study", "mine")[0] == 0
     told = said(capsys, study, "mine")
     assert "all 2 jobs were done before" in told and not Path("results/own/runs").exists()

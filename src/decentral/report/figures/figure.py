@@ -329,7 +329,7 @@ def band(figure: StudyFigure, lines: Sequence[Line]) -> str:
     banded = [line for line in lines if line.low is not None and line.high is not None]
     if not banded or figure.spread not in _SPREADS:
         return ""
-    cut = ", not below the lowest" if figure.spread != "range" and any(map(_is_cut, banded)) else ""
+    cut = ", cut off at the lowest value" if figure.spread != "range" and any(map(_is_cut, banded)) else ""
     return f"band: {_SPREADS[figure.spread].format(center=figure.center)} {_counted(banded)}{cut}"
 
 
