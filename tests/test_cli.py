@@ -325,7 +325,7 @@ REFUSED = [
     # names
     ("algo=relysgd", "algo=relysgd", "'relaysgd'"),
     ("topolgy=dbt", "topolgy", "'topology'"),
-    ("+foo=1", "foo", "The nearest are"),
+    ("+foo=1", "foo", "--help lists all settings"),
     ("algo.fil=own", "algo=relaysgd", "'algo.fill'"),
     ("data.path=x", "data=digits", "no setting 'path'"),
     ("network.drop=1", "network", "drop_probability"),
@@ -357,9 +357,9 @@ REFUSED = [
     ("--help algo.fil", "algo.fil", "Did you mean 'algo.fill'?"),
     ("--help personalised", "no such setting or choice", "'evaluation.split'? decentral-run --help lists everything."),
     ("--help optimiser", "optimiser", "Did you mean 'optim'? decentral-run --help lists everything."),
-    ("--help zzzz", "zzzz", "no such setting or choice. The nearest are", "decentral-run --help lists everything."),
+    ("--help zzzz", "zzzz", "no such setting or choice. decentral-run --help lists all settings."),
     ("personalize=true", "'personalize'", "Did you mean 'evaluation.split'?"),
-    ("qqq=1", "'qqq'", "The nearest are", "decentral-run --help lists everything."),
+    ("qqq=1", "'qqq'", "decentral-run --help lists all settings."),
     # the form of the command line
     ("algo relaysgd", "'algo'", "algo=..."),
     ("lr =0.1", "'lr'", "without spaces"),

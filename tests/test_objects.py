@@ -494,3 +494,12 @@ def test_objects_are_checked_as_names_are(tmp_path: Path, monkeypatch: pytest.Mo
     assert capsys.readouterr().out == told.replace("topology=chain", "topology=graph")
     inner = dataclass(type("Inner", (type(chosen),), {"__module__": "__main__"}))
     assert (decentral.check(inner, num_workers=3).verdict == "not tested").sum() == 4
+
+
+def test_a_pair_of_tensors_is_a_data_set_and_another_start_is_explained(tmp_path: Path) -> None:
+    x, y = torch.randn(40, 3), torch.arange(40) % 2
+    settings = {"num_workers": 2, "steps": 2, "batch_size": 4, "progress": False, "results_dir": tmp_path, "name": "a"}
+    given = [decentral.train(nn.Linear(3, 2), (x, y), (x, y), **settings)]
+    assert len(given[0].test_data) == 40
+    with pytest.raises(ConfigError, match=r"torch.manual_seed before the model is built"):
+        decentral.train(nn.Linear(3, 2), TensorDataset(x, y), (x, y), **settings)

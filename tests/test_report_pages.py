@@ -291,7 +291,7 @@ def test_what_is_drawn_unless_asked_is_one_small_png_and_what_is_older_is_named(
     made = make(directory)
     assert [path.name for path in made.figures] == ["course.png"]
     assert made.remarks == [
-        "course.svg, course.pdf: as an earlier report drew them; figures.format=[png,svg,pdf] draws every format."
+        "course.svg, course.pdf are of an earlier report; figures.format=[png,svg,pdf] draws every format."
     ]
     with Image.open(directory / "course.png") as picture:
         assert picture.mode == "P" and picture.info["dpi"] == pytest.approx((150, 150), abs=0.1)

@@ -180,6 +180,8 @@ def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
     assert re.search(r"^flaky +\d", said(capsys, report, *shlex.split(again)), re.M)
     present = [*shlex.split(again), "--where", "availability=persistent", "--worker", "present mean"]
     assert "(present workers), by" in said(capsys, report, *present)
+    drawn = [*shlex.split(again), "--worker", "present worst", "--x", "bytes"]
+    assert re.search(r"^none +\d", said(capsys, report, *drawn), re.M)
     assert "no setting 'shar'" in command(capsys, "availability=flaky", "availability.shar=null", "steps=4")[2]
     path = Path("study/s1.yaml")
     path.write_text(path.read_text().replace("report:\n", "report:\n  caption: A new caption.\n"))
@@ -317,7 +319,7 @@ def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path,
 
 def test_a_saved_study_draws_the_runs_and_the_figure_of_the_sweep(capsys):
     words = ["algo=dpsgd,gradient_tracking", "task=quadratics", "topology=ring", "num_workers=4", "steps=20"]
-    shown = ["--x", "bytes", "--log", "--panels", "objective suboptimality,consensus distance"]
+    shown = ["--x", "bytes", "--log", "--panels", "suboptimality,distance to optimum"]
     assert command(capsys, *words, *shown, "progress=false", "--save-study", "mine")[0] == 0
     told = said(capsys, study, "mine")
     assert "all 2 jobs were done before" in told and not Path("results/own/runs").exists()
@@ -368,6 +370,7 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
     shown = out[first.start() :].partition("\n\n")[0]
     for again, words in (
         (report, [str(folder)]),
+        (report, [str(folder), "--x", "bytes", "--log"]),
         (study, ["mine", "results_dir=results"]),
     ):
         with suppress(SystemExit):

@@ -6,13 +6,14 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from decentral.cli.command import Options, check_writable, guarded, table_options
 from decentral.cli.study import OWN_RESULTS, PUBLISHED_RESULTS, chosen_studies, refresh
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import KEYS as FIGURES
 from decentral.report.figures.figure import output
-from decentral.store.files import at_home, check_name, stored_table
+from decentral.store.files import at_home, check_name, stored_table, write_json
 from decentral.study import SCALES, catalogue
 from decentral.study.collect import read_facts
 from decentral.terminal.console import say
@@ -26,7 +27,7 @@ decentral-report runs --rows KEY,... [--columns KEY] [--best KEY] [--over KEY] [
 The first form makes the tables, figures and verdicts of all studies with results (or of those named), and the pages:
 results_dir/README.md, the scoreboard, and a README.md for each paper. It starts no runs; use decentral-study. As there,
 results_dir defaults to results/own, which git ignores; results has the published results. A FOLDER, such as
-results/tables/NAME, is that of one table: its tables and figures are made again and printed.
+results/tables/NAME, is that of one table: its tables and figures are made again and printed, also with --x and --log.
 
 Figures for a paper: decentral-report relaysum_fig2 figures.title=false figures.width=column figures.format=pdf
 
@@ -89,14 +90,24 @@ def _carry_out_command(arguments: list[str]) -> int:
     given = [*table_options(options), *["name"] * bool(options.name), *["where"] * bool(options.where)]
     if names == ["runs"]:
         _tabulate(options, settings)
+    elif names and all((at_home(name) / "study.json").is_file() for name in names) and {*given} <= {"x", "log"}:
+        for name in names:
+            _draw_over(at_home(name), table_options(options))
+            _finish(at_home(name), settings, options.html)
     elif given:
         raise ConfigError(f"--{given[0]} needs a table of runs: decentral-report runs --rows KEY.")
-    elif names and all((at_home(name) / "study.json").is_file() for name in names):
-        for name in names:
-            _finish(at_home(name), settings, options.html)
     else:
         _carry_out(names, settings, options.html, options.config_dir)
     return 0
+
+
+def _draw_over(directory: Path, given: dict[str, Any]) -> None:
+    """Store the axes that `--x` and `--log` give to the curves of a folder with study.json."""
+    facts, axes = read_facts(directory), {{"log": "logy"}.get(key, key): value for key, value in given.items()}
+    for figure in facts["report"].get("figures", []) if axes else ():
+        figure |= axes if figure["kind"] == "curves" else {}
+    if axes:
+        write_json(directory / "study.json", facts)
 
 
 def _finish(directory: Path, settings: dict[str, str], html: bool) -> None:

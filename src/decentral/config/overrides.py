@@ -300,7 +300,7 @@ def places() -> dict[str, list[str]]:
 
 def meant(key: str) -> str:
     """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelled or
-    shortened, or by the words that explain another one; else the nearest names, and how all are listed."""
+    shortened, or by the words that explain another one; else how all are listed."""
     known, name = places(), key.rpartition(".")[2]
     part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
     longer = [one for one in known if part.search(one)]
@@ -310,8 +310,9 @@ def meant(key: str) -> str:
     meant = meant or get_close_matches(name, (*_KEYS, "experiment"), n=1, cutoff=0.6)
     if meant:
         return f" Did you mean {' or '.join(map(repr, meant))}?"
-    one, two, three = (known[near][0] for near in get_close_matches(name, known, n=3, cutoff=0.0))
-    return f" The nearest are '{one}', '{two}' and '{three}'; decentral-run --help lists everything."
+    if key.startswith("figures."):
+        return " It belongs to decentral-report, as in decentral-report FOLDER figures.title=false."
+    return " decentral-run --help lists all settings."
 
 
 def _explained_with(name: str) -> list[str]:

@@ -154,7 +154,10 @@ class ToTarget(Listing):
             missed = f"not within {self.budget_s:.3g} s" if axis == "simulated_s" else "-"
             return "diverged" if entry.diverged == entry.runs else missed
         size, unit = style.byte_unit(entry.mean) if axis == "bytes_sent" else (1.0, "")
-        text = " ± ".join(f"{one / size:.4g}" for one in (entry.mean, entry.std) if one is not None)
+        text = f"{entry.mean / size:.4g}"
+        if entry.std:
+            digits = max(0, 1 - math.floor(math.log10(entry.std / size)))  # two of the spread
+            text = f"{entry.mean / size:.{digits}f} ± {entry.std / size:.{digits}f}"
         lost = f" ({len(entry.values)} of {entry.runs} runs)" if entry.lost else ""
         return f"{text} {unit}".strip() + lost
 

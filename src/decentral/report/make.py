@@ -102,7 +102,7 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
     earlier = [directory / f"{name}.{suffix}" for name in captions for suffix in FORMATS[1:]]
     if kept := [path.name for path in earlier if path not in files and path.exists()]:
         remarks.append(
-            f"{', '.join(kept)}: as an earlier report drew {'it' if len(kept) == 1 else 'them'}; "
+            f"{', '.join(kept)} {'is' if len(kept) == 1 else 'are'} of an earlier report; "
             f"figures.format=[{','.join(FORMATS)}] draws every format."
         )
     if figures:

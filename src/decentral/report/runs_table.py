@@ -209,7 +209,7 @@ def collect_runs(
         for run in judged[judged["chosen"]].to_dict("records"):
             labels = {label: run[label] for label in layout.labels}
             for measure in run["panels"] or [run["measure"]]:
-                curve = measure.curves(run["directory"], [layout.worker], labels, run["seed"])
+                curve = measure.curves(run["directory"], [measure.worker], labels, run["seed"])
                 if not curve:
                     words = f"{measure.split} {measure.metric}"
                     raise ConfigError(
@@ -254,10 +254,13 @@ def _runs_frame(
         key = asked or next(iter(known), None)
         if key is None or key not in known:
             continue
-        measure = Measure(*key, worker=layout.worker)
+        worker = layout.worker
+        if settings.get("availability") == "none":  # all workers are present
+            worker = worker.removeprefix("present ")
+        measure = Measure(*key, worker=worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
         about |= chosen.get(path.name, {})
-        about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
+        about["panels"] = [Measure(*each, worker=worker) for each in shown if each in known]
         values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
         rows += [about | value._asdict() | {"lr": about.get("lr"), "rate": math.nan} for value in values]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from decentral.config.schema import Config
 from decentral.data.dataset import ImageData, LabelledData
@@ -101,6 +102,10 @@ class GivenData(Given, PlainData):
             number = None if share in (None, "null") else float(str(share).strip("'\""))
         except ValueError:
             raise ConfigError(f"data.test_share={share} is not a number: use one between 0 and 1.") from None
+        train, test = (
+            TensorDataset(*one) if isinstance(one, tuple) and len(one) == 2 and all(map(torch.is_tensor, one)) else one
+            for one in (train, test)
+        )
         found = cls(test_share=number)
         both = (train, test) if number is None or test is not None else train
         vars(found)["plain_target"] = lambda: both

@@ -95,10 +95,10 @@ def train(
     model         a torch.nn.Module, from which all workers start; a class or function that creates one (called with the
                   run's seed, and with num_classes=, in_channels= or in_features= if it has such parameters); or the
                   name of a built-in model, such as "cnn"
-    train_data    a map-style data set of pairs (tensor, label), which is split over the workers by `alpha`; or the name
-    test_data     of a built-in one, such as "digits", which has its own test data; None with data={"test_share": 0.2},
-                  a fifth of the training examples for testing; and for a task without data, as in
-                  decentral.train("policy_mlp", None, task="rl", env="CartPole-v1")
+    train_data    a map-style data set of pairs (tensor, label), or a pair of tensors (X, Y), which is split over the
+    test_data     workers by `alpha`; or the name of a built-in one, such as "digits", which has its own test data; None
+                  with data={"test_share": 0.2}, a fifth of the training examples for testing; and for a task without
+                  data, as in decentral.train("policy_mlp", None, task="rl", env="CartPole-v1")
     settings      as on the command line of `decentral-run`, those of a component as a dictionary, as in
                   evaluation={"examples": 500}; texts are literal, including commas, quotes, and ${...}. A component may
                   be an object instead of a name: your own class, an object of it, or a function, as in algo=MyMethod or
@@ -266,6 +266,8 @@ def _claim(run: Prepared) -> None:
         raise ConfigError(
             f"name={config.name} has a run with {word}={_word(then.get(key))}, not {word}={_word(now.get(key))}: use "
             "another name, or rerun=True to replace that run."
+            + " Call torch.manual_seed before the model is built to start from equal weights."
+            * (word == "initial_weights")
         )
     if is_leader():
         RunStore.forget(directory, run.id, dump(config))

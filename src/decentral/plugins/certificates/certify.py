@@ -193,11 +193,11 @@ def method_of(config: Config) -> Method:
 
 def facts_text(facts: Mapping[str, float]) -> str:
     """Return the facts in words."""
-    moved, counted, common = facts["mean"], f"yes, {facts['counted']:.6g} times", facts["common"]
+    moved, counted, common = facts["mean"], f"yes, with weight {facts['counted']:.6g}", facts["common"]
     if not facts["settles"]:
         counted = "does not settle: a mode without gradients never decays"
     elif math.isnan(facts["counted"]):
-        counted = f"no, {facts['lowest']:.4g} to {facts['highest']:.4g} times"
+        counted = f"no, with weights from {facts['lowest']:.4g} to {facts['highest']:.4g}"
     answers = {
         "the mean of the models moves by the mean of the updates": (
             "exactly" if moved <= TOLERANCE else f"no, off by up to {moved:.3g} of a gradient"
@@ -223,13 +223,13 @@ def text(terms: Terms, table: DataFrame) -> str:
         )
     if "bias" in table:
         nearest = stable.loc[stable.bias.idxmin()]
-        ends = f"within {nearest.bias:.3g} zeta of the optimum at best, at lr={nearest.lr:.4g}"
+        ends = f"{nearest.bias:.3g} zeta away from the optimum at lr={nearest.lr:.4g}, elsewhere further"
         ends = "at the optimum, also with heterogeneity" if stable.bias.max() <= _ROUNDING else ends
         sentences.append(f"On quadratics, the workers end {ends}.")
     if "upper" in table:
         best = table.loc[table.upper.idxmin()]
         sentences.append(
-            f"After {terms.steps} steps, the worst error is {best.upper:.4g} at best, at lr={best.lr:.4g}."
+            f"After {terms.steps} steps, lr={best.lr:.4g} has the smallest bound on the worst error: {best.upper:.4g}."
         )
     return "\n".join(sentences)
 

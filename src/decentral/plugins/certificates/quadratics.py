@@ -1,4 +1,4 @@
-"""Facts of a traced method, and its exact rate, bias and noise on quadratics f_i(x) = h_i / 2 (x - b_i)^2."""
+"""Facts of a traced method, and its asymptotic rate, bias and noise on quadratics f_i(x) = h_i / 2 (x - b_i)^2."""
 
 from __future__ import annotations
 

@@ -41,6 +41,8 @@ _MARKERS_PER_LINE = 8
 _MOST_TICKS = 10
 _HIDDEN = 0.012
 """Distance below which lines are indistinguishable, relative to the panel's height."""
+_SHORT = 0.2
+"""Covered part of a line below which the legend does not explain it."""
 _LEAST_GAP = 0.05
 """Between labels, as a part of the axis."""
 _MOST_LINES = 50
@@ -103,7 +105,7 @@ class LineFigure(StudyFigure):
         seen = {panel: _seen([line for line in lines if line.panel == panel], self) for panel in panels}
         covers = {panel: _covers(here, self) for panel, here in seen.items()}
         told = notes(self, results, lines, output, rings(theirs))
-        if any(one and other for here in covers.values() for line in here for one, other in itertools.pairwise(line)):
+        if any(map(_is_pale, itertools.chain(*seen.values()), itertools.chain(*covers.values()))):
             told.append(_pale())
         legends = [entries, [*told, *self.signs(results)]]
         each = self.panels == METRIC
@@ -329,6 +331,12 @@ def _seen(lines: list[Line], figure: StudyFigure) -> list[Line]:
     ]
 
 
+def _is_pale(line: Line, covers: list[int]) -> bool:
+    """Return whether a part of the line that can be seen to be pale is covered."""
+    ends = [abs(line.x[i + 1] - line.x[i]) for i in range(len(covers) - 1) if covers[i] and covers[i + 1]]
+    return sum(ends) > _SHORT * (max(line.x) - min(line.x))
+
+
 def _pale() -> Artist:
     from matplotlib.lines import Line2D
 
@@ -420,7 +428,9 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, small: 
     if figure.ylim:
         ax.set_ylim(*figure.ylim)
     if figure.xlim:
-        ax.set_xlim(*figure.xlim)
+        left, right = figure.xlim
+        end = max((x for line in lines for x in line.x), default=math.inf)
+        ax.set_xlim(left, None if right is not None and end < right / 2 else right)  # a shorter run fills the panel
     if x == "bytes_sent":
         ax.xaxis.set_major_formatter(lambda value, _: style.amount(value, x) if value else "0")
         if small:

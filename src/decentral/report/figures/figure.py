@@ -192,7 +192,8 @@ class StudyFigure(ABC):
 
     def called(self, label: str, value: str) -> str:
         """Return the name of a label's value in the figure: as `names` say, or in readable form."""
-        return self.names.get(value) or style.pretty(label, value).replace("_", " ")
+        said = f"{label}: {value}" if label == "availability" or value == "none" else style.pretty(label, value)
+        return self.names.get(value) or said.replace("_", " ")
 
     def selected(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
         """The rows of one metric and of `only`. Raises ConfigError for a label or metric that the study does not
@@ -329,7 +330,7 @@ def band(figure: StudyFigure, lines: Sequence[Line]) -> str:
     banded = [line for line in lines if line.low is not None and line.high is not None]
     if not banded or figure.spread not in _SPREADS:
         return ""
-    cut = ", not below the lowest" if figure.spread != "range" and any(map(_is_cut, banded)) else ""
+    cut = ", cut off at the lowest value" if figure.spread != "range" and any(map(_is_cut, banded)) else ""
     return f"band: {_SPREADS[figure.spread].format(center=figure.center)} {_counted(banded)}{cut}"
 
 

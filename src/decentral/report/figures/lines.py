@@ -140,7 +140,7 @@ class Curves(LineFigure):
         return [Line2D([], [], label=label, **look)]
 
     def _center(self, panel: str, line: tuple[str, ...], part: pandas.DataFrame, results: Results) -> Line:
-        how = "max" if self.cumulative else "mean"
+        how = "max" if self.cumulative else "last"  # of evaluations between which nothing was sent
         wide = part.pivot_table(index="x", columns="series", values="value", aggfunc=how)
         # runs need not be evaluated at the same steps
         wide = wide.ffill() if self.cumulative else wide.interpolate(method="index", limit_area="inside")

@@ -71,8 +71,8 @@ def _shown(distance: float) -> str:
 
 
 def _predict(config: Config) -> tuple[float, float, float, float]:
-    """Return the exact rate of this configuration's problem, a spectral radius; the root mean square distance of the
-    workers from the optimum at the fixed point; that from the fixed point by gradient noise; and their suboptimality.
+    """Return the asymptotic rate of this configuration's problem, a spectral radius; the root mean square distance of
+    the workers from the optimum at the fixed point; that from it by gradient noise; and their suboptimality.
 
     The coordinates of the model, each with the coefficients of its piece, are coupled by the Hessians.
     """
