@@ -304,7 +304,7 @@ def test_the_conf_of_a_clone_is_a_folder_of_ones_own(capsys: pytest.CaptureFixtu
     shutil.copytree(conf_directory(), conf := tmp_path / "clone" / "conf")
     saved = ["-m", "algo=dpsgd,allreduce", *QUICK, "--config-dir", str(conf), "--save-study", "saved"]
     assert command(capsys, *saved)[0] == 0
-    for words in (["saved", "scale=laptop"], []):
+    for words in (["saved"], []):
         with pytest.raises(SystemExit) as exit:
             study([*words, "--config-dir", str(conf)])
         out = capsys.readouterr().out

@@ -797,7 +797,7 @@ def test_a_table_of_runs_says_whose_metric_it_shows(capsys):
     printed = said(capsys, report, "runs", "--rows", "algo,optim.clip_norm", "--throughput", "--x", "steps", "--log")
     assert "\n\nThroughput (examples/s):\n\n" in printed
     figure = json.loads((folder / "study.json").read_text())["report"]["figures"][0]
-    assert (figure["x"], figure["logy"]) == ("step", True)
+    assert (figure["x"], figure["logy"]) == ("steps", True)
 
 
 def test_a_sweep_with_one_seed_has_a_table_with_chosen_values_and_a_command_that_widens_them(capsys):
