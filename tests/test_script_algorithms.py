@@ -192,7 +192,7 @@ def test_every_algorithm_that_trains_has_a_case():
     training = {name for name, cls in in_rounds().items() if Feature.training in cls.supports}
     named = {name for name in training if Feature.batches not in components("algorithms")[name].supports}
     assert {case.algo for case in CASES.values()} == training - {"desloc"} - named
-    with pytest.raises(ConfigError, match=r"algo=gt_saga needs gradients of given samples, which a script does not"):
+    with pytest.raises(ConfigError, match=r"algo='gt_saga' needs gradients of given samples, which a script does not"):
         wrapped("gt_saga", "ring")
     with pytest.raises(ConfigError, match=r"algo='desloc' averages .* does not know that of a torch optimizer"):
         wrapped("desloc", "ring")
