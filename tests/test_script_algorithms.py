@@ -149,7 +149,7 @@ def problem(tmp_path_factory) -> Path:
 
 
 class Quadratic(nn.Module):
-    """1/2 ||A x - b||^2, with x in a matrix and a vector, in this order in the model's row; or in one vector (`whole`)."""
+    """1/2 ||A x - b||^2, with x in a matrix and a vector, which make the model's row in this order, or `whole`."""
 
     def __init__(self, A: Tensor, b: Tensor, x0: Tensor, whole: bool = False) -> None:
         super().__init__()
