@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from decentral.algorithms.asynchronous import in_rounds as carried_out_in_rounds
@@ -268,6 +269,7 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "chain": TopologyCase(5, tree=True),
     "cliques": TopologyCase(6),
     "complete": TopologyCase(5),
+    "d_cliques": TopologyCase(6),
     "dbt": TopologyCase(6, tree=True),
     "epidemic": TopologyCase(6),
     "equidyn": TopologyCase(6),
@@ -281,15 +283,19 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "networkx": TopologyCase(5),
     "one_peer": TopologyCase(5),
     "one_peer_exponential": TopologyCase(5),
+    "optimized": TopologyCase(5),
     "random_regular": TopologyCase(6),
     "ring": TopologyCase(5),
     "simple_base_graph": TopologyCase(6),
     "social": TopologyCase(32),
     "spanning_tree": TopologyCase(6, tree=True),
     "star": TopologyCase(6, tree=True),
+    "stl_fw": TopologyCase(6),
     "symmetric_exponential": TopologyCase(6),
     "torus": TopologyCase(6),
 }
+TOPOLOGIES = {name: case for name, case in TOPOLOGIES.items() if name in components("topology")}
+"""Those of plug-ins are there if their plug-in is; and so are tasks below."""
 
 TASKS: dict[str, tuple[str, ...]] = {
     "images": ("data=digits", "model=mlp", "model.hidden=[8]", "batch_size=8", "alpha=1"),
@@ -320,7 +326,6 @@ TASKS: dict[str, tuple[str, ...]] = {
         *("model=transformer_small", "model.dim=16", "model.heads=2", "model.hidden=16", "batch_size=4"),
     ),
 }
-"""Those of plug-ins are there if their plug-in is."""
 TASKS = {name: words for name, words in TASKS.items() if name in components("tasks")}
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
@@ -344,4 +349,8 @@ def topology_overrides(name: str, folder: Path) -> list[str]:
         path = folder / "graph.edgelist"
         path.write_text("a b\nb c\nc d\nd a\nd e\n")
         return [f"topology.path={path}"]
+    if name in ("stl_fw", "d_cliques"):
+        path = folder / "shares.npy"
+        np.save(path, np.eye(3)[np.arange(TOPOLOGIES[name].n) % 3] + 0.1)
+        return [f"topology.shares={path}"]
     return {"one_peer": ["topology.graph=ring"], "spanning_tree": ["topology.graph=grid"]}.get(name, [])

@@ -187,7 +187,7 @@ def test_completion_offers_what_is_accepted() -> None:
         ("decentral-run logger.", ""),
         ("decentral-study relaysum_fig2 scale=s", "scale=small scale=smoke"),
         ("decentral-study thesis_fig5_", "thesis_fig5_1 thesis_fig5_2 thesis_fig5_3"),
-        ("decentral-study relaysum_fig2 topology=d", "topology=dbt"),
+        ("decentral-study relaysum_fig2 topology=db", "topology=dbt"),
     ):
         assert candidates(line, line.split()[0]) == offered.split()
 

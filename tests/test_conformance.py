@@ -293,7 +293,7 @@ def needs(tmp_path):
             return [*ASYNCHRONOUS[option].net.overrides(tmp_path), *ASYNCHRONOUS[option].overrides]
         if group == "algo":
             return [*ALGORITHMS[option].nets[0].overrides(tmp_path), f"task={ALGORITHMS[option].task}"]
-        if group in ("attack", "robust"):
+        if group in ("attack", "robust", "privacy"):
             return ["algo=dpsgd", "topology=ring"]
         if group == "compress":
             return ["algo=allreduce", *(["cluster=slow_network"] if components("compression")[option].chooses else [])]

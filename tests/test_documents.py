@@ -311,7 +311,7 @@ def test_every_method_and_topology_is_there(site: Path) -> None:
             line.strip() for line in doc.splitlines() if (line.startswith("        ") and "<-" in line) or "=" in line
         )
         assert " ".join(formula.split()) in " ".join(text_of(site / "methods" / f"{name}.html").split())
-    topologies = set(options("topology", folders_of(None))) - {"file", "networkx"}
+    topologies = set(options("topology", folders_of(None))) - {"file", "networkx", "d_cliques", "stl_fw"}
     assert {drawing.stem for drawing in (site / "topologies").glob("*.svg")} == topologies
 
 

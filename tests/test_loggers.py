@@ -145,7 +145,7 @@ def test_trackio_gets_every_worker_and_the_learning_rate(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     told = run(capsys, "logger=trackio", "logger.every_worker=true", "logger.project=mine", "schedule=cosine")
     first, *steps, last = map(json.loads, (tmp_path / "trackio.jsonl").read_text().splitlines())
-    name = next(Path("results/runs").iterdir()).name
+    name = next(Path("results/runs").glob("[!.]*")).name
     assert (first, last) == (["mine", name, None, 0.1, "allow"], ["finished"])
     assert f'Logged:   trackio show --project "mine"  (run {name})' in told
     for step, values in steps:
@@ -248,7 +248,8 @@ def test_a_finished_run_gives_its_stored_metrics_to_the_logger_once(tmp_path: Pa
 @pytest.mark.slow
 def test_rerun_computes_a_finished_run_again_in_its_place(tmp_path: Path, capsys) -> None:
     run(capsys, f"results_dir={tmp_path}")
-    (there,) = (tmp_path / "runs").iterdir()
+    (there,) = tmp_path.glob("runs/*/metrics.jsonl")
+    there = there.parent
     metrics = (there / "metrics.jsonl").read_text()
     lines = metrics.splitlines()
     (there / "metrics.jsonl").write_text("\n".join(lines[:1] * len(lines)) + "\n")
@@ -257,7 +258,7 @@ def test_rerun_computes_a_finished_run_again_in_its_place(tmp_path: Path, capsys
     again = [row | {"wall_s": 0} for row in read_metrics(there)]
     (tmp_path / "before.jsonl").write_text(metrics)
     assert again == [row | {"wall_s": 0} for row in read_metrics(tmp_path / "before.jsonl")]
-    assert list((tmp_path / "runs").iterdir()) == [there] and "rerun: false" in (there / "config.yaml").read_text()
+    assert list(tmp_path.glob("runs/[!.]*")) == [there] and "rerun: false" in (there / "config.yaml").read_text()
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -310,7 +311,8 @@ def test_a_rerun_that_is_refused_leaves_finished_runs_as_they_were(
 @pytest.mark.slow
 def test_a_rerun_that_was_broken_off_has_kept_what_there_was_until_it_is_finished(tmp_path: Path, capsys) -> None:
     run(capsys, f"results_dir={tmp_path}")
-    (there,) = (tmp_path / "runs").iterdir()
+    (there,) = tmp_path.glob("runs/*/metrics.jsonl")
+    there = there.parent
     metrics = (there / "metrics.jsonl").read_bytes()
     RunStore.forget(there, there.name)
     assert (there / "before" / "metrics.jsonl").read_bytes() == metrics

@@ -37,7 +37,7 @@ STUDIES = [
     *("benchmark_methods", "bluefog_consensus", "bluefog_consensus_graphs", "bluefog_fig11", "bluefog_fish_school"),
     *("bluefog_table2_time", "flex_choice_map", "flex_cost_table", "flex_honest", "relaysum_fig3", "relaysum_fig9"),
     *("relaysum_table1", "time_map", "time_measured", "time_validation", "wagma_ablations_time"),
-    *("certificates", "theory_quadratics"),
+    *("certificates", "data_graphs", "theory_quadratics"),
     *("relaysum_fig7_rates", "relaysum_table13", "wagma_fig10_measured", "wagma_fig1_groups", "wagma_fig6"),
 ]
 STUDIES = [name for name in STUDIES if name in catalogue.names()]

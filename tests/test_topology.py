@@ -24,7 +24,8 @@ from decentral.topology.trees import SpanningTree
 
 TOPOLOGIES = components("topology")
 DIRECTED = {"exponential", "inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"} | {
-    "epidemic"
+    "epidemic",
+    "stl_fw",
 }
 PULLS = {"epidemic"}
 """Whose default weights keep agreement, but not the mean."""
@@ -55,6 +56,9 @@ def build(tmp_path):
             fields |= {"path": str(tmp_path / "graph.npz")} if name == "file" else {"graph": nx.Graph(edges)}
         if name in ("spanning_tree", "one_peer"):
             fields["graph"] = {"spanning_tree": "grid", "one_peer": "ring"}[name]
+        if name in ("stl_fw", "d_cliques"):
+            np.save(tmp_path / "shares.npy", np.random.default_rng(0).random((num_workers, 5)) + 0.1)
+            fields["shares"] = str(tmp_path / "shares.npy")
         if "drawn_rounds" in TOPOLOGIES[name].__dataclass_fields__:
             fields["drawn_rounds"] = 12
         return TOPOLOGIES[name](**fields)

@@ -39,7 +39,7 @@ TOPOLOGIES = components("topology")
 CHANGING = {"inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"} | {
     *("base_graph", "simple_base_graph", "equidyn", "epidemic")
 }
-STATIC_UNDIRECTED = sorted(TOPOLOGIES.keys() - CHANGING - {"exponential", "file", "networkx"})
+STATIC_UNDIRECTED = sorted(TOPOLOGIES.keys() - CHANGING - {"exponential", "file", "networkx", "d_cliques", "stl_fw"})
 
 
 def schedule(name: str, num_workers: int, **fields):

@@ -34,6 +34,7 @@ TITLES = {
     "availability": "Availability: which workers are present",
     "attack": "Attacks",
     "robust": "Robust mixing",
+    "privacy": "Private gradients",
     "env": "Environments of reinforcement learning",
     "logger": "Loggers",
     "launcher": "Launchers",

@@ -76,7 +76,9 @@ def identity(config: Config) -> dict[str, Any]:
     if not isinstance(config.availability, AlwaysPresent):
         known["availability"] = component_identity(config.availability)
     known |= {
-        key: component_identity(own) for key in ("attack", "robust") if (own := getattr(config, key)).name != "none"
+        key: component_identity(own)
+        for key in ("attack", "robust", "privacy")
+        if (own := getattr(config, key)).name != "none"
     }
     if isinstance(config.cluster, VirtualCluster):
         known["cluster"] = component_identity(config.cluster) | {"clock": CLOCK_VERSION}

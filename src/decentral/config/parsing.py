@@ -309,7 +309,7 @@ def from_dict(values: dict[str, Any], trust: bool = False, groups: Collection[st
 def component_from(group: str, values: Mapping[str, Any], trust: bool = False) -> Any:
     """The component of one group from the plain values of a whole configuration; see `from_dict`."""
     # what older runs did not write down
-    values = {younger: {"name": "none"} for younger in ("availability", "attack", "robust")} | dict(values)
+    values = {younger: {"name": "none"} for younger in ("availability", "attack", "robust", "privacy")} | dict(values)
     own, package, written = values[group], GROUPS[group], values.get("own", {})
     if dataclasses.is_dataclass(own):
         return own

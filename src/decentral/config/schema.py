@@ -59,6 +59,7 @@ GROUPS = {
     "compress": "compression",
     "attack": "network.attacks",
     "robust": "network.robust",
+    "privacy": "network.privacy",
     "cluster": "cluster",
     "availability": "availability",
     "logger": "training.loggers",
@@ -112,6 +113,7 @@ class Config(Settings):
     compress: Any = None
     attack: Any = None
     robust: Any = None
+    privacy: Any = None
     cluster: Any = None
     availability: Any = None
     logger: Any = None
@@ -290,4 +292,4 @@ class Config(Settings):
         assert self.num_workers is not None
         if self.num_workers == 1 and Feature.topology not in self.algo.supports:
             return self.communication.schedule(Chain(), 1)
-        return self.communication.schedule(self.topology, self.num_workers)
+        return self.communication.schedule(self.topology.on(self), self.num_workers)

@@ -35,6 +35,7 @@ CONTRACTS = {
     "compression": "compression.compressor.Compressor",
     "network.attacks": "network.attacks.Attack",
     "network.robust": "network.robust.Robust",
+    "network.privacy": "network.privacy.Privacy",
     "cluster": "cluster.cluster.Cluster",
     "availability": "availability.availability.Availability",
     "gradients": "gradients.execution.Execution",

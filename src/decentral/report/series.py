@@ -161,7 +161,7 @@ def describe(run_dir: Path) -> str:
             if Feature.topology in getattr(algo, "supports", USUAL)
             else name["algo"]
         )
-    for group in ("compress", "attack", "robust"):
+    for group in ("compress", "attack", "robust", "privacy"):
         if words := choice_words(group, config.get(group)):
             parts.append(words)
     where = next((group for group in ("data", "env") if group in used), None)

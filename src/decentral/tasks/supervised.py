@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.data.dataset import DataDescription, LabelledData, LabelledTokens, NextTokens
+import numpy as np
+
+from decentral.data.dataset import DataDescription, LabelledData, LabelledTokens, NextTokens, opened
 from decentral.errors import ConfigError
+from decentral.partition.partition import class_counts
 from decentral.registry import components
 from decentral.registry.signature import function, functions
 from decentral.settings import setting
@@ -140,6 +143,15 @@ class SupervisedTask(Task):
     def num_classes(info: DataDescription) -> int:
         """Return the number of possible targets: classes or tokens."""
         return int(getattr(info, "num_classes", 0) or getattr(info, "vocabulary", 1))
+
+    def class_counts(self, config: TaskConfig) -> np.ndarray:
+        """Return the number of training examples of each class (or source) on each worker [n, C]."""
+        config.data.prepare()
+        loaded = opened(config.data, "cpu", config.seed)
+        groups = config.partition.groups_of(config.data, loaded)
+        dealt = loaded.train_labels if groups is None else groups.train
+        indices = config.partition.indices(dealt, config.num_workers, config.seed)
+        return class_counts(loaded.train_labels, indices, loaded.num_classes)
 
     def prepare(self, config: TaskConfig) -> None:
         """Download or decode the data."""

@@ -200,6 +200,16 @@ class Task(Settings, ABC, where="task"):
         num_workers: int = config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
         return num_workers
 
+    def class_counts(self, config: TaskConfig) -> np.ndarray:
+        """Return the number of training examples of each class on each worker [n, C], for topologies that see them.
+
+        Raises ConfigError if the task has no classes.
+        """
+        raise ConfigError(
+            f"topology={config.topology.name} needs examples with classes, which this task lacks: use another "
+            "topology, or task=images."
+        )
+
     def describe(self, config: TaskConfig) -> DataDescription | None:
         """Return the description of the data from which models are built; None without data. Without torch."""
         return config.data.inspect() if "data" in self.uses else None

@@ -81,6 +81,10 @@ class Topology(Settings, ABC, where="topology"):
 
     name: str
 
+    def on(self, config: Any) -> Topology:
+        """Return the topology for a run: one that depends on the data looks at `config.task.class_counts(config)`."""
+        return self
+
     def implied_num_workers(self) -> int | None:
         """Return the number of workers that this topology is for, if it is fixed (a graph from a file)."""
         return None

@@ -142,6 +142,7 @@ def assemble(run: Prepared | Config, world: World) -> Run:
         from decentral.training.accumulate import Accumulated
 
         problem = Accumulated(problem, config.accumulate)
+    problem = config.privacy.protect(problem, config, net.workers)
     x0 = problem.init()
     if config.init is not None:
         x0 = problem.begin_with(load_models(init_directory(config))[AVERAGED])

@@ -96,7 +96,8 @@ class Recorder:
             facts["asynchronous"] = True
         self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
         compression_stats = getattr(r.stepper.state, "compression_stats", None)
-        self.store.describe(recorded(r.problem, compression_stats is not None and compression_stats.numel() > 0))
+        compresses = compression_stats is not None and compression_stats.numel() > 0
+        self.store.describe([*recorded(r.problem, compresses), *self.config.privacy.metrics])
         r.problem.save_tables(self.store.path)
         workers = self.config.topology.worker_names(r.net.n) if Feature.topology in r.algorithm.supports else []
         if names := {what: each for what, each in {**r.problem.names(), "worker": workers}.items() if each}:
@@ -140,6 +141,10 @@ class Recorder:
         if r.stepper.simulated_s is not None:
             place["simulated_s"] = round(r.stepper.simulated_s, 9)
         rows = found.rows(**place)
+        if r.ends_at(t):
+            rate = self.config.schedule.rates(r.problem.steps_per_epoch, r.total_steps)
+            rates = (self.config.lr * rate(step) for step in range(t))
+            rows += [place | row for row in self.config.privacy.account(self.config, rates, self.store.path)]
         self.store.append([*rows, *chosen_rows(r.stepper.facts(), place)])
         if self.sink is not None:
             self.sink.log(t, shown_to_logger(self.config, rows, r.problem.steps_per_epoch))
@@ -208,7 +213,7 @@ class Recorder:
             notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
         if r.ended_early and r.patience is not None:
             notes.insert(0, r.patience.note(step, r.total_steps))
-        notes += self.config.topology.notes() if Feature.topology in r.algorithm.supports else ()
+        notes += self.config.topology.on(self.config).notes() if Feature.topology in r.algorithm.supports else ()
         facts |= r.stepper.facts() | ({"notes": notes} if notes else {})
         if status is Status.diverged and (suspects := r.problem.suspects()):
             facts["suspects"] = list(suspects)

@@ -18,7 +18,7 @@ from decentral import __version__
 from decentral.cli import study as studies
 from decentral.cli.command import Options, check_writable, guarded
 from decentral.cli.study import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
-from decentral.config.parsing import conf_directory
+from decentral.config.parsing import conf_directory, folders_of
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Labels
 from decentral.plugins.benchmark import entries, submission
@@ -253,6 +253,7 @@ def _verify(options: argparse.Namespace) -> int:
         return _verdict(options, facts, wrong, "")
     own = folder / submission.OWN
     options.config_dir = str(own) if own.is_dir() else None
+    folders_of(options.config_dir)  # registers the components in it
     families = {str(labels["scenario"]).partition(".")[0] for labels in facts["cells"]}
     known = {one.name: one for one in _study(facts["scale"], options.config_dir).scenarios}
     possible = [

@@ -1,0 +1,1 @@
+"""Graphs from data: topologies that see which classes the workers hold, and weights that minimize an objective."""
