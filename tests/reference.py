@@ -686,7 +686,7 @@ def nids(s: Setting) -> Iterates:
         yield x
         u = s.update(x, t)
         z = 2 * x - x_before + u - u_before
-        x_before, u_before, x = x, u, s.mix(z, t, lazy=True)
+        x_before, u_before, x = x, u, (z + s.mix(z, t)) / 2
 
 
 def lt_admm(s: Setting, period_steps: int = 4, beta: float | None = None, alpha: float = 0.5) -> Iterates:

@@ -134,6 +134,10 @@ CASES = {
 }
 
 
+OF_LAYERS = ("demuon", "powergossip")
+"""Methods for which a matrix differs from its numbers in a row, which is what a run of quadratics has."""
+
+
 @pytest.fixture(scope="module")
 def problem(tmp_path_factory) -> Path:
     """Workers that want different things; in a folder of its own."""
@@ -145,15 +149,16 @@ def problem(tmp_path_factory) -> Path:
 
 
 class Quadratic(nn.Module):
-    """1/2 ||A x - b||^2, with x in two parameters, of which the model's row is made in this order."""
+    """1/2 ||A x - b||^2, with x in a matrix and a vector, which make the model's row in this order, or `whole`."""
 
-    def __init__(self, A: Tensor, b: Tensor, x0: Tensor) -> None:
+    def __init__(self, A: Tensor, b: Tensor, x0: Tensor, whole: bool = False) -> None:
         super().__init__()
         self.A, self.b = A, b
-        self.first, self.rest = nn.Parameter(x0[:6].view(2, 3).clone()), nn.Parameter(x0[6:].clone())
+        parts = [x0] if whole else [x0[:6].view(2, 3), x0[6:]]
+        self.x = nn.ParameterList(nn.Parameter(part.clone()) for part in parts)
 
     def forward(self) -> Tensor:
-        return 0.5 * (self.A @ torch.cat([self.first.reshape(-1), self.rest]) - self.b).square().sum()
+        return 0.5 * (self.A @ torch.cat([part.reshape(-1) for part in self.x]) - self.b).square().sum()
 
 
 def in_a_script(world: World, case: Case, problem: Path, checkpoints: Path | None = None) -> np.ndarray:
@@ -165,7 +170,7 @@ def in_a_script(world: World, case: Case, problem: Path, checkpoints: Path | Non
     settings = {key: value for key, value in vars(case).items() if key not in ("optimizer", "settings")}
 
     def wrapped() -> tuple[nn.Module, Any]:
-        model = Quadratic(A[world.rank], b[world.rank], x0)
+        model = Quadratic(A[world.rank], b[world.rank], x0, whole=case.algo in OF_LAYERS)
         inner = getattr(torch.optim, kind)(model.parameters(), **options)
         return model, decentral.wrap(model, inner, **settings, **case.settings)
 
@@ -192,7 +197,7 @@ def test_every_algorithm_that_trains_has_a_case():
     training = {name for name, cls in in_rounds().items() if Feature.training in cls.supports}
     named = {name for name in training if Feature.batches not in components("algorithms")[name].supports}
     assert {case.algo for case in CASES.values()} == training - {"desloc"} - named
-    with pytest.raises(ConfigError, match=r"algo=gt_saga needs gradients of given samples, which a script does not"):
+    with pytest.raises(ConfigError, match=r"algo='gt_saga' needs gradients of given samples, which a script does not"):
         wrapped("gt_saga", "ring")
     with pytest.raises(ConfigError, match=r"algo='desloc' averages .* does not know that of a torch optimizer"):
         wrapped("desloc", "ring")

@@ -884,7 +884,7 @@ def test_a_sweep_takes_the_options_of_a_table_of_runs(capsys):
             "--x bytes --log --rows cluster.links.latency_s,algo",
             ["cluster.links.latency_s", "algo"],
             "algo.period_steps",
-            "bytes_sent",
+            "bytes",
         ),
         ("--columns algo --x seconds", ["algo.period_steps", "cluster.links.latency_s"], "algo", "simulated_s"),
         ("--best algo.period_steps --worker mean", ["algo"], "cluster.links.latency_s", "epoch"),
