@@ -72,7 +72,7 @@ def test_models_of_transformers_take_tokens_and_give_logits(start, tmp_path):
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 300)
     language = ["task=language", "data=textfile", f"data.path={tmp_path / 'text.txt'}", "partition=iid", "steps=4"]
     language += ["num_workers=2", "topology=complete", "model=transformers:AutoModelForCausalLM.from_config"]
-    averaged = load_models(start(*language, *TINY, "model.lora={targets:[c_attn,c_proj]}").directory)["averaged"]
+    averaged = load_models(start(*language, *TINY, "model.lora.targets=[c_attn,c_proj]").directory)["averaged"]
     assert averaged["transformer.h.0.mlp.c_proj.lora_A.default.weight"].shape == (8, 128)
     every = load_models(start(*TEXT, f"{CLASSES}.from_config", *TINY, directory="all").directory)
     assert not torch.equal(every["worker0"]["transformer.wte.weight"], every["worker1"]["transformer.wte.weight"])
@@ -82,6 +82,7 @@ def test_what_does_not_fit_is_refused_by_name(start, monkeypatch):
     for words, message in (
         (["model.model_type=gtp2"], "model.model_type=gtp2 does not exist in .* Did you mean 'gpt2'"),
         ([*TINY, "model.n_layr=2"], "model.n_layr does not exist with model.model_type=gpt2. Did you mean 'n_layer'"),
+        ([*TINY, "model.lora.rnk=2"], "model.lora has no key 'rnk'. Did you mean 'rank'"),
         ([*TINY, "model.lora={rank:0}"], r"model.lora.rank=0 is out of range; use a number >= 1"),
         ([*TINY, "model.lora={average:mean}"], "model.lora.average=mean does not exist. .* factors, product"),
         (

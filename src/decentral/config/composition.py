@@ -31,6 +31,7 @@ from decentral.config.parsing import defaults, folders_of, from_dict, read_yaml
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import blame, component, find
+from decentral.registry.find import names
 from decentral.terminal.console import is_leader, warn
 from decentral.terminal.display import unless_quick
 
@@ -116,9 +117,9 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
         experiment = chosen.pop("experiment", None)
         of_experiment, settings = read_experiment(experiment, folders) if experiment else ({}, [])
         usual = [one for one in read_yaml(folders[0] / "config.yaml")["defaults"] if isinstance(one, dict)]
-        names = {group: name for one in usual for group, name in one.items() if group in GROUPS}
+        first = {group: name for one in usual for group, name in one.items() if group in GROUPS}
         values = OmegaConf.create(defaults(Config))
-        for group, name in (names | of_experiment | chosen).items():
+        for group, name in (first | of_experiment | chosen).items():
             if (group, name) not in known:
                 known[group, name] = list(_layers(group, name, folders))
             values[group] = OmegaConf.merge(*known[group, name])
@@ -128,11 +129,14 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
                     check_setting(f"{group}.{part}", values, f"experiment={experiment}: ")
         values.merge_with(*settings)
         known[key] = values
-    values = deepcopy(known[key])
+    values, adapters = deepcopy(known[key]), names("models.adapters")
     for one in parsed:
         if one.key_or_group not in CHOICES and not _is_left_out(one, values):
             place = placed(one.key_or_group, values)
             check_setting(place, values)
+            parent = place.rpartition(".")[0]
+            if parent.removeprefix("model.") in adapters and OmegaConf.select(values, parent) is None:
+                OmegaConf.update(values, parent, {})
             OmegaConf.update(values, place, one.value(), merge=True)
     return values
 

@@ -255,7 +255,7 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
     if parts and head not in (*GROUPS, *NODES):
         raise ConfigError(f"{head} is a single value without a part '{'.'.join(parts)}': write {head}=...")
     inside = _parts(head, parts[0]) if parts else []
-    if len(parts) == 1 and inside and not value.startswith("{"):
+    if len(parts) == 1 and inside and not value.startswith(("{", "null")):
         raise ConfigError(f"{key} is a group of settings: write {key}.{inside[0]}=... or {key}.{inside[1]}=...")
     if len(parts) > (2 if inside else 1):
         *path, part = parts[: 3 if inside else 2]
@@ -335,6 +335,7 @@ def _parts(group: str, name: str) -> list[str]:
     """The settings in a setting of a group that is several, such as `cluster.links`."""
     owners = components(GROUPS[group]).values() if group in GROUPS else ()
     made: list[Any] = [f.default_factory for cls in owners for f in dataclasses.fields(cls) if f.name == name]
+    made += [components("models.adapters").get(name)] if group == "model" else []
     return [part.name for one in made if dataclasses.is_dataclass(one) for part in dataclasses.fields(one)]
 
 

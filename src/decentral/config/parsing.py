@@ -369,6 +369,8 @@ def as_settings(values: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, dict) or not value:
             settings[key] = value
             continue
+        if str(value.get("name")).startswith("transformers:"):  # see `overrides.placed`
+            value = {part: inner for part, inner in value.items() if part != "kwargs"} | value.get("kwargs", {})
         settings |= {key: value["name"]} if "name" in value else {}
         settings |= as_settings({f"{key}.{part}": inner for part, inner in value.items() if part != "name"})
     return settings

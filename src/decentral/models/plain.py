@@ -34,7 +34,7 @@ class PlainModel(Plain, Model):
 
     def check(self, data: DataDescription) -> None:
         """Raise a `ConfigError` if the data are neither labeled examples nor texts."""
-        if not isinstance(data, TokenData):
+        if not isinstance(data, LabelledTokens | NextTokens):
             super().check(data)
 
     def build(self, data: Examples) -> nn.Module:

@@ -19,7 +19,7 @@ from decentral.registry import plugins, sources
 from decentral.registry.find import NAMED, PLAIN, component, load
 
 _PLAIN = (bool, int, float, str)
-EXTRAS = {"torchmetrics": "metrics", "timm": "timm", "datasets": "datasets"}
+EXTRAS = {"torchmetrics": "metrics", "timm": "timm", "datasets": "datasets", "transformers": "lora"}
 """Package that settings may name -> the extra of ours that installs it."""
 
 

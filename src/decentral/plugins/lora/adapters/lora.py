@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
     torch = Lazy("torch")
 
-_HEADS = ("score", "classifier")  # of classes: new, so they are trained in full
+_HEADS = ("score", "classifier", "pre_classifier")  # of classes: new, so they are trained in full
 _ZERO = 1e-12
 
 
@@ -31,7 +31,7 @@ class Lora(Adapter, where="model.lora"):
     """Low-rank adapters (Hu et al., ICLR 2022, arXiv:2106.09685), by the library peft: W + alpha / rank B A.
 
     A [rank, inputs] begins with random values, B [outputs, rank] with zeros. Everything else is frozen, except layers
-    named score or classifier of a model for classes, which are trained in full.
+    named score, classifier or pre_classifier of a model for classes, which are trained in full.
 
     `average` says what the averaged model is: the one that evaluations test (with those of groups of workers) and that
     is stored. The mean of B_j and the mean of A_j (factors) are biased, since their product is not the mean product:
@@ -84,9 +84,9 @@ class Lora(Adapter, where="model.lora"):
         """See `Adapter`."""
         if self.average == "factors":
             return mean
-        mean, places = (
-            mean.clone(),
+        places, mean = (
             dict(zip(layout.names, zip(layout.slices, layout.shapes, strict=True), strict=True)),
+            mean.clone(),
         )
         for name in (name for name in places if "lora_A" in name or "lora_embedding_A" in name):
             both = [places[each] for each in (name.replace("lora_A", "lora_B").replace("ding_A", "ding_B"), name)]
