@@ -18,7 +18,7 @@ from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, Nex
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
 from decentral.data.synthetic import SyntheticText
 from decentral.data.texts import AGNews, TextFolder
-from decentral.data.tokens import SPECIAL, Symbols, TextTokens
+from decentral.data.tokens import SPECIAL, RunningTokens, Symbols, TextTokens
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Batched, Loop, Workload
 from decentral.gradients.passes.worker_models import WorkerModels, flat
@@ -323,6 +323,29 @@ def test_running_text_comes_with_targets_one_token_on_and_padding_behind(tmp_pat
     ((inputs, targets),) = loaded.train_batches(lambda step: rows, range(1), 0, 1)
     assert torch.equal(inputs[0, 0, 1:], targets[0, 0, :-1])
     assert (targets == PADDING).sum() == 6 and (targets != PADDING).sum() == 2 * 17
+
+
+def test_running_text_takes_a_tokenizer_and_its_token_zero_counts(tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    bytes_ = tokenizers.Tokenizer(tokenizers.models.BPE({"b": 0, "a": 1, "ab": 2}, [("a", "b")]))
+    bytes_.save(str(tmp_path / "tokenizer.json"))
+    folder = write(tmp_path / "text", one="abba" * 20)
+    data = TextFile(path=str(folder), longest=4, tokenizer=str(tmp_path / "tokenizer.json"))
+    loaded, info = data.load("cpu", 0), data.inspect()
+    inputs, targets = loaded.drawn(torch.tensor([[0]]), range(1), [0])
+    assert (inputs.flatten().tolist(), targets.flatten().tolist()) == ([3, 1, 2, 3], [1, 2, 3, 1])  # ab b a ab b ...
+    assert (info.vocabulary, loaded.characters.tolist()) == (4, [0, 1, 1, 2])
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_pretrained", lambda name: (_ for _ in ()).throw(OSError("offline")))
+    for settings, words in (
+        (
+            {"tokens": RunningTokens.gpt2},
+            r"data\.tokens=gpt2 cannot be downloaded \(offline\): give the tokenizer\.json",
+        ),
+        ({"tokenizer": str(tmp_path / "none")}, "is not a file"),
+        ({"tokenizer": str(folder / "one")}, "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            TextFile(path=str(folder), **settings).inspect()
 
 
 @pytest.mark.parametrize(
