@@ -15,6 +15,7 @@ from torch import Tensor
 
 from configure import configure
 from decentral.compression.rows import RowLayout
+from decentral.config.overrides import in_its_unit
 from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder, opened
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
 from decentral.data.synthetic import SyntheticText
@@ -30,6 +31,7 @@ from decentral.models.text import GPT, Positions
 from decentral.optim.muon import Muon, hidden_matrices
 from decentral.partition.partition import Natural
 from decentral.registry import components
+from decentral.report.runs_table import throughput
 from decentral.store.files import natural_order
 from decentral.tasks.problems.classification import next_token_loss
 
@@ -488,6 +490,25 @@ def test_batches_that_are_accumulated_are_one_larger_batch(start):
 
 
 # -- with everything else ----------------------------------------------------------------------------------------------
+
+
+def test_a_budget_of_tokens_is_a_number_of_steps(start):
+    shared = ("task=language", "model=gpt", "model.dim=8", "model.layers=1", "precision=bf16", "optim=muon", "lr=0.01")
+    shared += ("data.longest=16", "data.test_share=0.001", "num_workers=3", "algo=dpsgd", "topology=ring")
+    run = start(*shared, "batch_size_per_worker=[1,2,5]", "accumulate=2", "tokens=1300")
+    each = 2 * 8 * 16
+    assert (run.facts["step"], run.facts["tokens"]) == (5, 5 * each)
+    assert {row["tokens"] - each * row["step"] for row in run.rows} == {0}
+    assert throughput({"task": "language", "batch_size": 1, "num_workers": 3}, run.facts)["tokens/s"] > 0
+    for settings, words in (
+        ((*shared, "batch_size=4", "tokens=100"), "less than one step, which has 192 tokens"),
+        ((*shared, "batch_size=4", "tokens=2000", "steps=3"), "tokens=2000 is 10 steps, which contradicts steps=3"),
+        (("data=digits", "model=mlp", "tokens=10000"), "needs task=language"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            configure(*settings)
+    for given, meant in (("tokens=1.3k", "tokens=1300"), ("data.test_tokens=2B", "data.test_tokens=2000000000")):
+        assert in_its_unit(given) == meant and in_its_unit("data.tokens=2B") == "data.tokens=2B"
 
 
 @pytest.mark.parametrize(
