@@ -345,6 +345,7 @@ SHOWN_STUDIES = {
     "certificates": "certificates",
     "churn": "graph_privacy",
     "flex": "flex_choice_map",
+    "gpt": "gpt_plays",
     "relaysum": "relaysum_table1",
     "thesis": "thesis_fig5_2",
     "time": "time_readme",
