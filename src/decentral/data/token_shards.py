@@ -104,11 +104,15 @@ class TokenShards(DataSet):
         starts = {train.next_document(s * total // self.sections, self.end_of_text) for s in range(1, self.sections)}
         return sorted({0, total} | starts)
 
+    def windows(self, bounds: Sequence[int]) -> np.ndarray:
+        """Return the number of windows of each source between these bounds."""
+        return np.maximum(np.diff(bounds) - 1, 0) // self.longest
+
     def inspect(self) -> NextTokens:
         """Return the counts, without reading more of the shards than where the sources begin."""
         train, test = self.parts()
         bounds = self.bounds(train)
-        counts = windows(bounds, self.longest).sum(), windows([0, len(test)], self.longest).sum()
+        counts = self.windows(bounds).sum(), self.windows([0, len(test)]).sum()
         for count, part in zip(counts, ("training", "testing"), strict=True):
             if not count:
                 raise ConfigError(
@@ -121,7 +125,7 @@ class TokenShards(DataSet):
             vocabulary=self.vocabulary,
             longest=self.longest,
             usual=float(self.longest),
-            num_sources=int((windows(bounds, self.longest) > 0).sum()),
+            num_sources=int((self.windows(bounds) > 0).sum()),
             padded=False,
         )
 
@@ -131,11 +135,6 @@ class TokenShards(DataSet):
 
         train, test = self.parts()
         return TokenWindows(train, self.bounds(train), test, self, device)
-
-
-def windows(bounds: Sequence[int], longest: int) -> np.ndarray:
-    """Return the number of windows of each source between these bounds."""
-    return np.maximum(np.diff(bounds) - 1, 0) // longest
 
 
 class Stream:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from decentral.data.dataset import Loaded
-from decentral.data.token_shards import windows
 from decentral.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,10 +28,10 @@ class TokenWindows(Loaded):
         self, train: Stream, bounds: Sequence[int], test: Stream, data: TokenShards, device: torch.device | str
     ) -> None:
         self.device, self._data, self._streams = torch.device(device), data, (train, test)
-        number = windows(bounds, data.longest)
+        number = data.windows(bounds)
         first, number = np.array(bounds[:-1])[number > 0], number[number > 0]
         self.train_labels = np.repeat(np.arange(len(number)), number)
-        self.num_classes, self.num_test = len(number), int(windows([0, len(test)], data.longest)[0])
+        self.num_classes, self.num_test = len(number), int(data.windows([0, len(test)])[0])
         self._offsets = first - data.longest * (np.cumsum(number) - number)
 
     def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
