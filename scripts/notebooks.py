@@ -24,7 +24,7 @@ def carried_out(path: Path, folder: Path = FOLDER, timeout_s: int = 600) -> nbfo
 
 def main() -> None:
     """Those that are named, or all that show what is stored in results/."""
-    papers = ["benchmark", "bluefog", "certificates", "churn", "flex", "relaysum", "thesis", "time", "wagma"]
+    papers = ["benchmark", "bluefog", "certificates", "churn", "flex", "gpt", "relaysum", "thesis", "time", "wagma"]
     names = sys.argv[1:] or papers
     for name in names:
         path = FOLDER / f"{name}.ipynb"

@@ -92,6 +92,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "edges.csv").write_text("".join(f"{i},{(i + 1) % 16}\n" for i in range(16)))
     for example in ("own_algorithm", "own_model"):
         shutil.copytree(Path(__file__).parents[1] / "examples" / example, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "SHARDS").mkdir()
+    for part, size in (("train", 40_000), ("val", 1_000)):
+        tokens = random.integers(0, 50256, size).astype(np.uint16)
+        tokens[::100] = 50256
+        tokens.tofile(tmp_path / "SHARDS" / f"{part}.bin")
     np.savez(tmp_path / "P.npz", A=random.normal(size=(4, 3, 3)), b=random.normal(size=(4, 3)))
     return tmp_path
 
@@ -114,7 +119,7 @@ def test_a_command_runs(command: str, folder: Path, capsys: pytest.CaptureFixtur
         return
     if "data=imagefolder" in arguments:
         arguments += ["num_workers=2", "batch_size=2", "processes=1", "data.num_processes=1"]
-    arguments = [argument for argument in arguments if not argument.startswith("steps=")]
+    arguments = [argument for argument in arguments if not argument.startswith(("steps=", "tokens="))]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "steps=2"])
     assert ended.value.code == 0, capsys.readouterr().err
@@ -340,6 +345,7 @@ SHOWN_STUDIES = {
     "certificates": "certificates",
     "churn": "graph_privacy",
     "flex": "flex_choice_map",
+    "gpt": "gpt_plays",
     "relaysum": "relaysum_table1",
     "thesis": "thesis_fig5_2",
     "time": "time_readme",

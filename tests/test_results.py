@@ -134,7 +134,7 @@ def test_the_pages_are_made_again_byte_for_byte(tmp_path: Path) -> None:
         shutil.copy(written_by_hand, copy / written_by_hand.relative_to(RESULTS))
     report_pages(copy)
     written = {path.relative_to(copy) for path in copy.rglob("README.md")}
-    papers = ("benchmark", "bluefog", "certificates", "churn", "flex", "relaysum", "thesis", "time", "wagma")
+    papers = ("benchmark", "bluefog", "certificates", "churn", "flex", "gpt", "relaysum", "thesis", "time", "wagma")
     assert written == {Path("README.md"), *(Path(paper) / "README.md" for paper in papers)}
     for page in written:
         assert (copy / page).read_text() == (RESULTS / page).read_text()

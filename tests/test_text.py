@@ -14,18 +14,24 @@ import torch
 from torch import Tensor
 
 from configure import configure
+from decentral.compression.rows import RowLayout
+from decentral.config.overrides import in_its_unit
 from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder, opened
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
 from decentral.data.synthetic import SyntheticText
 from decentral.data.texts import AGNews, TextFolder
-from decentral.data.tokens import SPECIAL, Symbols, TextTokens
+from decentral.data.tokens import SPECIAL, RunningTokens, Symbols, TextTokens
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Batched, Loop, Workload
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import Precision
+from decentral.models.layers.transformer import rotated
 from decentral.models.model import LanguageModel, TextModel
+from decentral.models.text import GPT, Positions
+from decentral.optim.muon import Muon, hidden_matrices
 from decentral.partition.partition import Natural
 from decentral.registry import components
+from decentral.report.runs_table import throughput
 from decentral.store.files import natural_order
 from decentral.tasks.problems.classification import next_token_loss
 
@@ -37,6 +43,7 @@ SMALL = {
     "char_transformer": {"dim": 8, "heads": 2, "hidden": 10},
     "distilbert": {"dim": 8, "layers": 2, "heads": 2, "hidden": 10, "dropout": 0.0},
     "fasttext": {"dim": 5},
+    "gpt": {"dim": 8, "layers": 2, "heads": 2},
     "text_transformer": {"dim": 8, "heads": 2, "hidden": 10},
 }
 MODELS = [name for name, model in components("models").items() if issubclass(model, TextModel | LanguageModel)]
@@ -67,6 +74,47 @@ def tokens(*shape: int) -> Tensor:
 
 def test_every_model_for_texts_is_looked_at_here():
     assert sorted(MODELS) == sorted(SMALL)
+
+
+def test_a_gpt_has_the_published_number_of_parameters_and_begins_as_gpt_2():
+    gpt2 = NextTokens(vocabulary=50257, longest=1024)
+    for preset, number in (("gpt_1m", 1_002_816), ("gpt_10m", 10_646_784), ("gpt_30m", 31_523_840), ("gpt_124m", None)):
+        model = configure("task=language", f"model={preset}").model
+        expected = number and number + 2 * model.dim + (gpt2.vocabulary + gpt2.longest) * model.dim
+        with torch.device("meta"):
+            module = model.build(gpt2)
+        assert sum(p.numel() for p in module.parameters()) == (expected or 124_439_808)
+    torch.manual_seed(0)
+    module = GPT(dim=96, layers=8, heads=4).build(NextTokens(vocabulary=500, longest=64))
+    for name, parameter in module.state_dict().items():
+        residual = name.endswith(("joined.weight", "output.weight"))
+        std = 0.0 if parameter.dim() == 1 else 0.02 / 4 if residual else 0.02
+        mean = float(parameter.dim() == 1 and "norm.weight" in name)
+        assert float(parameter.std(correction=0)) == pytest.approx(std, rel=0.05), name
+        assert float(parameter.mean()) == pytest.approx(mean, abs=1e-3), name
+    layout = RowLayout(*zip(*((n, tuple(p.shape)) for n, p in module.named_parameters()), strict=True))
+    by_muon = {
+        name for name, yes in zip(layout.names, hidden_matrices(layout, Muon().adamw, last=True), strict=True) if yes
+    }
+    matrices = {n for n, p in module.named_parameters() if p.dim() > 1}
+    assert matrices - by_muon == {"places.weight", "tokens.weight"}
+
+
+def test_rotary_positions_depend_on_distances_alone_and_no_token_sees_the_next():
+    torch.manual_seed(0)
+    for positions in Positions:
+        module = GPT(dim=16, layers=2, heads=2, positions=positions).build(RUNNING).double()
+        text = tokens(1, 12)
+        text[0, 6] = text[0, 0]
+        longer = module(text)
+        torch.testing.assert_close(module(text[:, :5]), longer[:, :5])
+        q = torch.randn(1, 1, 1, 8, dtype=torch.float64).expand(-1, -1, 12, -1)
+        if positions is Positions.rotary:
+            scores = rotated(q, module.turns) @ rotated(q.flip(-1), module.turns).mT
+            torch.testing.assert_close(scores[..., 3, 1], scores[..., 11, 9], rtol=1e-6, atol=0)
+            assert not torch.isclose(scores[..., 3, 1], scores[..., 3, 2])
+    with pytest.raises(ConfigError, match="rotary rotates pairs"):
+        GPT(dim=6, heads=2, positions=Positions.rotary)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -325,6 +373,29 @@ def test_running_text_comes_with_targets_one_token_on_and_padding_behind(tmp_pat
     assert (targets == PADDING).sum() == 6 and (targets != PADDING).sum() == 2 * 17
 
 
+def test_running_text_takes_a_tokenizer_and_its_token_zero_counts(tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    bytes_ = tokenizers.Tokenizer(tokenizers.models.BPE({"b": 0, "a": 1, "ab": 2}, [("a", "b")]))
+    bytes_.save(str(tmp_path / "tokenizer.json"))
+    folder = write(tmp_path / "text", one="abba" * 20)
+    data = TextFile(path=str(folder), longest=4, tokenizer=str(tmp_path / "tokenizer.json"))
+    loaded, info = data.load("cpu", 0), data.inspect()
+    inputs, targets = loaded.drawn(torch.tensor([[0]]), range(1), [0])
+    assert (inputs.flatten().tolist(), targets.flatten().tolist()) == ([3, 1, 2, 3], [1, 2, 3, 1])  # ab b a ab b ...
+    assert (info.vocabulary, loaded.characters.tolist()) == (4, [0, 1, 1, 2])
+    monkeypatch.setattr(tokenizers.Tokenizer, "from_pretrained", lambda name: (_ for _ in ()).throw(OSError("offline")))
+    for settings, words in (
+        (
+            {"tokens": RunningTokens.gpt2},
+            r"data\.tokens=gpt2 cannot be downloaded \(offline\): give the tokenizer\.json",
+        ),
+        ({"tokenizer": str(tmp_path / "none")}, "is not a file"),
+        ({"tokenizer": str(folder / "one")}, "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            TextFile(path=str(folder), **settings).inspect()
+
+
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -419,6 +490,25 @@ def test_batches_that_are_accumulated_are_one_larger_batch(start):
 
 
 # -- with everything else ----------------------------------------------------------------------------------------------
+
+
+def test_a_budget_of_tokens_is_a_number_of_steps(start):
+    shared = ("task=language", "model=gpt", "model.dim=8", "model.layers=1", "precision=bf16", "optim=muon", "lr=0.01")
+    shared += ("data.longest=16", "data.test_share=0.001", "num_workers=3", "algo=dpsgd", "topology=ring")
+    run = start(*shared, "batch_size_per_worker=[1,2,5]", "accumulate=2", "tokens=1300")
+    each = 2 * 8 * 16
+    assert (run.facts["step"], run.facts["tokens"]) == (5, 5 * each)
+    assert {row["tokens"] - each * row["step"] for row in run.rows} == {0}
+    assert throughput({"task": "language", "batch_size": 1, "num_workers": 3}, run.facts)["tokens/s"] > 0
+    for settings, words in (
+        ((*shared, "batch_size=4", "tokens=100"), "less than one step, which has 192 tokens"),
+        ((*shared, "batch_size=4", "tokens=2000", "steps=3"), "tokens=2000 is 10 steps, which contradicts steps=3"),
+        (("data=digits", "model=mlp", "tokens=10000"), "needs task=language"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            configure(*settings)
+    for given, meant in (("tokens=1.3k", "tokens=1300"), ("data.test_tokens=2B", "data.test_tokens=2000000000")):
+        assert in_its_unit(given) == meant and in_its_unit("data.tokens=2B") == "data.tokens=2B"
 
 
 @pytest.mark.parametrize(

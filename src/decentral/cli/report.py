@@ -55,10 +55,10 @@ results/tables/NAME; the table then covers only the runs of that study or sweep.
 --worker WHO       worst, mean, averaged, a number, or of a group that the runs have: 'present worst', 'honest mean'
                    (default: worst; for a study's results, the one that it measures)
 --where KEY=VALUE  only runs with this setting; may be repeated
---x AXIS           x axis of the figure: epochs (default), steps, bytes, or seconds (simulated, if time is simulated)
+--x AXIS           x axis of the figure: epochs (default), steps, bytes, tokens, or seconds (simulated, if time is)
 --log              a logarithmic y axis, which a metric that falls over two decades has anyway
 --panels NAME,...  metrics of the figure, a panel each: accuracy,'train loss' (default: the metric, a panel per column)
---throughput       add a table of examples per second (steps, for tasks without examples)
+--throughput       add a table of tokens or examples per second (steps, for tasks without examples)
 --name NAME        name of the table (default: from rows and columns, as algo_by_alpha)
 
 decentral-report runs --rows algo --columns alpha --best lr

@@ -34,6 +34,22 @@ if TYPE_CHECKING:
 _ROUNDS_LOOKED_AT = 256
 
 
+def _steps_of(config: Config, tokens: int) -> int:
+    """Return the number of steps with at most this many tokens. Raises ConfigError if there is none."""
+    each = config.tokens_of(1)
+    if each is None:
+        raise ConfigError(f"tokens={tokens} needs task=language, not task={config.task.name}: use epochs or steps.")
+    steps = tokens // each
+    if config.steps not in (None, steps):
+        raise ConfigError(f"tokens={tokens} is {steps} steps, which contradicts steps={config.steps}: use one of them.")
+    if not steps:
+        raise ConfigError(
+            f"tokens={tokens} is less than one step, which has {each:,} tokens: num_workers times batch_size times "
+            "accumulate times data.longest."
+        )
+    return steps
+
+
 def resolve(config: Config) -> Config:
     """Return the configuration with all task defaults resolved. Checks everything that does not need torch.
 
@@ -48,6 +64,8 @@ def resolve(config: Config) -> Config:
             "of them to null."
         )
     config = dataclasses.replace(config, num_workers=config.task.resolve_num_workers(config))
+    if config.tokens is not None:
+        config.steps = _steps_of(config, config.tokens)
     if config.early_stop.patience is not None:  # which counts evaluations
         config.evaluation.every_epochs = every_epochs or config.task.eval_every_epochs
     assert config.num_workers is not None

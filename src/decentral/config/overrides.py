@@ -142,18 +142,19 @@ _UNITS = {
     "_s": {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"},
     "_ms": {"us": "1e-3", "ms": "1", "s": "1e3"},
     "_gbps": {"kb": "1e-6", "Mb": "1e-3", "Gb": "1", "Tb": "1e3"},
+    "_tokens": {"k": "1e3", "M": "1e6", "B": "1e9"},
 }
 """End of a setting's name, which is its unit -> the units in which its values may be given, each in that of the name;
 of bandwidths without their last letters, which are it, it/s or ps."""
 _WITH_UNIT = re.compile(
-    r"(?<![\w.])(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(us|ms|s|min|h|[kMGT]b(?=it|ps))(?:it/s|it|ps)?(?![\w/])"
+    r"(?<![\w.])(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(us|ms|s|min|h|[kMGT]b(?=it|ps)|[kMB])(?:it/s|it|ps)?(?![\w/])"
 )
 
 
 def in_its_unit(override: str) -> str:
     """Return an override with its values in the unit of its setting: cluster.links.latency_s=20ms is 0.02."""
     key, _, value = override.partition("=")
-    units = next((units for ending, units in _UNITS.items() if key.endswith(ending)), {})
+    units = next((units for ending, units in _UNITS.items() if f"_{key}".endswith(ending)), {})
 
     def number(match: re.Match[str]) -> str:
         return f"{float(Decimal(match[1]) * Decimal(units[match[2]])):.15g}" if match[2] in units else match[0]

@@ -175,6 +175,9 @@ class Config(Settings):
         hint="passes over the data",
     )
     steps: int | None = setting(None, help="number of steps, instead of epochs", at_least=1)
+    tokens: int | None = setting(
+        None, help="number of training tokens of all workers, instead of epochs: 100k, 100M (task=language)", at_least=1
+    )
     metrics: list[str] = setting(
         [],
         help="metrics to record before the task's own: accuracy, f1 or macro_f1 (mean over classes), "
@@ -276,6 +279,14 @@ class Config(Settings):
         """Return the batch size of each worker: int64 [n]."""
         found = self.own("batch_size")
         return np.full(self.num_workers or 1, self.batch_size) if found is None else found
+
+    def tokens_of(self, steps: int) -> int | None:
+        """Return the number of tokens that all workers train on in these steps; None if the task has no tokens."""
+        if not self.task.has_tokens:
+            return None
+        local = self.local_steps()
+        windows = (self.batch_sizes() * (1 if local is None else local.steps / local.every)).sum() * self.accumulate
+        return int(steps * windows * self.data.longest)
 
     def local_steps(self) -> LocalSteps | None:
         """Return each worker's number of steps between two communications; None if all take every step."""

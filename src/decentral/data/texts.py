@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.data.dataset import NO_TEST, DivisibleData, LabelledTokens, cached, counts, no_column
-from decentral.data.tokens import FILE, BytePairs, Row, Symbols, TextTokens, check_library, read_rows, records
+from decentral.data.tokens import (
+    FILE,
+    BytePairs,
+    Row,
+    Symbols,
+    TextTokens,
+    check_library,
+    read_rows,
+    records,
+    tokenizer_file,
+)
 from decentral.errors import ConfigError, suggest
 from decentral.randomness import numpy_generator
 from decentral.settings import setting
@@ -76,9 +86,7 @@ class TextFiles(DivisibleData):
 
     def prepare(self) -> Path:
         """Train the tokenizer on the training texts, and tokenize all texts."""
-        file = None if self.tokenizer is None else at_home(self.tokenizer)
-        if file is not None and not file.is_file():
-            raise ConfigError(f"data.tokenizer={self.tokenizer} is not a file: give a tokenizer.json, or leave it out.")
+        file = tokenizer_file(self.tokenizer)
         if file is not None or self.tokens is TextTokens.bpe:
             check_library(f"data={self.name} with data.tokens=bpe")
         words = f"texts-4 {self!r} {self.files_digest()} {file_digest(file) if file else ''}"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from decentral.data.dataset import PADDING
 from decentral.errors import ConfigError, suggest
 from decentral.host.machine import require
+from decentral.store.files import at_home
 
 SPECIAL = ("[PAD]", "[UNK]")
 """Tokens 0 and 1: padding, and symbols that do not occur in the training texts."""
@@ -44,10 +45,15 @@ class RunningTokens(Enum):
 
     characters   all characters of the training text
     bpe          subwords with their leading white space, by byte-pair encoding (Sennrich et al., ACL 2016)
+    gpt2         GPT-2's 50,257 tokens, after padding; downloaded from the Hugging Face hub at the first use
     """
 
     characters = "characters"
     bpe = "bpe"
+    gpt2 = "gpt2"
+
+
+_HUB = "openai-community/gpt2"
 
 
 class Symbols:
@@ -79,10 +85,11 @@ class Symbols:
 
 
 class BytePairs:
-    """A tokenizer of the library `tokenizers`, with the methods of `Symbols`."""
+    """A tokenizer of the library `tokenizers`, with the methods of `Symbols`. `shift` is added to its numbers, so that
+    0 is padding."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, shift: int = 0) -> None:
+        self.tokenizer, self.shift = tokenizer, shift
 
     @classmethod
     def trained(cls, texts: Iterable[str], vocabulary: int, running: bool) -> BytePairs:
@@ -100,25 +107,34 @@ class BytePairs:
         return cls(tokenizer)
 
     @classmethod
-    def load(cls, path: Path) -> BytePairs:
-        """Load a file of the library. Raises ConfigError for another file, or for another padding token."""
-        check_library(f"data.tokenizer={path}")
+    def load(cls, path: Path | None, running: bool = False) -> BytePairs:
+        """Load a file of the library; None: download GPT-2's.
+
+        Numbers are shifted by 1 for running text if token 0 is not padding. Raises ConfigError for a file that is not a
+        tokenizer, for a failed download, and for texts with labels if token 0 is not padding.
+        """
+        check_library(f"data.tokenizer={path}" if path else "data.tokens=gpt2")
         from tokenizers import Tokenizer
 
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_file(str(path)) if path else Tokenizer.from_pretrained(_HUB)
         except Exception as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
             raise ConfigError(
-                f"data.tokenizer={path} cannot be read ({error}): give a tokenizer.json of the library tokenizers."
+                f"data.tokenizer={path} cannot be read ({reason}): give a tokenizer.json of the library tokenizers."
+                if path
+                else f"data.tokens=gpt2 cannot be downloaded ({reason}): give the tokenizer.json of {_HUB} as "
+                "data.tokenizer=FILE."
             ) from None
         used = tokenizer.id_to_token(PADDING)
-        if used is not None and not re.fullmatch(r"[<\[]pad[>\]]", used, re.I):
+        pads = used is None or bool(re.fullmatch(r"[<\[]pad[>\]]", used, re.I))
+        if not pads and not running:
             raise ConfigError(
                 f"data.tokenizer={path} has '{used}' as token 0, which is padding here: give one with [PAD] there."
             )
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return cls(tokenizer)
+        return cls(tokenizer, shift=int(not pads))
 
     @property
     def vocabulary(self) -> int:
@@ -127,17 +143,27 @@ class BytePairs:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text."""
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+        each = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
+        return [[number + self.shift for number in ids] for ids in each] if self.shift else each
 
     def lengths(self) -> list[int]:
-        """Return the number of characters of each token; an unknown token counts as one."""
+        """Return the number of characters of each token (bytes, if it is of bytes); an unknown token counts as one."""
         known = self.tokenizer.get_vocab()
-        lengths = {number: len(token) for token, number in known.items()} | {PADDING: 0, UNKNOWN: 1}
+        lengths = {number + self.shift: len(token) for token, number in known.items()} | {PADDING: 0}
+        lengths |= {} if self.shift else {UNKNOWN: 1}
         return [lengths.get(number, 0) for number in range(max(lengths) + 1)]
 
     def save(self, path: Path) -> None:
         """Write it to a file."""
         self.tokenizer.save(str(path))
+
+
+def tokenizer_file(given: str | None) -> Path | None:
+    """Return the file that is `data.tokenizer`; None if there is none. Raises ConfigError if it does not exist."""
+    file = None if given is None else at_home(given)
+    if file is not None and not file.is_file():
+        raise ConfigError(f"data.tokenizer={given} is not a file: give a tokenizer.json, or leave it out.")
+    return file
 
 
 def check_library(setting: str) -> None:

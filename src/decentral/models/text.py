@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from decentral.data.dataset import PADDING, DataDescription
@@ -155,6 +156,63 @@ class CharTransformer(SmallTransformer, LanguageModel):
 
         sizes = self.dim, self.layers, self.heads, self.hidden, self.dropout
         return NextToken(data.vocabulary, data.longest, *sizes)
+
+
+class Positions(Enum):
+    """Where a token's position enters.
+
+    learned   an embedding of each position, added to that of the token
+    rotary    queries and keys, rotated by angles p 10000^(-2j / d_head) at position p (Su et al., arXiv:2104.09864)
+    """
+
+    learned = "learned"
+    rotary = "rotary"
+
+
+@dataclass
+class GPT(LanguageModel):
+    """GPT-2 (Radford et al., 2019): a decoder with layer normalization before each part, for any tokens.
+
+    Each of `layers` layers computes x <- x + attention(norm(x)), x <- x + W2 gelu(W1 norm(x)) with W1 [4 dim, dim]; a
+    token attends to itself and to previous tokens. The output layer is the embedding of the tokens. Initial weights are
+    N(0, 0.02^2), those of the last matrix of attention and of W2 N(0, 0.02^2 / (2 layers)), biases 0. There are V dim +
+    12 layers dim^2 + (13 layers + 2) dim parameters for V tokens, and data.longest dim more for learned positions.
+
+    The sizes of gpt_124m are GPT-2's: 124,439,808 parameters with data.vocabulary=50257 data.longest=1024. gpt_1m,
+    gpt_10m and gpt_30m are named by the parameters of their layers, without embeddings. With optim=muon the matrices of
+    the layers belong to Muon, embeddings and vectors to AdamW. Departures: no dropout, and the exact gelu.
+
+    positions  learned or rotary
+    dim        model dimension
+    layers     number of layers
+    heads      number of attention heads, which divides dim (rotary: into even parts)
+    """
+
+    name: str = "gpt"
+    positions: Positions = Positions.learned
+    dim: int = setting(144, at_least=1)
+    layers: int = setting(4, at_least=1)
+    heads: int = setting(4, at_least=1)
+
+    def __post_init__(self) -> None:
+        check_heads(self.dim, self.heads)
+        if self.positions is Positions.rotary and self.dim // self.heads % 2:
+            raise ConfigError(
+                f"model.positions=rotary rotates pairs, but heads have model.dim / model.heads = "
+                f"{self.dim // self.heads} numbers: use an even quotient, or model.positions=learned."
+            )
+
+    def multiplications(self, data: NextTokens) -> float:
+        """Return the multiplications of the layers, and of the outputs."""
+        layers = transformer_multiplications(data.usual, self.dim, self.layers, 4 * self.dim)
+        return layers + data.usual * self.dim * data.vocabulary
+
+    def build(self, data: NextTokens) -> nn.Module:
+        """Build the network: tokens [B, L] -> logits [B, L, vocabulary]."""
+        from decentral.models.layers.transformer import GPT as Network
+
+        rotary = self.positions is Positions.rotary
+        return Network(data.vocabulary, data.longest, self.dim, self.layers, self.heads, rotary)
 
 
 _HUB = "distilbert-base-uncased"

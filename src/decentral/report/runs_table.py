@@ -85,7 +85,7 @@ class Layout:
                     study's results the one that the study measures
     where           'key=value': only runs with that setting
     throughput      whether to add how fast the runs trained, in examples or steps per second
-    x               x axis of the curves: epochs, steps, bytes, or seconds (simulated, where time is simulated)
+    x               x axis of the curves: epochs, steps, bytes, tokens, or seconds (simulated, where time is simulated)
     panels          metrics of the curves, each with its own panel; (): the metric, with a panel for each column
     log             whether their y axis is logarithmic; otherwise where a metric that should fall spans two decades
     """
@@ -402,13 +402,14 @@ def metric_named(
 
 
 def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
-    """Return how fast a run with these settings and this status trained: 'steps/s', and 'examples/s' if known."""
+    """Return how fast a run with these settings and this status trained: steps/s, and if known examples/s, tokens/s."""
     steps, wall_s = facts.get("step", 0), facts.get("wall_s", 0.0)
     found = {"steps/s": steps / wall_s if wall_s else math.nan}
     if wall_s and "model" in getattr(component("tasks", str(settings.get("task"))), "uses", ()):
         each = settings["batch_size"] * settings.get("accumulate", 1)
         examples = facts.get("examples_per_worker") or [steps * each] * (settings["num_workers"] or 1)
         found["examples/s"] = sum(examples) / wall_s
+        found |= {"tokens/s": facts["tokens"] / wall_s} if "tokens" in facts else {}
     return found
 
 

@@ -322,7 +322,7 @@ def amount(value: float, axis: str) -> str:
     >>> amount(1410, "simulated_s"), amount(18.2e9, "bytes_sent"), amount(1.16, "epoch")
     ('1,410 s', '18.2 GB', '1.16 epochs')
     """
-    unit = {"bytes_sent": "bytes", "simulated_s": "s", "wall_s": "s"}.get(axis, f"{axis}s")
+    unit = {"bytes_sent": "bytes", "simulated_s": "s", "wall_s": "s", "tokens": "tokens"}.get(axis, f"{axis}s")
     if axis == "bytes_sent" and value >= 1e3:
         size, unit = byte_unit(value)
         value /= size

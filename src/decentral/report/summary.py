@@ -116,6 +116,8 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
         how_far = f"{facts['step']} (evaluated after {step})"
         wall_s, sent = facts.get("wall_s", wall_s), facts.get("bytes_sent", sent)  # unknown if it was killed meanwhile
     lines = [f"Steps:    {how_far} in {duration(wall_s)}"]
+    if tokens := facts.get("tokens"):
+        lines.append(f"Tokens:   {tokens:,}, {tokens / wall_s if wall_s else 0:,.0f} per second")
     parts = {name: float(value) for name, value in (facts.get("times_s") or {}).items()}
     total = sum(parts.values())
     if total > 0:

@@ -189,12 +189,13 @@ AXES = {
     "wall_s": "training time (s)",
     "bytes_sent": "bytes sent by all workers",
     "simulated_s": "simulated time (s)",
+    "tokens": "tokens of all workers",
 }
 """The x axes of curves: key in metrics.jsonl, and column of curves.csv -> description.
 
-`wall_s` is training time without evaluation; `simulated_s` is time in a virtual cluster; `bytes_sent` is the total of
-all workers. An axis added here can be recorded with every evaluation, by runs that have it, and collected, plotted and
-used as a criterion.
+`wall_s` is training time without evaluation; `simulated_s` is time in a virtual cluster; `bytes_sent` and `tokens` (of
+task=language, padding included) are totals of all workers. An axis added here can be recorded with every evaluation, by
+runs that have it, and collected, plotted and used as a criterion.
 """
 
 

@@ -21,7 +21,7 @@ _MEANING = {**_METRIC, "heading": str}
 
 ROW = {
     **{"step": int, "epoch": _NUMBER, "worker": int | str, "split": str, "metric": str, "value": _NUMBER},
-    **{"wall_s": _NUMBER, "bytes_sent": _NUMBER, "simulated_s": _NUMBER},
+    **{"wall_s": _NUMBER, "bytes_sent": _NUMBER, "simulated_s": _NUMBER, "tokens": int},
 }
 """A line of metrics.jsonl."""
 
@@ -29,7 +29,7 @@ FILES: dict[str, dict[str, Any]] = {
     "status.json": {
         **{"run_id": str, "status": str, "step": int, "epoch": _NUMBER, "restarts": int, "rows": int},
         **{"updated": str, "wall_s": _NUMBER, "simulated_s": _NUMBER, "bytes_sent": _NUMBER, "messages_sent": _NUMBER},
-        **{"times_s": dict[str, _NUMBER], "lr_factor": _NUMBER, "examples_per_worker": list[int]},
+        **{"times_s": dict[str, _NUMBER], "lr_factor": _NUMBER, "examples_per_worker": list[int], "tokens": int},
         **{"notes": _TEXTS, "suspects": _TEXTS, "reason": str, "failure": str, "fraction": _NUMBER, "text": str},
         **{"simulated_shares": dict[str, list[_NUMBER]], "staleness": dict[str, int], "critical": list[int]},
         **{"availability": dict[str, Any], "collectives": dict[str, list[Any]], "ratios": list[list[Any]]},

@@ -272,7 +272,9 @@ class Language(SupervisedTask):
 
     A worker draws batches of `batch_size` windows of its own part. The loss is the mean over tokens of -log p(token),
     in nats. Tested on the ends of all sources: loss, bits per character, perplexity exp(loss), each from sums over the
-    tokens. Defaults: data=textfile partition=natural model=char_transformer optim=adam lr=0.003 batch_size=8 epochs=6.
+    tokens. With tokens=100M instead of epochs, the run has as many steps as fit into this number of training tokens of
+    all workers; a step has data.longest tokens for each window of its batches.
+    Defaults: data=textfile partition=natural model=char_transformer optim=adam lr=0.003 batch_size=8 epochs=6.
 
     reshuffle    shuffle a worker's windows again in every epoch
     drop_last    drop the windows that do not fill a batch at the end of an epoch
@@ -294,6 +296,7 @@ class Language(SupervisedTask):
         "epochs": "6",
     }
     eval_every_epochs: ClassVar[float | None] = 3.0
+    has_tokens: ClassVar[bool] = True
 
     def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """Open the local workers' models and text."""

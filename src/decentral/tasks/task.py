@@ -184,6 +184,9 @@ class Task(Settings, ABC, where="task"):
     has_classes: ClassVar[bool] = False
     """True if test examples have classes, of which each worker has its own distribution (`evaluation.split`)."""
 
+    has_tokens: ClassVar[bool] = False
+    """True if examples are windows of `data.longest` tokens, which a run may count (`tokens`)."""
+
     own_batches: ClassVar[bool] = False
     """True if workers may have different batch sizes (`batch_size_per_worker`)."""
 

@@ -140,6 +140,8 @@ class Recorder:
         }
         if r.stepper.simulated_s is not None:
             place["simulated_s"] = round(r.stepper.simulated_s, 9)
+        if (tokens := self.config.tokens_of(t)) is not None:
+            place["tokens"] = tokens
         rows = found.rows(**place)
         if r.ends_at(t):
             rate = self.config.schedule.rates(r.problem.steps_per_epoch, r.total_steps)
@@ -195,6 +197,8 @@ class Recorder:
             "messages_sent": r.stepper.traffic.messages_sent,
             "times_s": r.spent_s,
         }
+        if (tokens := self.config.tokens_of(step)) is not None:
+            facts["tokens"] = tokens
         if own:
             facts["examples_per_worker"] = r.problem.examples(draws)
         if self.config.schedule != Constant() and Feature.training in r.algorithm.supports:

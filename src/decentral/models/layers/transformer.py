@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,11 +23,13 @@ class Block(nn.Module):
         self.hidden, self.output = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool, turns: Tensor | None = None) -> Tensor:
         """Compute the block. `mask` [B, 1, 1, L] marks the tokens to attend to; `causal`: only previous tokens and the
-        token itself."""
+        token itself; `turns`: see `rotated`."""
         together = self.queries_keys_values(self.attention_norm(x))
         q, k, v = together.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        if turns is not None:
+            q, k = rotated(q, turns), rotated(k, turns)
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
         x = x + self.dropout(self.joined(attended.transpose(1, 2).flatten(2)))
         return x + self.dropout(self.output(F.gelu(self.hidden(self.hidden_norm(x)))))
@@ -80,6 +84,47 @@ class NextToken(nn.Module):
         for block in self.blocks:
             x = block(x, None, causal=True)
         return self.head(self.norm(x))
+
+
+def rotated(x: Tensor, turns: Tensor) -> Tensor:
+    """Return queries or keys [B, heads, L, d] with the pairs (x_j, x_{j + d/2}) rotated, for `turns` [2, L, d/2], the
+    cosines and sines of the angles."""
+    (cos, sin), (a, b) = turns.to(x.dtype), x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+class GPT(nn.Module):
+    """A network from tokens [B, L] to logits [B, L, vocabulary] of the next tokens; see model=gpt.
+
+    The embedding is also the output layer. It is the last matrix: optimizers that treat the head separately find it.
+    """
+
+    turns: Tensor
+
+    def __init__(self, vocabulary: int, longest: int, dim: int, layers: int, heads: int, rotary: bool) -> None:
+        super().__init__()
+        self.places = None if rotary else nn.Embedding(longest, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads, 4 * dim, 0.0) for _ in range(layers))
+        self.norm, self.tokens = nn.LayerNorm(dim), nn.Embedding(vocabulary, dim)
+        rates = 10_000.0 ** (-torch.arange(0, dim // heads, 2, device="cpu", dtype=torch.float64) * heads / dim)
+        angles = torch.arange(longest, device="cpu", dtype=torch.float64)[:, None] * rates
+        turns = torch.stack([angles.cos(), angles.sin()]).float()
+        self.register_buffer("turns", turns if rotary else None, persistent=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                residual = name.endswith(("joined.weight", "output.weight"))
+                nn.init.normal_(parameter, std=0.02 / sqrt(2 * layers) if residual else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [B, L, vocabulary] for tokens [B, L]."""
+        x, length = self.tokens(tokens), tokens.shape[1]
+        if self.places is not None:
+            x = x + self.places.weight[:length]
+        for block in self.blocks:
+            x = block(x, None, True, None if self.places is not None else self.turns[:, :length])
+        return F.linear(self.norm(x), self.tokens.weight)
 
 
 class Recurrent(nn.Module):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 AXIS_WORDS = {
     **{"epochs": ("epoch", "epoch"), "steps": ("step", "step"), "bytes": ("bytes_sent", "bytes_sent")},
     "seconds": ("wall_s", "simulated_s"),
+    "tokens": ("tokens", "tokens"),
 }
 """The words of `--x` -> the axis of the metrics: without and with simulated time."""
 _VECTORS = "vectors_per_step"

@@ -16,6 +16,7 @@ from decentral.tasks.problems.supervised import Supervised
 
 if TYPE_CHECKING:
     from decentral.data.loading.in_memory import Windows
+    from decentral.data.loading.token_windows import TokenWindows
     from decentral.tasks.supervised import ClassificationTask, SupervisedTask
     from decentral.tasks.task import TaskConfig
 
@@ -51,22 +52,32 @@ def next_token_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "me
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction=reduction)
 
 
+def unpadded_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    """Return the same for texts without padding, in which all targets count."""
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction=reduction)
+
+
 class NextTokenPrediction(Supervised):
     """Cross-entropy of every token of a batch except padding, each with the same weight."""
 
     loss = staticmethod(next_token_loss)
-    ignored: ClassVar[int | None] = PADDING
+    ignored: int | None = PADDING
     dealt: ClassVar[str] = "source"
     num_statistics = 3
-    usual_metrics = (
+    usual_metrics: tuple[Metric, ...] = (
         Metric("test", "loss", unit="nats"),
         Metric("test", "bits_per_character", unit="bits"),
         Metric("test", "perplexity"),
     )
-    data: Windows
+    data: Windows | TokenWindows
 
     def __init__(self, task: SupervisedTask, config: TaskConfig, workers: range, device: torch.device) -> None:
+        if not config.data.inspect().padded:
+            self.loss, self.ignored = unpadded_loss, None
         super().__init__(task, config, workers, device)
+        if self.data.unigram is None:
+            self.usual_metrics = self.usual_metrics[::2]
+            return
         self.notes = (
             *self.notes,
             f"the frequencies of tokens in the training text alone have a test loss of {self.data.unigram:.3f} nats",
@@ -75,10 +86,13 @@ class NextTokenPrediction(Supervised):
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Add the sum of -log p, the number of tokens, and the number of their characters: [3]."""
         total[0] += self.loss(outputs, targets, reduction="sum")
-        total[1] += (targets != PADDING).sum()
-        total[2] += self.data.characters[targets].sum()
+        total[1] += targets.numel() if self.ignored is None else (targets != self.ignored).sum()
+        if self.data.characters is not None:
+            total[2] += self.data.characters[targets].sum()
 
     def usual_values(self, statistics: Tensor) -> Tensor:
-        """Return nats per token, bits per character, perplexity: [..., 3] -> [..., 3]."""
+        """Return nats per token, bits per character, perplexity: [..., 3] -> [..., 3]; for token shards, whose
+        characters are unknown, the first and the last."""
         nats, tokens, characters = statistics.unbind(-1)
-        return torch.stack([nats / tokens, nats / math.log(2) / characters, (nats / tokens).exp()], dim=-1)
+        values = [nats / tokens, nats / math.log(2) / characters, (nats / tokens).exp()]
+        return torch.stack(values if self.data.characters is not None else values[::2], dim=-1)

@@ -65,7 +65,7 @@ class Supervised(Problem):
 
     loss: Loss
     loss_unit = "nats"
-    ignored: ClassVar[int | None] = None
+    ignored: int | None = None
     """Targets of this value are ignored, such as the padding of sequences."""
     dealt: ClassVar[str] = "class"
     """The kind of labels that a partition uses."""
