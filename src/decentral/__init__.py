@@ -43,6 +43,7 @@ _HOMES = {
     "checkpoint": "decentral.script.resuming",
     "check": "decentral.cli.check",
     "certify": "decentral.plugins.certificates.certify",
+    "draw_certificates": "decentral.plugins.certificates.certify",
     "iterates": "decentral.script.iterating",
     "join": "decentral.script.joining",
     "load": "decentral.script.loading",

@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from decentral.conformance.check import Checks, Found
 
 _HELP = """\
-decentral-check algo=NAME|module:Class [key=value ...] [--config-dir FOLDER]
+decentral-check algo=NAME[,NAME ...]|module:Class [key=value ...] [--config-dir FOLDER]
 
 Checks an algorithm, your own (docs/own_components.md) or a built-in one, in small runs, and reports which properties
 of the contract hold: the same iterates with 1, 2 and n processes and after a resume, a preserved mean of the models,
 bytes counted as sent, plain SGD where every worker hears all others, and so on. Other settings (algo.step_size=1,
-topology=star) apply to all runs; topology= defaults to one that suits the algorithm. Takes about a minute.
+topology=star) apply to all runs; topology= defaults to one that suits the algorithm. Takes about a minute each.
 Exit status: 0 all hold, 1 some do not, 2 refused.
 """
 _WIDTH = 118
+_Algorithm = tuple[dict[str, Any], list[str]]
+"""Objects by group, and overrides."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,11 +49,12 @@ def _carry_out(arguments: list[str]) -> int:
     chosen = [word for word in options.words if word.startswith("algo=")]
     if len(chosen) != 1:
         raise ConfigError("decentral-check needs one algorithm, as in decentral-check algo=dpsgd.")
-    objects, words, name = dict[str, Any](), options.words, chosen[0].partition("=")[2]
-    if ":" in name:
-        objects["algo"] = function("algo", name)
-        words = [word for word in words if word != chosen[0]]
-    found = _checked(objects, words, options.config_dir)
+    words = [word for word in options.words if word != chosen[0]]
+    algorithms: list[_Algorithm] = [
+        ({"algo": function("algo", name)}, []) if ":" in name else ({}, [f"algo={name}"])
+        for name in chosen[0].partition("=")[2].split(",")
+    ]
+    found = _checked(algorithms, words, options.config_dir)
     return FAILED if any(one.verdict == "FAILED" for one in found) else 0
 
 
@@ -75,28 +78,30 @@ def check(algo: object, *overrides: str, config_dir: str | None = None, **settin
     from decentral.script.training import taken_out
 
     objects, words = taken_out({"algo": algo, **settings})
-    found = _checked(objects, [*words, *overrides], config_dir)
+    found = _checked([(objects, [*words, *overrides])], [], config_dir)
     return DataFrame(found, columns=["property", "verdict", "remark"]).set_index("property")
 
 
-def _checked(objects: dict[str, Any], words: list[str], config_dir: str | None) -> list[Found]:
-    """Check the algorithm of the words or of the objects, print the outcome and return it."""
+def _checked(algorithms: Sequence[_Algorithm], words: list[str], config_dir: str | None) -> list[Found]:
+    """Check each algorithm with these overrides, print the outcomes and return them."""
     reports = functions("checks")
-    of_reports = [word for word in words if re.split(r"[.=]", word)[0] in reports]
-    words = [word for word in words if word not in of_reports]
-    checked([word for word in words if word.partition(".")[0] not in objects], folders_of(config_dir))  # at once
+    algorithms = [(objects, [*own, *words]) for objects, own in algorithms]
+    of_reports = [word for word in algorithms[0][1] if re.split(r"[.=]", word)[0] in reports]
+    algorithms = [(objects, [word for word in own if word not in of_reports]) for objects, own in algorithms]
+    for objects, own in algorithms:
+        checked([word for word in own if word.partition(".")[0] not in objects], folders_of(config_dir))  # at once
     from decentral.conformance.check import Checks
     from decentral.script.training import made_of
 
-    made, words = made_of(objects, words, config_dir)
-    checks, texts = Checks(words, config_dir, made), []
+    made = [made_of(objects, own, config_dir) for objects, own in algorithms]
+    cases, texts = [Checks(own, config_dir, parts) for parts, own in made], []
     for name, report in reports.items():
         given = (word.removeprefix(name).partition("=") for word in of_reports if re.split(r"[.=]", word)[0] == name)
-        texts.append(report(checks.base, {key.removeprefix("."): value for key, _, value in given}))
-    found = carry_out(f"algo={checks.base.algo.name}", checks)
+        texts.append(report([one.base for one in cases], {key.removeprefix("."): value for key, _, value in given}))
+    found = [carry_out(f"algo={one.base.algo.name}", one) for one in cases]
     for text in itertools.chain(*texts):
         say(f"\n{text}")
-    return found
+    return list(itertools.chain(*found))
 
 
 def carry_out(algo: str, checks: Checks) -> list[Found]:

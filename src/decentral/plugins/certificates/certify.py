@@ -16,15 +16,17 @@ from decentral.compression.dense import NoCompression
 from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
+from decentral.measurements.values import Value
 from decentral.optim.optimizer import Optimizer
 from decentral.plugins.certificates.quadratics import STABLE, Piece, hardest, noise_ratio
 from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, Tracer
 from decentral.plugins.certificates.worst_case import worst_case
 from decentral.registry.typed import typed
-from decentral.report import style
+from decentral.report.make import make
 from decentral.script.components import algorithm_from, check_setup, chosen
 from decentral.settings import Settings, setting
-from decentral.store.files import write_bytes, write_json, write_text
+from decentral.store.files import at_home, make_folder, write_json, write_text
+from decentral.study.collect import write_values
 from decentral.topology.communication import Communication
 from decentral.topology.topology import Topology
 
@@ -234,43 +236,47 @@ def text(terms: Terms, table: DataFrame) -> str:
     return "\n".join(sentences)
 
 
-def store(table: DataFrame, stored: dict[str, Any], folder: Path) -> None:
-    """Write certificate.csv, certificate.json with `stored` beside the rows, and, of several learning rates,
-    certificate.png."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "certificate.csv", table.to_csv(index=False))
-    write_json(folder / "certificate.json", stored | {"rows": table.to_dict("records")})
-    if len(table) > 1:
-        write_bytes(
-            folder / "certificate.png", draw(table, f"{stored['algo']['name']}, {stored['num_workers']} workers")
-        )
+_METRICS = {
+    "rate": "rate per step",
+    "bias": "distance from the optimum / zeta",
+    "noise_worker": "variance of a worker / all-reduce",
+    "noise_mean": "variance of the mean / all-reduce",
+    "upper": "certified worst error",
+    "lower": "attained worst error",
+}
 
 
-_PANELS = (
-    ("rate per step", {"rate": "largest over curvatures"}, None),
-    ("distance from the optimum / zeta", {"bias": "root mean square over workers"}, 0),
-    ("variance / that of all-reduce", {"noise_worker": "a worker's model", "noise_mean": "mean of the models"}, 0),
-    ("worst error", {"upper": "certified", "lower": "attained"}, None),
-)
-"""Label, lines by their column, and the lower end of the axis."""
+def draw_certificates(
+    tables: Mapping[str, DataFrame], folder: str | Path, *, title: str = "Certificates of linear methods"
+) -> Path:
+    """Draw certificates over the learning rate, a panel for each number and a line for each method; return the figure.
 
+    >>> tables = {name: decentral.certify(name, num_workers=8) for name in ("dpsgd", "d2")}  # doctest: +SKIP
+    >>> decentral.draw_certificates(tables, "certificates")  # doctest: +SKIP
 
-def draw(table: DataFrame, title: str) -> bytes:
-    """Return the figure of rate, bias, noise and worst case over the learning rate, as a PNG."""
-    from matplotlib.figure import Figure
+    Args:
+        tables: What `certify` returns, by the method's name.
+        folder: Where certificates.png goes, the tables (certificates.csv), and what `decentral-report FOLDER` reads.
+        title: Title of the figure.
+    """
+    from pandas import concat
 
-    panels = [panel for panel in _PANELS if not table.columns.intersection(panel[1]).empty]
-    with style.settings(title):
-        figure = Figure(figsize=(3.3 * len(panels), 3.2), layout="constrained")
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold")
-        for ax, (label, lines, bottom) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-            columns = [column for column in lines if column in table]
-            shown = table[columns].where(table[columns] > _ROUNDING, 0.0)
-            ax.set_prop_cycle(color=[style.BLUE, style.VERMILLION], linestyle=["-", "--"])
-            ax.plot(table.lr, shown, label=[lines[column] for column in columns])
-            ax.set(xscale="log", xlabel="learning rate", ylabel=label, ylim=(bottom, None))
-            ax.legend(frameon=False, fontsize="small")
-        return style.png(figure, 150)
+    values = [
+        {**Value({}, row[key], words, 0)._asdict(), "method": method, "lr": row["lr"], "rate": row["lr"]}
+        for key, words in _METRICS.items()
+        for method, table in tables.items()
+        for row in table.where(table.abs() > _ROUNDING, table * 0.0).to_dict("records")
+        if math.isfinite(row.get(key, math.nan))
+    ]
+    directory, figure = at_home(folder), {"name": "certificates", "kind": "scaling", "panels": "metric", "x": "lr"}
+    make_folder(directory, above=2)
+    named = [table.assign(method=name).set_index("method") for name, table in tables.items()]
+    write_text(directory / "certificates.csv", concat(named).to_csv())
+    write_values(directory, ["method", "lr"], values)
+    report = {"repeats": "", "figures": [figure | {"lines": ["method"], "logx": True}]}
+    facts = {"study": directory.name, "title": title, "labels": ["method", "lr"], "report": report}
+    write_json(directory / "study.json", facts)
+    return make(directory, alone=False).figures[0]
 
 
 @typed()

@@ -12,7 +12,6 @@ import numpy as np
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.store.metrics import read_metrics
-from decentral.terminal.console import aligned
 
 _LARGEST = 2000
 """The largest number of state coordinates."""
@@ -23,8 +22,9 @@ _LAST = 0.2
 """Share of the evaluations that the end of a run is."""
 
 
-def quadratics(config: Config) -> Callable[[Path], str]:
-    """Predict a run of this configuration; return the text that compares it with the finished run in a directory.
+def quadratics(config: Config) -> Callable[[Path], list[list[str]]]:
+    """Predict a run of this configuration; return what compares it with the finished run in a directory: rows of a
+    quantity, its predicted and its measured value.
 
     Raises ConfigError for another task, a learning rate that changes, or a method that has no certificate.
     """
@@ -38,7 +38,7 @@ def quadratics(config: Config) -> Callable[[Path], str]:
     rate, bias, noise, suboptimality = _predict(config)
     expected = math.hypot(bias, noise)
 
-    def compared(directory: Path) -> str:
+    def compared(directory: Path) -> list[list[str]]:
         steps, squares = _measured(directory, "distance_to_optimum", 2)
         distances, last = np.sqrt(squares), math.ceil(_LAST * len(steps))
         end = math.sqrt(squares[-last:].mean())
@@ -47,21 +47,14 @@ def quadratics(config: Config) -> Callable[[Path], str]:
         falling = (distances > 10 * expected) & (distances > 1e-9 * distances[0]) & (steps >= steps[-1] // 10)
         slope = np.polyfit(steps[falling], np.log(distances[falling]), 1)[0] if falling.sum() > 1 else math.nan
         ended = float(_measured(directory, "suboptimality", 1)[1][-last:].mean())
-        rows = [
-            ["", "predicted", "measured"],
+        return [
             ["rate per step", f"{rate:.5f}", "-" if math.isnan(slope) else f"{math.exp(slope):.5f}"],
-            ["distance by heterogeneity", _shown(bias), "-" if noise else _shown(end) + mark],
-            ["distance by gradient noise", _shown(noise), _shown(end) + mark if noise and bias <= _ROUNDING else "-"],
+            ["bias", _shown(bias), "-" if noise else _shown(end) + mark],
+            ["noise", _shown(noise), _shown(end) + mark if noise and bias <= _ROUNDING else "-"],
+            ["left of the start", _shown(left), "-"],
             ["suboptimality (mean)", _shown(suboptimality), _shown(ended) + mark],
             ["distance at the end", _shown(expected), _shown(end) + mark],
         ]
-        table = f"Predicted from the method's coefficients (root mean square over workers):\n{aligned(rows)}"
-        if mark:
-            table += (
-                f"\nNot converged: after {steps[-1]} steps, a distance of about {left:.3g} from the start is left, and "
-                "the predicted ends are those of a longer run."
-            )
-        return table
 
     return compared
 
