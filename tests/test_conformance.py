@@ -308,12 +308,22 @@ def needs(tmp_path):
             return [*TASKS[option], "algo=dpsgd", "topology=ring", "num_workers=4"]
         if group == "partition" and option == "natural":
             return ["num_workers=4"]  # there are no more than ten classes of digits
+        if (group, option) == ("data", "tokens"):
+            np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "train.bin")
+            return [
+                "task=language",
+                f"data.path={tmp_path}",
+                "data.longest=16",
+                "data.sections=2",
+                "partition=iid",
+                "num_workers=2",
+            ]
         if group == "data" and option in TEXTS:
             task, files, content = TEXTS[option]
             for file in files:
                 (tmp_path / file).write_text(content)
             return [f"task={task}", f"data.path={tmp_path}", "partition=iid", "num_workers=2", "batch_size=1"]
-        takes = components("models")[option].takes if group == "model" else None
+        takes = components("models")["gpt" if option.startswith("gpt_") else option].takes if group == "model" else None
         if takes in OF_TASK and OF_TASK[takes] != "images":
             return [f"task={OF_TASK[takes]}"]
         if group == "data" and option in BUNDLED:

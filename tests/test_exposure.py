@@ -132,9 +132,12 @@ def test_no_command_of_ours_lets_an_agent_unpickle_what_strangers_send():
 def test_no_process_of_ours_unpickles_what_another_machine_sends():
     """torch's collectives of objects do; what we read with torch.load is read with its restricted unpickler.
 
-    What SLURM jobs leave in a file is unpickled by submitit, but only from a folder that is ours alone.
+    What SLURM jobs leave in a file is unpickled by submitit, but only from a folder that is ours alone. A process of a
+    run unpickles objects of its parent (`Prepared.unpacked`).
     """
     for source in SOURCES.rglob("*.py"):
+        if source.name == "prepared.py":
+            continue
         for node in ast.walk(ast.parse(source.read_text())):
             if not isinstance(node, ast.Call):
                 continue

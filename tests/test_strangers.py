@@ -325,7 +325,7 @@ def test_titles_and_labels_are_shown_as_text(tmp_path: Path, capsys: pytest.Capt
     write(directory, [value(HOSTILE, "ring", 0.1, 3.0)], {**REPORT, "caption": HOSTILE})
     facts = dict.fromkeys(("title", "item", "needs", "command"), HOSTILE) | {"departures": [HOSTILE], "paper": "mine"}
     write_json(directory / "study.json", {**(read_json(directory / "study.json") or {}), **facts})
-    made, _, _ = make_all(tmp_path / "theirs", ["strange"])
+    made, _, _ = make_all(tmp_path / "theirs")
     pages = [tmp_path / "theirs" / "README.md", tmp_path / "theirs" / "mine" / "README.md", directory / "table.md"]
     for page in pages:
         text = page.read_text()

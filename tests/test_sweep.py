@@ -886,8 +886,8 @@ def test_a_sweep_takes_the_options_of_a_table_of_runs(capsys):
             "algo.period_steps",
             "bytes",
         ),
-        ("--columns algo --x seconds", ["algo.period_steps", "cluster.links.latency_s"], "algo", "simulated_s"),
-        ("--best algo.period_steps --worker mean", ["algo"], "cluster.links.latency_s", "epoch"),
+        ("--columns algo --x seconds", ["algo.period_steps", "cluster.links.latency_s"], "algo", "seconds"),
+        ("--best algo.period_steps --worker mean", ["algo"], "cluster.links.latency_s", "epochs"),
     ):
         status, out, _ = command(capsys, *words, *options.split())
         (again,) = re.findall(r"^Next:     decentral-report (.*?)  \(", out, re.M)
