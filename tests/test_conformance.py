@@ -309,15 +309,9 @@ def needs(tmp_path):
         if group == "partition" and option == "natural":
             return ["num_workers=4"]  # there are no more than ten classes of digits
         if (group, option) == ("data", "tokens"):
-            np.arange(20_000, dtype=np.uint16).tofile(tmp_path / "train.bin")
-            return [
-                "task=language",
-                f"data.path={tmp_path}",
-                "data.longest=16",
-                "data.sections=2",
-                "partition=iid",
-                "num_workers=2",
-            ]
+            (np.arange(20_000, dtype=np.uint16) % 50).tofile(tmp_path / "train.bin")
+            words = "longest=16", "sections=2", "end_of_text=0", f"path={tmp_path}"
+            return ["task=language", "partition=iid", "num_workers=2", *(f"data.{word}" for word in words)]
         if group == "data" and option in TEXTS:
             task, files, content = TEXTS[option]
             for file in files:

@@ -25,6 +25,7 @@ from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
+from decentral.report.figures.lines import AXIS_WORDS
 from decentral.store.files import at_home, check_name, make_folder, write_text
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import is_number, value_of
@@ -68,6 +69,8 @@ def compare(
         given[key], words = catalogue.reserved(words, key)
     asked = _asked(given)
     shown = {"x": "seconds", **(table or {})}
+    if shown["x"] not in AXIS_WORDS:
+        raise ConfigError(f"--x={shown['x']} does not exist.{suggest(shown['x'], AXIS_WORDS)}")
     if other := next((name for name in shown if name not in ("x", "log")), ""):
         raise ConfigError(f"--{other} does not apply to target=, whose table has a row per method: use --x or --log.")
     words = checked(words, folders_of(config_dir), several=True)
