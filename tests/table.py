@@ -256,6 +256,10 @@ VARIANTS: dict[str, list[str]] = {
 """Settings that take another way through an algorithm."""
 
 
+SEVERAL_GRADIENTS = {"gt_saga", "gt_sarah", "lt_admm_vr"}
+"""Methods that also take gradients of named examples, which take time."""
+
+
 @dataclass(frozen=True)
 class TopologyCase:
     """What is true of a topology, with default settings."""
@@ -270,7 +274,7 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "chain": TopologyCase(5, tree=True),
     "cliques": TopologyCase(6),
     "complete": TopologyCase(5),
-    "d_cliques": TopologyCase(6),
+    "d_cliques": TopologyCase(5),
     "dbt": TopologyCase(6, tree=True),
     "epidemic": TopologyCase(6),
     "equidyn": TopologyCase(6),
@@ -291,7 +295,7 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "social": TopologyCase(32),
     "spanning_tree": TopologyCase(6, tree=True),
     "star": TopologyCase(6, tree=True),
-    "stl_fw": TopologyCase(6),
+    "stl_fw": TopologyCase(5),
     "symmetric_exponential": TopologyCase(6),
     "torus": TopologyCase(6),
 }

@@ -28,7 +28,7 @@ from decentral.registry import components
 from decentral.topology.rounds import Rounds
 from decentral.training.timing import Timed, timed
 from handmade_cluster import Costs, Virtual
-from table import ALGORITHMS, ASYNCHRONOUS, FREE
+from table import ALGORITHMS, ASYNCHRONOUS, FREE, SEVERAL_GRADIENTS
 
 # -- Simulated time: by hand, by max-plus recurrences in plain Python, and never from the future -----------------------
 
@@ -106,8 +106,8 @@ def test_equally_fast_workers_with_a_free_network_never_wait(tmp_path, name):
         settings = [*ALGORITHMS[name].nets[0].overrides(tmp_path), *ALGORITHMS[name].overrides]
         settings += [f"task={ALGORITHMS[name].task}"]
     found = time_of(12, f"algo={name}", *settings, *FREE)
-    several = name in ("gt_saga", "gt_sarah", "lt_admm_vr")  # they also take gradients of named examples
-    assert (found.simulated_s > 12.0 if several else found.simulated_s == 12.0) and found.waiting_share == 0.0
+    assert found.simulated_s > 12.0 if name in SEVERAL_GRADIENTS else found.simulated_s == 12.0
+    assert found.waiting_share == 0.0
     assert found.gradients == 12 * len(found.accounts["compute"])
     assert set(found.ages) <= (set(range(5)) if name == "async_diloco" else {0})
 
