@@ -29,6 +29,7 @@ from decentral.plugins.certificates.quadratics import Piece
 from decentral.plugins.certificates.trace import Method, NotLinear, coefficients, run
 from decentral.plugins.certificates.worst_case import certified, forms_of, pairs, traced, worst_case
 from decentral.registry import components
+from decentral.report.results import read
 
 MU, L = 0.1, 1.0
 
@@ -312,17 +313,21 @@ def test_a_method_of_ones_own_is_certified_and_its_bias_is_found() -> None:
 
 @pytest.mark.slow
 def test_the_command_writes_table_figure_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["algo=dpsgd", "topology=ring", "num_workers=4", f"results_dir={tmp_path}"]
+    words = ["algo=dpsgd,extra", "topology=ring", "num_workers=4", f"results_dir={tmp_path}"]
     with pytest.raises(SystemExit) as exit:
         main([*words, "certify=true", "certify.steps=2", "certify.mu=0.2"])
     out = capsys.readouterr().out
     assert exit.value.code == 0 and "every gradient finally counts the same" in out
     assert "Largest stable learning rate: 2" in out
-    (folder,) = (tmp_path / "certificates").glob("dpsgd-ring-4-*")
-    assert {file.name for file in folder.iterdir()} == {"certificate.csv", "certificate.json", "certificate.png"}
+    (folder,) = (tmp_path / "certificates").glob("dpsgd-extra-ring-4-*")
+    assert {"certificates.csv", "certificates.json", "certificates.png"} < {file.name for file in folder.iterdir()}
     assert "searching for the largest stable learning rate" in out and "error after 2 steps at most" in out
-    stored = json.loads((folder / "certificate.json").read_text())
-    assert stored["algo"]["name"] == "dpsgd" and stored["num_workers"] == 4 and stored["terms"]["steps"] == 2
+    stored = json.loads((folder / "certificates.json").read_text())
+    assert [one["algo"]["name"] for one in stored["methods"]] == ["dpsgd", "extra"] and stored["terms"]["steps"] == 2
+    (figure,) = (results := read(folder)).spec.figures
+    lines = figure.data(results)
+    assert {line.key for line in lines} == {("dpsgd, ring",), ("extra, ring",)}
+    assert len({line.panel for line in lines}) == 6 and all(len(line.x) in (24, 25) for line in lines)
 
 
 def test_the_command_refuses_wrong_settings_before_its_checks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -366,14 +371,21 @@ def test_a_prediction_is_what_a_run_does(tmp_path: Path, capsys: pytest.CaptureF
         with pytest.raises(SystemExit) as exit:
             run_command([*base, *words, "progress=false", "--predict"])
         assert exit.value.code == 0
-        table = [line.split() for line in capsys.readouterr().out.splitlines()[-5:]]
+        table = [line.split() for line in capsys.readouterr().out.splitlines()[-6:]]
         predicted, measured = (float(table[-1][i]) for i in (-2, -1))
         assert measured == pytest.approx(predicted, rel=0.1, abs=1e-9), words
         predicted, measured = (float(table[-2][i]) for i in (-2, -1))
         assert table[-2][0] == "suboptimality" and measured == pytest.approx(predicted, rel=0.2, abs=1e-9), words
     with pytest.raises(SystemExit):
         run_command([*base, "algo=dpsgd", "topology=ring", "num_workers=4", "steps=20", "progress=false", "--predict"])
-    assert re.search(r"^distance at the end .* \(not converged\)$\nNot converged: ", capsys.readouterr().out, re.M)
+    assert re.search(r"^distance at the end .*\*$\n\* Not converged: ", capsys.readouterr().out, re.M)
+    sweep = ["-m", *base, "algo=dpsgd,d2", "topology=ring", "num_workers=4", "steps=500", "progress=false"]
+    with pytest.raises(SystemExit):
+        run_command([*sweep, "--predict"])
+    *_, head, _, first, second = capsys.readouterr().out.splitlines()
+    assert head.startswith("predicted / measured") and "bias" in head and first.startswith("algo=dpsgd ")
+    predicted, measured = map(float, first.rpartition("  ")[2].split(" / "))
+    assert measured == pytest.approx(predicted, rel=0.1) and second.split()[:3] == ["algo=d2", "0.95899", "/"]
     for words, reason in (
         (("data=digits", "model=mlp"), "use task=quadratics"),
         (("task=quadratics", "lr=0"), "use a larger learning rate"),

@@ -49,10 +49,9 @@ def _carry_out_command(arguments: list[str]) -> int:
         raise ConfigError("--resolve needs --cfg job, which prints the configuration.")
 
     with without_garbage_collection():
-        from decentral.cli.single import carry_out
+        from decentral.cli.single import carry_out, compared, predictions
         from decentral.config.composition import as_yaml, compose
         from decentral.config.prepared import prepare
-        from decentral.registry.find import functions
 
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")
@@ -61,17 +60,15 @@ def _carry_out_command(arguments: list[str]) -> int:
     if asked := next((word for word in options.words if word.startswith(("target=", "tune=", "budget="))), ""):
         if not options.multirun:
             raise ConfigError(f"{asked} needs -m, which compares several runs.")
+        if options.predict:
+            raise ConfigError("--predict does not apply to target=: leave one of them out.")
         from decentral.cli.to_target import compare
 
         return compare(options.words, options.config_dir, options.save_study, table)
     if options.multirun:
-        if options.predict:
-            raise ConfigError(
-                "--predict compares a single run: repeat the command for one value of each setting, without -m."
-            )
         from decentral.cli.sweep import sweep
 
-        return sweep(options.words, options.config_dir, options.save_study, table)
+        return sweep(options.words, options.config_dir, options.save_study, table, options.predict)
     for name in ["save-study"] * bool(options.save_study) + list(table):
         raise ConfigError(f"--{name} needs -m, which starts several runs.")
     with without_garbage_collection():
@@ -82,10 +79,10 @@ def _carry_out_command(arguments: list[str]) -> int:
         from decentral.cli.sweep import submit
 
         return submit(options.words, config, options.config_dir)
-    predicted = [predict(config) for predict in functions("predictions").values()] if options.predict else []
+    predicted = predictions(config) if options.predict else []
     status = carry_out(config)
-    for compared in predicted if is_leader() and not status else ():
-        say(f"\n{compared(prepare(config).directory)}")
+    for found in predicted if is_leader() and not status else ():
+        say(f"\n{compared([('', found(prepare(config).directory))])}")
     return status
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from decentral.cli.command import check_directory, check_writable
@@ -11,6 +11,7 @@ from decentral.config.prepared import prepare
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.interrupt import was_raised
+from decentral.registry.find import functions
 from decentral.report.run_figures import FIGURE, draw, draw_time
 from decentral.report.series import read_config, read_curves
 from decentral.report.summary import staleness, summary, timeline_facts, timeline_table, timeline_text
@@ -20,7 +21,7 @@ from decentral.store import RunStore, Status
 from decentral.store.failures import ADVICE, classify, describe
 from decentral.store.files import read_json
 from decentral.store.provenance import collect
-from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say, warn
+from decentral.terminal.console import FAILED, INTERRUPTED, aligned, is_leader, report_error, say, warn
 from decentral.training.loggers.stored import log_stored
 from decentral.training.operations import FILE as OPERATIONS
 
@@ -65,6 +66,24 @@ def carry_out(config: Config) -> int:
         if undrawn:
             draw(outcome.directory, curves)
     return INTERRUPTED if outcome.status is Status.interrupted else 0
+
+
+def predictions(config: Config) -> list[Callable[[Path], list[list[str]]]]:
+    """Predict a run; return functions of its directory: rows of a quantity, its predicted and its measured value."""
+    return [predict(config) for predict in functions("predictions").values()]
+
+
+def compared(runs: Sequence[tuple[str, list[list[str]]]]) -> str:
+    """Return the table of what was predicted and measured; of several runs, given with their titles, a row for each."""
+    rows = [["", "predicted", "measured"], *runs[0][1]]
+    if len(runs) > 1:
+        rows = [["predicted / measured", *(name for name, *_ in runs[0][1])]]
+        rows += [[title, *(" / ".join(values) for _, *values in found)] for title, found in runs]
+    table = (
+        "Predicted from the method's coefficients (root mean square over workers; bias and noise: distances from the "
+        f"optimum by heterogeneity and by gradient noise):\n{aligned(rows)}"
+    )
+    return table + "\n* Not converged: the predicted ends are those of a longer run." * ("*" in table)
 
 
 def _by_other_code(directory: Path) -> str:

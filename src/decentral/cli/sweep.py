@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 
 from decentral.cli.command import TABLE, check_directory
-from decentral.cli.single import carry_out, work_out
+from decentral.cli.single import carry_out, compared, predictions, work_out
 from decentral.config.composition import compose, compose_each, fitting
 from decentral.config.identity import run_directory, run_id
 from decentral.config.overrides import checked, options, together
@@ -55,6 +55,8 @@ class Combination(NamedTuple):
     words: list[str]
     """Its overrides."""
     config: Config
+    predicted: Sequence[Callable[[Path], list[list[str]]]] = ()
+    """What compares it with its prediction, where that is asked for."""
 
 
 def sweep(
@@ -62,11 +64,13 @@ def sweep(
     config_dir: str | None,
     save_study: str | None = None,
     table: Mapping[str, Any] | None = None,
+    predict: bool = False,
 ) -> int:
     """Carry out every combination; those that are refused or fail do not stop the others. Return the exit status.
 
     `save_study` is a name: in the end, the study that does the same is written into the user's folder. `table` has the
-    options of the table that the user gave: fields of a `Layout`.
+    options of the table that the user gave: fields of a `Layout`. With `predict`, a table compares predicted and
+    measured values.
 
     All are composed before the first one starts, so that files that are edited meanwhile do not change later runs.
     """
@@ -74,10 +78,8 @@ def sweep(
     if reserved(overrides, "sweeper")[0] == "optuna":
         if save_study:
             raise ConfigError("--save-study writes a grid, and sweeper=optuna has none: leave one of them out.")
-        if table:
-            raise ConfigError(
-                f"--{next(iter(table))} needs a grid, and sweeper=optuna has none: leave one of them out."
-            )
+        if asked := [*(table or {}), *["predict"] * predict]:
+            raise ConfigError(f"--{asked[0]} needs a grid, and sweeper=optuna has none: leave one of them out.")
         return _search([one.lstrip("+") for one in overrides], config_dir)
     if intervals:
         raise ConfigError(
@@ -90,7 +92,7 @@ def sweep(
         raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
         raise ConfigError("run_dir= names one directory, but -m starts several runs: use results_dir= instead.")
-    if len(commands) == 1:
+    if len(commands) == 1 and not predict:
         config = compose(commands[0], config_dir)
         local = config.launcher.name == "local" or under_torchrun()
         return carry_out(config) if local else submit(commands[0], config, config_dir)
@@ -102,7 +104,7 @@ def sweep(
                 raise found
             if found.simulate is Simulate.training and not run_directory(found).exists():
                 check_directory(prepare(found))
-            accepted.append(Combination(words, found))
+            accepted.append(Combination(words, found, predictions(found) if predict else ()))
         except ConfigError as error:
             refusals.setdefault(str(error), []).append(words)
     report_refusals(refusals, len(commands))
@@ -115,6 +117,11 @@ def sweep(
     accepted = _different(accepted)
     layout = _layout(accepted, overrides, table or {})
     statuses = _carry_out(accepted, config_dir, overrides, layout)
+    ended = [one for one in accepted if RunStore.finished(run_directory(one.config), run_id(one.config))]
+    if predict and ended and is_leader():
+        titled = zip(_varying(ended), ended, strict=True)
+        pairs = [(title, each(run_directory(one.config))) for title, one in titled for each in one.predicted]
+        say(f"\n{compared(pairs)}")
     if save_study:
         from decentral.report.runs_table import metric_named
 
@@ -179,7 +186,7 @@ def _schedule(
 ) -> list[int]:
     """Return the exit status of each run, carried out by the launcher; print the table with this layout."""
     titled = zip(combinations, _varying(combinations), strict=True)
-    runs = [_job(words, config, title, config_dir) for (words, config), title in titled]
+    runs = [_job(words, config, title, config_dir) for (words, config, _), title in titled]
     unfinished = [run for run in runs if run.finished() is None]
     before = len(runs) - len(unfinished)
     config = combinations[0].config
@@ -337,7 +344,7 @@ def _wider(results: Results, best: str, overrides: Sequence[str]) -> list[str]:
 def _one_by_one(combinations: Sequence[Combination]) -> list[int]:
     """The same under torchrun, whose processes carry out every run together."""
     statuses: list[int] = []
-    for number, (words, config) in enumerate(combinations, start=1):
+    for number, (words, config, _) in enumerate(combinations, start=1):
         name = " ".join(words)
         if is_leader():
             say(f"Run {number} of {len(combinations)}: {name}")

@@ -24,7 +24,7 @@ _LAST = 0.2
 
 def quadratics(config: Config) -> Callable[[Path], list[list[str]]]:
     """Predict a run of this configuration; return what compares it with the finished run in a directory: rows of a
-    quantity, its predicted and its measured value.
+    quantity, its predicted and its measured value, with * where the run has not converged.
 
     Raises ConfigError for another task, a learning rate that changes, or a method that has no certificate.
     """
@@ -43,7 +43,7 @@ def quadratics(config: Config) -> Callable[[Path], list[list[str]]]:
         distances, last = np.sqrt(squares), math.ceil(_LAST * len(steps))
         end = math.sqrt(squares[-last:].mean())
         left = distances[0] * min(rate, 1.0) ** int(steps[-1])
-        mark = " (not converged)" * bool(left > max(_CONVERGED * expected, _ROUNDING))
+        mark = "*" * bool(left > max(_CONVERGED * expected, _ROUNDING))
         falling = (distances > 10 * expected) & (distances > 1e-9 * distances[0]) & (steps >= steps[-1] // 10)
         slope = np.polyfit(steps[falling], np.log(distances[falling]), 1)[0] if falling.sum() > 1 else math.nan
         ended = float(_measured(directory, "suboptimality", 1)[1][-last:].mean())
@@ -51,7 +51,7 @@ def quadratics(config: Config) -> Callable[[Path], list[list[str]]]:
             ["rate per step", f"{rate:.5f}", "-" if math.isnan(slope) else f"{math.exp(slope):.5f}"],
             ["bias", _shown(bias), "-" if noise else _shown(end) + mark],
             ["noise", _shown(noise), _shown(end) + mark if noise and bias <= _ROUNDING else "-"],
-            ["left of the start", _shown(left), "-"],
+            ["left from the start", _shown(left), "-"],
             ["suboptimality (mean)", _shown(suboptimality), _shown(ended) + mark],
             ["distance at the end", _shown(expected), _shown(end) + mark],
         ]
