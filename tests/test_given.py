@@ -253,7 +253,7 @@ def test_iterates_on_given_matrices_from_given_starts_with_a_rate_of_each_step()
         (("relaysgd", "ring", oracle, X0[0], 3), {"num_workers": N}, "algo='relaysgd' "),
         (("adpsgd", "ring", oracle, X0, 3), {}, "is asynchronous, without common steps"),
         (("dpsgd", "ring", oracle, X0[0], 3), {}, "does not set the number of workers"),
-        (("dpsgd", "ring", lambda x, t: x[0], X0, 3), {}, r"returned shape \[3\] for x \[4, 3\]"),
+        (("dpsgd", "ring", lambda x, t: x[0], X0, 3), {}, r"returned shape \[3\]: return gradients of shape \[4, 3\]"),
         (("dpsgd", "ring", oracle, X0 * np.nan, 3), {}, "x0 of shape .* is invalid: give finite numbers"),
         (("allreduce", "ring", oracle, X0[0], 3), {"num_workers": N, "drop_probability": 0.1}, "drop_probability=0.1"),
         (("extra", "ring", oracle, X0, 3), {"every": 2}, "every=2"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import decentral
 from configure import configure
 from decentral.algorithms.dpsgd import Mode
 from decentral.compression.rows import RowLayout
@@ -260,3 +261,45 @@ def test_methods_that_name_samples_are_exact_with_a_constant_rate_and_follow_giv
     np.savez(tmp_path / "indices.npz", indices=np.full((3, n, 1), m))
     with pytest.raises(ConfigError, match=rf"holds int64 \[3, 5, 1\]: give an .npz file with .*each from 0 to {m - 1}"):
         start(*short, directory="wrong")
+
+
+def test_iterates_take_gradients_of_samples_and_shapes_of_parameters(start, tmp_path) -> None:
+    n, d, lr = 5, 4, 0.02
+    draw = np.random.default_rng(3)
+    A, b, x0 = draw.normal(size=(n, d, d)), draw.normal(size=(n, d)), draw.normal(size=(n, d))
+    np.savez(tmp_path / "problem.npz", A=A, b=b, x0=x0)
+    np.savez(tmp_path / "indices.npz", indices=draw.integers(d, size=(20, n, 2)))
+
+    def oracle(x: np.ndarray, t: int, samples: np.ndarray) -> np.ndarray:
+        a, own = A[np.arange(n)[:, None], samples], np.arange(n)[:, None]
+        return d * a * (np.einsum("nbd,nd->nb", a, x) - b[own, samples])[..., None]
+
+    given = {"batch": 2, "indices": str(tmp_path / "indices.npz")}
+    words = ["task=quadratics", f"task.problem={tmp_path}/problem.npz", "topology=ring", f"lr={lr}", "steps=20"]
+    for algo in ("gt_saga", "gt_sarah", "lt_admm_vr"):
+        run = start(
+            f"algo={algo}",
+            *words,
+            *(f"algo.{key}={value}" for key, value in given.items()),
+            "trace=true",
+            directory=algo,
+        )
+        found = decentral.iterates(algo, "ring", oracle, x0, 20, lr=lr, num_samples=d, algo_settings=given)
+        np.testing.assert_allclose(found, run.iterates, rtol=0, atol=1e-12)
+
+    W, g = opened("demuon", "ring")[2], draw.normal(size=(n, d))
+    settings: dict[str, Any] = {"lr": lr, "shapes": [(2, 2)], "algo_settings": {"exact": True}}
+    U, _, Vt = np.linalg.svd((W @ g).reshape(n, 2, 2))
+    found = decentral.iterates("demuon", "ring", lambda x, t: g, x0, 1, **settings)
+    np.testing.assert_allclose(found[1], W @ (x0 - lr * (U @ Vt).reshape(n, d)), rtol=0, atol=1e-12)
+    for refused, sentence in (({"shapes": [(3,)]}, "have 3 numbers, but x0 has 4"), ({"num_samples": 2}, "leave")):
+        with pytest.raises(ConfigError, match=sentence):
+            decentral.iterates("dpsgd", "ring", lambda x, t: g, x0, 1, **refused)
+
+
+def test_powergossip_averages_different_starts(start) -> None:
+    """Without gradients, matrices of rank 1 at two workers agree after the second round."""
+    x0 = np.stack([np.zeros(12), np.outer([1.0, 2, 3], [1.0, -1, 0, 2]).ravel()])
+    settings: dict[str, Any] = {"shapes": [(3, 4)], "algo_settings": {"mode": "atc"}}
+    found = decentral.iterates("powergossip", np.full((2, 2), 0.5), lambda x, t: 0 * x, x0, 2, **settings)
+    np.testing.assert_allclose(found[2], np.tile(x0.mean(0), (2, 1)), rtol=0, atol=1e-6)

@@ -115,7 +115,7 @@ class LTADMMVR(GivenSamples, LTADMM):
 
     name: str = "lt_admm_vr"
     refill: bool = True
-    supports = GivenSamples.supports & LTADMM.supports
+    supports = (GivenSamples.supports & LTADMM.supports) | {Feature.own_starts}
 
     class State(NamedTuple):
         """The state of `lt_admm`, and the table."""

@@ -60,7 +60,7 @@ class PowerGossip(Algorithm):
     iterations: int = setting(1, at_least=1)
     mode: Mode = Mode.awc
     seed: int = 0
-    supports = Algorithm.supports - {
+    supports = (Algorithm.supports | {Feature.own_starts}) - {
         Feature.timeline,
         Feature.message_loss,
         Feature.absence,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from decentral.algorithms.features import Feature, require
+from decentral.algorithms.given_samples import GivenSamples
 from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.host.torch_state import in_turn
@@ -32,7 +33,7 @@ from decentral.training.stepper import Stepper
 def iterates(
     algo: object,
     topology: object,
-    oracle: Callable[[Any, int], Any],
+    oracle: Callable[..., Any],
     x0: Any,
     steps: int,
     *,
@@ -43,6 +44,8 @@ def iterates(
     every: int = 1,
     drop_probability: float = 0.0,
     seed: int = 0,
+    num_samples: int = 1,
+    shapes: Sequence[Sequence[int]] | None = None,
     algo_settings: dict[str, Any] | None = None,
     topology_settings: dict[str, Any] | None = None,
     optim_settings: dict[str, Any] | None = None,
@@ -66,7 +69,7 @@ def iterates(
             float64 array, a copy, and returns an array or a tensor.
         x0: The start [P] of all workers, or [n, P] of each.
         steps: Number of steps.
-        lr: The learning rate, or a function from step t to the rate.
+        lr: The learning rate, or a function from step t to the rate, or to a tensor [n, 1] with a rate for each worker.
         num_workers: n, if neither x0 [n, P] nor the topology determines it.
         optim: Name of a local optimizer, or a class, such as `torch.optim.RAdam`, or an `Optimizer`.
         compress: Name of a compressor, a class or object of your own, or None: the algorithm's default, which is none
@@ -74,6 +77,10 @@ def iterates(
         every: Local steps: communicate in every `every`-th step only.
         drop_probability: Probability of losing each message.
         seed: Determines which messages are lost.
+        num_samples: m, for methods that name the samples of their gradients (gt_saga, gt_sarah, lt_admm_vr): if m > 1,
+            they call oracle(x, t, samples [n, B]) for the gradients [n, B, P] of samples 0 to m - 1 of each worker.
+        shapes: Shapes of the parameters in a row, such as [(4, 3), (4,)], for methods and compressors that treat
+            matrices apart (demuon, powergossip, muon, powersgd); None: one vector.
         algo_settings, topology_settings, optim_settings, compress_settings: Settings of the named components, and of
             classes and functions.
 
@@ -103,20 +110,32 @@ def iterates(
     except ConfigError as error:
         raise ConfigError(in_a_script(str(error), algo=True)) from None
 
+    def checked(result: Any, call: str, shape: Sequence[int]) -> Tensor:
+        g = _numbers(result, f"the result of {call}").clone()
+        if g.shape != torch.Size(shape):
+            raise ConfigError(f"{call} returned shape {list(g.shape)}: return gradients of shape {list(shape)}.")
+        return g
+
     def gradients(x: Tensor, workers: Any = None) -> Tensor:
         if workers is not None:
             raise ConfigError(f"algo='{algorithm.name}' needs gradients of single workers: use decentral-run.")
-        g = _numbers(oracle(x.numpy().copy(), stepper.t), "the result of oracle(x, t)").clone()
-        if g.shape != x.shape:
-            raise ConfigError(
-                f"oracle(x, t) returned shape {list(g.shape)} for x {list(x.shape)}: return gradients of the same "
-                "shape."
-            )
-        return g
+        return checked(oracle(x.numpy().copy(), stepper.t), "oracle(x, t)", x.shape)
 
+    def of_samples(x: Tensor, samples: Tensor) -> Tensor:
+        result = oracle(x.numpy().copy(), stepper.t, samples.numpy().copy())
+        return checked(result, "oracle(x, t, samples)", (*samples.shape, x.shape[1]))
+
+    if num_samples > 1:
+        if not isinstance(algorithm, GivenSamples):
+            raise ConfigError(f"algo='{algorithm.name}' does not name samples: leave num_samples={num_samples} out.")
+        algorithm.num_samples, gradients.at = num_samples, of_samples  # type: ignore[attr-defined]
     rate = lr if callable(lr) else lambda t: lr
     per_message = per_epoch / algorithm.attends_steps
     layout = RowLayout.flat(x.shape[1])
+    if shapes is not None:
+        layout = RowLayout(tuple(map(str, range(len(shapes)))), tuple(tuple(map(int, shape)) for shape in shapes))
+    if layout.num_coordinates != x.shape[1]:
+        raise ConfigError(f"shapes={shapes} have {layout.num_coordinates} numbers, but x0 has {x.shape[1]} for each.")
     algorithm = algorithm.bind(optimizer.rule(rate, layout), compressor.bound(layout, of_messages, per_message))
     found = [x.numpy().copy()]
     with torch.no_grad():
