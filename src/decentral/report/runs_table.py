@@ -210,6 +210,9 @@ def collect_runs(
             labels = {label: run[label] for label in layout.labels}
             for measure in run["panels"] or [run["measure"]]:
                 curve = measure.curves(run["directory"], [measure.worker], labels, run["seed"])
+                if not curve and run["panels"]:  # such as the consensus distance, which has no worst worker
+                    means = measure.curves(run["directory"], ["mean"], labels, run["seed"])
+                    curve = [row | {"worker": measure.worker} for row in means]
                 if not curve:
                     words = f"{measure.split} {measure.metric}"
                     raise ConfigError(

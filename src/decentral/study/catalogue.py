@@ -138,7 +138,11 @@ def write_study(
     form = "percent" if metric.percent else "plain"
     heading = f"{metric.words}{' (%)' if metric.percent else ''} of the worst worker"
     labels = ["method", *(["topology"] if "topology" in rows else [])]
-    figure = {"ylabel": heading, "kind": "curves", "worker": "worst", "lines": labels, "spread": "std", **shown}
+    means = {(each.split, each.name) for each in metrics.values() if each.larger_is_better is None}
+    others = [panel for panel in panels if panel != judge]  # without a direction there is no worst worker
+    also = [dict(split=one[0], metric=one[1], worker="mean" if one in means else "worst") for one in others]
+    whose = "counted" if means & set(others) else "worst"
+    figure = {"ylabel": heading, "kind": "curves", "worker": whose, "lines": labels, "spread": "std", **shown}
     figure |= {"panels": "metric", "ylabel": ""} if panels else {"panels": columns}
     study = {
         "kind": "comparison",
@@ -151,10 +155,8 @@ def write_study(
         "tune_seeds": list(seeds),
         "seeds": seeds,
         "measure": {"split": metric.split, "metric": metric.name, "worker": "worst"},
-        "also": [
-            {"split": split, "metric": each, "worker": "worst"} for split, each in panels if (split, each) != judge
-        ],
-        "curves": ["worst"],
+        "also": also,
+        "curves": [whose],
         "report": {
             "table": {
                 **{"rows": labels, "columns": columns, "format": form, "precise": True, "heading": heading},
