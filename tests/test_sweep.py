@@ -900,7 +900,7 @@ def test_a_sweep_takes_the_options_of_a_table_of_runs(capsys):
             assert figure["logy"] == ("--log" in options or None)
     target = ["target=objective suboptimality:1", "--x"]
     for wrong, says in (
-        (["--rows", "period"], "--rows period is not a setting of these runs"),
+        (["--rows", "period"], "--rows period is not a setting of the runs that are done"),
         (["--x", "hours"], "--x=hours does not exist"),
         ([*target, "hours"], "--x=hours does not exist"),
         ([*target, "bytes", "--rows", "algo"], "--rows does not apply to target="),

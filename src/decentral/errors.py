@@ -14,8 +14,11 @@ class ConfigError(ValueError):
     """
 
 
+_LISTED = 80
+
+
 def suggest(wrong: str, known: Iterable[str]) -> str:
-    """Suggest the closest known name, or list all of them if none is close.
+    """Suggest the closest known name, or list all of them (of many, the nearest three) if none is close.
 
     >>> suggest("rnig", ["ring", "chain"])
     " Did you mean 'ring'?"
@@ -24,6 +27,8 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
     if near:
         return f" Did you mean '{near[0]}'?"
+    if len(names) > _LISTED:
+        return f" The nearest are {', '.join(difflib.get_close_matches(wrong, names, n=3, cutoff=0.0))}."
     return f" Choose one of: {', '.join(names)}."
 
 

@@ -1,4 +1,4 @@
-"""Data sets of the library datasets, from its cache or from files: data=datasets:load_dataset."""
+"""Data sets of the library datasets: data=datasets:load_dataset, or load_from_disk for what save_to_disk wrote."""
 
 from __future__ import annotations
 
@@ -81,17 +81,18 @@ class HuggingFace(PlainData):
         columns = [*(self.text or [self.image]), self.label]
         with blame.named(f"data={self.name} cannot be loaded"):
             found = super().called()
+        if not isinstance(found, dict):
+            found = {self.train: found}
         chosen = (self.train,) if self.test_share is not None else (self.train, self.test)
         if self.test_share is not None and isinstance(found, dict) and self.test in found:
             raise ConfigError(
                 f"data={self.name} has the split {self.test}: leave out data.test_share={self.test_share:g}."
             )
         for split in chosen:
-            if not isinstance(found, dict) or split not in found:
-                has = f"the splits {', '.join(map(str, found))}" if isinstance(found, dict) else "no splits"
+            if split not in found:
                 raise ConfigError(
-                    f"data={self.name} has {has}, not {split}: select splits with data.train= and data.test=; or "
-                    f"{NO_TEST}."
+                    f"data={self.name} has the splits {', '.join(map(str, found))}, not {split}: select splits with "
+                    f"data.train= and data.test=; or {NO_TEST}."
                 )
             names = list(getattr(found[split], "column_names", None) or ())
             for column in columns:

@@ -12,6 +12,6 @@ from decentral.registry.signature import component_from
 
 def plain(name: str, target: Callable[..., Any]) -> type:
     """Return the data set class of this name that calls a class or function."""
-    if name == "datasets:load_dataset":
+    if name in ("datasets:load_dataset", "datasets:load_from_disk"):
         return component_from("data", name, target, HuggingFace, ("name", "split", "cache_dir", "streaming"))
     return component_from("data", name, target, PlainData, ())

@@ -458,7 +458,9 @@ def resolved(layout: Layout, known: Collection[str]) -> Layout:
         if not key or key in ending:
             return key
         if len(ending) != 1:
-            raise ConfigError(f"{option} {key} is not a setting of these runs.{suggest(key, ending or known)}")
+            raise ConfigError(
+                f"{option} {key} is not a setting of the runs that are done.{suggest(key, ending or known)}"
+            )
         return str(ending[0])
 
     rows = [named("--rows", key) for key in layout.rows]
