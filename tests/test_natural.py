@@ -76,12 +76,16 @@ def parquet(splits: dict[str, list[tuple[int, str]]]) -> None:
     datasets = pytest.importorskip("datasets")
     features = {"image": datasets.Image(), "writer_id": datasets.Value("string"), "hsf_id": datasets.Value("int64")}
     features["character"] = datasets.ClassLabel(names=list("abcd"))
+    whole = datasets.DatasetDict()
     for split, items in splits.items():
         rows = [
             {"image": Image.fromarray(pixels(i, label)), "writer_id": writer, "hsf_id": i % 3, "character": label}
             for i, (label, writer) in enumerate(items)
         ]
-        datasets.Dataset.from_list(rows, features=datasets.Features(features)).to_parquet(f"femnist/{split}.parquet")
+        made = datasets.Dataset.from_list(rows, features=datasets.Features(features))
+        made.to_parquet(f"femnist/{split}.parquet")
+        whole[split] = made
+    whole.save_to_disk("saved")
 
 
 def problem_of(*settings: str) -> Any:
@@ -115,9 +119,11 @@ def test_files_of_every_kind_are_split_by_writer(femnist: dict[str, list[tuple[i
     parquet(femnist)
     column = ("partition.column=writer_id", "evaluation.split=local", "num_workers=5", "seed=3")
     library = ("data=datasets:load_dataset", "model=mlp")
+    saved = ("data=datasets:load_from_disk", "data.dataset_path=saved", "model=mlp")
     texts = ("task=text", "data.tokens=words", "model=fasttext")
     sources = {
         "parquet": (*library, "data.path=femnist", "data.label=character", *column),
+        "saved": (*saved, "data.label=character", *column),
         "json": (*library, "data.path=vectors", *column),
         "csv": (*texts, "data=textfolder", "data.path=texts", *column),
         "csv of the library": (*texts, "data=datasets:load_dataset", "data.path=./texts", "data.text=[text]", *column),
