@@ -50,9 +50,14 @@ def test_the_account_covers_momentum_and_tracking_and_names_what_it_does_not() -
     )
     for mu in (plain, *others):
         assert (mu <= 5 + 1e-9).all() and (mu.diagonal() == 0).all() and (mu[0, 1:] > 0).all()
-    for words in (("algo=allreduce",), ("algo=relaysgd", "topology=chain"), ("algo=dpsgd", "optim=adam")):
+    for words in (
+        ("algo=allreduce",),
+        ("algo=relaysgd", "topology=chain"),
+        ("algo=dpsgd", "optim=adam"),
+        ("algo=slowmo",),
+    ):
         with pytest.raises(NoAccount):
-            squared(*words, "num_workers=6", T=5)
+            squared(*words, "num_workers=6", T=13)
 
 
 class Zero:

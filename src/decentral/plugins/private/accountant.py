@@ -41,6 +41,12 @@ class _Watched(LocalNetwork):
         self.sent += x.clone().reshape(len(x), -1, x.shape[-1]).unbind(1)
         return super().begin_mix(x, round, lazy)
 
+    def _other(self, *arguments: Any, **settings: Any) -> Any:
+        raise NoAccount("it sends more than rows to be mixed with those of neighbors")
+
+    mean = mean_at = begin_mean = mix_with = push = relay = _other  # type: ignore[assignment]
+    allgather = broadcast = swap = relay_payloads = _other  # type: ignore[assignment]
+
 
 def covariance(rounds: Rounds, sigma: float, pair_sigma: float) -> np.ndarray:
     """Return cov = sigma^2 I + pair_sigma^2 L [n, n] of the workers' noise; L the Laplacian of the first round."""
@@ -58,9 +64,11 @@ def sent(config: Any, lr: Sequence[float]) -> list[tuple[int, np.ndarray]]:
     changes = config.network.drop_probability, config.lr_per_worker, config.steps_per_worker, config.compress.name
     others = config.availability.name, config.robust.name, config.attack.name
     if not in_rounds(type(algo)) or changes != (0.0, None, None, "none") or others != ("none",) * 3:
-        raise NoAccount("only synchronous methods whose messages all arrive")
+        raise NoAccount(
+            "it is asynchronous, or has absences, losses, compressed messages, or other steps or rates per worker"
+        )
     if n * T > _LARGEST or rounds.num_pieces > 1:
-        raise NoAccount("too large, or trees with pieces of models")
+        raise NoAccount(f"n T = {n * T} is above {_LARGEST}, or the topology cuts models into pieces")
     g = torch.zeros(T, n, n * T + _TRIED, dtype=torch.float64)
     for t in range(T):
         g[t, :, t * n : (t + 1) * n] = torch.eye(n)
@@ -81,12 +89,12 @@ def sent(config: Any, lr: Sequence[float]) -> list[tuple[int, np.ndarray]]:
         net.sent.clear()
         state = algorithm.step(state, oracle, net, t)
         if sorted(taken) != list(range(n)) or not (net.sent or rounds.is_silent(t)):
-            raise NoAccount("no gossip, or not one gradient per step")
+            raise NoAccount("it does not gossip, or takes not one gradient per step")
         messages += [(t, rows.numpy()) for rows in net.sent]
     together = np.concatenate([rows for _, rows in messages])
     predicted = together[:, : n * T] @ tried.reshape(n * T, _TRIED).numpy()
     if np.abs(predicted - together[:, n * T :]).max() > _TOLERANCE * np.abs(predicted).max():
-        raise NoAccount("not linear")
+        raise NoAccount("it is not linear in its gradients")
     return [(t, rows[:, : n * T]) for t, rows in messages]
 
 

@@ -15,6 +15,7 @@ from decentral.randomness import torch_generator
 from decentral.settings import setting
 from decentral.store.files import csv_text, write_text
 from decentral.store.metrics import Metric
+from decentral.terminal.console import say
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +85,8 @@ class Gaussian(Privacy):
         found: list[tuple[Metric, int | str, float]] = [(_SEEN, "worst", epsilon(seen, self.delta))]
         try:
             mu = scale * pairs(config, lr, self.sigma, self.pair_sigma)
-        except NoAccount:
+        except NoAccount as reason:
+            say(f"Privacy of pairs of algo={config.algo.name} is not computed, because {reason}.")
             mu = np.zeros((0, 0))
         if len(mu) > 1:
             table = np.array([[epsilon(each, self.delta) for each in row] for row in mu])
