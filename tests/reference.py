@@ -653,7 +653,7 @@ def sparta_diloco(
 
 
 def demuon(s: Setting, beta: float = 0.9, exact: bool = False) -> Iterates:
-    """Of rows that are one vector, whose sign is the vector at length 1."""
+    """Compute DeMuon on rows that are one vector, whose sign is the vector at length 1."""
     yield from gt_nsgdm(s, beta)
 
 
@@ -667,7 +667,7 @@ def gpa(s: Setting, average: float = 0.9934, gradient_average: float = 0.7) -> I
 
 
 def powergossip(s: Setting, mode: str = "awc", iterations: int = 1) -> Iterates:
-    """Of rows that are one vector, which is averaged in full; nothing is sent in the first step of awc."""
+    """Compute PowerGossip on single vectors, which are averaged exactly; the first step of awc sends nothing."""
     x = s.start()
     for t in itertools.count():
         u = s.update(x, t)
@@ -703,7 +703,7 @@ def lt_admm(s: Setting, period_steps: int = 4, beta: float | None = None, alpha:
 
 
 def sample_gradients(s: Setting, x: Array) -> Array:
-    """Of every row of the least squares, times their number, so that their mean is the gradient: [n, m, d]."""
+    """Return the gradients of all least-squares rows [n, m, d], scaled so that their mean is the full gradient."""
     return np.array([len(b) * (A @ xi - b)[:, None] * A for A, b, xi in zip(s.A, s.b, x, strict=True)])
 
 
@@ -783,7 +783,7 @@ def slowmo(
     average: bool = True,
     in_lr_units: bool = True,
 ) -> Iterates:
-    """With push-sum, x are the numerators and z the models; where all meet, a worker's share is 1 again."""
+    """Compute SlowMo over SGP: numerators x, models z; an exact average resets the push-sum weights to 1."""
     z = phi = s.start()
     u, w = np.zeros_like(z), np.ones_like(z)
     for t in itertools.count():

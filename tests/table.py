@@ -300,7 +300,7 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "torus": TopologyCase(6),
 }
 TOPOLOGIES = {name: case for name, case in TOPOLOGIES.items() if name in components("topology")}
-"""Those of plug-ins are there if their plug-in is; and so are tasks below."""
+"""Topologies of plug-ins are listed only if the plug-in exists, and so are the tasks below."""
 
 TASKS: dict[str, tuple[str, ...]] = {
     "images": ("data=digits", "model=mlp", "model.hidden=[8]", "batch_size=8", "alpha=1"),

@@ -372,7 +372,7 @@ def test_asynchronous_methods_replay_the_events_of_a_file(start, tmp_path, probl
 
 
 def test_a_server_replays_the_arrivals_of_a_file(start, tmp_path):
-    """After any number of gradients; what a worker computes meanwhile is from where it began."""
+    """Deliver after any number of gradients; a worker computes from the model it began with."""
     np.savez(tmp_path / "problem.npz", A=A, b=B, x0=X0[0])
     text = "b0b1u0o0b2u1b1b0u2u1d1u0d0t1b3u3t0b3o2u3o3b2b1u1o1u2o2"
     whats = {"b": "begin", "u": "update", "o": "outer", "d": "deliver", "t": "take"}

@@ -298,7 +298,7 @@ def test_iterates_take_gradients_of_samples_and_shapes_of_parameters(start, tmp_
 
 
 def test_powergossip_averages_different_starts(start) -> None:
-    """Without gradients, matrices of rank 1 at two workers agree after the second round."""
+    """Two workers' rank-1 matrices agree after the second round without gradients."""
     x0 = np.stack([np.zeros(12), np.outer([1.0, 2, 3], [1.0, -1, 0, 2]).ravel()])
     settings: dict[str, Any] = {"shapes": [(3, 4)], "algo_settings": {"mode": "atc"}}
     found = decentral.iterates("powergossip", np.full((2, 2), 0.5), lambda x, t: 0 * x, x0, 2, **settings)

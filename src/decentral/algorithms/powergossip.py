@@ -43,9 +43,10 @@ class PowerGossip(Algorithm):
     Vogels, Karimireddy & Jaggi, NeurIPS 2020 (arXiv:2008.01425; formula and numbers of rounds as in the authors' code,
     which trains as awc). P and Q stay from round to round, so they learn the directions in which the ends differ. orth
     is Gram-Schmidt, columns / (length + 1e-8). A convolution [o, i, h, w] is the matrix [o, i h w]; vectors are
-    averaged in full. The mean of the models is kept for any P and Q. There is no step size and no error feedback. A
-    matrix that is equal at both ends in a round makes P or Q 0, and the edge never averages it again, as in the
-    authors' code; hence no PG at the common start. Full rank is not plain gossip, unless the matrix is square.
+    averaged exactly. PG preserves the mean of the models for any P and Q, and needs neither a step size nor error
+    feedback. If both ends have the same matrix in a round, P or Q becomes 0 and that edge never averages the matrix
+    again, as in the authors' code; therefore awc skips PG in step 0, where all models are equal. Full rank equals plain
+    gossip only for square matrices.
 
     rank         number of columns k of P and Q, at most the smaller side of a matrix
     iterations   k, rounds per step; the authors use 1 or 2

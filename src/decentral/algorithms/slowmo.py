@@ -40,7 +40,7 @@ class Base(Enum):
 
 
 class AtOuterStep(Enum):
-    """What an outer step does with the buffers of the local optimizer."""
+    """Treatment of the local optimizer's buffers in an outer step."""
 
     maintain = "maintain"
     reset = "reset"
@@ -74,7 +74,7 @@ class SlowMo(Algorithm):
     base           dpsgd, dpsgd_awc (mode=awc), sgp (one round), or local_sgd: steps without communication
     buffers        the local optimizer's buffers at an outer step: maintain, reset to 0, or average; optimizers that
                    count steps go on counting
-    average        false: x_j is the worker's own x_i, and there is no all-reduce, as fairscale does with SGP
+    average        false: each worker uses its own x_i instead of the mean, without an all-reduce (fairscale with SGP)
     in_lr_units    false: u <- b u + (phi - mean x), phi <- phi - a u; the same while lr is constant
 
     Departure: where lr(t) = 0, u stays and phi <- phi - a (phi - mean x); fairscale divides by zero.

@@ -56,7 +56,7 @@ class Combination(NamedTuple):
     """Its overrides."""
     config: Config
     predicted: Sequence[Callable[[Path], list[list[str]]]] = ()
-    """What compares it with its prediction, where that is asked for."""
+    """Comparison with its prediction, if one is requested."""
 
 
 def sweep(

@@ -29,7 +29,7 @@ class Meeting:
         self.coming: list[tuple[float, int]] = []
         """A heap of arrival times and workers."""
         self.asked = [(0.0, 0.0)] * timeline.n
-        """When each worker asked, and for how many seconds its row traveled."""
+        """Time of each worker's request, and the seconds that its row traveled."""
         self.waiting: list[int] = []
         """The workers that have arrived in the open window, and take the model at its end."""
         self.closes, self._reminded = inf, False
@@ -73,7 +73,7 @@ class Meeting:
         return begins, taken
 
     def _arrive(self, now: float) -> None:
-        """Apply the earliest arrival; it opens a window, or closes it if nobody else can come in time."""
+        """Apply the earliest arrival, which opens a window; close the window if no other worker can arrive in time."""
         timeline, place = self.timeline, self.place
         _, i = heappop(self.coming)
         timeline.ages[self.version - self.seen[i]] += 1

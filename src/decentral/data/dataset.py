@@ -128,7 +128,7 @@ class NextTokens(TokenData):
     """Pieces of running text in tokens, each from one of several sources; the target of a token is the next one.
 
     num_sources   number of sources
-    padded        whether `PADDING` is no target; otherwise all pieces have `longest` tokens, and 0 is a usual token
+    padded        whether pieces are padded with `PADDING`, which is never a target; otherwise all have `longest` tokens
     """
 
     kind: ClassVar[str] = "running text"

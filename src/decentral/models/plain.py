@@ -104,7 +104,7 @@ class LibraryModel(PlainModel):
 def config_of(data: Examples, model_type: str = "", **settings: Any) -> Any:
     """Return the configuration of a kind of model of the library transformers, for the tokens of the data.
 
-    Raises ConfigError if there is no such kind, or if it has no such setting.
+    Raises ConfigError for an unknown kind or setting.
     """
     from transformers import CONFIG_MAPPING
 

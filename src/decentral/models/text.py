@@ -159,7 +159,7 @@ class CharTransformer(SmallTransformer, LanguageModel):
 
 
 class Positions(Enum):
-    """Where a token's position enters.
+    """Encoding of a token's position.
 
     learned   an embedding of each position, added to that of the token
     rotary    queries and keys, rotated by angles p 10000^(-2j / d_head) at position p (Su et al., arXiv:2104.09864)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Privacy(Settings, ABC, where="privacy"):
-    """What a worker does to its gradients so that its data stay private, and how private they are."""
+    """Protection of a worker's gradients, and an account of the privacy that it gives."""
 
     name: str
     metrics: ClassVar[tuple[Metric, ...]] = ()

@@ -121,7 +121,7 @@ def shared(tensor: Tensor) -> Tensor:
 
 
 def _in_one_memory(one: Tensor, other: Tensor) -> bool:
-    """Return whether two dense tensors begin at the same address; unlike `data_ptr`, this is no write."""
+    """Return whether two dense tensors begin at the same address, without the copy that `data_ptr` makes."""
     address = cast("Any", torch._C)._data_address
     return bool(address(one) == address(other))
 

@@ -1,4 +1,4 @@
-"""What a worker learns from the messages that it receives: pairwise Gaussian differential privacy of linear gossip."""
+"""Pairwise Gaussian differential privacy of linear gossip: the information in the messages that a worker receives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Watched(LocalNetwork):
         raise NoAccount("it sends more than rows to be mixed with those of neighbors")
 
     mean = mean_at = begin_mean = mix_with = push = relay = _other  # type: ignore[assignment]
-    allgather = broadcast = swap = relay_payloads = _other  # type: ignore[assignment]
+    allgather = broadcast = swap = relay_payloads = gather = average = _other  # type: ignore[assignment]
 
 
 def covariance(rounds: Rounds, sigma: float, pair_sigma: float) -> np.ndarray:

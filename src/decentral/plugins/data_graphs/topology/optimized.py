@@ -23,7 +23,7 @@ _MOST_WORKERS = 128
 
 
 class Objective(Enum):
-    """What the weights minimize."""
+    """Objective of the weights."""
 
     spectral = "spectral"
     classes = "classes"
