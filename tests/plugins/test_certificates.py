@@ -151,7 +151,7 @@ def test_all_reduce_has_the_worst_case_of_gradient_descent_on_every_graph_withou
         expected = max((1 - lr * MU) ** 2, (1 - lr * L) ** 2) ** steps
         bound = worst_case(method(*words, n=n), lr, steps, MU, L)
         assert bound["upper"] == pytest.approx(expected, rel=1e-5), words
-        assert expected * (1 - 1e-9) <= bound["lower"] <= bound["upper"]
+        assert expected * (1 - 1e-5) <= bound["lower"] <= bound["upper"]
 
 
 def test_symmetry_does_not_change_the_worst_case() -> None:

@@ -20,7 +20,7 @@ from decentral.measurements.values import Value
 from decentral.optim.optimizer import Optimizer
 from decentral.plugins.certificates.quadratics import STABLE, Piece, hardest, noise_ratio
 from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, Tracer
-from decentral.plugins.certificates.worst_case import worst_case
+from decentral.plugins.certificates.worst_case import traced, worst_case
 from decentral.registry.typed import typed
 from decentral.report.make import make
 from decentral.script.components import algorithm_from, check_setup, chosen
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-7
 _RATES = 24
-_FINEST = 1e-4
-"""Relative precision of the largest stable learning rate."""
 
 
 @dataclass
@@ -98,17 +96,10 @@ class Certifier:
         each = ([(A, B, C[piece], M[piece]) for A, B, C, M in phases] for piece in range(self.tracer.d))
         return [Piece.of(piece, self.states, lr) for piece in each]
 
-    def hardest(self, lr: float, terms: Terms) -> tuple[list[Piece], np.ndarray, float]:
-        """Return the pieces, the curvatures in {mu, L}^n with the largest rate found, and that rate."""
-        pieces = self.at(lr)
-        rate = lambda h: round(max(piece.rate(h) for piece in pieces), 12)  # equal rates are ties  # noqa: E731
-        worst = hardest(rate, self.method.n, terms.mu, terms.L)
-        return pieces, worst, rate(worst)
-
     def row(self, lr: float, terms: Terms, say: Callable[[str], None] = lambda text: None) -> dict[str, float]:
         """Return the certificate at this learning rate: see the columns of `certify`."""
-        pieces, worst, rate = self.hardest(lr, terms)
-        say(f"lr={lr:.4g}: rate {rate:.5f}")
+        pieces = self.at(lr)
+        worst, rate = hardest(pieces, terms.mu, terms.L)
         row = {"lr": lr, "rate": rate, "bias": math.nan, "noise_worker": math.nan, "noise_mean": math.nan}
         if rate < STABLE:
             *ends, uneven = self._simple(terms)
@@ -117,10 +108,9 @@ class Certifier:
             noises = [noise_ratio(piece, h, self.count) for piece in pieces for h in ends]
             row["noise_worker"], row["noise_mean"] = map(max, zip(*noises, strict=True))
         if terms.steps is not None:
-            bound = worst_case(self.method, lr, terms.steps, terms.mu, terms.L, 1.0, terms.zeta2)
-            certified = "has no bound" if math.isnan(bound["upper"]) else f"at most {bound['upper']:.5g}"
-            say(f"lr={lr:.4g}: error after {terms.steps} steps {certified}, and at least {bound['lower']:.5g}")
-            row |= bound
+            row |= worst_case(self.method, lr, terms.steps, terms.mu, terms.L, 1.0, terms.zeta2)
+        bound = f", error after {terms.steps} steps at most {row['upper']:.5g}" if "upper" in row else ""
+        say(f"lr={lr:.4g}: rate {rate:.5f}{bound}")
         return row
 
     def _simple(self, terms: Terms) -> list[np.ndarray]:
@@ -136,10 +126,10 @@ class Certifier:
         while stable(high) and high < 1e3 / terms.L:
             low, high = high, 2 * high
         while True:
-            while high - low > _FINEST * high:
+            while high - low > 1e-4 * high:  # the relative precision
                 middle = (low + high) / 2
                 low, high = (middle, high) if stable(middle) else (low, middle)
-            tried.append(self.hardest(low, terms)[1])
+            tried.append(hardest(self.at(low), terms.mu, terms.L)[0])
             if low == 0 or stable(low):
                 return low
             low, high = 0.0, low
@@ -155,6 +145,8 @@ def table_of(certifier: Certifier, terms: Terms, say: Callable[[str], None] = la
     at the fastest. `say` receives progress."""
     from pandas import DataFrame
 
+    if terms.steps is not None:
+        traced(certifier.method, terms.first, terms.steps)
     rates = terms.lr
     if not rates:
         say("searching for the largest stable learning rate")
@@ -166,8 +158,10 @@ def table_of(certifier: Certifier, terms: Terms, say: Callable[[str], None] = la
         say("searching for the fastest learning rate")
         fastest = min(range(_RATES), key=lambda i: rows[i]["rate"])
         ends = rates[max(0, fastest - 1)], rates[min(fastest + 1, _RATES - 1)]
-        best = minimize_scalar(lambda lr: certifier.hardest(lr, terms)[2], bounds=ends, method="bounded").x
-        rows.append(certifier.row(float(best), terms, say))
+        best = minimize_scalar(
+            lambda lr: hardest(certifier.at(lr), terms.mu, terms.L)[1], bounds=ends, method="bounded"
+        )
+        rows.append(certifier.row(float(best.x), terms, say))
     return DataFrame(rows).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
 
 
@@ -179,14 +173,14 @@ def method_of(config: Config) -> Method:
         f"robust={config.robust.name}": config.robust.name != "none",
         f"attack={config.attack.name}": config.attack.name != "none",
         f"schedule={config.schedule.name}": config.schedule.name != "constant",
+        f"compress={config.compress.name} is not linear: certify algo={config.algo.name} compress=none": (
+            not isinstance(config.compress, NoCompression)
+        ),
         "lr_per_worker": config.lr_per_worker is not None,
         "steps_per_worker": config.steps_per_worker is not None,
     }
-    reasons = [f"{words} has no certificate: leave it out" for words, is_given in refused.items() if is_given]
-    if not isinstance(config.compress, NoCompression):
-        reasons.append(f"compress={config.compress.name} is not linear: certify algo={config.algo.name} compress=none")
-    if reasons:
-        raise NotLinear(f"{reasons[0]}.")
+    for words in (words for words, is_given in refused.items() if is_given):
+        raise NotLinear(f"{words if ':' in words else f'{words} has no certificate: leave it out'}.")
     return Method(config.algo, config.optim, config.rounds())
 
 
@@ -213,9 +207,11 @@ def facts_text(facts: Mapping[str, float]) -> str:
 
 def text(terms: Terms, table: DataFrame) -> str:
     """Return the table with sentences that answer how it ends, how fast and how bad."""
-    title = f"mu = {terms.mu:g}, L = {terms.L:g}, zeta^2 = {terms.zeta2:g}"
-    title += "" if terms.steps is None else f", K = {terms.steps}"
-    sentences = [title, table.to_string(index=False, float_format=lambda value: f"{value:.5g}", na_rep="-")]
+    title = f"mu = {terms.mu:g}, L = {terms.L:g}, zeta^2 = {terms.zeta2:g}, K = {terms.steps}"
+    sentences = [
+        title.removesuffix(", K = None"),
+        table.to_string(index=False, float_format=lambda value: f"{value:.5g}", na_rep="-"),
+    ]
     stable = table[table.rate < STABLE]
     if not terms.lr:
         sentences.append(f"Largest stable learning rate: {table.lr.max():.4g}.")
@@ -225,9 +221,9 @@ def text(terms: Terms, table: DataFrame) -> str:
         )
     if "bias" in table:
         nearest = stable.loc[stable.bias.idxmin()]
-        ends = f"{nearest.bias:.3g} zeta away from the optimum at lr={nearest.lr:.4g}, elsewhere further"
-        ends = "at the optimum, also with heterogeneity" if stable.bias.max() <= _ROUNDING else ends
-        sentences.append(f"On quadratics, the workers end {ends}.")
+        away = f"{nearest.bias:.3g} zeta away from the optimum at lr={nearest.lr:.4g}, elsewhere further"
+        end = away if stable.bias.max() > _ROUNDING else "at the optimum, also with heterogeneity"
+        sentences.append(f"On quadratics, the workers end {end}.")
     if "upper" in table:
         best = table.loc[table.upper.idxmin()]
         sentences.append(
@@ -274,8 +270,10 @@ def draw_certificates(
     write_text(directory / "certificates.csv", concat(named).to_csv())
     write_values(directory, ["method", "lr"], values)
     report = {"repeats": "", "figures": [figure | {"lines": ["method"], "logx": True}]}
-    facts = {"study": directory.name, "title": title, "labels": ["method", "lr"], "report": report}
-    write_json(directory / "study.json", facts)
+    write_json(
+        directory / "study.json",
+        {"study": directory.name, "title": title, "labels": ["method", "lr"], "report": report},
+    )
     return make(directory, alone=False).figures[0]
 
 
@@ -336,8 +334,8 @@ def certify(
         raise ConfigError("num_workers=None does not set the number of workers: give n, or a topology that has one.")
     rounds = communication.schedule(graph, n)
     check_setup(algorithm, NoCompression(), rounds, communication, graph, optimizer)
-    values = {"mu": mu, "L": L, "lr": [] if lr is None else np.atleast_1d(lr).tolist(), "steps": steps, "zeta2": zeta2}
-    terms = build(Terms, values, "certify")
+    rates = [] if lr is None else np.atleast_1d(lr).tolist()
+    terms = build(Terms, {"mu": mu, "L": L, "lr": rates, "steps": steps, "zeta2": zeta2}, "certify")
     certifier = Certifier(Method(algorithm, optimizer, rounds), terms.first)
     table = table_of(certifier, terms)
     table.attrs["facts"] = certifier.facts

@@ -173,17 +173,20 @@ def noise_ratio(piece: Piece, h: np.ndarray, count: float) -> tuple[float, float
     return float(np.trace(covariance)) / piece.n / reference, float(covariance.mean()) / reference
 
 
-def hardest(value: Callable[[np.ndarray], float], n: int, mu: float, L: float) -> np.ndarray:
-    """Return the h in {mu, L}^n with the largest value: all are tried for few workers; otherwise single flips climb
-    from the best of many starts."""
-    chosen = lambda bits: np.where(bits, L, mu)  # noqa: E731
+def hardest(pieces: Sequence[Piece], mu: float, L: float) -> tuple[np.ndarray, float]:
+    """Return the h in {mu, L}^n with the largest rate, and that rate: all are tried for few workers; otherwise single
+    flips climb from the best of many starts. Equal rates are ties."""
+    n, chosen = pieces[0].n, lambda bits: np.where(bits, L, mu)
+    rate = lambda h: round(max(piece.rate(h) for piece in pieces), 12)  # noqa: E731
     if n <= _ALL_UP_TO:
-        return max(map(chosen, itertools.product((0, 1), repeat=n)), key=value)
-    generator = np.random.default_rng(0)
-    random = generator.random((n, n)) < generator.random((n, 1))
-    bits = [np.zeros(n), np.ones(n), np.arange(n) < n // 2, np.arange(n) % 2 == 0, *np.eye(n), *random]
-    starts = sorted(map(chosen, bits), key=value)[-_CLIMBS:]
-    return max((_climbed(h, value, mu + L) for h in starts), key=value)
+        worst = max(map(chosen, itertools.product((0, 1), repeat=n)), key=rate)
+    else:
+        generator = np.random.default_rng(0)
+        random = generator.random((n, n)) < generator.random((n, 1))
+        bits = [np.zeros(n), np.ones(n), np.arange(n) < n // 2, np.arange(n) % 2 == 0, *np.eye(n), *random]
+        starts = sorted(map(chosen, bits), key=rate)[-_CLIMBS:]
+        worst = max((_climbed(h, rate, mu + L) for h in starts), key=rate)
+    return worst, rate(worst)
 
 
 def _climbed(h: np.ndarray, value: Callable[[np.ndarray], float], ends: float) -> np.ndarray:

@@ -23,12 +23,9 @@ from scipy import sparse
 
 from decentral.errors import ConfigError
 from decentral.host.machine import require
-from decentral.plugins.certificates.quadratics import hardest, heterogeneous
 from decentral.plugins.certificates.trace import TOLERANCE, Method, coefficients
 
 _MARGINS = 1e-7, 1e-6, 1e-5, 1e-4
-_EQUAL = 1e-12
-_ITERATIONS = 50
 _LARGEST = 60
 """The largest n * K without symmetry."""
 
@@ -43,11 +40,11 @@ def worst_case(
     Raises NotLinear for a method that moves away from a common optimum, and ConfigError for too large a problem.
     """
     points, final, bases = traced(method, lr, steps, reduce)
-    pieces = zip(points, final, strict=True)
-    forms = [forms_of(p, x, V, mu, L, zeta2 > 0, len(bases) > 1) for p, x in pieces for V in bases]
-    lower = max(attained(forms, steps + 1, R2, zeta2), worst_quadratic(points, final, mu, L, R2, zeta2))
+    forms = [
+        forms_of(p, x, V, mu, L, zeta2 > 0, len(bases) > 1) for p, x in zip(points, final, strict=True) for V in bases
+    ]
     upper, tau_R, tau_z, _ = certified(forms, steps + 1, R2, zeta2)
-    return {"lower": lower, "upper": upper, "tau_R": tau_R, "tau_z": tau_z}
+    return {"lower": attained(forms, steps + 1, R2, zeta2), "upper": upper, "tau_R": tau_R, "tau_z": tau_z}
 
 
 def traced(
@@ -57,8 +54,8 @@ def traced(
     of `worst_case`."""
     require("clarabel", "the worst case (certify.steps)", "pip install 'decentral[certificates]'")
     points, final = coefficients(method, steps, lr)
-    is_still = max(np.abs(points[..., 0] - 1).max(), np.abs(final[..., 0] - 1).max()) <= TOLERANCE
-    method.refuse(not is_still, "moves away from a common optimum: leave out weight decay or certify.steps")
+    moved = max(np.abs(rows[..., 0] - 1).max() for rows in (points, final))
+    method.refuse(moved > TOLERANCE, "moves away from a common optimum: leave out weight decay or certify.steps")
     bases, n = symmetric(points, final) if reduce else [], method.n
     if not bases and n * steps > _LARGEST:
         raise ConfigError(
@@ -73,7 +70,7 @@ def symmetric(points: np.ndarray, final: np.ndarray) -> list[np.ndarray]:
     an abelian group Z_a x Z_b x ... of shifts that change no coefficient; none if there is no such group."""
     d, K, n, _ = points.shape
     rows = np.concatenate([points, final[:, None]], axis=1)[..., 1:].reshape(d, K + 1, n, K, n)
-    rounding = _EQUAL * np.abs(rows).max(initial=1.0)
+    rounding = 1e-12 * np.abs(rows).max(initial=1.0)
     shapes = [(n,), *((a, n // a) for a in range(2, n) if n % a == 0), (2,) * (n.bit_length() - 1)]
     for shape in (shape for shape in shapes if math.prod(shape) == n > 1):
         shifts = [np.roll(np.arange(n).reshape(shape), 1, axis).ravel() for axis in range(len(shape))]
@@ -177,8 +174,8 @@ def certified(forms: list[np.ndarray], nodes: int, R2: float, zeta2: float) -> t
             (tau_R, tau_z), multipliers = np.maximum(weights[:2], 0).tolist(), balanced(weights[2:], nodes)
             weights = np.concatenate([[tau_R, tau_z], multipliers[:, *pairs(nodes)].ravel()])
             if all(_is_positive(form, weights) for form in forms):
-                upper = math.nextafter(tau_R * R2 + tau_z * zeta2, math.inf) * (1 + 2**-50)
-                return upper, tau_R, tau_z if zeta2 else math.nan, multipliers
+                upper = math.nextafter(tau_R * R2 + tau_z * zeta2, math.inf)
+                return upper * (1 + 2**-50), tau_R, tau_z if zeta2 else math.nan, multipliers
     return math.nan, math.nan, math.nan, np.zeros((0, nodes, nodes))
 
 
@@ -207,39 +204,26 @@ def _is_positive(form: np.ndarray, weights: np.ndarray) -> bool:
 
 
 def attained(forms: list[np.ndarray], nodes: int, R2: float, zeta2: float) -> float:
-    """Return the error of functions that exist, by the Gram matrix of a slightly tightened problem; 0 if rounding left
-    none."""
-    a, b = pairs(nodes)
-    for margin in _MARGINS:
-        _, grams, values = solve(forms, nodes, R2, zeta2, 0.0, margin)
-        total = np.zeros(len(forms[0]))
-        for form, gram in zip(forms, grams, strict=True):
-            sizes, vectors = np.linalg.eigh(gram)
-            total += np.tensordot(form, vectors * np.maximum(sizes, 0) @ vectors.T, 2)
-        change = total[3:] + (values[:, b] - values[:, a]).ravel()
-        if change.max() <= 0 and total[1] <= R2 and total[2] <= zeta2:
-            return float(total[0])
+    """Return the error of functions that exist; 0 if rounding left none.
+
+    The Gram matrix of the solution violates constraints by the solver's tolerance. A convex combination with that of a
+    tightened problem, which satisfies them strictly, satisfies all.
+    """
+    error, excess = _excess(forms, nodes, R2, zeta2, 0.0)
+    for margin in reversed(_MARGINS):
+        inner, slack = _excess(forms, nodes, R2, zeta2, margin)
+        if slack.max() < 0:
+            share = min(1.0, 2 * float(np.max(excess / (excess - slack))))
+            return (1 - share) * error + share * inner
     return 0.0
 
 
-def worst_quadratic(points: np.ndarray, final: np.ndarray, mu: float, L: float, R2: float, zeta2: float) -> float:
-    """Return the largest error found for f_i(x) = h_i / 2 ||x - x*||^2 + <g*_i, x> with h in {mu, L}^n."""
-    error = lambda h: max(_error(p, x, h, R2, zeta2) for p, x in zip(points, final, strict=True))  # noqa: E731
-    return error(hardest(error, points.shape[2], mu, L))
-
-
-def _error(points: np.ndarray, final: np.ndarray, h: np.ndarray, R2: float, zeta2: float) -> float:
-    """Return the error of these quadratics for the worst gradients at the optimum."""
-    K, n, D = points.shape
-    known = np.zeros((D, n))  # x^0, and n - 1 gradients at the optimum
-    known[0, 0] = math.sqrt(R2)
-    optimum = math.sqrt(n * zeta2) * np.insert(heterogeneous(n), 0, 0.0, axis=1)
-    for t in range(K):
-        known[1 + t * n : 1 + (t + 1) * n] = h[:, None] * (points[t] @ known) + optimum
-    ends = final @ known / math.sqrt(n)
-    fixed, driven = ends[:, 0], ends[:, 1:]
-    w = np.linalg.svd(driven)[2][0] if driven.any() else np.zeros(n - 1)
-    for _ in range(_ITERATIONS):  # the maximum of |fixed + driven w|^2 over unit vectors w, which each step increases
-        w = driven.T @ (fixed + driven @ w)
-        w /= np.linalg.norm(w) or 1.0
-    return float(np.square(fixed + driven @ w).sum())
+def _excess(forms: list[np.ndarray], nodes: int, R2: float, zeta2: float, tighten: float) -> tuple[float, np.ndarray]:
+    """Return the error of a solution, and by how much it violates each constraint: 0 or more without tightening."""
+    (a, b), total = pairs(nodes), np.zeros(len(forms[0]))
+    _, grams, values = solve(forms, nodes, R2, zeta2, 0.0, tighten)
+    for form, gram in zip(forms, grams, strict=True):
+        sizes, vectors = np.linalg.eigh(gram)
+        total += np.tensordot(form, vectors * np.maximum(sizes, 0) @ vectors.T, 2)
+    excess = total[1:] - np.concatenate([[R2, zeta2 or 1.0], (values[:, a] - values[:, b]).ravel()])
+    return float(total[0]), excess if tighten else np.maximum(excess, 0.0)

@@ -29,12 +29,20 @@ class Ranks(Claim):
         from scipy.stats import spearmanr
 
         wanted = {name: plain(value) for name, value in self.cell.items()}
-        entries = [entry for entry in cells.entries if wanted.items() <= entry.labels.items()]
-        levels = [(str(entry.labels), entry.metric, entry.level(larger_is_better)) for entry in entries]
+        levels = [
+            (str(entry.labels), entry.metric, entry.level(larger_is_better))
+            for entry in cells.entries
+            if wanted.items() <= entry.labels.items()
+        ]
         table = DataFrame(levels, columns=["cell", "metric", "level"]).pivot(index="cell", columns="metric")["level"]
         table = table.reindex(columns=[self.of, self.by, self.than]).dropna()
         if len(table) < 3:
             raise NotRun(f"fewer than three cells have {self.of}, {self.by} and {self.than}")
         ours, theirs = (float(spearmanr(table[self.of], table[name]).statistic) for name in (self.by, self.than))
-        why = f"rank correlation {ours:.3f} against {theirs:.3f}, over {len(table)} cells"
-        return Finding(MET if ours > theirs else NOT_MET, ours, None, f"above {theirs:.3f}", why)
+        return Finding(
+            MET if ours > theirs else NOT_MET,
+            ours,
+            None,
+            f"above {theirs:.3f}",
+            f"rank correlation {ours:.3f} against {theirs:.3f}, over {len(table)} cells",
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
-from decentral.measurements.measurement import Measurement, check_losses
+from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
 from decentral.settings import setting
 
@@ -55,10 +55,6 @@ class Certificate(Measurement):
         words: Meaning(larger_is_better=key == "stable") for key, words in _METRICS.items()
     }
 
-    def check(self) -> None:
-        """Check that no message can get lost."""
-        check_losses(self.config)
-
     def line(self) -> dict[str, Any]:
         """Return the numbers by the keys of the metrics; None for those that do not exist."""
         import torch
@@ -93,6 +89,5 @@ class Certificate(Measurement):
         """Yield every number."""
         for line in self.found():
             for key, words in _METRICS.items():
-                value = line[key]
-                status = "done" if value is not None else NOT_REACHED
-                yield Value(labels, math.nan if value is None else value, words, 0, line["lr"], status=status)
+                value, status = (math.nan, NOT_REACHED) if line[key] is None else (line[key], "done")
+                yield Value(labels, value, words, 0, line["lr"], status=status)

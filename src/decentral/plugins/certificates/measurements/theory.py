@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from decentral.config.identity import component_identity
-from decentral.measurements.measurement import Measurement, check_losses
+from decentral.measurements.measurement import Measurement
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
 from decentral.scheduling.job import Job
@@ -51,10 +51,6 @@ class Theory(Measurement):
     folder: ClassVar[str] = "theory"
     decides: ClassVar[frozenset[str]] = frozenset({"lr"})
     meanings: ClassVar[dict[str, Meaning]] = {name: Meaning(False) for name in (MEASURED, PREDICTED, GAP)}
-
-    def check(self) -> None:
-        """Check that no message can get lost."""
-        check_losses(self.config)
 
     def parameters(self) -> dict[str, Any]:
         """Return what the prediction depends on."""

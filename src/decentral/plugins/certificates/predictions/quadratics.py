@@ -13,9 +13,9 @@ from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.store.metrics import read_metrics
 
+_ROUNDING = 1e-9
 _LARGEST = 2000
 """The largest number of state coordinates."""
-_ROUNDING = 1e-9
 _CONVERGED = 0.05
 """A run has converged where no more than this share of the predicted distance is left from its start."""
 _LAST = 0.2
