@@ -54,6 +54,7 @@ def everything(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.slow
 def test_git_finds_nothing_new_but_what_is_to_be_committed(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     for has_results in (False, True):
         repository = tmp_path / f"repository {has_results}"
@@ -587,6 +588,7 @@ def test_nothing_slow_is_imported_before_a_configuration_is_accepted(stumbling: 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not plugins.shipped(), reason="studies of a plug-in")
 def test_the_hints_of_every_kind_of_run_work_as_printed(tmp_path, monkeypatch, capsys):
     hinted = ["data=digits", "model=mlp", *QUICK[1:]]

@@ -95,6 +95,7 @@ def test_the_list_that_comes_with_it_can_be_read() -> None:
         assert entry.get("only", {}).keys() <= {"method", *chosen.study.columns}
 
 
+@pytest.mark.slow
 def test_it_stops_in_time_and_goes_on_from_a_folder_that_was_brought_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

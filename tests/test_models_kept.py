@@ -338,6 +338,7 @@ def in_blocks(world: World, *arguments: Any) -> str:
         return carry_out(world, *arguments)
 
 
+@pytest.mark.slow
 def test_models_that_processes_send_in_blocks_are_kept_whole(start, worlds, tmp_path):
     settings = [*MLP, "precision=fp64"]
     config = compose([*settings, "progress=false", "device=cpu", f"run_dir={tmp_path / 'two'}"])

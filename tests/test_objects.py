@@ -274,9 +274,8 @@ def python(folder: Path, *arguments: str, given: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "way", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("module", "script")), "notebook"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
 def test_objects_are_what_the_command_line_makes_of_names(way: str, tmp_path: Path) -> None:
     (tmp_path / "objects.py").write_text(PROGRAM)
     assert python(tmp_path, *WAYS[way], given=PROGRAM).endswith("all of them\n")
@@ -397,6 +396,7 @@ class Tiny(Model):
 LOAD = "import sys, hints; [hints.load(text) for text in sys.stdin.read().split('|next|')]"
 
 
+@pytest.mark.slow
 def test_the_command_that_a_run_prints_loads_it_in_another_process(tmp_path: Path) -> None:
     (tmp_path / "hints.py").write_text(HINTS)
     (tmp_path / "mine" / "models").mkdir(parents=True)

@@ -126,11 +126,16 @@ def changed(world: World, how: str, change: Callable[[Any, Any], None], who: ran
     return ""
 
 
-def test_what_changes_after_wrap_is_refused_on_every_rank(worlds):
+CHANGED = [("algo", range(1, 2), False, *change) for change in CHANGES]
+CHANGED += [("atc", range(3), False, *CHANGES[2]), ("overlap", range(2, 3), False, *CHANGES[0])]
+CHANGED += [("awc", range(1), True, *change) for change in (CHANGES[3], CHANGES[-1])]
+
+
+@pytest.mark.parametrize(
+    "cases", [CHANGED[-5:], pytest.param(CHANGED[:-5], marks=pytest.mark.slow)], ids=["few", "more"]
+)
+def test_what_changes_after_wrap_is_refused_on_every_rank(worlds, cases):
     """Every change on one rank, at a step; a few of them on several ranks, with overlap, or at `averaged()`."""
-    cases = [("algo", range(1, 2), False, *change) for change in CHANGES]
-    cases += [("atc", range(3), False, *CHANGES[2]), ("overlap", range(2, 3), False, *CHANGES[0])]
-    cases += [("awc", range(1), True, *change) for change in (CHANGES[3], CHANGES[-1])]
     for how, who, averages, change, says in cases:
         heard = worlds(3).call(changed, how, change, who, averages)
         assert all(says in sentence for sentence in heard), (how, change, heard)
@@ -185,19 +190,19 @@ def halfway(model: nn.Module) -> None:
     model[0].float()
 
 
-def test_a_move_before_the_first_step_is_followed(worlds):
-    for how in HOW:
-        for move in (other_memory, to_float32):
-            expected, followed = (worlds(3).call(trained_after, how, move, when) for when in ("before", "after"))
-            for (losses, end, quiet), (others, other, _) in zip(expected, followed, strict=True):
-                assert losses == others and torch.equal(end, other) and end.dtype == other.dtype, (how, move)
-                assert not quiet
-            notes = [told for *_, told in followed]
-            assert "moved since decentral.wrap; training continues with 49 numbers of float" in notes[0]
-            assert notes[1:] == ["", ""] and notes[0].count("moved") == 1
-        plain, resumed = (worlds(3).call(trained_after, how, other_memory, when) for when in ("before", "loaded"))
-        assert all(losses[2:] == others for (losses, *_), (others, *_) in zip(plain, resumed, strict=True)), how
-        assert all(torch.equal(end, other) for (_, end, _), (_, other, _) in zip(plain, resumed, strict=True)), how
+@pytest.mark.parametrize("how", ["algo", *(pytest.param(how, marks=pytest.mark.slow) for how in HOW if how != "algo")])
+def test_a_move_before_the_first_step_is_followed(how, worlds):
+    for move in (other_memory, to_float32):
+        expected, followed = (worlds(3).call(trained_after, how, move, when) for when in ("before", "after"))
+        for (losses, end, quiet), (others, other, _) in zip(expected, followed, strict=True):
+            assert losses == others and torch.equal(end, other) and end.dtype == other.dtype, move
+            assert not quiet
+        notes = [told for *_, told in followed]
+        assert "moved since decentral.wrap; training continues with 49 numbers of float" in notes[0]
+        assert notes[1:] == ["", ""] and notes[0].count("moved") == 1
+    plain, resumed = (worlds(3).call(trained_after, how, other_memory, when) for when in ("before", "loaded"))
+    assert all(losses[2:] == others for (losses, *_), (others, *_) in zip(plain, resumed, strict=True))
+    assert all(torch.equal(end, other) for (_, end, _), (_, other, _) in zip(plain, resumed, strict=True))
 
 
 def moved_wrongly(world: World, move: Callable[[nn.Module], object], who: range) -> str:

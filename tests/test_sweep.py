@@ -149,6 +149,7 @@ def test_lists_ranges_and_settings_that_vary_together(capsys, planned):
     assert [run.config.lr for run in planned] == [0.1, 0.2]
 
 
+@pytest.mark.slow
 def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
     words = ["task=quadratics", "algo=choco", "num_workers=4", "steps=4", "progress=false", "lr=0.1,0.2"]
     for number, (pairs, label) in enumerate(
@@ -871,6 +872,7 @@ def test_each_sweep_has_a_table_of_its_own_and_the_next_command_works(capsys):
         decentral.table(rows="algo")
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_the_options_of_a_table_of_runs(capsys):
     words = [
         "algo=diloco,local_sgd",

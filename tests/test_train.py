@@ -250,6 +250,7 @@ print(call(name="both"), call(name="both"), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_processes_of_torchrun_find_their_run_by_its_name(tmp_path):
     (tmp_path / "script.py").write_text(UNDER_TORCHRUN)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "script.py"]
