@@ -75,10 +75,11 @@ test-all: $(VENV)/.installed-dev  ## run all tests (about 50 minutes on 2 cores)
 test-matrix: $(VENV)/.installed-dev  ## test each installed Python (3.11 to 3.13) with the oldest and the newest torch
 	PYTHON=$(BIN)/python scripts/test_matrix.sh
 
-check: $(VENV)/.installed-dev  ## check format, lint and types; print the code size
+check: $(VENV)/.installed-dev  ## check format, lint, types and workflows; print the code size
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/python scripts/weight.py
 
 format: $(VENV)/.installed-dev  ## format the code and apply the linter's fixes

@@ -83,11 +83,16 @@ def laptop() -> str:
     return "\n\n".join(["\n".join(rows), " ".join(data)])
 
 
-def score() -> str:
-    """The table at the top of results/README.md; what is within the noise is counted for all papers together."""
+def scores(to_results: str) -> list[str]:
+    """The lines of the table at the top of results/README.md; what is within the noise is counted for all papers."""
     lines = (ROOT / "results" / "README.md").read_text().partition("\n## ")[0].splitlines()
-    rows = [line.replace("](", "](results/") for line in lines if line.startswith("|")]
-    return "\n".join([*(re.sub(r" \(\d+ within the noise\)", "", row) for row in rows[:-1]), rows[-1]])
+    rows = [line.replace("](", f"]({to_results}") for line in lines if line.startswith("|")]
+    return [*(re.sub(r" \(\d+ within the noise\)", "", row) for row in rows[:-1]), rows[-1]]
+
+
+def score() -> str:
+    """The scores of all papers together."""
+    return "\n".join((rows := scores("results/"))[:2] + rows[-1:])
 
 
 def scoreboard() -> str:
@@ -96,7 +101,7 @@ def scoreboard() -> str:
     rows = [line for line in table1.partition("<details>")[0].splitlines() if line.startswith("|")]
     caption = table1.splitlines()[0]
     return "\n".join(
-        [score().replace("](", "](../"), "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows]
+        [*scores("../results/"), "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows]
     )
 
 
