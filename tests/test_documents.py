@@ -434,3 +434,27 @@ def test_the_notebook_for_colab_installs_runs_compares_and_plots(tmp_path: Path)
     ran, compared, plotted = json.loads(done.stdout)
     assert "worst" in ran["text/plain"] and "image/png" in plotted
     assert all(algo in compared["text/plain"] for algo in ("relaysgd", "dpsgd", "allreduce"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    blocks = re.findall(
+        r"^```(?:python\n# (\S+))?\n(.*?)^```", (ROOT / "docs" / "tutorial.md").read_text(), re.M | re.S
+    )
+    scripts = Path(sys.executable).parent
+    assert sum(bool(file) for file, _ in blocks) == 2 and len(blocks) == 9
+    for file, text in blocks:
+        if file:
+            (tmp_path / file).write_text(text)
+            continue
+        done = subprocess.run(
+            text,
+            shell=True,
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{scripts}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+        assert done.returncode == 0, (text, done.stdout, done.stderr)
