@@ -14,7 +14,6 @@ from decentral.config.overrides import checked
 from decentral.config.parsing import folders_of
 from decentral.errors import ConfigError
 from decentral.registry.find import functions
-from decentral.registry.signature import function
 from decentral.registry.typed import typed
 from decentral.terminal.console import FAILED, aligned, say
 
@@ -50,10 +49,7 @@ def _carry_out(arguments: list[str]) -> int:
     if len(chosen) != 1:
         raise ConfigError("decentral-check needs one algorithm, as in decentral-check algo=dpsgd.")
     words = [word for word in options.words if word != chosen[0]]
-    algorithms: list[_Algorithm] = [
-        ({"algo": function("algo", name)}, []) if ":" in name else ({}, [f"algo={name}"])
-        for name in chosen[0].partition("=")[2].split(",")
-    ]
+    algorithms: list[_Algorithm] = [({}, [f"algo={name}"]) for name in chosen[0].partition("=")[2].split(",")]
     found = _checked(algorithms, words, options.config_dir)
     return FAILED if any(one.verdict == "FAILED" for one in found) else 0
 

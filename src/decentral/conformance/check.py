@@ -21,7 +21,7 @@ from decentral.config.schema import Config
 from decentral.conformance import properties
 from decentral.conformance.properties import Violation, Walk, saved_and_loaded, walk
 from decentral.errors import ConfigError
-from decentral.registry import components, find
+from decentral.registry import component, find
 from decentral.store.failures import describe
 
 _NETS = (
@@ -190,7 +190,7 @@ class Checks:
         if "algo" in self.made:
             return type(self.made["algo"])
         names = [word.partition("=")[2] for word in self.overrides if word.startswith("algo=")]
-        return components("algorithms").get(names[-1])
+        return component("algorithms", names[-1])
 
     def _chosen(self, key: str) -> bool:
         return key in self.made or any(override.startswith(f"{key}=") for override in self.overrides)
