@@ -817,6 +817,15 @@ def test_a_sweep_with_one_seed_has_a_table_with_chosen_values_and_a_command_that
     assert axes.over("") == "step" and axes.is_log("")  # it falls over more than two decades
 
 
+def test_a_sweep_of_asynchronous_and_synchronous_methods_leads_to_a_comparison_at_equal_times(capsys):
+    out = command(capsys, "algo=adpsgd,dpsgd", "topology=ring", *QUICK)[1]
+    times = next(line for line in out.splitlines() if line.startswith("Times: ")).split("  (")[0]
+    *words, cluster, target = shlex.split(times)[1:]
+    assert words == ["decentral-run", "-m", "algo=adpsgd,dpsgd", "topology=ring", *QUICK]
+    assert cluster == "cluster=two_delayed" and re.fullmatch(r"target=objective suboptimality:[\d.]+(e\S+)?", target)
+    assert "Times: " not in command(capsys, "algo=allreduce,dpsgd", "topology=ring", *QUICK)[1]
+
+
 def test_bold_in_a_table_of_runs_takes_a_lead_that_seeds_tell_apart(capsys):
     for others, bold in (((0.30, 0.20, 0.70), False), ((0.10, 0.40, 0.50), False), ((0.30, 0.29, 0.31), True)):
         shutil.rmtree("results", ignore_errors=True)

@@ -182,7 +182,8 @@ Options
                           'algo,topology=(dpsgd,ring),(relaysgd,dbt)'; sweeper=optuna searches instead
   target=METRIC:VALUE     with -m and a cluster=: simulated time, bytes and steps of each combination until the averaged
                           model reaches it, as in target='test accuracy:90'; all have the same budget= of simulated
-                          seconds (default: what the first one takes), and three seeds
+                          seconds (default: what the first one takes), and three seeds. Use it to compare asynchronous
+                          with synchronous methods: -m alone compares them at equal steps
   tune=lr                 with target=: search the best value, from the default in factors of two; also tune=algo.gamma
   --x bytes|seconds|...   with -m, the table and figure of the sweep: also --log, --panels, --rows, --columns, --best,
                           --metric, --worker and the other options of decentral-report runs (decentral-report --help)

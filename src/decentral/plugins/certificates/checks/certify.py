@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from decentral.config.identity import component_identity, hashed_id
 from decentral.config.parsing import build, convert
 from decentral.config.schema import Config
+from decentral.errors import ConfigError
 from decentral.store.files import at_home, write_json
 from decentral.terminal.console import say
 
@@ -38,6 +39,10 @@ def certify(configs: Sequence[Config], settings: Mapping[str, str]) -> Iterator[
             if asked:
                 raise
             found.append(f"No certificate: {reason}")
+        except ConfigError:
+            raise
+        except Exception:  # which the checks show
+            found.append(f"No certificate: algo={config.algo.name} raises an exception.")
 
     def texts() -> Iterator[str]:
         tables, facts, described = {}, {}, []
