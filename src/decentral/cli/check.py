@@ -104,7 +104,7 @@ def carry_out(algo: str, checks: Checks) -> list[Found]:
     """Check, print the outcome and return it."""
     from decentral.conformance.check import BREAKS_OFF, Found, Verdict
 
-    base, found = checks.base, []
+    base, found = checks.base, list[Found]()
     say(f"{algo} on topology={base.topology.name} with {base.num_workers} workers")
     for number, name in enumerate(checks.all, start=1):
         say(f"[{number} of {len(checks.all)}] {name} ...")

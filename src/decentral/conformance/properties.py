@@ -58,7 +58,8 @@ def walk(config: Config, processes: int) -> Walk:
         with no_script():
             in_processes(prepare(config, Path(folder)), steps)
         with np.load(Path(folder) / _FILE) as file:
-            return Walk(file["iterates"], *file["counts"].tolist(), frozenset(file["called"].tolist()))
+            sent, messages, wire = file["counts"].tolist()
+            return Walk(file["iterates"], sent, messages, wire, frozenset(file["called"].tolist()))
 
 
 def steps(run: Prepared, world: World) -> Status:
