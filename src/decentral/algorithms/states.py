@@ -39,7 +39,7 @@ class OnlyModels(Algorithm):
 
     def init(self, x: Tensor, net: Network) -> State:
         """Return the models x [k, P] and the local optimizer before step 0."""
-        return self.State(x, self.local.init(x))
+        return self.State(x=x, opt=self.local.init(x))
 
 
 class WithCorrections(Algorithm):

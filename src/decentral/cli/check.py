@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HELP = """\
 decentral-check algo=NAME[,NAME ...]|module:Class [key=value ...] [--config-dir FOLDER]
 
-Checks an algorithm, your own (docs/own_components.md) or a built-in one, in small runs, and reports which properties
+Checks an algorithm, your own (docs/own_algorithm.md) or a built-in one, in small runs, and reports which properties
 of the contract hold: the same iterates with 1, 2 and n processes and after a resume, a preserved mean of the models,
 bytes counted as sent, plain SGD where every worker hears all others, and so on. Other settings (algo.step_size=1,
 topology=star) apply to all runs; topology= defaults to one that suits the algorithm. Takes about a minute each.
