@@ -39,6 +39,7 @@ from decentral.report.runs_table import layout_of
 from decentral.scheduling.scheduler import Tally, schedule
 from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
 from decentral.study.catalogue import study_from
+from decentral.study.study import overrides_of
 from decentral.terminal.console import REFUSED
 from waiting import PATIENCE_S, alive, stands_still, until
 
@@ -194,6 +195,7 @@ def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
 def test_a_setting_applies_to_the_listed_choices_that_have_it(capsys, planned):
     command(capsys, "availability=none,persistent", "availability.share=0.1", "algo=dpsgd", "topology=ring", *QUICK)
     command(capsys, "algo=allreduce,diloco", "algo.period_steps=2,3", *QUICK)
+    assert overrides_of({"algo.period_steps": None, "lr": 0.1}, {}) == ["algo.period_steps=null", "lr=0.1"]  # saved
     runs = [(run.config.availability.name, run.config.algo.name, getattr(run.config.algo, "period_steps", 0))
             for run in planned]  # fmt: skip
     assert runs == [("none", "dpsgd", 0), ("persistent", "dpsgd", 0), ("none", "allreduce", 0),

@@ -189,7 +189,8 @@ Options
                           --metric, --worker and the other options of decentral-report runs (decentral-report --help)
   --save-study NAME       with -m: write the sweep as a study, FOLDER/study/NAME.yaml (docs/studies.md)
   --config-dir FOLDER     your own choices: FOLDER/experiment/mine.yaml is experiment=mine; your own algo=, model=,
-                          ... are FOLDER/algorithms/mine.py, ... (docs/own_components.md)
+                          ... are FOLDER/algorithms/mine.py, ... (docs/own_components.md), or without a folder
+                          algo=mymodule:MyMethod, from the current one
   --cfg job               print the composed configuration instead of running (with --resolve: without references)
   -sc install=bash        print the script for tab completion: eval "$(decentral-run -sc install=bash)"; or zsh
   --version, --help
