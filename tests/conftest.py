@@ -64,7 +64,7 @@ class Result:
         from decentral.conformance.properties import Walk
 
         facts = self.facts
-        return Walk(self.iterates, facts["bytes_sent"], facts["messages_sent"], facts["bytes_sent"], False)
+        return Walk(self.iterates, facts["bytes_sent"], facts["messages_sent"], facts["bytes_sent"])
 
     def last(self, metric: str, worker: int | str) -> float:
         """The value of a metric in the last evaluation."""

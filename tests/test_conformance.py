@@ -18,6 +18,7 @@ from PIL import Image
 from configure import configure
 from decentral.algorithms.dpsgd import DPSGD
 from decentral.algorithms.features import Feature
+from decentral.cli import check
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
 from decentral.config.overrides import options
@@ -182,7 +183,9 @@ def test_a_biased_method_is_exact_where_all_workers_want_the_same(start, tmp_pat
 def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, name):
     for net in ALGORITHMS[name].nets:
         settings = [*net.overrides(tmp_path), *ALGORITHMS[name].overrides]
-        properties.mean_kept(configure(f"algo={name}", *settings, "task=quadratics"))
+        config = configure(f"algo={name}", *settings, "task=quadratics")
+        properties.mean_kept(config)
+        properties.consensus(config)
 
 
 # -- plain SGD ---------------------------------------------------------------------------------------------------------
@@ -236,6 +239,49 @@ def test_a_method_without_rounds_is_not_checked_whatever_number_of_workers_suits
 )
 def test_bytes_are_checked_in_a_run_that_sends_something(overrides: list[str], verdict: Verdict) -> None:
     assert Checks(overrides).carry_out("bytes counted = bytes sent").verdict is verdict
+
+
+def _without_consensus(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
+    y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+    return self.State(y.add(net.mix(y.clone(), t), alpha=0), s.compression_stats, opt)
+
+
+def _gathers(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
+    y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+    return self.State(net.gather(y).mean(0).repeat(len(y), 1), s.compression_stats, opt)
+
+
+def _loses_nothing(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
+    y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+    return self.State(net.mix_with(y, np.full((net.n, net.n), 1 / net.n)), s.compression_stats, opt)
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "verdict", "words"),
+    [
+        (_without_consensus, "the workers reach consensus", Verdict.failed, "still differ by 0.8"),
+        (_without_consensus, "the mean is kept", Verdict.passed, "topology=ring"),
+        (_gathers, "bytes counted = bytes sent", Verdict.failed, "step calls net.gather, which is for evaluation"),
+        (_loses_nothing, "the same messages are lost with 1 and 2 processes", Verdict.not_tested, "is ever lost"),
+    ],
+)
+def test_a_property_is_judged_by_itself(
+    monkeypatch: pytest.MonkeyPatch, step: Any, name: str, verdict: Verdict, words: str
+) -> None:
+    monkeypatch.setattr(DPSGD, "step", step)
+    found = Checks(["algo=dpsgd"]).carry_out(name)
+    assert found.verdict is verdict and words in found.words
+
+
+def test_an_exception_is_shown_once_with_its_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(DPSGD, "step", lambda self, s, oracle, net, t: net.mix(s.x))
+    with pytest.raises(SystemExit, match="1"):
+        check.main(["algo=dpsgd"])
+    out = capsys.readouterr().out
+    assert out.count("TypeError") == 1 and f"{Path(__file__).name}, line " in out
+    assert "dpsgd: 0 passed, 1 failed, 0 not applicable, 13 not tested" in out
 
 
 def test_rows_that_an_algorithm_gives_away_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from decentral.config.composition import compose
 from decentral.config.overrides import checked, options
 from decentral.config.parsing import folders_of
 from decentral.config.schema import GROUPS
+from decentral.network.network import Network
 from decentral.registry import components
 from decentral.study import catalogue
 from handmade import TABLE, courses, table1, write
@@ -40,6 +41,7 @@ from handmade import TABLE, courses, table1, write
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OWN = ("own_components.md", "own_algorithm.md")
 CARRIED_OUT = ("README.md", "index.md", "recipes.md", "running.md", "time.md")
 
 
@@ -59,11 +61,11 @@ RUNS = [command for command in dict.fromkeys(COMMANDS) if command not in HELP]
 DOCS = [
     command
     for page in PAGES
-    if page.name != "own_components.md"
+    if page.name not in OWN
     for command in commands(page)
     if "--config-dir mine" not in command
 ]
-"""Those of own_components.md and with --config-dir mine are carried out, in examples/ (test_packaging.py)."""
+"""Those of `OWN` and with --config-dir mine are carried out, in examples/ (test_packaging.py)."""
 
 
 @pytest.fixture
@@ -161,6 +163,20 @@ def code(name: str, page: str) -> set[str]:
     return {line.split("#")[0].strip() for line in script(name, page).splitlines()}
 
 
+def test_the_algorithm_on_its_page_is_the_one_in_the_examples() -> None:
+    example = ROOT / "examples" / "own_algorithm" / "heavy.py"
+    assert script("heavy", "docs/own_algorithm.md") == example.read_text()
+
+
+def test_the_page_on_algorithms_names_every_verb_of_the_network_that_ours_call() -> None:
+    page, ours = ((ROOT / path) for path in ("docs/own_algorithm.md", "src/decentral/algorithms"))
+    table = page.read_text().partition("| verb |")[2].partition("\n\n")[0].splitlines()[2:]
+    named = re.findall(r"`(\w+)\(", "".join(line.split("|")[1] for line in table))
+    assert len(named) >= 20 and all(callable(getattr(Network, name)) for name in named)
+    called = re.findall(r"\bnet\.(\w+)\(", "".join(file.read_text() for file in ours.glob("*.py")))
+    assert [name for name in sorted(set(called)) if f"`{name}" not in page.read_text()] == []
+
+
 def test_the_script_in_the_readme_is_a_part_of_the_one_that_is_run() -> None:
     assert code("excerpt", "README.md") <= code("example", "docs/own_script.md")
 
@@ -252,7 +268,7 @@ def test_pages_name_choices_that_there_are() -> None:
     named = {
         (page.name, group, name)
         for page in PAGES
-        if page.name != "own_components.md"
+        if page.name not in OWN
         for group, name in re.findall(r"`(\w+)=([a-z]\w*)`", page.read_text())
         if group in known
     }

@@ -591,7 +591,7 @@ def test_a_state_of_no_kind_is_refused_before_the_first_step(monkeypatch: pytest
 
     config = configure("num_workers=3", "task=quadratics", "algo=dpsgd", "topology=ring")
     monkeypatch.setattr(type(config.algo), "State", State)
-    with pytest.raises(TypeError, match=r"State\.opt: annotate it as Rows"):
+    with pytest.raises(ConfigError, match=r"State\.opt: annotate it as Rows"):
         assemble(config, World(0, 1, torch.device("cpu")))
 
 

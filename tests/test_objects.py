@@ -487,11 +487,11 @@ def test_objects_are_checked_as_names_are(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SystemExit, match="0"):
         check.main(["algo=partway_here:Partway", "algo.step_size=0.4", "topology=chain", "num_workers=3"])
     told = capsys.readouterr().out
-    assert "algo=partway_here: 13 passed" in told and "algo.step_size=1" in told
+    assert "algo=partway_here:Partway: 14 passed" in told and "algo.step_size=1" in told
     chosen = sys.modules["partway_here"].Partway(step_size=0.4)
     found = decentral.check(chosen, topology=networkx.path_graph(3))
     assert (found.verdict == "passed").all() and list(found.remark.str.split("=").str[-1]).count("graph") == 1
-    assert capsys.readouterr().out == told.replace("topology=chain", "topology=graph")
+    assert capsys.readouterr().out == told.replace("topology=chain", "topology=graph").replace(":Partway", "")
     inner = dataclass(type("Inner", (type(chosen),), {"__module__": "__main__"}))
     assert (decentral.check(inner, num_workers=3).verdict == "not tested").sum() == 4
 

@@ -108,6 +108,45 @@ def test_it_is_chosen_without_a_yaml_file_and_helped_with(capsys: pytest.Capture
     assert "  lazy  " not in command(capsys, "--help", "algo")[1]
 
 
+def test_a_class_of_a_module_is_taken_for_every_component(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = []
+    for number, text in enumerate((LAZY, LAZY.replace("lerp_", "lerp_  "))):
+        write(tmp_path, text, f"lazy_here{number}.py")
+        config = compose([f"algo=lazy_here{number}:Lazy", "algo.eta=0.25", *QUICK])
+        assert config.algo.eta == 0.25 and config.algo.name == f"lazy_here{number}:Lazy"
+        assert load(dump(config)) == config == pickle.loads(pickle.dumps(config))
+        ids.append(run_id(replace(config, algo=replace(config.algo, name="lazy_here:Lazy"))))
+    assert ids[0] != ids[1]
+    assert command(capsys, "algo=lazy_here0:Lazy", *QUICK)[0] == 0
+    out = command(capsys, "--help", "algo=lazy_here0:Lazy")[1]
+    assert "(lazy_here0.py)" in out and "algo.eta=0.5" in out
+    assert "has no setting 'etta'. Did you mean 'algo.eta'" in refusal(capsys, "algo=lazy_here0:Lazy", "algo.etta=1")
+    kinds = "from decentral.topology.static import Ring\nfrom decentral.compression.sparse import TopK\n"
+    (tmp_path / "kinds_here.py").write_text(
+        f"from dataclasses import dataclass\n{kinds}"
+        "@dataclass\nclass Mine(Ring):\n    name: str = 'mine'\n@dataclass\nclass Top(TopK):\n    name: str = 'top'\n"
+    )
+    config = compose(["algo=choco", "topology=kinds_here:Mine", "compress=kinds_here:Top", "compress.keep=0.5"])
+    assert len(config.rounds().edges()) == 2 * 16 and config.compress.keep == 0.5
+
+
+@pytest.mark.slow
+def test_a_run_with_a_class_of_a_module_resumes_and_loads_in_another_process(tmp_path: Path) -> None:
+    (tmp_path / "lazy_module.py").write_text(LAZY)
+    words = ["algo=lazy_module:Lazy", "data=digits", "model=mlp", "topology=ring", "num_workers=4", "steps=12"]
+    words += ["batch_size=8", "checkpoint_every_s=0", "restarts=0", "processes=2", "run_dir=run", "progress=false"]
+    fault = '[{"rank": 0, "step": 7, "kind": "kill"}]'
+    assert afresh(*words, module="decentral.cli.run", DECENTRAL_FAULTS=fault).returncode not in (0, 2)
+    assert list(Path("run").glob("checkpoints/*/manifest.json"))
+    done = afresh(*words, module="decentral.cli.run")
+    assert done.returncode == 0 and 'decentral.load("run")' in done.stdout, done.stderr
+    code = "import decentral; r = decentral.load('run'); print(r.settings['algo'], len(r.models))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert said.stdout.split() == ["lazy_module:Lazy", "4"], said.stderr
+
+
 # what cannot be a component
 
 

@@ -20,6 +20,7 @@ from decentral.cli import study as study_command
 from decentral.config.composition import compose
 from decentral.config.parsing import read, read_yaml
 from decentral.errors import ConfigError
+from decentral.report import series, summary
 from decentral.report.make import make
 from decentral.report.make import report_all as make_all
 from decentral.report.results import read as read_results
@@ -95,6 +96,8 @@ FOREIGN: dict[str, Callable[[str, Path], dict[str, object]]] = {
     "data in the current folder": lambda evil, _: {"data": {"name": f"{evil}:make"}},
     "a module that does not exist": lambda *_: {"model": {"name": "antigravity_:x"}},
     "an attribute of an attribute": lambda *_: {"model": {"name": "os.path:os"}},
+    "a method": lambda evil, _: {"algo": {"name": f"{evil}:Net"}},
+    "a task": lambda evil, _: {"task": {"name": f"{evil}:Net"}},
     "an environment's module": lambda evil, _: {"env": {"name": "gymnasium", "id": f"{evil}:E"}},
 }
 
@@ -104,9 +107,10 @@ def test_code_that_a_stored_run_names_is_not_imported(what: str, run: Path, cana
     values = FOREIGN[what](evil, canary)
     with_config(run, **values)
     refused = pytest.raises(ConfigError, match=r"=.*:.* is code named by a stored file.*trust=True")
-    with nullcontext() if "env" in values else refused:  # the task has no environment, so nothing would import it
+    with nullcontext() if {"env", "algo"} & set(values) else refused:  # a model is loaded without them
         decentral.load(run)
     assert list(runs(run.parents[1]).status) == ["done"]
+    assert series.describe(run) and summary.overview(run)
     with pytest.raises(SystemExit):
         words = ["bluefog_fig5", "scale=smoke", "--plan", f"results_dir={run.parents[1]}", "progress=false"]
         study_command.main(words)

@@ -39,6 +39,7 @@ from decentral.report.runs_table import layout_of
 from decentral.scheduling.scheduler import Tally, schedule
 from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
 from decentral.study.catalogue import study_from
+from decentral.study.study import overrides_of
 from decentral.terminal.console import REFUSED
 from waiting import PATIENCE_S, alive, stands_still, until
 
@@ -195,6 +196,7 @@ def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
 def test_a_setting_applies_to_the_listed_choices_that_have_it(capsys, planned):
     command(capsys, "availability=none,persistent", "availability.share=0.1", "algo=dpsgd", "topology=ring", *QUICK)
     command(capsys, "algo=allreduce,diloco", "algo.period_steps=2,3", *QUICK)
+    assert overrides_of({"algo.period_steps": None, "lr": 0.1}, {}) == ["algo.period_steps=null", "lr=0.1"]  # saved
     runs = [(run.config.availability.name, run.config.algo.name, getattr(run.config.algo, "period_steps", 0))
             for run in planned]  # fmt: skip
     assert runs == [("none", "dpsgd", 0), ("persistent", "dpsgd", 0), ("none", "allreduce", 0),
@@ -816,6 +818,15 @@ def test_a_sweep_with_one_seed_has_a_table_with_chosen_values_and_a_command_that
     axes = Curves(worker="worst", x="epoch", lines=["algo", "topology"], logy=None)
     axes.data(read(table))
     assert axes.over("") == "step" and axes.is_log("")  # it falls over more than two decades
+
+
+def test_a_sweep_of_asynchronous_and_synchronous_methods_leads_to_a_comparison_at_equal_times(capsys):
+    out = command(capsys, "algo=adpsgd,dpsgd", "topology=ring", *QUICK)[1]
+    times = next(line for line in out.splitlines() if line.startswith("Times: ")).split("  (")[0]
+    *words, cluster, target = shlex.split(times)[1:]
+    assert words == ["decentral-run", "-m", "algo=adpsgd,dpsgd", "topology=ring", *QUICK]
+    assert cluster == "cluster=two_delayed" and re.fullmatch(r"target=objective suboptimality:[\d.]+(e\S+)?", target)
+    assert "Times: " not in command(capsys, "algo=allreduce,dpsgd", "topology=ring", *QUICK)[1]
 
 
 def test_bold_in_a_table_of_runs_takes_a_lead_that_seeds_tell_apart(capsys):

@@ -59,23 +59,23 @@ class Settings:
     `class Optimizer(Settings, where="optim")` sets the path of the settings in a configuration.
     """
 
-    _settings_at = ""
+    settings_at = ""
 
     def __init_subclass__(cls, where: str | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)
         if where is not None:
-            cls._settings_at = where
+            cls.settings_at = where
         if "__post_init__" in vars(cls):
             cls.__post_init__ = _checked(vars(cls)["__post_init__"])  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        check(type(self), vars(self), self._settings_at)
+        check(type(self), vars(self), self.settings_at)
 
 
 def _checked(own: Callable[[Any], None]) -> Callable[[Any], None]:
     @wraps(own)
     def checked(self: Any) -> None:
-        check(type(self), vars(self), self._settings_at)
+        check(type(self), vars(self), self.settings_at)
         own(self)
 
     return checked

@@ -7,6 +7,7 @@ import json
 import re
 import runpy
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from fractions import Fraction
@@ -267,7 +268,7 @@ def test_at_least_twenty_methods_are_certified_and_others_say_why_not() -> None:
         "adpsgd": "asynchronous",
         "dadam": "not linear",
         "sparta": "has no certificate",
-        "noloco": "random",
+        "noloco": "does not repeat after 50 steps",
         "teleportation": "no gradient of some workers",
         "streaming_diloco": "coordinates differently",
         "relay_mean": "estimates a mean",
@@ -309,6 +310,24 @@ def test_a_method_of_ones_own_is_certified_and_its_bias_is_found() -> None:
     assert (table.bias > 0.1).all() and (table.lower <= table.upper).all()
     right = decentral.certify("dpsgd", "complete", num_workers=4, lr=[0.05, 0.2])
     assert right.attrs["facts"]["counted"] == pytest.approx(1.0) and (right.bias < table.bias).all()
+
+
+def test_the_reason_for_no_certificate_is_one_of_four() -> None:
+    def cls(change: Callable[[Any, int], Any]) -> type:
+        def step(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
+            y, opt = self.local.adapt(s.x, change(oracle(s.x), t), s.opt, t)
+            return self.State(net.mix(y, t), s.compression_stats, opt)
+
+        return dataclass(type("Changed", (DPSGD,), {"step": step, "name": "changed", "__annotations__": {"name": str}}))
+
+    for change, reason in (
+        (lambda g, t: g * torch.rand(1).item(), "is random"),
+        (lambda g, t: g.abs(), "is not linear in its gradients"),
+        (lambda g, t: g / (t + 1), "does not repeat after 1 step"),
+        (lambda g, t: g * (1 + torch.arange(g.shape[1]) % 2), "treats coordinates differently"),
+    ):
+        with pytest.raises(NotLinear, match=f"because it {reason} with"):
+            decentral.certify(cls(change), "ring", num_workers=4, lr=0.1)
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ class OnlyModels(Algorithm):
 
     def init(self, x: Tensor, net: Network) -> State:
         """Return the models x [k, P] and the local optimizer before step 0."""
-        return self.State(x, self.local.init(x))
+        return self.State(x=x, opt=self.local.init(x))
 
 
 class WithCorrections(Algorithm):
@@ -56,7 +56,7 @@ class WithCorrections(Algorithm):
 
     def init(self, x: Tensor, net: Network) -> State:
         """Return the models x [k, P], c^0 = 0, and the local optimizer before step 0."""
-        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
+        return self.State(x=x, c=x.new_zeros(x.shape), opt=self.local.init(x))
 
     def parts(self, s: State) -> Parts:
         """Return the x_i and the c_i [k, P]."""
@@ -77,7 +77,7 @@ class WithMomentum(Algorithm):
 
     def init(self, x: Tensor, net: Network) -> State:
         """Return the models x [k, P], m^0 = 0, and the local optimizer before step 0."""
-        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
+        return self.State(x=x, m=x.new_zeros(x.shape), opt=self.local.init(x))
 
 
 def beside_zeros(x: Tensor) -> Tensor:

@@ -182,13 +182,15 @@ Options
                           'algo,topology=(dpsgd,ring),(relaysgd,dbt)'; sweeper=optuna searches instead
   target=METRIC:VALUE     with -m and a cluster=: simulated time, bytes and steps of each combination until the averaged
                           model reaches it, as in target='test accuracy:90'; all have the same budget= of simulated
-                          seconds (default: what the first one takes), and three seeds
+                          seconds (default: what the first one takes), and three seeds. Use it to compare asynchronous
+                          with synchronous methods: -m alone compares them at equal steps
   tune=lr                 with target=: search the best value, from the default in factors of two; also tune=algo.gamma
   --x bytes|seconds|...   with -m, the table and figure of the sweep: also --log, --panels, --rows, --columns, --best,
                           --metric, --worker and the other options of decentral-report runs (decentral-report --help)
   --save-study NAME       with -m: write the sweep as a study, FOLDER/study/NAME.yaml (docs/studies.md)
   --config-dir FOLDER     your own choices: FOLDER/experiment/mine.yaml is experiment=mine; your own algo=, model=,
-                          ... are FOLDER/algorithms/mine.py, ... (docs/own_components.md)
+                          ... are FOLDER/algorithms/mine.py, ... (docs/own_components.md), or without a folder
+                          algo=mymodule:MyMethod, from the current one
   --cfg job               print the composed configuration instead of running (with --resolve: without references)
   -sc install=bash        print the script for tab completion: eval "$(decentral-run -sc install=bash)"; or zsh
   --version, --help

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 
+from decentral.algorithms.features import Feature
 from decentral.cli.command import TABLE, check_directory
 from decentral.cli.single import carry_out, compared, predictions, work_out
+from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose, compose_each, fitting
 from decentral.config.identity import run_directory, run_id
 from decentral.config.overrides import checked, options, together
@@ -317,8 +319,14 @@ def _table(
         made.summary(),
         f"Next:     {shlex.join(again)}  (--metric, --worker, --where: any other table; --html: a page)",
     ]
+    options = ["--config-dir", config_dir] if config_dir else []
+    if len({Feature.synchrony in one.config.algo.supports for one in combinations}) > 1:
+        first = made.results.values.iloc[0]
+        cluster = [] if isinstance(combinations[0].config.cluster, VirtualCluster) else ["cluster=two_delayed"]
+        target = f"target={first['metric'].partition(' (')[0]}:{made.results.values['averaged'].median():.2g}"
+        words = shlex.join(["decentral-run", "-m", *overrides, *cluster, target, *options])
+        lines.append(f"Times:    {words}  (at equal simulated time, budget=, instead of equal steps)")
     if wider := _wider(made.results, layout.best, overrides):
-        options = ["--config-dir", config_dir] if config_dir else []
         lines.append(f"Wider:    {shlex.join(['decentral-run', '-m', *wider, *options])}  (a best value is at an end)")
     return "\n".join(lines)
 

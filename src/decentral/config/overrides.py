@@ -357,12 +357,6 @@ def _check_choice(group: str, choice: str, known: list[str]) -> None:
     folder = plugins.folder() if group in GROUPS else None
     if folder is not None and (file := folder / GROUPS[group].rpartition(".")[2] / f"{choice}.py").is_file():
         raise ConfigError(f"{group}={choice} does not exist: {file} defines no class with name: str = '{choice}'.")
-    if ":" in choice and group in GROUPS:
-        room = GROUPS[group].rpartition(".")[2]
-        raise ConfigError(
-            f"{group}={choice} is not taken from a module: put its file into FOLDER/{room}/, choose its name, and "
-            "add --config-dir FOLDER."
-        )
     raise ConfigError(f"{group}={choice} does not exist.{suggest(choice.lower().replace('-', '_'), known)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,8 +47,8 @@ class Walk(NamedTuple):
     messages_sent: int
     wire_bytes: int
     """Bytes that all processes actually sent."""
-    all_reduced: bool
-    """True if something was averaged over all workers at once, which processes send in another way."""
+    called: frozenset[str] = frozenset()
+    """The collectives, and the functions for evaluation, that steps have called."""
 
 
 def walk(config: Config, processes: int) -> Walk:
@@ -57,8 +58,8 @@ def walk(config: Config, processes: int) -> Walk:
         with no_script():
             in_processes(prepare(config, Path(folder)), steps)
         with np.load(Path(folder) / _FILE) as file:
-            sent, messages, wire, reduced = (int(number) for number in file["counts"])
-            return Walk(file["iterates"], sent, messages, wire, bool(reduced))
+            sent, messages, wire = file["counts"].tolist()
+            return Walk(file["iterates"], sent, messages, wire, frozenset(file["called"].tolist()))
 
 
 def steps(run: Prepared, world: World) -> Status:
@@ -66,13 +67,13 @@ def steps(run: Prepared, world: World) -> Status:
     with torch.no_grad():
         r = assemble(run, world)
         try:
-            reduced = _watch_mean(r)
+            called = _watched(r)
             iterates = _iterates(r, r.total_steps)
             wire = getattr(r.net, "wire_bytes", 0) / len(r.net.workers)
             total = r.net.gather(torch.full((len(r.net.workers), 1), wire, dtype=torch.float64)).sum()
             if world.leader:
-                counts = [r.net.traffic.bytes_sent, r.net.traffic.messages_sent, round(float(total)), bool(reduced)]
-                np.savez(run.directory / _FILE, iterates=iterates, counts=np.array(counts, dtype=np.int64))
+                counts = np.array([r.net.traffic.bytes_sent, r.net.traffic.messages_sent, round(float(total))])
+                np.savez(run.directory / _FILE, iterates=iterates, counts=counts, called=np.array([*called], dtype=str))
         finally:
             r.close()
     return Status.done
@@ -89,18 +90,24 @@ def _iterates(r: Run, number: int) -> np.ndarray:
     return np.stack(iterates)
 
 
-def _watch_mean(r: Run) -> list[bool]:
-    """Return an empty list, to which each mean over all workers appends."""
-    asked: list[bool] = []
-    begin = r.net.traffic.begin_collective
+def _watched(r: Run) -> set[str]:
+    """Return an empty set, to which every step adds the names of what it calls: see `Walk.called`."""
+    called: set[str] = set()
+    verbs = [(r.net, "gather"), (r.net, "average"), (r.net.traffic, "begin_collective")]
 
-    def watched(name: str, *arguments: Any, **keywords: Any) -> Any:
-        if name == "all_reduce":
-            asked.append(True)
-        return begin(name, *arguments, **keywords)
+    def watched(verb: Callable[..., Any], name: str, *arguments: Any, **keywords: Any) -> Any:
+        called.add(arguments[0] if name == "begin_collective" else name)
+        return verb(*arguments, **keywords)
 
-    r.net.traffic.begin_collective = watched  # type: ignore[method-assign]
-    return asked
+    def step(advance: Callable[[], None] = r.stepper._advance) -> None:
+        for owner, name in verbs:
+            vars(owner)[name] = partial(watched, getattr(owner, name), name)
+        advance()
+        for owner, name in verbs:
+            del vars(owner)[name]
+
+    r.stepper._advance = step  # type: ignore[method-assign]
+    return called
 
 
 def saved_and_loaded(config: Config, at: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -216,10 +223,8 @@ def same(one: Walk, many: Walk, processes: int, tolerance: float = 1e-12) -> Non
 
 
 def mean_kept(config: Config, slower: int = 1) -> None:
-    """Check that models stay constant without gradients, and that every worker's update has the same weight.
-
-    The workers have to agree within 3,000 steps, times `slower`.
-    """
+    """Check that models stay constant without gradients, and that every worker's update has the same weight in their
+    mean, at consensus or after 3,000 steps, times `slower`."""
     n = config.num_workers
     assert n is not None
     with torch.no_grad():
@@ -233,19 +238,7 @@ def mean_kept(config: Config, slower: int = 1) -> None:
                     "the mean of the models is not preserved: although all workers agree and all gradients are zero, "
                     f"step {t} moves the models by {moved:.2g} (do the weights sum to one?)."
                 )
-        moving = simulated(config, x0.repeat(n, 1), Impulses(torch.eye(n, dtype=torch.float64)))
-        for _ in range(slower * _AGREE_STEPS):
-            moving.step()
-            mean = moving.models.mean(0)
-            if float((moving.models - mean).abs().max()) <= _AGREED and moving.t > _STILL_STEPS:
-                break
-        apart = float((moving.models - mean).abs().max())
-        if not apart <= 1e-6:
-            raise Violation(
-                f"the workers do not reach consensus: {slower * _AGREE_STEPS} steps after the last gradient their "
-                f"models still differ by {apart:.2g}."
-            )
-        counted = (x0 - mean) * n  # what worker i's update has come to count, times n
+    counted = (x0 - _settled(config, slower)[0]) * n  # what worker i's update has come to count, times n
     low, high = int(counted.argmin()), int(counted.argmax())
     if not float(counted[high] - counted[low]) <= 1e-6:
         raise Violation(
@@ -254,6 +247,33 @@ def mean_kept(config: Config, slower: int = 1) -> None:
         )
     if not float(counted.min()) > 1e-6:
         raise Violation("updates of the workers are lost: they do not reach the models.")
+
+
+def consensus(config: Config, slower: int = 1) -> None:
+    """Check that the workers agree within 3,000 steps, times `slower`, after the last gradient."""
+    apart = _settled(config, slower)[1]
+    if not apart <= 1e-6:
+        raise Violation(
+            f"{slower * _AGREE_STEPS} steps after the last gradient the models of the workers still differ by "
+            f"{apart:.2g}."
+        )
+
+
+def _settled(config: Config, slower: int) -> tuple[Tensor, float]:
+    """Return the mean [n] of the models, and their largest distance from it, after worker i has subtracted 1 from
+    coordinate i in the first step."""
+    n = config.num_workers
+    assert n is not None
+    x0 = torch.linspace(1.0, 2.0, n, dtype=torch.float64)
+    with torch.no_grad():
+        moving = simulated(config, x0.repeat(n, 1), Impulses(torch.eye(n, dtype=torch.float64)))
+        for _ in range(slower * _AGREE_STEPS):
+            moving.step()
+            mean = moving.models.mean(0)
+            apart = float((moving.models - mean).abs().max())
+            if apart <= _AGREED and moving.t > _STILL_STEPS:
+                break
+    return mean, apart
 
 
 def plain_sgd(n: int, zeta2: float, number: int, optimizer: object, dimension: int = 6) -> np.ndarray:

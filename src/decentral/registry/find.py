@@ -52,11 +52,8 @@ CONTRACTS = {
 """Package -> the base class of user components, which are found in a folder (and entry points) with the last part of
 the package's name."""
 
-PLAIN = {
-    **{"models": "model", "data": "data", "optim": "optim", "lr_schedules": "schedule"},
-    **{"partition": "partition", "topology": "topology", "training.loggers": "logger"},
-}
-"""Package -> key of the configuration for which a plain class or function of a module is taken, too."""
+PLAIN = frozenset({"models", "data", "optim", "lr_schedules", "partition", "topology", "training.loggers"})
+"""Packages for which a plain class or function of a module is taken, too."""
 
 
 def components(package: str) -> dict[str, type]:
@@ -72,16 +69,19 @@ def names(package: str) -> list[str]:
     return list(components(package) if _has_users(package) else _homes(package))
 
 
-def component(package: str, name: str) -> type | None:
-    """Return the component with this name, or the wrapper of the plain class `module:Name`; None if it does not exist.
+def component(package: str, name: str, trust: bool = True) -> type | None:
+    """Return the component with this name, or that of the class or function `module:Name`; None if it does not exist.
 
-    Raises ConfigError if the module cannot be imported or has no such class.
+    Without `trust`, it is None, too, for code that was not chosen in this process. Raises ConfigError if the module
+    cannot be imported or has no such class.
     """
+    if not trust and is_foreign(package, name):
+        return None
     if not _has_users(package) and ":" not in name:  # without importing all others
         home = _homes(package).get(name)
         return next(cls for cls in _classes(importlib.import_module(home)) if name_of(cls) == name) if home else None
     known = components(package)
-    if name in known or package not in PLAIN or ":" not in name:
+    if name in known or ":" not in name:
         return known.get(name)
     found: type = importlib.import_module("decentral.registry.signature").named(package, name)
     NAMED.add((package, name))
@@ -89,7 +89,7 @@ def component(package: str, name: str) -> type | None:
 
 
 NAMED: set[tuple[str, str]] = set()
-"""(package, name) of the plain classes, and (key, name) of the functions, that a command, a script or a file that it
+"""(package, name) of components, and (key, name) of the functions, that a command, a script or a file that it
 trusts has chosen."""
 
 
@@ -252,17 +252,17 @@ def _checked(package: str, module: ModuleType) -> Iterator[type]:
             yield cls
 
 
-def contract_of(package: str) -> type:
+def contract_of(package: str) -> Any:
     """Return the base class of a package's user components."""
     module, _, name = CONTRACTS[package].rpartition(".")
-    contract: type = getattr(importlib.import_module(f"decentral.{module}"), name)
+    contract = getattr(importlib.import_module(f"decentral.{module}"), name)
     return contract
 
 
 def check_component(package: str, cls: type, file: str) -> None:
     """Raise ConfigError for what would not work as a component."""
     where, contract = f"{shown(file)}: {cls.__name__}", CONTRACTS[package]
-    if not issubclass(cls, contract_of(package)):
+    if not (isinstance(cls, type) and issubclass(cls, contract_of(package))):
         raise ConfigError(
             f"{where} is not derived from decentral.{contract}: derive it, as all components in {package} are."
         )

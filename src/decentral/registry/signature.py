@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 from decentral.errors import ConfigError, suggest
-from decentral.registry import plugins, sources
+from decentral.registry import find, plugins, sources
 from decentral.registry.find import NAMED, PLAIN, component, load
 
 _PLAIN = (bool, int, float, str)
@@ -59,8 +59,19 @@ class Plain:
 
 @cache
 def named(package: str, name: str) -> type:
-    """Return the component for the class or function `module:Name`. Raises ConfigError if it does not exist."""
-    return wrapped(package, name, function(PLAIN[package], name))
+    """Return the component for `module:Name`: of a class derived from the package's contract, a subclass with this
+    name; else one that calls the class or function. Raises ConfigError if neither exists."""
+    target: Any = function(find.contract_of(package).settings_at, name)
+    is_component = isinstance(target, type) and issubclass(target, find.contract_of(package))
+    if package in PLAIN and not is_component:
+        return wrapped(package, name, target)
+    find.check_component(package, target, str(sys.modules[name.partition(":")[0]].__file__))
+    return dataclasses.make_dataclass(
+        target.__name__,
+        [("name", str, dataclasses.field(default=name))],
+        bases=(target, Plain),
+        namespace=_named(package, name, target) | {"__doc__": target.__doc__},
+    )
 
 
 def wrapped(package: str, name: str, target: Callable[..., Any]) -> type:
@@ -75,7 +86,7 @@ def component_from(package: str, name: str, target: Callable[..., Any], base: ty
     Its fields are the parameters, less those that are `given` when it is called, and those whose defaults are no plain
     values; and of **kwargs one, a dictionary. Raises ConfigError for parameters that cannot be filled in.
     """
-    where = f"{PLAIN[package]}={name}"
+    where = f"{find.contract_of(package).settings_at}={name}"
     fields: list[Any] = [("name", str, dataclasses.field(default=name))]
     hints = _hints(target)
     for one in parameters_of(target).values():
@@ -98,18 +109,22 @@ def component_from(package: str, name: str, target: Callable[..., Any], base: ty
         fields.append((one.name, kind, _field(one.default)))
     if more := further(target):
         fields.append((more, dict[str, Any], dataclasses.field(default_factory=dict, metadata={"older": {}})))
-    names = {
+    names = _named(package, name, target) | {"__doc__": inspect.getdoc(target) or f"{name}, as it comes."}
+    fields.sort(
+        key=lambda field: field[2].default is dataclasses.MISSING and field[2].default_factory is dataclasses.MISSING
+    )
+    return dataclasses.make_dataclass(name.rpartition(":")[2], fields, bases=(base,), namespace=names, kw_only=True)
+
+
+def _named(package: str, name: str, target: Callable[..., Any]) -> dict[str, Any]:
+    """Return the attributes of a `Plain` for the class or function of this name."""
+    return {
         "__module__": __name__,
         "plain_module": name.partition(":")[0],
         "plain_package": package,
         "plain_name": name,
         "plain_target": staticmethod(target),
     }
-    names["__doc__"] = inspect.getdoc(target) or f"{name}, as it comes."
-    fields.sort(
-        key=lambda field: field[2].default is dataclasses.MISSING and field[2].default_factory is dataclasses.MISSING
-    )
-    return dataclasses.make_dataclass(name.rpartition(":")[2], fields, bases=(base,), namespace=names, kw_only=True)
 
 
 def taken(target: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

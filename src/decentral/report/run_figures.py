@@ -83,7 +83,7 @@ def draw_partition(run_dir: Path) -> None:
     config = read_config(run_dir)
     partition = config.get("partition", {})
     alpha = f", alpha = {partition['alpha']:g}" if "alpha" in partition else ""
-    task = component("tasks", str(config.get("task", {}).get("name")))
+    task = component("tasks", str(config.get("task", {}).get("name")), trust=False)
     source = config["env" if "env" in getattr(task, "uses", ()) else "data"]
     title = f"{source.get('id') or source['name']}: {partition['name']}{alpha}"
     save_figure(counts, run_dir / "partition.png", title, dealt=head[1].rpartition("_")[0])

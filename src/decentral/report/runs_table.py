@@ -408,7 +408,7 @@ def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
     """Return how fast a run with these settings and this status trained: steps/s, and if known examples/s, tokens/s."""
     steps, wall_s = facts.get("step", 0), facts.get("wall_s", 0.0)
     found = {"steps/s": steps / wall_s if wall_s else math.nan}
-    if wall_s and "model" in getattr(component("tasks", str(settings.get("task"))), "uses", ()):
+    if wall_s and "model" in getattr(component("tasks", str(settings.get("task")), trust=False), "uses", ()):
         each = settings["batch_size"] * settings.get("accumulate", 1)
         examples = facts.get("examples_per_worker") or [steps * each] * (settings["num_workers"] or 1)
         found["examples/s"] = sum(examples) / wall_s

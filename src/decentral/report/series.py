@@ -151,11 +151,11 @@ def describe(run_dir: Path) -> str:
     """One line, for example 'relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 16 workers, seed 1: done'."""
     config = read_config(run_dir)
     name = {key: _name(choice) for key, choice in config.items()}
-    task = component("tasks", name.get("task", ""))
+    task = component("tasks", name.get("task", ""), trust=False)
     used: tuple[str, ...] = getattr(task, "uses", ())
     parts = []
     if {"algo", "topology"} <= config.keys():
-        algo = component("algorithms", name["algo"])
+        algo = component("algorithms", name["algo"], trust=False)
         parts.append(
             f"{name['algo']} on {name['topology']}"
             if Feature.topology in getattr(algo, "supports", USUAL)

@@ -75,7 +75,7 @@ def overview(run_dir: Path) -> list[str]:
     their mean and the averaged model, and the directory."""
     config = read_config(run_dir)
     algo, topology = ((config.get(key) or {}).get("name", "") for key in ("algo", "topology"))
-    used = Feature.topology in getattr(component("algorithms", str(algo)), "supports", USUAL)
+    used = Feature.topology in getattr(component("algorithms", str(algo), trust=False), "supports", USUAL)
     head = [str(topology) if used else "none", str((RunStore.peek(run_dir) or {}).get("status", "not started"))]
     try:
         curves = read_curves(run_dir)
@@ -267,7 +267,7 @@ def load_call(run_dir: Path, config_dir: str | None, net: str = "net") -> str:
     config = read_config(run_dir)
     module, _, name = config["model"]["name"].partition(":")
     given = {"given": net, "__main__": name}.get(module, "")
-    task = component("tasks", config["task"]["name"])
+    task = component("tasks", config["task"]["name"], trust=False)
     codes = functions(Config, config)
     for group in {"task", *getattr(task, "uses", ())} - {"partition", "model" if given else ""}:
         code = str(config[group].get("id", config[group]["name"]))  # gymnasium imports the module in an ID

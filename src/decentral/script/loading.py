@@ -85,7 +85,7 @@ class Trained:
 
         from decentral.models.layers.statistics import evaluating
 
-        module, task = self._module(model), component("tasks", str(self.settings.get("task")))
+        module, task = self._module(model), component("tasks", str(self.settings.get("task")), trust=False)
         if isinstance(data, torch.Tensor | np.ndarray):
             data = torch.utils.data.TensorDataset(torch.as_tensor(data))
         if hasattr(data, "__getitem__"):
@@ -211,7 +211,7 @@ class Trained:
         whose data are gone, and for sentences that are empty, too long, or contain unknown words.
         """
         task = self.settings.get("task")
-        translate = getattr(component("tasks", str(task)), "translate", None)
+        translate = getattr(component("tasks", str(task), trust=False), "translate", None)
         if translate is None:
             raise ConfigError(f"{self.directory} is a run of task={task}: translate needs a run of task=translation.")
         module = self._module(model)
@@ -253,7 +253,7 @@ def found_in(directory: Path, config: Callable[[], Config], module: Any = None) 
     if status == Status.running and not is_locked(directory / LOCK):
         status = str(Status.interrupted)
     settings, metrics = run_settings(directory), pd.DataFrame(read_metrics(directory))
-    task: Any = component("tasks", str(settings.get("task")))
+    task: Any = component("tasks", str(settings.get("task")), trust=False)
     if status != "done" or settings.get("save") == "none" or (task is not None and "model" not in task.uses):
         return Trained(directory, status, settings, metrics, [], None, _config=config)
     stored = load_models(directory, recorded_id(directory))
@@ -292,7 +292,7 @@ def _config(directory: Path, model: nn.Module | Callable[..., nn.Module] | None,
     if model is not None:
         by_name = ":" in name and not isinstance(model, torch.nn.Module)  # its settings are stored
         made["model"] = chosen("models", model, taken(model, net)) if by_name else GivenModel.of(model)
-    task: Any = component("tasks", str(values["task"].get("name")))
+    task: Any = component("tasks", str(values["task"].get("name")), trust)
     groups = {"task", *getattr(task, "uses", ())} - {"partition"}
     return read(directory / "config.yaml", trust, made, groups)
 

@@ -148,7 +148,8 @@ def overrides_of(point: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]
 
     A label with the empty value '' gives no override: its setting does not exist in that row.
     """
-    return [f"{keys.get(label, label)}={value}" for label, value in point.items() if value != ""]
+    given = {keys.get(label, label): "null" if value is None else value for label, value in point.items()}
+    return [f"{key}={value}" for key, value in given.items() if value != ""]
 
 
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")

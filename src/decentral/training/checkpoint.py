@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from decentral.config.schema import Save
+from decentral.errors import ConfigError
 from decentral.network.kernels import blocks
 from decentral.network.network import Network
 from decentral.store.models import AVERAGED, FILE, save_models, stored_facts
@@ -132,7 +133,7 @@ def state_fields(state: Any) -> list[tuple[str, str, Any]]:
     found = [(name, kinds(annotations[name]), getattr(state, name)) for name in state._fields]
     for name, kind, _ in found:
         if kind not in _KINDS:
-            raise TypeError(f"{type(state).__qualname__}.{name}: annotate it as Rows, EdgeRows, Shared or Buffers")
+            raise ConfigError(f"{type(state).__qualname__}.{name}: annotate it as Rows, EdgeRows, Shared or Buffers.")
     return found
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from decentral.config.identity import component_identity, hashed_id
 from decentral.config.parsing import build, convert
 from decentral.config.schema import Config
+from decentral.errors import ConfigError
 from decentral.store.files import at_home, write_json
 from decentral.terminal.console import say
 
@@ -36,13 +37,19 @@ def certify(configs: Sequence[Config], settings: Mapping[str, str]) -> list[str]
                 raise
             texts.append(f"No certificate: {reason}")
             continue
+        except ConfigError:
+            raise
+        except Exception:  # which the checks show
+            texts.append(f"No certificate: algo={config.algo.name} raises an exception.")
+            continue
         head = f"{name}, for all functions" if configs[1:] else "For all functions"
-        texts.append(f"{head}:\n{certificates.facts_text(certifier.facts)}")
+        texts.append(f"{head}:
+{certificates.facts_text(certifier.facts)}")
         if asked:
             facts[name] = certifier.facts
             tables[name] = certificates.table_of(certifier, terms, lambda text: say(f"[certificate] {text}"))
             texts.append(certificates.text(terms, tables[name]))
-    if asked:
+    if tables:
         described = [{group: component_identity(getattr(config, group)) for group in _PARTS} for config in configs]
         stored = {"methods": described, "num_workers": n, "terms": vars(terms)}
         names = dict.fromkeys([*(one.algo.name for one in configs), *(one.topology.name for one in configs)])
