@@ -43,8 +43,7 @@ def certify(configs: Sequence[Config], settings: Mapping[str, str]) -> list[str]
             texts.append(f"No certificate: algo={config.algo.name} raises an exception.")
             continue
         head = f"{name}, for all functions" if configs[1:] else "For all functions"
-        texts.append(f"{head}:
-{certificates.facts_text(certifier.facts)}")
+        texts.append(f"{head}:\n{certificates.facts_text(certifier.facts)}")
         if asked:
             facts[name] = certifier.facts
             tables[name] = certificates.table_of(certifier, terms, lambda text: say(f"[certificate] {text}"))
