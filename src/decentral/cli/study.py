@@ -249,7 +249,9 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         pages = chosen.results_dir / "README.md"  # written last of all
         told = chosen.study.paper == SWEEPS or pages.exists()
         if told and collect.is_current(chosen.directory, chosen.definition, source.finished):
-            say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
+            from decentral.report.make import made_before
+
+            say(f"{made_before(chosen.directory).summary()}\nNext:     {chosen.command} --report  (make it again)")
             return 0
         say("Its results are collected from them.")
     for word in dict.fromkeys(slow_precision(job.config) for job in pending if isinstance(job, TrainingRun)):

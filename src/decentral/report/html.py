@@ -18,9 +18,9 @@ from decentral.config.parsing import read as read_run
 from decentral.errors import ConfigError
 from decentral.report import tables
 from decentral.report.results import Results
-from decentral.report.runs_table import headed
 from decentral.store import AXES, read_metadata, read_metrics
 from decentral.store.files import write_text
+from decentral.study.measure import headed
 from decentral.topology.rounds import all_edges
 
 FILE = "report.html"

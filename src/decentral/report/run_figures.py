@@ -16,7 +16,7 @@ from decentral.cluster.timeline import Span, read_spans
 from decentral.host.machine import without_garbage_collection
 from decentral.registry import component
 from decentral.report import style
-from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves
+from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves, without_rounding
 from decentral.store import RunStore
 from decentral.store.files import write_bytes
 from decentral.terminal.console import warn
@@ -38,8 +38,6 @@ _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 _LINE_STYLES = ("-", "--", ":", "-.")
 _MARKERS_PER_LINE = 10
-_ROUNDING = 1e-10
-"""Distances that are nowhere larger are drawn as zero."""
 _FOOT, _ROW, _ENTRY = 0.5, 0.16, 2.4  # inches: below a panel, of a row of its legend, of an entry at most
 _MAX_METRICS, _IN_ONE_ROW, _IN_ROWS = 16, 5, 4  # panels: in all, below the first if they fit into a row, or else
 _LOG_FROM_RATIO = 10.0
@@ -322,10 +320,8 @@ def _draw(
             panel.add_collection(LineCollection(each, colors=style.GRAY, label=f"each of {len(each)} workers", **look))
             panel.autoscale_view()
         for worker, (words, color, marker) in style.WORKERS.items():
-            # at step 0 all models agree: what is recorded there is rounding
-            y = _values(lines.get(worker, []), skip_start=metric == CONSENSUS)
-            if metric == CONSENSUS and all(abs(value) < _ROUNDING for value in y if math.isfinite(value)):
-                y = [0 * value for value in y]
+            y = _values(lines.get(worker, []))
+            y = without_rounding(y).tolist() if metric == CONSENSUS and y else y
             if any(math.isfinite(value) for value in y):
                 prefix = f"{key[0]}, " if len(keys) > 1 else ""
                 label = f"{prefix}{words}: {curves.metrics[key].format(curves.last(key, worker), digits=4)}"
@@ -364,10 +360,9 @@ def _foot(curves: Curves, metrics: Sequence[str], inches: float, more: int = 0) 
     return _FOOT + _ROW * math.ceil(max(counts) / max(1, int(0.9 * inches / _ENTRY)))
 
 
-def _values(rows: Rows, skip_start: bool = False) -> list[float]:
-    """Huge and non-finite values leave a gap, and so does step 0 if asked."""
-    hidden = [abs(row["value"]) >= style.LARGEST_DRAWN or (skip_start and row["step"] == 0) for row in rows]
-    return [math.nan if gap else row["value"] for row, gap in zip(rows, hidden, strict=True)]
+def _values(rows: Rows) -> list[float]:
+    """Huge and non-finite values leave a gap."""
+    return [math.nan if abs(row["value"]) >= style.LARGEST_DRAWN else row["value"] for row in rows]
 
 
 def _spans_decades(values: list[float]) -> bool:
