@@ -112,12 +112,11 @@ def _further(results: Results) -> Iterator[dict[str, Any]]:
         metrics = read_metadata(directory, {(row["split"], row["metric"]) for row in rows})
         for row in rows:
             metric = metrics[row["split"], row["metric"]]
-            name = metric.words + " (%)" * metric.percent
-            if metric.larger_is_better is not None and name not in known and str(row["worker"]) in workers:
+            if metric.larger_is_better is not None and metric.label not in known and str(row["worker"]) in workers:
                 place = {axis: row.get(axis, math.nan) for axis in AXES}
                 value = row["value"] * (100 if metric.percent else 1)
                 head = {key: run[key] for key in (*results.labels, "seed")}
-                yield head | place | {"metric": name, "worker": str(row["worker"]), "value": value}
+                yield head | place | {"metric": metric.label, "worker": str(row["worker"]), "value": value}
 
 
 def _runs(results: Results) -> Path:

@@ -45,7 +45,6 @@ _WIDTH, _HEIGHT, _HEAD = 10.0, 3.55, 0.4  # inches: of the figure, of a row of p
 _WIDER = 13.0  # with three panels above
 _MARGINS = {"left": 0.05, "right": 0.985}  # fixed: to have matplotlib work them out takes a tenth of a second
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 @without_garbage_collection()
@@ -286,7 +285,7 @@ def _scales(curves: Curves) -> list[Scale]:
     seconds = max(row.get("simulated_s", 0.0) for row in curves.places)
     sent = max(row["bytes_sent"] for row in curves.places) / workers
     if sent > 0:
-        size, name = next((one for one in _BYTES if sent >= one[0]), _BYTES[-1])
+        size, name = style.byte_unit(sent)
         scales.insert(
             0 if seconds > 0 else 1, Scale("bytes_sent", f"bytes sent per worker, on average ({name})", workers * size)
         )
@@ -311,13 +310,8 @@ def _draw(
         if workers := curves.workers(*key) if every_worker else []:
             each = [list(zip(scale.of(lines[one]), _values(lines[one]), strict=True)) for one in workers]
             drawn += [y for line in each for _, y in line]
-            look: dict[str, Any] = {
-                "linestyles": dashes,
-                "linewidths": 0.7,
-                "zorder": 1,
-                "alpha": 0.5,
-            }
-            panel.add_collection(LineCollection(each, colors=style.GRAY, label=f"each of {len(each)} workers", **look))
+            thin: Any = {"linestyles": dashes, "linewidths": 0.7, "zorder": 1, "alpha": 0.5}
+            panel.add_collection(LineCollection(each, colors=style.GRAY, label=f"each of {len(each)} workers", **thin))
             panel.autoscale_view()
         for worker, (words, color, marker) in style.WORKERS.items():
             y = _values(lines.get(worker, []))
@@ -328,10 +322,9 @@ def _draw(
                 marked = np.linspace(0, len(y) - 1, min(len(y), _MARKERS_PER_LINE)).astype(int)  # the last one, too
                 if keys[0] != key:  # another split: lighter, with hollow markers
                     color = style.mixed((color, "#FFFFFF"), 0.4)
-                look = {"marker": marker, "markevery": marked.tolist(), "ms": 4}
-                look |= {"markerfacecolor": color if keys[0] == key else "white"}
-                look |= {"lw": 1.7, "zorder": 3, "color": color, "linestyle": dashes, "label": label}
-                panel.plot(scale.of(lines[worker]), y, **look)
+                look = style.Look(color, marker, dashes, hollow=keys[0] != key).keywords
+                marks = {"marker": marker, "markevery": marked.tolist(), "ms": 4}
+                panel.plot(scale.of(lines[worker]), y, lw=1.7, zorder=3, label=label, **marks, **look)
                 drawn += y
     _frame(panel, curves, keys, scale)
     if curves.metrics[keys[0]].percent:

@@ -149,7 +149,7 @@ _PHRASES = {
     "steps": "{} steps",
     "slowdown": "{} times slower",
 }
-_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 _VARIANT = re.compile(r"\s*(?:[,+(]|\bwith\b)")
 """What follows the algorithm in a display name: 'RelaySGD + momentum', 'D-PSGD, own model'."""
 _ORDERED = ("#440154", "#3B528B", "#21918C", "#5DC863", "#C9B400")

@@ -25,7 +25,6 @@ _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
 _MOST_SHOWN = 4  # tables on a terminal: of a sweep those of the metric (also of own test sets) and its costs
 _SURE = 0.975
 """Quantile for bold type in a table of runs: a two-sided test at 5 %."""
-_WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
 _CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
 _ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -107,7 +106,7 @@ def grids(results: Results) -> list[Grid]:
     for of in table.of:
         entries = results.entries(of)
         for metric in dict.fromkeys(entry.metric for entry in entries):
-            heading = f"{metric}, {_WORDS[of]}" if of in _WORDS else results.heading(metric)
+            heading = f"{metric}, {style.WORKERS[of][0]}" if of in style.WORKERS else results.heading(metric)
             found.append(_grid(heading, [entry for entry in entries if entry.metric == metric], table, results))
     return found
 

@@ -13,7 +13,7 @@ from decentral.config.parsing import build, folders_of, read_mapping, run_settin
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement
 from decentral.registry import components
-from decentral.store import Metric, read_metadata
+from decentral.store import read_metadata
 from decentral.store.files import check_name, write_text
 from decentral.study import SCALES
 from decentral.study.measure import headed, titled
@@ -138,8 +138,8 @@ def write_study(
     varied = {*rows, columns, "seed", *(["lr"] if len(lrs) > 1 else [])}
     form = "percent" if metric.percent else "plain"
     means = {key for key, each in metrics.items() if each.larger_is_better is None}  # these have no worst worker
-    workers = {_label(metrics[key]): "mean" if key in means else "worst" for key in (judge, *panels) if key in metrics}
-    heading = headed(_label(metric), "worst")
+    workers = {metrics[key].label: "mean" if key in means else "worst" for key in (judge, *panels) if key in metrics}
+    heading = headed(metric.label, "worst")
     labels = ["method", *(["topology"] if "topology" in rows else [])]
     others = [panel for panel in panels if panel != judge]
     also = [dict(split=one[0], metric=one[1], worker="mean" if one in means else "worst") for one in others]
@@ -177,11 +177,6 @@ def as_yaml(name: str, folder: Path, study: dict[str, Any]) -> str:
     """Return the text of a study file, which defines the usual scale."""
     study = {**study, "scales": {"small": {}}}
     return _HEAD.format(name=name, folder=folder) + yaml.safe_dump(study, sort_keys=False, width=110)
-
-
-def _label(metric: Metric) -> str:
-    """Return the name of a metric in a study's values."""
-    return metric.words + " (%)" * metric.percent
 
 
 def _setting(word: str) -> tuple[str, Any]:

@@ -99,16 +99,20 @@ class LineFigure(StudyFigure):
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """Axes that share y, a legend below, a title that stands alone."""
+        from matplotlib.lines import Line2D
+
         theirs, missing = self.published(results), self.missing(results, lines)
         lines = [_within(line, self, results) for line in lines]
         panels = [panel for (panel,) in natural((line.panel,) for line in lines)] or [""]
         looks = looks_of(self, lines)
         entries = _legend_entries(self, lines, looks, published=bool(theirs))
-        seen = {panel: _seen([line for line in lines if line.panel == panel]) for panel in panels}
+        visible = [line for line in lines if any(map(math.isfinite, line.y))]  # matplotlib cannot place others' markers
+        seen = {panel: [line for line in visible if line.panel == panel] for panel in panels}
         covers = {panel: _covers(here, self) for panel, here in seen.items()}
         told = notes(self, results, lines, output, rings(theirs))
         if any(map(_is_pale, itertools.chain(*seen.values()), itertools.chain(*covers.values()))):
-            told.append(_pale())
+            wide: dict[str, Any] = {"lw": 2.6 * style.size("lines.linewidth"), "solid_capstyle": "round"}
+            told.append(Line2D([], [], color="#C8C8C8", label="pale: a covered line", **wide))
         legends = [entries, [*told, *self.signs(results)]]
         each = self.panels == METRIC
         columns, width = _columns(len(panels), output)
@@ -251,21 +255,20 @@ def blank(
     below = foot / height
     drawn.get_layout_engine().set(rect=(0, below, 1, 1 - head / height - below))  # type: ignore[union-attr,call-arg]
     if above:
-        points = style.size("figure.titlesize")
+        points, down = style.size("figure.titlesize"), (row - 0.01) * len(above) + 0.45 * row
         drawn.text(0.01, 1 - 0.06 / height, "\n".join(above), fontsize=points, fontweight="bold", va="top")
-        down = (row - 0.01) * len(above) + 0.45 * row
-        words: dict[str, Any] = {"color": "#555555", "va": "top", "fontsize": "small"}
-        drawn.text(0.01, 1 - down / height, "\n".join(under), **words)
+        drawn.text(0.01, 1 - down / height, "\n".join(under), color="#555555", va="top", fontsize="small")
     top = foot - 0.3 * row
     for entries, (columns, lines) in zip(filter(None, legends), shapes, strict=True):
-        place: dict[str, Any] = {
-            "loc": "upper center",
-            "bbox_to_anchor": (0.5, top / height),
-            "borderaxespad": 0.0,
-            "borderpad": 0.1,
-        }
         drawn.legend(
-            handles=list(entries), ncols=columns, frameon=False, handlelength=2.4 if output.small else 3, **place
+            handles=list(entries),
+            loc="upper center",
+            bbox_to_anchor=(0.5, top / height),
+            ncols=columns,
+            handlelength=2.4 if output.small else 3,
+            frameon=False,
+            borderaxespad=0.0,
+            borderpad=0.1,
         )
         top -= lines * row
     return drawn
@@ -325,8 +328,8 @@ def notes(figure: StudyFigure, results: Results, lines: list[Line], output: Outp
 
 def _ring(color: str) -> dict[str, Any]:
     """A paper's number: large enough to be seen around one of ours."""
-    ring = {"ls": "none", "marker": "o", "ms": style.size("lines.markersize") + 4, "mfc": "none", "mec": color}
-    return ring | {"mew": 0.7 * style.size("lines.linewidth"), "zorder": 5}
+    size, width = style.size("lines.markersize") + 4, 0.7 * style.size("lines.linewidth")
+    return {"ls": "none", "marker": "o", "ms": size, "mfc": "none", "mec": color, "mew": width, "zorder": 5}
 
 
 def _columns(panels: int, output: Output) -> tuple[int, float]:
@@ -352,22 +355,10 @@ def looks_of(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
     return dict(zip(keys, found, strict=True))
 
 
-def _seen(lines: list[Line]) -> list[Line]:
-    """Return the lines with a visible value: matplotlib cannot place markers on others."""
-    return [line for line in lines if any(map(math.isfinite, line.y))]
-
-
 def _is_pale(line: Line, covers: list[int]) -> bool:
     """Return whether a part of the line that can be seen to be pale is covered."""
     ends = [abs(line.x[i + 1] - line.x[i]) for i in range(len(covers) - 1) if covers[i] and covers[i + 1]]
     return sum(ends) > _SHORT * (max(line.x) - min(line.x))
-
-
-def _pale() -> Artist:
-    from matplotlib.lines import Line2D
-
-    wide = 2.6 * style.size("lines.linewidth")
-    return Line2D([], [], color="#C8C8C8", lw=wide, solid_capstyle="round", label="pale: a covered line")
 
 
 def _fill(ax: Axes, lines: list[Line], covers: list[list[int]], looks: dict[Key, style.Look]) -> None:
@@ -435,11 +426,13 @@ def _frame(
 ) -> None:
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
-    style.tidy(ax, _small())
-    title, absent = above
-    ax.set_title(title, loc="left")
+    small_size = style.size("legend.fontsize") - 0.5
+    style.tidy(ax, small_size)
+    title, absent = above  # small gray words between the title and the axes
+    words: dict[str, Any] = {"fontsize": small_size, "color": "#555555", "linespacing": 1.2}
     if absent:
-        _below_title(ax, absent)
+        ax.annotate(absent, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", **words)
+    ax.set_title(title, loc="left", pad=6 + 1.3 * small_size * len(absent.splitlines()))
     x = figure.over(lines[0].panel) if lines else ""
     ax.set_xlabel(style.fitted(figure.xlabel or AXES.get(x, style.heading(x)), inches, "font.size"))
     if lines and figure.is_log(lines[0].panel):
@@ -467,11 +460,6 @@ def _frame(
             ax.xaxis.set_major_locator(MaxNLocator(3))
 
 
-def _small() -> float:
-    """Return the size of the numbers at the axes, in points: slightly smaller than the legend."""
-    return style.size("legend.fontsize") - 0.5
-
-
 def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
     """Numbers between the powers of ten, where a logarithmic axis does not go far; after all panels are drawn."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
@@ -482,13 +470,6 @@ def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
             axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5)))
             if not isinstance(axis.get_major_formatter(), FuncFormatter):
                 axis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def _below_title(ax: Axes, text: str) -> None:
-    """Small gray words between the title of a panel and its axes."""
-    words: dict[str, Any] = {"fontsize": _small(), "color": "#555555", "linespacing": 1.2}
-    ax.annotate(text, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", **words)
-    ax.set_title(ax.get_title("left"), loc="left", pad=6 + 1.3 * words["fontsize"] * (1 + text.count("\n")))
 
 
 def _apart(places: list[float], log: bool) -> list[float]:
