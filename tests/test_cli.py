@@ -629,9 +629,8 @@ def test_the_hints_of_every_kind_of_run_work_as_printed(tmp_path, monkeypatch, c
     assert "±" in said(report, *shlex.split(table)[1:])
     said(study, "relaysum_fig3", "scale=smoke")
     finished = said(study, "relaysum_fig3", "scale=smoke")
-    (again,) = re.findall(r"^Next: +decentral-study (.*)  \(make it again\)", finished, re.M)
+    (again,) = re.findall(r"^Next: +decentral-study (.*)  \(make the report again\)", finished, re.M)
     assert "Results: " in said(study, *shlex.split(again))
-    assert said(study, *shlex.split(again)).strip() in finished  # its tables
 
 
 @pytest.mark.skipif(not plugins.shipped(), reason="studies of a plug-in")

@@ -116,13 +116,6 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
     return Made(results, found, [*files, directory / "verdicts.csv"], remarks)
 
 
-def made_before(directory: Path) -> Made:
-    """Return the report that is there, as `make` made it."""
-    results = read(directory)
-    drawn = [directory / f"{figure.file}.{suffix}" for figure in results.spec.figures for suffix in FORMATS]
-    return Made(results, verdicts.judge(results), [path for path in drawn if path.exists()])
-
-
 def report_all(
     results_dir: Path, names: Sequence[str] = (), scale: str = "", output: Output = SCREEN
 ) -> tuple[list[Made], list[str], list[Item]]:
