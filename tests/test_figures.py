@@ -188,13 +188,14 @@ def test_a_logarithmic_panel_names_the_lines_that_are_zero(results: Results) -> 
 def test_titles_and_legends_fit_into_the_figure(results: Results, width: float) -> None:
     names = {"ring": "a topology with a name as long as those that settings make: partition.groups_per_worker = 2"}
     names |= {name: f"{name} of the averaged model over present workers" for name in (LOSS, ACCURACY)}
-    figure = Curves(panels="metric", names=names, **{**OVER, "lines": ["topology", "alpha"]})
-    for title in (True, False):
+    title = "Momentum WWWWW and communication, by algo.period_steps, partition.groups_per_worker and optim.momentum"
+    figure = Curves(panels="metric", title=title, names=names, **{**OVER, "lines": ["topology", "alpha"]})
+    for is_titled in (True, False):
         with style.settings("test", small=True):
-            drawn = picture(figure, results, Output(title, width))
+            drawn = picture(figure, results, Output(is_titled, width))
             drawn.canvas.draw()
             texts = [text for legend in drawn.legends for text in legend.get_texts()]
-            texts += [text for ax in drawn.axes for text in (ax._left_title, ax.xaxis.label)]
+            texts += [*drawn.texts, *(text for ax in drawn.axes for text in (ax._left_title, ax.xaxis.label))]
             boxes = [text.get_window_extent() for text in texts if text.get_text()]
             below, above = sorted((legend.get_window_extent() for legend in drawn.legends), key=lambda box: box.y0)
         assert min(box.min.min() for box in boxes) >= 0

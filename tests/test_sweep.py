@@ -820,7 +820,7 @@ def test_a_setting_of_the_averaged_model_alone_has_a_table_of_that(capsys):
     rows = ["runs", "--rows", "algo", "--columns", "partition.alpha"]
     printed = said(capsys, report, *rows)
     assert "Test accuracy (%) of the averaged model: mean" in printed and re.search(r"dpsgd +75.0 ± 7.1", printed)
-    assert "partition.alpha changes only the averaged model" in printed
+    assert "o worker differs by partition.alpha, so this table shows the averaged model" in printed
     assert "of the worst worker" in said(capsys, report, *rows, "--worker", "worst")
     assert "of the worst worker" in said(capsys, report, "runs", "--rows", "algo", "--where", "partition.alpha=1")
     with pytest.warns(UserWarning, match="use worker=worst for others"):

@@ -167,7 +167,7 @@ def collect_runs(
             layout = replace(layout, worker="averaged")
             frame, metrics, notes = _runs_frame(source, layout, chosen or {})
             notes.append(
-                f"{key} changes only the averaged model, which this table shows: use --worker=worst for others"
+                f"no worker differs by {key}, so this table shows the averaged model: use --worker=worst for others"
             )
     layout = resolved(layout, frame.columns)
     absent = {label: style.ABSENT if label == layout.columns else "" for label in layout.labels}
