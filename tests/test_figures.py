@@ -199,7 +199,10 @@ def test_titles_and_legends_fit_into_the_figure(results: Results, width: float) 
             boxes = [text.get_window_extent() for text in texts if text.get_text()]
             below, above = sorted((legend.get_window_extent() for legend in drawn.legends), key=lambda box: box.y0)
         assert min(box.min.min() for box in boxes) >= 0
-        assert max(box.x1 for box in boxes) <= drawn.bbox.x1 and max(box.y1 for box in boxes) <= drawn.bbox.y1
+        assert max(box.x1 for box in boxes) <= drawn.bbox.x1, [
+            t.get_text() for t in texts if t.get_window_extent().x1 > drawn.bbox.x1
+        ]
+        assert max(box.y1 for box in boxes) <= drawn.bbox.y1
         assert below.y1 <= above.y0 + 1 and above.y1 <= min(ax.xaxis.label.get_window_extent().y0 for ax in drawn.axes)
         assert all(ax.get_window_extent().height > 0.5 * drawn.dpi for ax in drawn.axes)
 

@@ -242,7 +242,7 @@ def blank(
     from matplotlib.figure import Figure
 
     row, handle = (0.16, 0.5) if output.small else (0.2, 0.68)  # inches of a legend's row, and around a label
-    above = textwrap.wrap(title[0], int(width * (13 if output.small else 11.5))) if output.title else []
+    above = textwrap.wrap(title[0], int(width * (12 if output.small else 11.5))) if output.title else []
     under = textwrap.wrap(title[1], int(21 * width)) if output.small else [title[1]]
     head = (row - 0.01) * (len(above) + len(under[1:])) + 1.5 * row if above else 0.04
     shapes = [_columns_of(entries, width, handle) for entries in legends if entries]
