@@ -561,6 +561,12 @@ def test_values_with_a_unit_are_those_of_the_setting() -> None:
         for values in (("0.02", "0.1", "90"), ("20ms", "100Mbit", "1.5min"), ("'20000us'", "100Mbps", "90s"))
     )
     assert {run_id(config) for config in others} == {run_id(plain)} and plain.cluster.links.latency_s == 0.02
+    short = ["cluster.latency=20ms", "cluster.bandwidth=100Mbit", "stop_after_simulated_s=90"]  # choose cluster=even
+    assert {run_id(compose(words)) for words in (short, [base[0], *short])} == {run_id(plain)}
+    fast = [
+        compose(["cluster=fast_network", *words]).cluster for words in (short[:1], ["cluster.links.latency_s=0.02"])
+    ]
+    assert fast[0] == fast[1] and fast[0].links.bandwidth_gbps != plain.cluster.links.bandwidth_gbps
     with pytest.raises(ConfigError, match=r"latency_s=.20mm. has the wrong type"):
         compose(["cluster=even", "cluster.links.latency_s=20mm"])
 

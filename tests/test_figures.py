@@ -9,7 +9,7 @@ import pytest
 
 from decentral.report import style
 from decentral.report.figures.figure import Output, StudyFigure
-from decentral.report.figures.lines import Curves, Scaling, ThreeAxes
+from decentral.report.figures.lines import Curves, Scaling, ThreeAxes, reached
 from decentral.report.results import Results, read
 from handmade import PUBLISHED, TABLE, picture, value, write
 
@@ -146,3 +146,104 @@ def test_reference_marks_stay_at_the_cells_that_a_change_leaves_alone(
     directory = write(tmp_path / "relaysum" / "study" / "small", values, report, changed=changed)
     lines = Scaling(x="alpha", lines=["method"]).published(read(directory))
     assert sum(len(line.x) for line in lines) == marks
+
+
+def drawn_over(results: Results, figure: Curves, **columns: Any) -> list[Any]:
+    """The lines of a figure whose curves have these columns."""
+    vars(results)["curves"] = results.curves.assign(**columns)
+    return figure.data(results)
+
+
+DISTANCE = "model consensus distance"
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "shown"),
+    [
+        (DISTANCE, (1e-13, 2.0, 0.5), [0.0, 2.0, 0.5]),
+        (DISTANCE, (0.3, 1e-14, 0.5), [0.3, 0.0, 0.5]),
+        (DISTANCE, (0.3, 0.5, 1e-14), [0.3, 0.5, 0.0]),
+        (DISTANCE, (1e-14, 3e-15, 1e-13), [0.0] * 3),
+        (DISTANCE, (1.0, 1e-9, 1e-18), [1.0, 1e-9, 1e-18]),
+        (LOSS, (1e-13, 2.0, 1e-26), [1e-13, 2.0, 1e-26]),
+    ],
+)
+def test_rounding_of_the_consensus_distance_is_zero(results: Results, metric: str, values, shown: list[float]) -> None:
+    curves = results.curves.query("metric == @LOSS and topology == 'ring' and seed == 1 and alpha == '0.1'")
+    vars(results)["curves"] = curves
+    (line,) = drawn_over(results, Curves(worker="averaged", x="step"), metric=metric, value=values)
+    assert line.y == shown
+
+
+def test_a_logarithmic_panel_names_the_lines_that_are_zero(results: Results) -> None:
+    number = results.curves["topology"].map({"ring": 1e-13, "torus": 1.0}) * (1 + results.curves["step"])
+    vars(results)["curves"] = results.curves.assign(metric=DISTANCE, value=number)
+    for logy, expected in ((True, ["zero: ring"]), (False, [])):
+        ax = picture(Curves(worker="averaged", x="step", lines=["topology"], logy=logy), results).axes[0]
+        assert [text.get_text() for text in ax.texts] == expected
+        assert ax.get_ylim()[0] > 0.1 or not logy
+
+
+@pytest.mark.parametrize("width", [2.2, 3.25, 6.75])
+def test_titles_and_legends_fit_into_the_figure(results: Results, width: float) -> None:
+    names = {"ring": "a topology with a name as long as those that settings make: partition.groups_per_worker = 2"}
+    names |= {name: f"{name} of the averaged model over present workers" for name in (LOSS, ACCURACY)}
+    title = "Momentum WWWWW and communication, by algo.period_steps, partition.groups_per_worker and optim.momentum"
+    figure = Curves(panels="metric", title=title, names=names, **{**OVER, "lines": ["topology", "alpha"]})
+    for is_titled in (True, False):
+        with style.settings("test", small=True):
+            drawn = picture(figure, results, Output(is_titled, width))
+            drawn.canvas.draw()
+            texts = [text for legend in drawn.legends for text in legend.get_texts()]
+            texts += [*drawn.texts, *(text for ax in drawn.axes for text in (ax._left_title, ax.xaxis.label))]
+            boxes = [text.get_window_extent() for text in texts if text.get_text()]
+            below, above = sorted((legend.get_window_extent() for legend in drawn.legends), key=lambda box: box.y0)
+        assert min(box.min.min() for box in boxes) >= 0
+        assert max(box.x1 for box in boxes) <= drawn.bbox.x1, [
+            t.get_text() for t in texts if t.get_window_extent().x1 > drawn.bbox.x1
+        ]
+        assert max(box.y1 for box in boxes) <= drawn.bbox.y1
+        assert below.y1 <= above.y0 + 1 and above.y1 <= min(ax.xaxis.label.get_window_extent().y0 for ax in drawn.axes)
+        assert all(ax.get_window_extent().height > 0.5 * drawn.dpi for ax in drawn.axes)
+
+
+def test_settings_that_a_method_lacks_are_left_out_of_legends_and_said_in_panels(results: Results) -> None:
+    vars(results)["curves"] = results.curves.replace({"alpha": {"0.05": "-"}})
+    legend = described(Curves(**{**OVER, "lines": ["method", "alpha"]}), results)["legend"]
+    assert sorted(legend) == ["D-PSGD", f"D-PSGD, {ALPHA} = 0.1", f"D-PSGD, {ALPHA} = 0.2"]
+    assert f"without {ALPHA}" in described(Curves(panels="alpha", **OVER), results)["panels"]
+
+
+def test_costs_of_runs_of_equally_many_steps_are_averaged_step_by_step(results: Results) -> None:
+    """Nothing is sent before step 10, and what is sent then differs by seed."""
+    vars(results)["curves"] = curves = results.curves.query("metric == @LOSS and topology == 'ring' and alpha == '0.1'")
+    sent = (curves["step"] == 20) * curves["seed"] * 100.0
+    figure = Curves(worker="averaged", x="bytes", center="mean")
+    (line,) = drawn_over(results, figure, bytes_sent=sent)
+    values = curves.groupby("step")["value"].mean().tolist()
+    assert (line.x, line.y, line.least) == ([0.0, 0.0, 150.0], values, 2)
+    assert reached(line, 50.0) == 0.0 and reached(line, values[-1]) == 150.0  # falls, from the first value at 0
+    vars(results)["curves"] = curves[(curves["step"] < 20) | (curves["seed"] == 1)]  # of different lengths
+    (line,) = drawn_over(results, Curves(worker="averaged", x="bytes"), bytes_sent=sent)
+    assert line.x == [0.0] and line.y == values[:1]
+
+
+def test_pale_lines_are_explained_where_a_line_is_covered(results: Results) -> None:
+    pale = "pale: a covered line"
+    for same in (True, False):
+        vars(results)["curves"] = results.curves.query("metric == @ACCURACY and seed == 1 and alpha == '0.1'").assign(
+            value=lambda table, same=same: table["step"] + 40.0 * (not same and table["topology"] == "ring")
+        )
+        drawn = picture(Curves(worker="averaged", x="step", lines=["topology"]), results)
+        assert (pale in [text.get_text() for legend in drawn.legends for text in legend.get_texts()]) == same
+
+
+def test_a_run_that_ends_before_half_of_the_limit_fills_the_panel(results: Results) -> None:
+    for limit, right in ((30.0, 30.0), (50.0, None)):
+        ax = picture(Curves(x="step", metric=ACCURACY, xlim=[0.0, limit], **OVER), results).axes[0]
+        assert ax.get_xlim()[0] == 0 and (ax.get_xlim()[1] == right if right else 20 <= ax.get_xlim()[1] < 25)
+
+
+def test_the_availability_of_all_workers_is_named(results: Results) -> None:
+    assert Curves().called("availability", "none") == "availability: none"
+    assert Curves().called("algo.period_steps", "5") == "algo.period_steps = 5"

@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -207,6 +208,7 @@ def test_a_second_start_computes_nothing_imports_nothing_heavy_and_says_so(folde
     )
     again = subprocess.run([sys.executable, "-c", check, *arguments], capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (0, "") and "nothing was computed" in again.stdout
+    assert re.search(r"^\| D-PSGD \| [\d.]", again.stdout, re.M)  # its table
     assert runs == {file: file.stat().st_mtime_ns for file in (tmp_path / "r" / "runs").rglob("*") if file.is_file()}
 
 

@@ -36,6 +36,8 @@ from decentral.registry import plugins
 from decentral.report.figures.lines import Curves
 from decentral.report.results import read
 from decentral.report.runs_table import layout_of
+from decentral.report.spec import Table
+from decentral.report.tables import measured
 from decentral.scheduling.scheduler import Tally, schedule
 from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
 from decentral.study.catalogue import study_from
@@ -291,6 +293,8 @@ def test_an_interrupted_sweep_counts_what_is_done_interrupted_and_not_started(ca
     assert code == 130
     assert out.splitlines()[-1] == "Stopped:  1 done, 2 interrupted, 4 not started, of 7 runs."
     assert (out.count("not started"), out.count("unknown")) == (5, 0)
+    assert "\nMissing:  seed=1, seed=2, seed=3, ... (6 of 7 runs)\n" in out
+    assert f"\nResume:   decentral-run -m 'seed=range(7)' {' '.join(QUICK)}\n" in out
     assert err.splitlines()[-1].endswith("the same command resumes.")
 
 
@@ -322,14 +326,21 @@ def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path,
 
 def test_a_saved_study_draws_the_runs_and_the_figure_of_the_sweep(capsys):
     words = ["algo=dpsgd,gradient_tracking", "task=quadratics", "topology=ring", "num_workers=4", "steps=20"]
-    shown = ["--x", "bytes", "--log", "--panels", "suboptimality,distance to optimum"]
+    shown = ["--x", "bytes", "--log", "--panels", "suboptimality,distance to optimum,consensus distance"]
     assert command(capsys, *words, *shown, "progress=false", "--save-study", "mine")[0] == 0
     told = said(capsys, study, "mine")
     assert "all 2 jobs were done before" in told and not Path("results/own/runs").exists()
     curves = pandas.read_csv("results/own/sweeps/mine/small/curves.csv")
-    assert set(curves.groupby(["method", "metric"]).size()) == {21} and curves.metric.nunique() == 2
+    assert set(curves.groupby(["method", "metric"]).size()) == {21} and curves.metric.nunique() == 3
     (figure,) = yaml.safe_load(Path("conf/study/mine.yaml").read_text())["report"]["figures"]
     assert (figure["x"], figure["logy"], figure["panels"]) == ("bytes", True, "metric")
+    (of_sweep,) = json.loads(Path("results/tables/algo/study.json").read_text())["report"]["figures"]
+    for panels in (figure, of_sweep):  # the consensus distance has no worst worker
+        assert panels["title"] == "Curves" and list(panels["names"].values()) == [
+            "objective suboptimality of the worst worker",
+            "objective distance to optimum of the worst worker",
+            "model consensus distance, mean over workers",
+        ]
     assert "Pages:" not in said(capsys, report, "mine") and not list(Path("results/own").rglob("README.md"))
 
 
@@ -368,7 +379,7 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
     (folder,) = Path("results/tables").glob("to_target_*")
     table = pandas.read_csv(folder / "to_target.csv").set_index("method")
     assert list(table["reached"]) == [1, 0] and list(table["simulated_s"].isna()) == [False, True]
-    assert f"{table['simulated_s'].iloc[0]:.4g}" == first[1]
+    assert f"{table['simulated_s'].iloc[0]:.3g}" == first[1]
     assert r"gradient\_tracking & " in (folder / "to_target.tex").read_text()
     shown = out[first.start() :].partition("\n\n")[0]
     for again, words in (
@@ -381,7 +392,7 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
         assert shown in capsys.readouterr().out  # the numbers of the final runs and of the averaged model
     with suppress(SystemExit):
         report(["runs", f"results_dir={folder}", "--rows", "method"])
-    assert re.search(rf"^gradient_tracking +{first[1]}", capsys.readouterr().out, re.M)
+    assert re.search(rf"^gradient_tracking +{table['simulated_s'].iloc[0]:.3f}", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize(
@@ -757,15 +768,16 @@ def test_a_table_that_cannot_be_made_is_refused(swept, capsys, monkeypatch):
         assert (ended.value.code, out) == (2, "") and says in err
 
 
-def stored(metrics: dict[str, tuple[float, float]], *overrides: str) -> Path:
-    """A finished run with these metrics, 'split name' -> (of the worst worker, of the mean)."""
+def stored(metrics: dict[str, tuple[float, ...]], *overrides: str) -> Path:
+    """A finished run with these metrics, 'split name' -> (of the worst worker, of the mean), and of the averaged model,
+    unless that is the mean."""
     config = compose(["data=digits", "model=mlp", "results_dir=results", *overrides])
     with RunStore.open(run_directory(config), run_id(config), dump(config)) as store:
         names = [tuple(name.split()) for name in metrics]
         store.describe([Metric(*name, larger_is_better=True, unit="%", chance=0.1) for name in names])
-        for (split, name), (worst, mean) in zip(names, metrics.values(), strict=True):
+        for (split, name), (worst, *means) in zip(names, metrics.values(), strict=True):
             row = {"step": 1, "epoch": 1.0, "split": split, "metric": name}
-            values = {0: worst, "worst": worst, "mean": mean, "averaged": mean}
+            values = {0: worst, "worst": worst, "mean": means[0], "averaged": means[-1]}
             store.append([row | {"worker": worker, "value": value} for worker, value in values.items()])
         store.set_status(Status.done, step=1, wall_s=1.0)
     return run_directory(config)
@@ -801,6 +813,61 @@ def test_a_table_of_runs_says_whose_metric_it_shows(capsys):
     assert "\n\nThroughput (examples/s):\n\n" in printed
     figure = json.loads((folder / "study.json").read_text())["report"]["figures"][0]
     assert (figure["x"], figure["logy"]) == ("steps", True)
+
+
+def test_a_setting_of_the_averaged_model_alone_has_a_table_of_that(capsys):
+    for average, seed, algo in product(("factors", "product"), (0, 1), ("dpsgd", "d2")):
+        same = 0.5 + seed / 10 + (algo == "d2") / 20
+        values = {"test accuracy": (same, same + 0.1, same + (0.2 if average == "product" else 0.15))}
+        stored(values, f"algo={algo}", f"seed={seed}", f"partition.alpha={1 if average == 'product' else 2}")
+    rows = ["runs", "--rows", "algo", "--columns", "partition.alpha"]
+    printed = said(capsys, report, *rows)
+    assert "Test accuracy (%) of the averaged model: mean" in printed and re.search(r"dpsgd +75.0 ± 7.1", printed)
+    assert "o worker differs by partition.alpha, so this table shows the averaged model" in printed
+    assert "of the worst worker" in said(capsys, report, *rows, "--worker", "worst")
+    assert "of the worst worker" in said(capsys, report, "runs", "--rows", "algo", "--where", "partition.alpha=1")
+    with pytest.warns(UserWarning, match="use worker=worst for others"):
+        assert decentral.table(rows="algo", columns="partition.alpha")["mean"].max() == pytest.approx(80.0)
+
+
+def test_errors_of_tables_name_arguments_in_python_and_options_in_commands(capsys):
+    stored({"test accuracy": (0.5, 0.6)}, "algo=dpsgd")
+    for arguments, says in (
+        ({"metric": "f1"}, "metric=f1 is in none of these runs"),
+        ({"rows": "algoo"}, "rows=algoo is not a setting"),
+        ({"best": "lrr"}, "best=lrr is not a setting"),
+        ({"over": "sed"}, "over=sed is not a setting"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            decentral.table(**{"rows": "algo", **arguments})
+        assert str(refused.value).startswith(says) and "--" not in str(refused.value)
+
+
+def test_each_table_in_latex_has_its_caption_and_a_label(capsys):
+    for algo, seed in product(("dpsgd", "d2"), (0, 1)):
+        stored({"test accuracy": (0.5, 0.6), "local accuracy": (0.3, 0.4)}, f"algo={algo}", f"seed={seed}")
+    said(capsys, report, "runs", "--rows", "algo", "--columns", "alpha")
+    latex = Path("results/tables/algo_by_alpha/table.tex").read_text()
+    assert re.findall(r"caption\{(.*?), by", latex) == [
+        rf"{one} accuracy (\%) of the worst worker" for one in ("Test", "Local")
+    ]
+    assert re.findall(r"\\label\{(.*?)\}", latex) == ["tab:algo_by_alpha", "tab:algo_by_alpha-2"]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "format", "shown"),
+    [
+        (0.053219, None, "percent", "0.0532"),
+        (66.5678, None, "percent", "66.6"),
+        (2.302585, 0.00123, "percent", "2.3026 ± 0.0012"),
+        (37.0, None, "percent", "37.0"),
+        (8.2e-27, None, "percent", "8.2e-27"),
+        (8.2e-27, 1.3e-27, "plain", "8.2e-27 ± 1.3e-27"),
+        (1234.5, None, "plain", "1234.500"),
+    ],
+)
+def test_a_number_has_as_many_digits_as_it_needs(mean, std, format, shown):
+    assert measured(mean, std, Table(["algo"], format=format, precise=True)) == shown
 
 
 def test_a_sweep_with_one_seed_has_a_table_with_chosen_values_and_a_command_that_widens_them(capsys):
@@ -857,7 +924,7 @@ def test_runs_with_different_metrics_are_chosen_by_the_names_that_are_listed(cap
     assert "2 runs without test accuracy (%) left out" in said(
         capsys, report, "runs", "--rows", "topology", "--metric", "accuracy"
     )
-    with pytest.raises(ConfigError, match="--worker=best is in none of these runs: use worst, mean, averaged"):
+    with pytest.raises(ConfigError, match=r"^worker=best is in none of these runs: use worst, mean, averaged"):
         decentral.table(rows="topology", worker="best")
 
 

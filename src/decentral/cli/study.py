@@ -249,6 +249,8 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         pages = chosen.results_dir / "README.md"  # written last of all
         told = chosen.study.paper == SWEEPS or pages.exists()
         if told and collect.is_current(chosen.directory, chosen.definition, source.finished):
+            for path in sorted(chosen.directory.glob("*.md")):
+                say(f"\n{path.read_text(encoding='utf-8').partition('<details>')[0].strip()}\n")
             say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
             return 0
         say("Its results are collected from them.")

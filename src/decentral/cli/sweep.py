@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from decentral.report.runs_table import Layout
 
 _LISTED = 12  # runs, up to which each has a line beside the table of means
+_NAMED = 3  # unfinished runs that are named
 
 
 INTERVAL = re.compile(r"([\w.]+)=(log|int|interval)\(([^,()]+),([^,()]+)\)")
@@ -301,13 +302,18 @@ def _table(
     from decentral.report.runs_table import collect_runs, folder_of
 
     runs = [run_directory(one.config) for one in combinations]
+    options = ["--config-dir", config_dir] if config_dir else []
+    titled = zip(_varying(combinations), combinations, strict=True)
+    left = [title for title, one in titled if RunStore.finished(run_directory(one.config), run_id(one.config)) is None]
+    resume = f"Missing:  {', '.join(left[:_NAMED])}{', ...' * (len(left) > _NAMED)} ({len(left)} of {len(runs)} runs)\n"
+    resume = f"{resume}Resume:   {shlex.join(['decentral-run', '-m', *overrides, *options])}\n" if left else ""
     directory = folder_of(at_home(combinations[0].config.results_dir) / "tables", layout, runs)
     try:
         choices = [{key: value for key, value in each.items() if key in GROUPS} for each in settings]
         collect_runs(runs, layout, directory, {run.name: own for run, own in zip(runs, choices, strict=True)})
         made = make(directory)
     except ConfigError as error:
-        return f"Note:     no table of means: {error}"
+        return f"{resume}Note:     no table of means: {error}"
     again = ["decentral-report", "runs", f"results_dir={directory}"]
     for name in TABLE:
         value = getattr(layout, name)
@@ -317,6 +323,7 @@ def _table(
             again += [f"--{name}", value if isinstance(value, str) else ",".join(value)]
     lines = [
         made.summary(),
+        *resume.splitlines(),
         f"Next:     {shlex.join(again)}  (--metric, --worker, --where: any other table; --html: a page)",
     ]
     options = ["--config-dir", config_dir] if config_dir else []

@@ -126,14 +126,14 @@ def composed(overrides: Sequence[str], folders: Sequence[Path], known: dict[tupl
         for layer in settings:
             for group in GROUPS.keys() & set(layer):
                 for part in layer[group]:
-                    check_setting(f"{group}.{part}", values, f"experiment={experiment}: ")
+                    check_setting(f"{group}.{part}", values, of_experiment, f"experiment={experiment}: ")
         values.merge_with(*settings)
         known[key] = values
     values, adapters = deepcopy(known[key]), names("models.adapters")
     for one in parsed:
         if one.key_or_group not in CHOICES and not _is_left_out(one, values):
             place = placed(one.key_or_group, values)
-            check_setting(place, values)
+            check_setting(place, values, chosen)
             parent = place.rpartition(".")[0]
             if parent.removeprefix("model.") in adapters and OmegaConf.select(values, parent) is None:
                 OmegaConf.update(values, parent, {})

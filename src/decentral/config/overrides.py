@@ -137,6 +137,8 @@ _NOT_TEXT = ("null", "true", "false", "nan", "inf")
 STANDS_FOR = {"env": ("gymnasium", "id")}
 """Group -> a component of it and a setting of that: what is the name of no component is the value of that setting."""
 
+_SHORT = {"cluster.bandwidth": "cluster.links.bandwidth_gbps", "cluster.latency": "cluster.links.latency_s"}
+"""Short forms of settings, unless a cluster of the user has them itself."""
 
 _UNITS = {
     "_s": {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"},
@@ -163,10 +165,14 @@ def in_its_unit(override: str) -> str:
 
 
 def spelt_out(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Return the overrides, where env=CartPole-v1 is env=gymnasium env.id=CartPole-v1, see `STANDS_FOR`, and units are
-    left out."""
+    """Return the overrides, where env=CartPole-v1 is env=gymnasium env.id=CartPole-v1, see `STANDS_FOR`, short forms
+    are written out, and units are left out."""
     found: list[str] = []
-    for override in map(in_its_unit, overrides):
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        if key in _SHORT and key not in places().get(key.rpartition(".")[2], ()):
+            override = f"{_SHORT[key]}={value}"
+        override = in_its_unit(override)
         group, _, value = override.lstrip("+").partition("=")
         if group in STANDS_FOR and value and "," not in value and value not in options(group, folders):
             name, setting = STANDS_FOR[group]
@@ -178,7 +184,8 @@ def spelt_out(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
 
 def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """The overrides, and what is usual for their task and algorithm where neither they nor their experiment say
-    anything of it: settings of the task (`Task.usual`), topology and compressor of the algorithm."""
+    anything of it: settings of the task (`Task.usual`), topology and compressor of the algorithm, and for settings of a
+    cluster cluster=even."""
     said = {override.partition("=")[0]: override.partition("=")[2] for override in overrides}
     experiment = _choice("experiment", said, {})
     choices, layers = read_experiment(experiment, folders) if experiment not in ("", "null") else ({}, [])
@@ -189,6 +196,8 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     for key, value in tasks.items():
         if key not in {*said, *known}:
             before.append(f"{key}={value}")
+    if any(key.startswith("cluster.") for key in said) and "cluster" not in {*said, *known, *tasks}:
+        before.append("cluster=even")
     _check_source(said, _choice("task", said, known), getattr(task, "uses", None))
     chosen = component(GROUPS["algo"], _choice("algo", said, {**tasks, **known}))
     about = {key.partition(".")[0] if key.startswith("topology.") else key for key in (*said, *known)}
@@ -381,22 +390,25 @@ def placed(key: str, values: Any) -> str:
     return f"{group}.{further(cls.plain_target)}.{name}"
 
 
-def check_setting(key: str, values: Any, source: str = "") -> None:
-    """Raise ConfigError, starting with `source`, if the chosen components do not have the setting `key`."""
+def check_setting(key: str, values: Any, chosen: Mapping[str, str], source: str = "") -> None:
+    """Raise ConfigError, starting with `source`, if the components do not have the setting `key`; `chosen` has the
+    choices, which may have other names."""
     head, *parts = key.split(".")
     cls: Any = NODES.get(head) or (head in GROUPS and component(GROUPS[head], str(values[head].name)))
     for number, name in enumerate(parts if cls else ()):
         known = {f.name: f for f in dataclasses.fields(cls) if f.name != "name"}
         if name not in known:
-            raise ConfigError(source + _unknown(".".join([head, *parts[:number]]), name, cls, list(known), values))
+            raise ConfigError(
+                source + _unknown(".".join([head, *parts[:number]]), name, cls, list(known), values, chosen)
+            )
         cls = known[name].default_factory
         if not dataclasses.is_dataclass(cls):
             return
 
 
-def _unknown(group: str, name: str, cls: type, known: list[str], values: Any) -> str:
+def _unknown(group: str, name: str, cls: type, known: list[str], values: Any, chosen: Mapping[str, str]) -> str:
     """Return the refusal of a setting that `group`, of the class `cls`, does not have."""
-    owner = f"{group}={values[group].name}" if group in GROUPS else group
+    owner = f"{group}={chosen.get(group) or values[group].name}" if group in GROUPS else group
     if not known:
         other = f"choose another {group}= (decentral-run --help {group})"
         return f"{owner} has no settings: leave {group}.{name} out, or {other}."

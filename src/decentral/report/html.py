@@ -18,9 +18,9 @@ from decentral.config.parsing import read as read_run
 from decentral.errors import ConfigError
 from decentral.report import tables
 from decentral.report.results import Results
-from decentral.report.runs_table import headed
 from decentral.store import AXES, read_metadata, read_metrics
 from decentral.store.files import write_text
+from decentral.study.measure import headed
 from decentral.topology.rounds import all_edges
 
 FILE = "report.html"
@@ -112,12 +112,11 @@ def _further(results: Results) -> Iterator[dict[str, Any]]:
         metrics = read_metadata(directory, {(row["split"], row["metric"]) for row in rows})
         for row in rows:
             metric = metrics[row["split"], row["metric"]]
-            name = metric.words + " (%)" * metric.percent
-            if metric.larger_is_better is not None and name not in known and str(row["worker"]) in workers:
+            if metric.larger_is_better is not None and metric.label not in known and str(row["worker"]) in workers:
                 place = {axis: row.get(axis, math.nan) for axis in AXES}
                 value = row["value"] * (100 if metric.percent else 1)
                 head = {key: run[key] for key in (*results.labels, "seed")}
-                yield head | place | {"metric": name, "worker": str(row["worker"]), "value": value}
+                yield head | place | {"metric": metric.label, "worker": str(row["worker"]), "value": value}
 
 
 def _runs(results: Results) -> Path:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.report import style
 from decentral.report.entries import Entry, where
-from decentral.report.tables import chosen_values, escape, harmless, latex_table, markdown_table, word
+from decentral.report.spec import Table
+from decentral.report.tables import chosen_values, escape, harmless, latex_table, markdown_table, measured, word
 from decentral.store.files import csv_text
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class ToTarget(Listing):
         for axis in self._cells(results)[0] if rows else ():
             head += [axis, f"{axis} std"]
         lines = [[escape(text) for text in line] for line in self.lines(results)]
-        latex = latex_table(lines, self.left, " ".join([f"{self.title}.", *self.sentences(results)]))
+        latex = latex_table(lines, self.left, " ".join([f"{self.title}.", *self.sentences(results)]), results.study)
         return super().texts(results) | {
             f"{self.file}.csv": csv_text([*head, self.tuned or "rate", "at_edge"], rows),
             f"{self.file}.tex": f"% Needs \\usepackage{{booktabs}}\n{latex}",
@@ -154,10 +155,7 @@ class ToTarget(Listing):
             missed = f"not within {self.budget_s:.3g} s" if axis == "simulated_s" else "-"
             return "diverged" if entry.diverged == entry.runs else missed
         size, unit = style.byte_unit(entry.mean) if axis == "bytes_sent" else (1.0, "")
-        text = f"{entry.mean / size:.4g}"
-        if entry.std:
-            digits = max(0, 1 - math.floor(math.log10(entry.std / size)))  # two of the spread
-            text = f"{entry.mean / size:.{digits}f} ± {entry.std / size:.{digits}f}"
+        text = measured(entry.mean / size, entry.std and entry.std / size, Table(["method"], digits=0, precise=True))
         lost = f" ({len(entry.values)} of {entry.runs} runs)" if entry.lost else ""
         return f"{text} {unit}".strip() + lost
 

@@ -16,7 +16,7 @@ from decentral.cluster.timeline import Span, read_spans
 from decentral.host.machine import without_garbage_collection
 from decentral.registry import component
 from decentral.report import style
-from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves
+from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves, without_rounding
 from decentral.store import RunStore
 from decentral.store.files import write_bytes
 from decentral.terminal.console import warn
@@ -38,8 +38,6 @@ _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 _LINE_STYLES = ("-", "--", ":", "-.")
 _MARKERS_PER_LINE = 10
-_ROUNDING = 1e-10
-"""Distances that are nowhere larger are drawn as zero."""
 _FOOT, _ROW, _ENTRY = 0.5, 0.16, 2.4  # inches: below a panel, of a row of its legend, of an entry at most
 _MAX_METRICS, _IN_ONE_ROW, _IN_ROWS = 16, 5, 4  # panels: in all, below the first if they fit into a row, or else
 _LOG_FROM_RATIO = 10.0
@@ -47,7 +45,6 @@ _WIDTH, _HEIGHT, _HEAD = 10.0, 3.55, 0.4  # inches: of the figure, of a row of p
 _WIDER = 13.0  # with three panels above
 _MARGINS = {"left": 0.05, "right": 0.985}  # fixed: to have matplotlib work them out takes a tenth of a second
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
-_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 @without_garbage_collection()
@@ -288,7 +285,7 @@ def _scales(curves: Curves) -> list[Scale]:
     seconds = max(row.get("simulated_s", 0.0) for row in curves.places)
     sent = max(row["bytes_sent"] for row in curves.places) / workers
     if sent > 0:
-        size, name = next((one for one in _BYTES if sent >= one[0]), _BYTES[-1])
+        size, name = style.byte_unit(sent)
         scales.insert(
             0 if seconds > 0 else 1, Scale("bytes_sent", f"bytes sent per worker, on average ({name})", workers * size)
         )
@@ -313,29 +310,21 @@ def _draw(
         if workers := curves.workers(*key) if every_worker else []:
             each = [list(zip(scale.of(lines[one]), _values(lines[one]), strict=True)) for one in workers]
             drawn += [y for line in each for _, y in line]
-            look: dict[str, Any] = {
-                "linestyles": dashes,
-                "linewidths": 0.7,
-                "zorder": 1,
-                "alpha": 0.5,
-            }
-            panel.add_collection(LineCollection(each, colors=style.GRAY, label=f"each of {len(each)} workers", **look))
+            thin: Any = {"linestyles": dashes, "linewidths": 0.7, "zorder": 1, "alpha": 0.5}
+            panel.add_collection(LineCollection(each, colors=style.GRAY, label=f"each of {len(each)} workers", **thin))
             panel.autoscale_view()
         for worker, (words, color, marker) in style.WORKERS.items():
-            # at step 0 all models agree: what is recorded there is rounding
-            y = _values(lines.get(worker, []), skip_start=metric == CONSENSUS)
-            if metric == CONSENSUS and all(abs(value) < _ROUNDING for value in y if math.isfinite(value)):
-                y = [0 * value for value in y]
+            y = _values(lines.get(worker, []))
+            y = without_rounding(y).tolist() if metric == CONSENSUS and y else y
             if any(math.isfinite(value) for value in y):
                 prefix = f"{key[0]}, " if len(keys) > 1 else ""
                 label = f"{prefix}{words}: {curves.metrics[key].format(curves.last(key, worker), digits=4)}"
                 marked = np.linspace(0, len(y) - 1, min(len(y), _MARKERS_PER_LINE)).astype(int)  # the last one, too
                 if keys[0] != key:  # another split: lighter, with hollow markers
                     color = style.mixed((color, "#FFFFFF"), 0.4)
-                look = {"marker": marker, "markevery": marked.tolist(), "ms": 4}
-                look |= {"markerfacecolor": color if keys[0] == key else "white"}
-                look |= {"lw": 1.7, "zorder": 3, "color": color, "linestyle": dashes, "label": label}
-                panel.plot(scale.of(lines[worker]), y, **look)
+                look = style.Look(color, marker, dashes, hollow=keys[0] != key).keywords
+                marks = {"marker": marker, "markevery": marked.tolist(), "ms": 4}
+                panel.plot(scale.of(lines[worker]), y, lw=1.7, zorder=3, label=label, **marks, **look)
                 drawn += y
     _frame(panel, curves, keys, scale)
     if curves.metrics[keys[0]].percent:
@@ -364,10 +353,9 @@ def _foot(curves: Curves, metrics: Sequence[str], inches: float, more: int = 0) 
     return _FOOT + _ROW * math.ceil(max(counts) / max(1, int(0.9 * inches / _ENTRY)))
 
 
-def _values(rows: Rows, skip_start: bool = False) -> list[float]:
-    """Huge and non-finite values leave a gap, and so does step 0 if asked."""
-    hidden = [abs(row["value"]) >= style.LARGEST_DRAWN or (skip_start and row["step"] == 0) for row in rows]
-    return [math.nan if gap else row["value"] for row, gap in zip(rows, hidden, strict=True)]
+def _values(rows: Rows) -> list[float]:
+    """Huge and non-finite values leave a gap."""
+    return [math.nan if abs(row["value"]) >= style.LARGEST_DRAWN else row["value"] for row in rows]
 
 
 def _spans_decades(values: list[float]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Meaning, Value
 from decentral.registry import component
 from decentral.registry.typed import typed
+from decentral.report import style
 from decentral.report.entries import plain
 from decentral.report.figures.figure import METRIC
 from decentral.report.figures.lines import AXIS_WORDS
@@ -35,7 +37,7 @@ from decentral.store import Metric, Status
 from decentral.store.files import at_home, make_folder, read_json, stored_table, write_json
 from decentral.store.run_store import found_run
 from decentral.study.collect import write_curves, write_values
-from decentral.study.measure import DAMAGED, Measure
+from decentral.study.measure import AGGREGATES, DAMAGED, Measure, headed, titled
 from decentral.study.tuning.rule import Choice, best_of
 
 FREE = frozenset(
@@ -66,10 +68,11 @@ FREE = frozenset(
 )
 """Settings in which runs that are averaged may differ."""
 _LOG_FROM_RATIO = 10
+_OPTION = re.compile(r"--(rows|columns|best|over|metric|worker|where)\b[ =]?")
+"""An option, which in Python is an argument."""
 _MOST_COLUMNS = 8
 _OWN = {*Value._fields, "rate", "directory", "measure", "panels"} - {"lr"}
 """Columns that are not settings."""
-_WHOSE = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
 
 
 @dataclass(frozen=True)
@@ -120,13 +123,6 @@ class Layout:
         return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
 
 
-def headed(metric: str, worker: str) -> str:
-    """Return a metric with its worker: 'test accuracy (%) of the worst worker'."""
-    group, _, whose = worker.rpartition(" ")
-    whose = f" of worker {worker}" if worker.isdigit() else _WHOSE.get(whose, "")
-    return metric + whose + f" ({group} workers)" * bool(group)
-
-
 def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
     """Return the folder for the table of these runs: `tables/NAME`, or one beside it if another sweep has that one."""
     known, runs = read_json(tables / layout.name / "study.json"), _sweep(source)
@@ -163,12 +159,18 @@ def collect_runs(
     if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
-        layout = replace(layout, worker=layout.worker or "worst")
         if chosen is None and not isinstance(source, Path):
             chosen = (read_json(directory / "study.json") or {}).get("chosen")
+        asked, layout = layout.worker, replace(layout, worker=layout.worker or "worst")
         frame, metrics, notes = _runs_frame(source, layout, chosen or {})
+        if key := "" if asked else _of_averaged(frame, resolved(layout, frame.columns)):
+            layout = replace(layout, worker="averaged")
+            frame, metrics, notes = _runs_frame(source, layout, chosen or {})
+            notes.append(
+                f"no worker differs by {key}, so this table shows the averaged model: use --worker=worst for others"
+            )
     layout = resolved(layout, frame.columns)
-    absent = {label: "-" if label == layout.columns else "" for label in layout.labels}
+    absent = {label: style.ABSENT if label == layout.columns else "" for label in layout.labels}
     frame[layout.labels] = frame[layout.labels].astype(object).fillna(absent)  # settings that a run does not have
     if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
         frame = frame.sort_values(layout.labels, key=_in_order, kind="stable")
@@ -186,6 +188,7 @@ def collect_runs(
     plain_form = "scientific" if size < 0.01 else "plain"
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
     heading = metrics[metric].get("heading", metric)
+    curves, whose = _curves(judged, layout) if "directory" in frame else ([], {})
     facts = {
         "study": directory.name,
         "scale": "",
@@ -198,30 +201,34 @@ def collect_runs(
         "metrics": metrics,
         "report": {
             "table": {"rows": list(layout.rows), "columns": layout.columns, "format": form, "precise": True},
-            "figures": _figures(judged, layout, metric, heading),
+            "figures": _figures(judged, layout, metric, heading, whose),
             "repeats": layout.over or "run",
         },
     }
     make_folder(directory, above=2)
     write_values(directory, layout.labels, frame.to_dict("records"))
     if "directory" in frame:
-        lines = []
-        for run in judged[judged["chosen"]].to_dict("records"):
-            labels = {label: run[label] for label in layout.labels}
-            for measure in run["panels"] or [run["measure"]]:
-                curve = measure.curves(run["directory"], [measure.worker], labels, run["seed"])
-                if not curve and run["panels"]:  # such as the consensus distance, which has no worst worker
-                    means = measure.curves(run["directory"], ["mean"], labels, run["seed"])
-                    curve = [row | {"worker": measure.worker} for row in means]
-                if not curve:
-                    words = f"{measure.split} {measure.metric}"
-                    raise ConfigError(
-                        f"{words} has no values for --worker={layout.worker} in {run['directory']}: "
-                        "use --worker=mean, or select other runs with --where."
-                    )
-                lines += curve
-        write_curves(directory, layout.labels, lines)
+        write_curves(directory, layout.labels, curves)
     write_json(directory / "study.json", facts)
+
+
+def _curves(judged: pandas.DataFrame, layout: Layout) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return the lines of curves.csv, and of each metric whose they are: the mean where there is no worst worker."""
+    lines, whose = list[dict[str, Any]](), dict[str, str]()
+    for run in judged[judged["chosen"]].to_dict("records"):
+        labels = {label: run[label] for label in layout.labels}
+        for measure in run["panels"] or [run["measure"]]:
+            tried = dict.fromkeys([measure.worker, *["mean"] * bool(run["panels"])])
+            found = ((one, measure.curves(run["directory"], [one], labels, run["seed"])) for one in tried)
+            worker, curve = next((each for each in found if each[1]), ("", []))
+            if not curve:
+                raise ConfigError(
+                    f"{measure.split} {measure.metric} has no values for --worker={layout.worker} in "
+                    f"{run['directory']}: use --worker=mean, or select other runs with --where."
+                )
+            whose[curve[0]["metric"]] = worker
+            lines += [row | {"worker": measure.worker} for row in curve]
+    return lines, whose
 
 
 def _runs_frame(
@@ -351,11 +358,14 @@ def table(
     named = [[one] if isinstance(one, str) else list(one) for one in (rows, where)]
     layout = Layout(named[0], columns, best, over, metric, worker, named[1], throughput)
     with TemporaryDirectory() as folder:
-        collect_runs(runs_of(at_home(results_dir)), layout, Path(folder))
+        try:
+            collect_runs(runs_of(at_home(results_dir)), layout, Path(folder))
+        except ConfigError as error:
+            raise ConfigError(_OPTION.sub(r"\1=", str(error))) from None
         results = read(Path(folder))
     for note in results.facts["run_notes"]:
         if " without " not in note:  # damaged runs and copies, not runs that lack the metric
-            warnings.warn(f"{note}.", stacklevel=2)
+            warnings.warn(_OPTION.sub(r"\1=", f"{note}."), stacklevel=2)
     return pandas.read_csv(StringIO(as_csv(results)))
 
 
@@ -438,8 +448,8 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
         raise ConfigError(f"--metric={layout.metric} is not in {folder}.{suggest(layout.metric, names)}")
     frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"])
     named = {}
-    if layout.worker not in ("", *_WHOSE):
-        raise ConfigError(f"--worker={layout.worker} is not in {folder}: use {', '.join(_WHOSE)}.")
+    if layout.worker not in ("", *AGGREGATES):
+        raise ConfigError(f"--worker={layout.worker} is not in {folder}: use {', '.join(AGGREGATES)}.")
     if layout.worker:
         if frame[layout.worker].notna().any():
             named = {"heading": headed(metric, layout.worker)}
@@ -470,6 +480,17 @@ def resolved(layout: Layout, known: Collection[str]) -> Layout:
     if twice:
         raise ConfigError(f"{twice[0]} is named twice: use a setting once, in rows, columns, best or over.")
     return found
+
+
+def _of_averaged(frame: pandas.DataFrame, layout: Layout) -> str:
+    """Return the setting of the table that makes a difference to the averaged model, but to no worker; '' for none."""
+    judged = frame[frame["metric"] == frame["metric"].iloc[0]]
+    for key in layout.labels:
+        others = [one for one in (*layout.labels, layout.best, layout.over) if one not in ("", key)]
+        counts = judged.groupby(others, dropna=False)[["worst", "mean", "averaged"]].nunique() if others else None
+        if counts is not None and (counts[["worst", "mean"]] == 1).all(axis=None) and (counts["averaged"] > 1).any():
+            return key
+    return ""
 
 
 def _with_best(frame: pandas.DataFrame, layout: Layout, metric: str, larger_is_better: bool) -> pandas.DataFrame:
@@ -506,7 +527,8 @@ def _refuse_mixed_cells(chosen: pandas.DataFrame, layout: Layout) -> None:
                 )
 
 
-def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str) -> list[dict[str, Any]]:
+def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str,
+             whose: Mapping[str, str]) -> list[dict[str, Any]]:  # fmt: skip
     """The values over the columns, where these are numbers, and the metric over epochs."""
     common: dict[str, Any] = {"lines": list(layout.rows), "spread": "std", "metric": metric, "ylabel": heading}
     found: list[dict[str, Any]] = []
@@ -517,7 +539,7 @@ def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str)
     if "directory" in frame:
         curves = {"worker": layout.worker, "x": layout.x, "panels": layout.columns, "logy": layout.log or None}
         if layout.panels:
-            common |= {"lines": layout.labels, "metric": "", "ylabel": "", "title": headed("Curves", layout.worker)}
+            common |= {"lines": layout.labels, "metric": "", "ylabel": "", **titled(whose)}
             curves["panels"] = METRIC
         found.append({"name": "curves", "kind": "curves", **curves, **common})
     return found

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral import __version__
 from decentral.algorithms.features import USUAL, Feature
@@ -23,7 +24,11 @@ from decentral.registry import component, components
 from decentral.store import FoundRun, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
 from decentral.store.files import write_bytes
 
+if TYPE_CHECKING:
+    import numpy as np
+
 CONSENSUS = "consensus_distance"
+_ROUNDING, _FAR = 1e-10, 1e-6
 _MOST_NAMED = 5
 _INDEX, _INDEXED_FROM = ".runs.json", 50
 _INDEXED = ("status.json", "config.yaml", "metrics.json", "metrics.jsonl", "metrics.jsonl.gz")
@@ -64,6 +69,17 @@ def read_curves(run_dir: Path) -> Curves:
         series.setdefault((row["split"], row["metric"]), {}).setdefault(row["worker"], []).append(row)
     metrics = read_metadata(run_dir, series)
     return Curves({key: series[key] for key in metrics if key in series}, metrics, rows)
+
+
+def without_rounding(distances: Sequence[float]) -> np.ndarray:
+    """Return the consensus distances of a run, at least one, with zeros for rounding: in a whole run, and where models
+    are equal by construction, as at the start and after an exact average, so that the next value is far larger."""
+    import numpy as np
+
+    size = np.abs(np.asarray(distances, dtype=float))
+    largest, beside = np.fmax.reduce(size), np.append(size[1:], size[-2:][:1])
+    exact = (size < _FAR * beside) & (beside > _FAR * largest)
+    return np.where(exact | (largest < _ROUNDING), 0.0, distances)
 
 
 class StoredRun(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 BLACK, GRAY = "#000000", "#8A8A8A"
 VERMILLION, BLUE, GREEN, PURPLE = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
 ORANGE, SKY = "#E69F00", "#56B4E9"
+
+ABSENT = "-"
+"""The value of a column's setting for runs that lack it."""
 
 LARGEST_DRAWN = 1e30
 """Largest value drawn: a diverging run would dwarf everything else."""
@@ -145,7 +149,7 @@ _PHRASES = {
     "steps": "{} steps",
     "slowdown": "{} times slower",
 }
-_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 _VARIANT = re.compile(r"\s*(?:[,+(]|\bwith\b)")
 """What follows the algorithm in a display name: 'RelaySGD + momentum', 'D-PSGD, own model'."""
 _ORDERED = ("#440154", "#3B528B", "#21918C", "#5DC863", "#C9B400")
@@ -254,6 +258,24 @@ def size(key: str) -> float:
     return float(FontProperties(size=rcParams[key]).get_size_in_points())  # type: ignore[index]
 
 
+def width(text: str, key: str) -> float:
+    """Return the inches of a text's longest line, at a size by its key in figures.mplstyle."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(size=size(key))
+    return max(text_to_path.get_text_width_height_descent(line, font, False)[0] for line in text.split("\n")) / 72
+
+
+def fitted(text: str, inches: float, key: str) -> str:
+    """Return the text broken into lines of at most this width, see `width`."""
+    lines, most = text, 1 + int(len(text) * inches / max(inches, width(text, key)))
+    while most > 1 and width(lines, key) > inches:
+        most -= 1
+        lines = textwrap.fill(text.replace(" = ", "\xa0=\xa0"), most, break_on_hyphens=False).replace("\xa0", " ")
+    return lines
+
+
 def plain(figure: Figure) -> Figure:
     """The figure with its texts as they are written: in names that people have chosen, $ begins no formula."""
     from matplotlib.ticker import FixedFormatter
@@ -302,6 +324,8 @@ def tidy(panel: Axes, labels: float = 8) -> None:
 
 def pretty(label: str, value: str) -> str:
     """A label's value as the head of a panel or in a legend: '16 workers', 'lr = 0.1', 'double binary trees'."""
+    if value == ABSENT:
+        return f"without {heading(label)}"
     if value in ("True", "False"):
         return f"{heading(label)}: {'yes' if value == 'True' else 'no'}"
     try:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -24,7 +25,6 @@ _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
 _MOST_SHOWN = 4  # tables on a terminal: of a sweep those of the metric (also of own test sets) and its costs
 _SURE = 0.975
 """Quantile for bold type in a table of runs: a two-sided test at 5 %."""
-_WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
 _CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
 _ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -71,10 +71,7 @@ class Grid:
                 return "never"
             runs = f"n/a ({entry.runs} of {wanted} runs)"
             return f"diverged ({entry.diverged} of {wanted})" if entry.diverged else runs
-        table = self.table if not self.table.precise else _precise(entry.mean, entry.std or 0.0, self.table)
-        text = show(entry.mean, table)
-        if entry.std is not None:
-            text += f" ± {show(entry.std, table)}"
+        text = measured(entry.mean, entry.std, self.table)
         notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
         notes += [f"{entry.never} of {entry.runs} never"] if entry.never else []
         notes += [f"{entry.runs} of {wanted} runs"] if entry.runs < wanted else []
@@ -109,7 +106,7 @@ def grids(results: Results) -> list[Grid]:
     for of in table.of:
         entries = results.entries(of)
         for metric in dict.fromkeys(entry.metric for entry in entries):
-            heading = f"{metric}, {_WORDS[of]}" if of in _WORDS else results.heading(metric)
+            heading = f"{metric}, {style.WORKERS[of][0]}" if of in style.WORKERS else results.heading(metric)
             found.append(_grid(heading, [entry for entry in entries if entry.metric == metric], table, results))
     return found
 
@@ -184,17 +181,24 @@ def show(value: float, table: Table) -> str:
     return f"{value:.{digits}{'e' if table.format == 'scientific' else 'f'}}"
 
 
+def measured(mean: float, std: float | None, table: Table) -> str:
+    """A mean with its spread, if there is one, in the table's format: '84.6 ± 0.3'."""
+    table = _precise(mean, std or 0.0, table) if table.precise else table
+    return show(mean, table) + ("" if std is None else f" ± {show(std, table)}")
+
+
 def _precise(mean: float, std: float, table: Table) -> Table:
-    """The format of one cell: at least two significant digits of the spread, tiny and huge numbers as powers of ten."""
+    """The format of one cell: at least two significant digits of the spread, or three of a fraction without one; tiny
+    and huge numbers as powers of ten."""
     of_mean, of_std = (math.floor(math.log10(abs(one))) if one and math.isfinite(one) else None for one in (mean, std))
     if of_mean is not None and not -4 < of_mean < 7:
         return replace(
             table, format="scientific", digits=min(8, max(1, of_mean - (of_mean if of_std is None else of_std) + 1))
         )
     least = _DIGITS[table.format] if table.digits is None else table.digits
-    if table.format == "scientific" or of_std is None:
+    if table.format == "scientific" or of_mean is None or (of_std is None and mean.is_integer()):
         return table
-    return replace(table, digits=min(12, max(least, 1 - of_std)))
+    return replace(table, digits=min(12, max(least, 2 - of_mean if of_std is None else 1 - of_std)))
 
 
 def about(results: Results) -> str:
@@ -228,9 +232,8 @@ def texts(results: Results) -> dict[str, str]:
     if results.spec.table is None:
         return {}
     found = grids(results)
-    latex = "\n".join(
-        ["% Needs \\usepackage{booktabs}", *(_environment(grid, results) for grid in found)] if found else []
-    )
+    tables = map(partial(_environment, results), range(len(found)), found)
+    latex = "\n".join(["% Needs \\usepackage{booktabs}", *tables] if found else [])
     return {"table.csv": as_csv(results), "table.md": as_markdown(results), "table.tex": latex}
 
 
@@ -335,8 +338,8 @@ def together(remarks: Sequence[str]) -> list[str]:
     return found
 
 
-def _environment(grid: Grid, results: Results) -> str:
-    """A table environment in LaTeX."""
+def _environment(results: Results, number: int, grid: Grid) -> str:
+    """The table environment in LaTeX of the table with this number."""
 
     def fill(place: Place) -> str:
         text = escape(grid.text(place))
@@ -345,19 +348,20 @@ def _environment(grid: Grid, results: Results) -> str:
     heads, *rows = grid.lines(fill, escape)
     title = str(results.facts.get("title") or results.study)
     remarks = [note.replace("\\*", "*") for note in notes(results, [grid]) if note]
-    by = f"{_capital(grid.heading)}, by {', '.join(results.labels)}"
-    caption = " ".join(
-        [f"{by if results.of_runs else title if grid.table.heading else f'{title}: {grid.heading}'}.", *remarks]
-    ).replace(" In brackets: the published number.", "")
-    return latex_table([[escape(text) for text in heads], *rows], len(grid.table.rows), caption)
+    words = title if grid.heading == grid.table.heading else f"{title}: {grid.heading}"
+    if results.of_runs or (number and grid.table.heading):  # whose titles are of the first metric
+        words = f"{_capital(grid.heading)}, by {', '.join(results.labels)}"
+    caption = " ".join([f"{words}.", *remarks]).replace(" In brackets: the published number.", "")
+    label = results.study + f"-{number + 1}" * bool(number)
+    return latex_table([[escape(text) for text in heads], *rows], len(grid.table.rows), caption, label)
 
 
-def latex_table(lines: list[list[str]], left: int, caption: str) -> str:
+def latex_table(lines: list[list[str]], left: int, caption: str, label: str) -> str:
     """Return a table environment in LaTeX: a head and rows, whose texts are escaped, the first `left` columns to the
-    left, the others to the right."""
+    left, the others to the right; \\ref{tab:LABEL} refers to it."""
     head, *body = [f"{' & '.join(line)} \\\\" for line in lines]
     parts = [
-        *("\\begin{table}", "\\centering", f"\\caption{{{escape(caption)}}}"),
+        *("\\begin{table}", "\\centering", f"\\caption{{{escape(caption)}}}", f"\\label{{tab:{label}}}"),
         f"\\begin{{tabular}}{{{'l' * left}{'r' * (len(lines[0]) - left)}}}",
         *("\\toprule", head, "\\midrule", *body, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""),
     ]

@@ -232,6 +232,11 @@ class Metric:
         """Name of the metric in words, for example 'test accuracy'."""
         return f"{self.split} {self.name.replace('_', ' ')}"
 
+    @property
+    def label(self) -> str:
+        """Name of the metric with its unit if it is read in percent, for example 'test accuracy (%)'."""
+        return self.words + " (%)" * self.percent
+
     def format(self, value: float, digits: int = 3) -> str:
         """The value as a person reads it: '81.3 %' or '3.42e-07', and with four digits '81.25 %' or '3.415e-07'."""
         return f"{100 * value:.{digits - 2}f} %" if self.percent else f"{value:.{digits}g}"

@@ -16,6 +16,7 @@ from decentral.registry import components
 from decentral.store import read_metadata
 from decentral.store.files import check_name, write_text
 from decentral.study import SCALES
+from decentral.study.measure import headed, titled
 from decentral.study.measured import study_class
 from decentral.study.study import SWEEPS, Study
 
@@ -136,14 +137,15 @@ def write_study(
     lrs, seeds = values.get("lr", []), values.get("seed", [0])
     varied = {*rows, columns, "seed", *(["lr"] if len(lrs) > 1 else [])}
     form = "percent" if metric.percent else "plain"
-    heading = f"{metric.words}{' (%)' if metric.percent else ''} of the worst worker"
+    means = {key for key, each in metrics.items() if each.larger_is_better is None}  # these have no worst worker
+    workers = {metrics[key].label: "mean" if key in means else "worst" for key in (judge, *panels) if key in metrics}
+    heading = headed(metric.label, "worst")
     labels = ["method", *(["topology"] if "topology" in rows else [])]
-    means = {(each.split, each.name) for each in metrics.values() if each.larger_is_better is None}
-    others = [panel for panel in panels if panel != judge]  # without a direction there is no worst worker
+    others = [panel for panel in panels if panel != judge]
     also = [dict(split=one[0], metric=one[1], worker="mean" if one in means else "worst") for one in others]
     whose = "counted" if means & set(others) else "worst"
     figure = {"ylabel": heading, "kind": "curves", "worker": whose, "lines": labels, "spread": "std", **shown}
-    figure |= {"panels": "metric", "ylabel": ""} if panels else {"panels": columns}
+    figure |= {"panels": "metric", "ylabel": "", **titled(workers)} if panels else {"panels": columns}
     study = {
         "kind": "comparison",
         "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(filter(None, [*rows, columns]))}",

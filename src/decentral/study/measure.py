@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,9 @@ from decentral.store import AXES, RunStore, Status, read_metadata, read_metrics
 DAMAGED = "damaged"
 
 Rows = list[dict[str, Any]]
-_AGGREGATES, _GROUPS = ("worst", "mean", "averaged"), ("present", "returned", "honest")
+AGGREGATES = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
+"""Whose model counts -> its words after a metric."""
+_GROUPS = ("present", "returned", "honest")
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Measure:
 
     def __post_init__(self) -> None:
         group, _, whose = self.worker.rpartition(" ")
-        if not self.worker.isdigit() and (whose not in _AGGREGATES or group not in ("", *_GROUPS)):
+        if not self.worker.isdigit() and (whose not in AGGREGATES or group not in ("", *_GROUPS)):
             raise ConfigError(
                 f"measure.worker={self.worker} is unknown: use worst, mean or averaged, also of a group "
                 f"({', '.join(_GROUPS)}) as in 'present worst', or a worker's number."
@@ -80,7 +82,7 @@ class Measure:
             except ConfigError as error:
                 status, remark = DAMAGED, str(error)
         about: dict[str, Any] = {"status": status, "wall_s": facts.get("wall_s", 0.0), "remark": remark}
-        views: dict[str, Any] = dict(zip(_AGGREGATES, numbers[1:], strict=True))
+        views: dict[str, Any] = dict(zip(AGGREGATES, numbers[1:], strict=True))
         return Value(labels or {}, numbers[0], own._label(), seed, meaning=own._meaning(chance), **about, **views)
 
     def curves(self, directory: Path, workers: list[str], labels: Labels, seed: int) -> list[Row]:
@@ -88,7 +90,7 @@ class Measure:
         (every single worker), and 'counted' (the measure's own worker)."""
         own, _ = replace(self, to_reach=None)._in(directory)
         lines: dict[str, list[Row]] = {}
-        single = {"worker": workers[0]} if len(workers) == 1 and workers[0] in _AGGREGATES else {}
+        single = {"worker": workers[0]} if len(workers) == 1 and workers[0] in AGGREGATES else {}
         try:
             rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
         except ConfigError:  # `of` says why
@@ -140,7 +142,7 @@ class Measure:
         for row in rows:
             at.setdefault(row["step"], set()).add(row["worker"])
         missing = at[min(at)] - at[max(at)] if at else set()
-        missing = {each for each in missing if isinstance(each, int) or each in _AGGREGATES}  # a group may be empty
+        missing = {each for each in missing if isinstance(each, int) or each in AGGREGATES}  # a group may be empty
         if missing:
             raise ConfigError(
                 f"{directory / 'metrics.jsonl'} is incomplete: it ends at step {max(at)}, without worker "
@@ -184,6 +186,21 @@ class Measure:
             return float(min(good, key=lambda row: row["step"])[self.axis]) if good else math.nan
 
         return _by_worker(rows, first)
+
+
+def headed(metric: str, worker: str) -> str:
+    """Return a metric with its worker: 'test accuracy (%) of the worst worker'."""
+    group, _, whose = worker.rpartition(" ")
+    whose = f" of worker {worker}" if worker.isdigit() else AGGREGATES.get(whose, "")
+    return metric + whose + f" ({group} workers)" * bool(group)
+
+
+def titled(whose: Mapping[str, str]) -> dict[str, Any]:
+    """Return the title of a figure with a panel for each metric, and the panels' names, which say of each metric whose
+    it is unless the title does. `whose` has the worker of each metric."""
+    alike = set(whose.values())
+    names = {metric: headed(metric, worker) for metric, worker in whose.items()}
+    return {"title": headed("Curves", alike.pop())} if len(alike) == 1 else {"title": "Curves", "names": names}
 
 
 def _by_worker(rows: Rows, number: Callable[[Rows], float]) -> dict[Any, float]:

@@ -49,6 +49,8 @@ _MOST_LINES = 50
 _FEW_DECADES = 300
 """A logarithmic axis that goes less far has numbers between the powers of ten, too."""
 _MOST_COLUMNS = 4
+_MOST_ROWS = 3
+"""Of names above a panel."""
 _METHOD_LABELS = ("method", "algorithm", "algo")
 Key = tuple[str, tuple[str, ...]]
 """Of a line: its panel, and the values of the labels in `lines`."""
@@ -97,35 +99,33 @@ class LineFigure(StudyFigure):
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """Axes that share y, a legend below, a title that stands alone."""
-        theirs = self.published(results)
-        lines = [_within(line, self.shown(results, line.panel), results) for line in lines]
+        from matplotlib.lines import Line2D
+
+        theirs, missing = self.published(results), self.missing(results, lines)
+        lines = [_within(line, self, results) for line in lines]
         panels = [panel for (panel,) in natural((line.panel,) for line in lines)] or [""]
         looks = looks_of(self, lines)
         entries = _legend_entries(self, lines, looks, published=bool(theirs))
-        seen = {panel: _seen([line for line in lines if line.panel == panel], self) for panel in panels}
+        visible = [line for line in lines if any(map(math.isfinite, line.y))]  # matplotlib cannot place others' markers
+        seen = {panel: [line for line in visible if line.panel == panel] for panel in panels}
         covers = {panel: _covers(here, self) for panel, here in seen.items()}
         told = notes(self, results, lines, output, rings(theirs))
         if any(map(_is_pale, itertools.chain(*seen.values()), itertools.chain(*covers.values()))):
-            told.append(_pale())
+            wide: dict[str, Any] = {"lw": 2.6 * style.size("lines.linewidth"), "solid_capstyle": "round"}
+            told.append(Line2D([], [], color="#C8C8C8", label="pale: a covered line", **wide))
         legends = [entries, [*told, *self.signs(results)]]
         each = self.panels == METRIC
-        drawn, axes = _sheet(panels, lines, heads(self, results, lines), legends, output, sharey=not each)
-        columns = _columns(len(panels), output)
-        missing = self.missing(results, lines)
+        columns, width = _columns(len(panels), output)
+        inches = width / columns - 0.4  # of the width of a panel
+        above = [self._above(panel, [] if entries else lines, missing, inches) for panel in panels]
+        drawn, axes = _sheet(panels, lines, heads(self, results, lines), legends, output, above, sharey=not each)
         for number, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
             here = [line for line in lines if line.panel == panel]
             _fill(ax, seen[panel], covers[panel], looks)
             for line in theirs:
                 if line.panel == panel and (panel, line.key) in looks:
                     ax.plot(line.x, line.y, **_ring(looks[panel, line.key].color))
-            alone = {line.key for line in here}.pop() if not entries and self.panels and here else ()
-            parts = [self.called(self.panels, panel) if self.panels and panel else "", said(self, alone, "")]
-            _frame(ax, self, here, ", ".join(part for part in parts if part), output.small)
-            absent = [f"{why}: {', '.join(names)}" for (there, why), names in missing.items() if there in ("", panel)]
-            if absent:
-                letters = int((drawn.get_figwidth() / columns - 0.6) * (17 if output.small else 15))
-                wrapped = [textwrap.wrap(text, letters, break_on_hyphens=False) for text in absent]
-                _below_title(ax, [row for rows in wrapped for row in rows])
+            _frame(ax, self, here, above[number], inches, output.small)
             if number < len(panels) - columns and _share_x(panels, lines):
                 ax.set_xlabel("")
             if number % columns == 0:
@@ -139,6 +139,20 @@ class LineFigure(StudyFigure):
             _few_decades(ax, self.logx, self.is_log(panel))
         return drawn
 
+    def _above(
+        self, panel: str, lines: list[Line], missing: dict[tuple[str, str], list[str]], inches: float
+    ) -> tuple[str, str]:
+        """Return the title of a panel, with its line if it is one of these, and the lines that are missing: their
+        names, or their number if there are many."""
+        alone = {line.key for line in lines if line.panel == panel and self.panels}
+        parts = [self.called(self.panels, panel)] if self.panels and panel else []
+        title = ", ".join(filter(None, [*parts, *(said(self, key, "") for key in alone)]))
+        absent = []
+        for why, names in ((why, names) for (there, why), names in missing.items() if there in ("", panel)):
+            text = style.fitted(f"{why}: {', '.join(names)}", inches, "legend.fontsize")
+            absent.append(text if text.count("\n") < _MOST_ROWS else f"{why}: {len(names)} lines")
+        return style.fitted(title, inches, "axes.titlesize"), "\n".join(absent)
+
     def label(self, key: tuple[str, ...], lines: list[Line]) -> str:
         """Return the legend's text of a line."""
         return said(self, key)
@@ -148,11 +162,15 @@ class LineFigure(StudyFigure):
         return []
 
     def missing(self, results: Results, lines: list[Line]) -> dict[tuple[str, str], list[str]]:
-        """(panel, why) -> the names of the lines that have no end there, or none at all: 'diverged'."""
+        """(panel, why) -> the names of the lines that have no end there, or none at all: 'diverged', or 'zero' on a
+        logarithmic axis."""
         found: dict[tuple[str, str], list[str]] = {}
         for panel, key, rows in self.parts(self.limited(results.chosen, results)):
             if (rows["status"] == Status.diverged).all():
                 found.setdefault((panel, "diverged"), []).append(said(self, key))
+        for line in lines:
+            if self.is_log(line.panel) and 0 in line.y and not any(value > 0 for value in line.y):
+                found.setdefault((line.panel, "zero"), []).append(said(self, line.key))
         return found
 
 
@@ -162,18 +180,20 @@ def _sheet(
     title: tuple[str, str],
     legends: Sequence[Sequence[Artist]],
     output: Output,
+    above: list[tuple[str, str]],
     sharey: bool,
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure with its title above and its legend below; panels are equally large in all figures."""
-    columns = _columns(len(panels), output)
+    """An empty figure with its title above and its legend below; panels are equally large in all figures. In print, a
+    row of panels with several lines of text `above` it is higher."""
+    columns, width = _columns(len(panels), output)
     rows = math.ceil(len(panels) / columns)
     if output.width is None:
-        width = {1: 6.4, 2: 8.8}.get(columns, 3.3 * columns + 0.6)
         body = 3.3 if rows == 1 else 2.6 * rows + 0.3
     else:
-        width = output.width
         body = rows * (min(2.2, 0.62 * width / columns) + 0.3) + 0.2
-    drawn = blank(width, body, title, legends, output, rows)
+    lengths = [title.count("\n") + len(absent.splitlines()) for title, absent in above]
+    more = sum(max(lengths[first : first + columns]) for first in range(0, len(panels), columns))
+    drawn = blank(width, body, title, legends, output, rows, 0.13 * more)
     share_x = rows > 1 and _share_x(panels, lines)
     axes = drawn.subplots(rows, columns, squeeze=False, sharey=sharey, sharex=share_x).flatten()
     for unused in axes[len(panels) :]:
@@ -183,15 +203,19 @@ def _sheet(
     return drawn, list(axes[: len(panels)])
 
 
-def _within(line: Line, metric: str, results: Results) -> Line:
-    """Return the line with a band that ends where the metric's values do: at 0 and 100 %, or at 0 for one that should
-    fall and is never below."""
+def _within(line: Line, figure: StudyFigure, results: Results) -> Line:
+    """Return the line as its axis shows it: with a band that ends where the metric's values do, at 0 and 100 %, or at 0
+    for one that should fall and is never below; a logarithmic axis shows positive numbers."""
+    metric = figure.shown(results, line.panel)
     percent = results.meaning(metric).get("unit") == "%"
     falls = results.larger_is_better(metric) is False and min(line.y, default=0.0) >= 0
-    if line.low is None or line.high is None or not (percent or falls):
-        return line
-    high = np.minimum(line.high, 100.0) if percent else line.high
-    return line._replace(low=list(np.maximum(line.low, 0.0)), high=list(high))
+    if line.low is not None and line.high is not None and (percent or falls):
+        high = np.minimum(line.high, 100.0) if percent else line.high
+        line = line._replace(low=list(np.maximum(line.low, 0.0)), high=list(high))
+    if figure.is_log(line.panel):
+        known = {key: values for key in ("y", "low", "high") if (values := getattr(line, key)) is not None}
+        line = line._replace(**{key: np.where(np.array(own) > 0, own, np.nan).tolist() for key, own in known.items()})
+    return line
 
 
 def _share_x(panels: list[str], lines: list[Line]) -> bool:
@@ -207,56 +231,62 @@ def blank(
     legends: Sequence[Sequence[Artist]],
     output: Output = SCREEN,
     rows: int = 0,
+    more: float = 0.0,
 ) -> Figure:
     """Return a figure without axes, `body` inches high between its title and its legends, which are below each other.
 
-    In print, `rows` of panels are lower, so that the figure has at most the height of its width for each of them.
+    In print, `rows` of panels are lower, so that the figure has at most the height of its width for each of them. They
+    have at least a height of which `more` inches are for several lines of text above them.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    # of a legend: inches of a row and of a letter, letters of a line or patch with the space around it
-    row, letter, handle = (0.16, 0.051, 8) if output.small else (0.2, 0.062, 11)
-    above = textwrap.wrap(title[0], int(width * (14 if output.small else 11.5))) if output.title else []
+    row, handle = (0.16, 0.5) if output.small else (0.2, 0.68)  # inches of a legend's row, and around a label
+    above = textwrap.wrap(title[0], int(width * (12 if output.small else 11.5))) if output.title else []
     under = textwrap.wrap(title[1], int(21 * width)) if output.small else [title[1]]
     head = (row - 0.01) * (len(above) + len(under[1:])) + 1.5 * row if above else 0.04
-    shapes = [_columns_of(entries, width / letter, handle) for entries in legends if entries]
+    shapes = [_columns_of(entries, width, handle) for entries in legends if entries]
     foot = sum(lines * row for _, lines in shapes) + (0.3 * row if shapes else 0.0)
     if output.small and rows:
-        body = max(rows * _LOWEST, min(body, rows * width - head - foot))
+        body = max(rows * _LOWEST + more, min(body + more, rows * width - head - foot))
     height = head + foot + body
     drawn = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawn)
     below = foot / height
     drawn.get_layout_engine().set(rect=(0, below, 1, 1 - head / height - below))  # type: ignore[union-attr,call-arg]
     if above:
-        points = style.size("figure.titlesize")
+        points, down = style.size("figure.titlesize"), (row - 0.01) * len(above) + 0.45 * row
         drawn.text(0.01, 1 - 0.06 / height, "\n".join(above), fontsize=points, fontweight="bold", va="top")
-        down = (row - 0.01) * len(above) + 0.45 * row
-        words: dict[str, Any] = {"color": "#555555", "va": "top", "fontsize": "small"}
-        drawn.text(0.01, 1 - down / height, "\n".join(under), **words)
+        drawn.text(0.01, 1 - down / height, "\n".join(under), color="#555555", va="top", fontsize="small")
     top = foot - 0.3 * row
-    for entries, (columns, rows) in zip(filter(None, legends), shapes, strict=True):
-        place: dict[str, Any] = {
-            "loc": "upper center",
-            "bbox_to_anchor": (0.5, top / height),
-            "borderaxespad": 0.0,
-            "borderpad": 0.1,
-        }
+    for entries, (columns, lines) in zip(filter(None, legends), shapes, strict=True):
         drawn.legend(
-            handles=list(entries), ncols=columns, frameon=False, handlelength=2.4 if output.small else 3, **place
+            handles=list(entries),
+            loc="upper center",
+            bbox_to_anchor=(0.5, top / height),
+            ncols=columns,
+            handlelength=2.4 if output.small else 3,
+            frameon=False,
+            borderaxespad=0.0,
+            borderpad=0.1,
         )
-        top -= rows * row
+        top -= lines * row
     return drawn
 
 
-def _columns_of(entries: Sequence[Artist], letters: float, handle: int) -> tuple[int, int]:
-    """Return the numbers of columns and rows of a legend; rows are about equally full."""
-    labels = [str(entry.get_label()) for entry in entries]
-    longest = max(len(line) for label in labels for line in label.splitlines())
-    most = max(1, min(len(labels), int(letters / (longest + handle))))
-    rows = math.ceil(len(labels) / most)
-    return math.ceil(len(labels) / rows), rows
+def _columns_of(entries: Sequence[Artist], inches: float, handle: float) -> tuple[int, float]:
+    """Return the number of columns of a legend that fit into this width, and its height in lines. Longer labels are
+    broken; rows are about equally full."""
+    labels = [style.fitted(str(entry.get_label()), 0.97 * inches - handle, "legend.fontsize") for entry in entries]
+    for entry, label in zip(entries, labels, strict=True):
+        entry.set_label(label)
+    widths = [handle + style.width(label, "legend.fontsize") for label in labels]
+    heights = [1 + 0.75 * label.count("\n") for label in labels]
+    most = len(labels)
+    while most > 1 and sum(max(part) for part in np.array_split(widths, most)) > inches:
+        most -= 1
+    columns = math.ceil(len(labels) / math.ceil(len(labels) / most))
+    return columns, max(sum(part) for part in np.array_split(heights, columns))
 
 
 def colors(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
@@ -267,7 +297,7 @@ def colors(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
 def said(figure: StudyFigure, key: tuple[str, ...], usual: str = "ours") -> str:
     """Return the legend text of a line, for example 'RelaySGD, chain'."""
     pairs = zip(figure.lines, key, strict=False)
-    return ", ".join(figure.called(label, value) for label, value in pairs if value) or usual
+    return ", ".join(figure.called(label, value) for label, value in pairs if value not in ("", style.ABSENT)) or usual
 
 
 def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str, str]:
@@ -298,14 +328,15 @@ def notes(figure: StudyFigure, results: Results, lines: list[Line], output: Outp
 
 def _ring(color: str) -> dict[str, Any]:
     """A paper's number: large enough to be seen around one of ours."""
-    ring = {"ls": "none", "marker": "o", "ms": style.size("lines.markersize") + 4, "mfc": "none", "mec": color}
-    return ring | {"mew": 0.7 * style.size("lines.linewidth"), "zorder": 5}
+    size, width = style.size("lines.markersize") + 4, 0.7 * style.size("lines.linewidth")
+    return {"ls": "none", "marker": "o", "ms": size, "mfc": "none", "mec": color, "mew": width, "zorder": 5}
 
 
-def _columns(panels: int, output: Output) -> int:
-    """Return the number of columns: as many as fit, with rows that are about equally full."""
+def _columns(panels: int, output: Output) -> tuple[int, float]:
+    """Return the number of columns, as many as fit, with rows that are about equally full; and the figure's width."""
     most = _MOST_COLUMNS if output.width is None else max(1, min(_MOST_COLUMNS, int(output.width / _NARROWEST)))
-    return math.ceil(panels / math.ceil(panels / most))
+    columns = math.ceil(panels / math.ceil(panels / most))
+    return columns, output.width or {1: 6.4, 2: 8.8}.get(columns, 3.3 * columns + 0.6)
 
 
 def looks_of(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
@@ -324,24 +355,10 @@ def looks_of(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
     return dict(zip(keys, found, strict=True))
 
 
-def _seen(lines: list[Line], figure: StudyFigure) -> list[Line]:
-    """Return the lines with a visible value: matplotlib cannot place markers on others."""
-    return [
-        line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.is_log(line.panel)) for y in line.y)
-    ]
-
-
 def _is_pale(line: Line, covers: list[int]) -> bool:
     """Return whether a part of the line that can be seen to be pale is covered."""
     ends = [abs(line.x[i + 1] - line.x[i]) for i in range(len(covers) - 1) if covers[i] and covers[i + 1]]
     return sum(ends) > _SHORT * (max(line.x) - min(line.x))
-
-
-def _pale() -> Artist:
-    from matplotlib.lines import Line2D
-
-    wide = 2.6 * style.size("lines.linewidth")
-    return Line2D([], [], color="#C8C8C8", lw=wide, solid_capstyle="round", label="pale: a covered line")
 
 
 def _fill(ax: Axes, lines: list[Line], covers: list[list[int]], looks: dict[Key, style.Look]) -> None:
@@ -389,8 +406,7 @@ def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
     """Return, for each line and point, the number of later lines that cover it."""
     heights, log = [], bool(lines) and figure.is_log(lines[0].panel)
     for line in lines:
-        y = np.array([value if value > 0 or not log else math.nan for value in line.y])
-        heights.append(np.log10(y) if log else y)
+        heights.append(np.log10(line.y) if log else np.array(line.y))
     curves = [number for number, line in enumerate(lines) if not line.thin and not line.stairs]
     covers = [np.zeros(len(line.x), dtype=int) for line in lines]
     if len(curves) > 1:
@@ -405,13 +421,20 @@ def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
     return [one.tolist() for one in covers]
 
 
-def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, small: bool) -> None:
+def _frame(
+    ax: Axes, figure: StudyFigure, lines: list[Line], above: tuple[str, str], inches: float, small: bool
+) -> None:
     from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator
 
-    style.tidy(ax, _small())
-    ax.set_title(title, loc="left")
+    small_size = style.size("legend.fontsize") - 0.5
+    style.tidy(ax, small_size)
+    title, absent = above  # small gray words between the title and the axes
+    words: dict[str, Any] = {"fontsize": small_size, "color": "#555555", "linespacing": 1.2}
+    if absent:
+        ax.annotate(absent, (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", **words)
+    ax.set_title(title, loc="left", pad=6 + 1.3 * small_size * len(absent.splitlines()))
     x = figure.over(lines[0].panel) if lines else ""
-    ax.set_xlabel(figure.xlabel or AXES.get(x, style.heading(x)))
+    ax.set_xlabel(style.fitted(figure.xlabel or AXES.get(x, style.heading(x)), inches, "font.size"))
     if lines and figure.is_log(lines[0].panel):
         ax.set_yscale("log", nonpositive="mask")
         ax.yaxis.set_minor_formatter(NullFormatter())
@@ -437,11 +460,6 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, small: 
             ax.xaxis.set_major_locator(MaxNLocator(3))
 
 
-def _small() -> float:
-    """Return the size of the numbers at the axes, in points: slightly smaller than the legend."""
-    return style.size("legend.fontsize") - 0.5
-
-
 def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
     """Numbers between the powers of ten, where a logarithmic axis does not go far; after all panels are drawn."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
@@ -452,13 +470,6 @@ def _few_decades(ax: Axes, logx: bool, logy: bool) -> None:
             axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5)))
             if not isinstance(axis.get_major_formatter(), FuncFormatter):
                 axis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def _below_title(ax: Axes, rows: list[str]) -> None:
-    """Small gray words between the title of a panel and its axes."""
-    words: dict[str, Any] = {"fontsize": _small(), "color": "#555555", "linespacing": 1.2}
-    ax.annotate("\n".join(rows), (0, 1), (0, 3), xycoords="axes fraction", textcoords="offset points", **words)
-    ax.set_title(ax.get_title("left"), loc="left", pad=6 + 1.3 * words["fontsize"] * len(rows))
 
 
 def _apart(places: list[float], log: bool) -> list[float]:

@@ -193,7 +193,7 @@ class StudyFigure(ABC):
     def called(self, label: str, value: str) -> str:
         """Return the name of a label's value in the figure: as `names` say, or in readable form."""
         said = f"{label}: {value}" if label == "availability" or value == "none" else style.pretty(label, value)
-        return self.names.get(value) or said.replace("_", " ")
+        return self.names.get(value) or (said if "." in label else said.replace("_", " "))
 
     def selected(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
         """The rows of one metric and of `only`. Raises ConfigError for a label or metric that the study does not

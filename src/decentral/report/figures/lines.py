@@ -13,6 +13,7 @@ from decentral.report.figures import canvas
 from decentral.report.figures.canvas import LineFigure
 from decentral.report.figures.figure import METRIC, SCREEN, Line, Output
 from decentral.report.published import EXCLUDED, REFERENCE, numbers
+from decentral.report.series import CONSENSUS, without_rounding
 from decentral.store import AXES, Status
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ AXIS_WORDS = {
     "tokens": ("tokens", "tokens"),
 }
 """The words of `--x` -> the axis of the metrics: without and with simulated time."""
+_COSTS = ("bytes_sent", "simulated_s", "wall_s")
 _VECTORS = "vectors_per_step"
 _TWO_DECADES = 100
 
@@ -82,13 +84,16 @@ class Curves(LineFigure):
                 f"study {results.study}: the figure '{self.file}' has x={self.x}, but its curves only have values for "
                 f"{', '.join(known)}: use one of these, or rerun decentral-study."
             )
-        drawn = table["value"].where(table["value"].abs() < style.LARGEST_DRAWN).clip(lower=self.floor)
+        table = table.assign(x=x, series=table.groupby([*results.labels, "worker", "seed"], sort=False).ngroup())
+        distance = table["metric"].str.endswith(CONSENSUS.replace("_", " "))
+        exact = table[distance].groupby(["metric", "series"], sort=False)["value"].transform(without_rounding)
+        drawn = exact.reindex(table.index).fillna(table["value"])
+        drawn = drawn.where(drawn.abs() < style.LARGEST_DRAWN).clip(lower=self.floor)
         for metric, values in drawn.groupby(table["metric"]) if self.logy is None else ():
             falls = not results.larger_is_better(str(metric)) and values.min() >= 0
             if falls and values.max() > _TWO_DECADES * values[values > 0].min():
                 self.logs.add(str(metric))
-        table = table.assign(x=x, value=drawn)
-        table = table.assign(series=table.groupby([*results.labels, "worker", "seed"], sort=False).ngroup())
+        table = table.assign(value=drawn)
         found: list[Line] = []
         for panel, line, part in self.parts(table):
             if self.worker == "each":
@@ -141,15 +146,24 @@ class Curves(LineFigure):
         return [Line2D([], [], label=label, **look)]
 
     def _center(self, panel: str, line: tuple[str, ...], part: pandas.DataFrame, results: Results) -> Line:
-        how = "max" if self.cumulative else "last"  # of evaluations between which nothing was sent
-        wide = part.pivot_table(index="x", columns="series", values="value", aggfunc=how)
-        # runs need not be evaluated at the same steps
-        wide = wide.ffill() if self.cumulative else wide.interpolate(method="index", limit_area="inside")
+        # what runs of equally many steps cost differs: their mean is over the mean cost of each step
+        at = "step" if self.x in _COSTS and part.groupby("series")["step"].max().nunique() == 1 else "x"
+        wide = self._wide(part, at, "value")
         wide = wide[wide.notna().sum(axis=1) * 2 > wide.shape[1]]  # the mean of a few that go on would jump
         center, low, high = self.aggregate(wide)
         counted = self.counted(part, wide, results)
-        x = [float(place) for place in wide.index]
-        return Line(panel, line, x, center, low, high, stairs=self.cumulative, **counted)
+        x = wide.index.astype(float)
+        if at == "step":
+            x = self._wide(part, at, "x").reindex(wide.index).where(wide.notna()).mean(axis=1)
+        return Line(panel, line, x.tolist(), center, low, high, stairs=self.cumulative, **counted)
+
+    def _wide(self, part: pandas.DataFrame, at: str, values: str) -> pandas.DataFrame:
+        """Return a column for each series and a row for each place, also those at which only others are evaluated; of
+        several values at one place, such as evaluations between which nothing was sent, the first."""
+        wide = part.pivot_table(
+            index=at, columns="series", values=values, aggfunc="max" if self.cumulative else "first"
+        )
+        return wide.ffill() if self.cumulative else wide.interpolate(method="index", limit_area="inside")
 
 
 @dataclass
