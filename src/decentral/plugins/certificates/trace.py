@@ -36,7 +36,7 @@ from decentral.training.stepper import Stepper
 
 TOLERANCE = 1e-9
 _MAX_PERIOD = 512
-_SCALES = torch.tensor([1e-3, 1e3], dtype=torch.float64).repeat(1024)
+_SCALES = torch.tensor([1e-3, 1e3], dtype=torch.float64).repeat_interleave(1024)
 """The scales of a coordinate's gradients in the run that the coefficients predict."""
 _SETTLES = 1e-12
 
@@ -131,9 +131,7 @@ class Tracer:
     """
 
     def __init__(self, method: Method, lr: float) -> None:
-        self.method, self.d, self.lr = method, method.rounds.num_pieces, lr
-        half = len(_SCALES) * self.d // 32
-        self.layout = RowLayout(("first", "second"), ((16, half),) * 2)
+        self.method, self.d = method, method.rounds.num_pieces
         self.spans = self._spans(lr)
         self.warm_up = method.period * math.ceil(4 * method.n / method.period)
         self.templates = self._settled(lr)
@@ -211,56 +209,41 @@ class Tracer:
         A run with random gradients tests that these coefficients and the phases predict all points and models.
         """
         n, p, generator = self.method.n, self.method.period, torch.Generator().manual_seed(0)
-        run = self.method.begin(self.method.repeated(torch.zeros(n, len(_SCALES))), lr, self.layout)
+        x, half = self.method.repeated(torch.zeros(n, len(_SCALES))), len(_SCALES) * self.d // 32
+        runs = [self.method.begin(x.clone(), lr, RowLayout(("first", "second"), ((16, half),) * 2)) for _ in range(2)]
         known, moved = np.zeros(1), 0.0
         for stepper, points, models in one_hot(self.method, self.warm_up + p, lr):
             final, moved = stepper.state, max(moved, *(np.abs(x[..., 0] - 1).max() for x in (points, models)))
             g = torch.randn(n, 1, generator=generator, dtype=torch.float64)
             before, known = points[..., : len(known)] @ known, np.append(known, g)
-            self._predicts(run, g, before, models[..., : len(known)] @ known)
+            self._predicts(runs, g, before, models[..., : len(known)] @ known, "is not linear in its gradients")
         state = self.rows(final)
         s = state @ known
         for t in range(max(64, 4 * p)):
             g = torch.randn(n, 1, generator=generator, dtype=torch.float64)
             A, B, C, _ = phases[t % p]
             before, s = C @ s, A @ s + B @ g[:, 0].numpy()
-            self._predicts(run, g, before, phases[(t + 1) % p][3] @ s)
+            self._predicts(
+                runs, g, before, phases[(t + 1) % p][3] @ s, f"does not repeat after {p} step{'s' * (p > 1)}"
+            )
         return state, float(moved)
 
-    def _predicts(self, run: Stepper, g: Tensor, points: np.ndarray, models: np.ndarray) -> None:
-        """Take a step with these gradients [n, 1], scaled, and test the points and models [d, n]."""
-        actual = self.method.advance(run, self.method.repeated(g * _SCALES)), run.models
-        for rows, expected in zip(actual, (points, models), strict=True):
-            x = (self.method.read(rows) / _SCALES.numpy()).reshape(self.d, self.method.n, -1, 2)
-            self._same(x[..., :1, :1], x, "treats coordinates differently", run)
-            p = self.method.period
-            self._same(expected, x[..., 0, 0], f"does not repeat after {p} step{'s' * (p > 1)}", run)
+    def _predicts(self, runs: list[Stepper], g: Tensor, points: np.ndarray, models: np.ndarray, otherwise: str) -> None:
+        """Take a step with these gradients [n, 1], scaled, in two equal runs, and test the points and models [d, n]."""
+        actual = [(self.method.advance(run, self.method.repeated(g * _SCALES)), run.models) for run in runs]
+        for first, second, expected in zip(*actual, (points, models), strict=True):
+            x, again = (self.method.read(rows) / _SCALES.numpy() for rows in (first, second))
+            self._same(again, x, "is random")
+            x = x.reshape(self.d, self.method.n, 2, -1)
+            self._same(x[..., :1, :], x, "is not linear in its gradients")
+            self._same(x[..., :1], x, "treats coordinates differently")
+            self._same(expected, x[..., 0, 0], otherwise)
 
-    def _same(self, expected: np.ndarray, actual: np.ndarray, otherwise: str, run: Stepper) -> None:
-        if _equal(expected, actual):
-            return
+    def _same(self, expected: np.ndarray, actual: np.ndarray, otherwise: str) -> None:
+        is_same = np.abs(expected - actual).max() <= TOLERANCE * max(np.abs(expected).max(), np.abs(actual).max())
         rule: Any = self.method.optimizer
         instead = "" if rule.name == "sgd" and rule.clip_norm is None else ": use optim=sgd without clip_norm"
-        self.method.refuse(True, f"{self._fault(run) or otherwise} with optim={rule.name}{instead}")
-
-    def _fault(self, run: Stepper) -> str:
-        """Return whether the steps of a run are random or not linear, by runs with given gradients, with these again,
-        with others, and with their sums; '' if neither."""
-        g = torch.randn(2, run.t, self.method.n, len(_SCALES), generator=torch.Generator().manual_seed(1)).double()
-        ends = []
-        for each in (g[0], g[0], g[1], g.sum(0)):
-            stepper = self.method.begin(torch.zeros_like(run.models), self.lr, self.layout)
-            points = [self.method.advance(stepper, self.method.repeated(one * _SCALES)) for one in each]
-            ends.append(np.stack([self.method.read(rows) for rows in (*points, stepper.models)]) / _SCALES.numpy())
-        if not _equal(ends[0], ends[1]):
-            return "is random"
-        return "" if _equal(ends[0] + ends[2], ends[3]) else "is not linear in its gradients"
-
-
-def _equal(expected: np.ndarray, actual: np.ndarray) -> bool:
-    """Return whether numbers are equal up to rounding."""
-    most = max(np.abs(expected).max(), np.abs(actual).max())
-    return bool(np.abs(expected - actual).max() <= TOLERANCE * most)
+        self.method.refuse(not is_same, f"{otherwise} with optim={rule.name}{instead}")
 
 
 def one_hot(method: Method, steps: int, lr: float) -> Iterator[tuple[Stepper, np.ndarray, np.ndarray]]:
