@@ -221,6 +221,7 @@ def test_a_file_can_be_spanned(csv):
         ("0,1\n1,2\n1,0\n", r"line 3 .* repeats the edge 1,0 of line 1 \(edges are undirected unless"),
         ("0,1\n1,1\n", "line 2 .* is a loop from worker 1 to itself"),
         ("0,1\n1,2,0.5\n", "line 2 .* has 3 columns"),
+        ("0 1\n1 2\n", "line 1 .* has no comma: .*; topology=networkx reads edge lists separated by spaces"),
         ("0,1,0.5\n1,2,nan\n", "line 2 .* has 'nan' instead of a finite weight"),
         ("from,to\n0,1\n", "line 1 of .* names the columns .*: name them source,target or source,t"),
         ("weight,source\n0,1\n", "line 1 of .* names the columns .*: name them source,target or source,t"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -95,6 +96,21 @@ def test_what_does_not_fit_is_refused_by_name(start, monkeypatch):
     monkeypatch.setattr("decentral.host.machine.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"model.lora needs the package 'peft': pip install 'decentral\[lora\]'"):
         start(*TEXT, f"{CLASSES}.from_config", *TINY, "model.lora={}")
+
+
+def test_other_classes_and_other_tokens_than_those_of_the_weights_are_named(start, folder, tmp_path):
+    model = transformers.GPT2ForSequenceClassification.from_pretrained(folder, num_labels=7, pad_token_id=0)
+    model.save_pretrained(tmp_path / "seven")
+    words = [*TEXT, f"{CLASSES}.from_pretrained", f"model.path={tmp_path / 'seven'}"]
+    with pytest.raises(ConfigError, match=r"shapes than 4 classes need: use model\.ignore_mismatched_sizes=true"):
+        start(*words)
+    words += ["model.ignore_mismatched_sizes=true", "model.lora.rank=2", "model.lora.targets=[c_attn]"]
+    notes = json.loads((start(*words).directory / "status.json").read_text())["notes"]
+    assert "2 layers (c_attn) with rank 2; score in full: 640 of 122,880 parameters are trained" in str(notes)
+    assert "has weights for other tokens" in str(notes) and "tokenizer, data.tokenizer=FILE" in str(notes)
+    (tmp_path / "seven" / "tokenizer.json").touch()
+    with pytest.raises(ConfigError, match=r"of 2,000 tokens, .* has 2,002: .*data\.tokenizer=.*seven/tokenizer\.json"):
+        start(*words, "data.words=2000", directory="more")
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------

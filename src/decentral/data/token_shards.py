@@ -125,8 +125,8 @@ class TokenShards(DataSet):
             vocabulary=self.vocabulary,
             longest=self.longest,
             usual=float(self.longest),
+            tokenizer=True,
             num_sources=int((self.windows(bounds) > 0).sum()),
-            padded=False,
         )
 
     def load(self, device: torch.device | str, seed: int) -> TokenWindows:

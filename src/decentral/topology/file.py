@@ -97,6 +97,11 @@ def read_csv(path: Path) -> EdgeList:
         except (UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"topology.path={path} cannot be read as CSV: {error}.") from error
     names = list(_COLUMNS[: len(rows[0][1])]) if rows else []
+    if len(names) == 1:
+        raise ConfigError(
+            f"{rows[0][0]} of topology.path={path} has no comma: every line must be source,target or "
+            "source,target,weight; topology=networkx reads edge lists separated by spaces (.edgelist, .edges, .txt)."
+        )
     if rows and not any(_is_number(cell) for cell in rows[0][1]):
         where, head = rows.pop(0)
         names = [cell.lstrip("# ").lower() for cell in head]

@@ -48,7 +48,7 @@ def _take_logits(module: Any, data: Examples) -> None:
     """Let a model of the library transformers take tokens, and return its logits."""
     if isinstance(data, TokenData):
         masked = isinstance(data, LabelledTokens)  # otherwise padding is behind all that count
-        module.config.pad_token_id, module.config.use_cache = PADDING, False
+        module.config.pad_token_id, module.config.use_cache = PADDING if masked else None, False
         module.register_forward_pre_hook(_masked_inputs if masked else _inputs, with_kwargs=True)
     module.register_forward_hook(_logits)
 
@@ -96,10 +96,8 @@ def _try(model: PlainModel, module: nn.Module, data: Examples, original: nn.Modu
                 f"model={model.name} must return {expected} for two examples, one number for each of the {classes} "
                 f"{what}, but it returns {found}: {way}."
             )
-        if found[-1] > classes:
-            vars(model)["notes"] = (
-                f"model={model.name} has {found[-1]} outputs, but the labels are 0 to {classes - 1}",
-            )
+        if found[-1] > classes and not isinstance(data, NextTokens):
+            model.add_note(f"model={model.name} has {found[-1]} outputs, but the labels are 0 to {classes - 1}")
         with torch.enable_grad():
             leaves = _leaves(module(inputs.clone()))
     if leaves & set(original.parameters()):
