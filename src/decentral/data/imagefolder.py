@@ -173,7 +173,7 @@ def find_tree(
         raise ConfigError(
             f"data.path={path}: the class folders of {train.name}/ and {test.name}/ differ, for example "
             f"'{different[0]}' is only in {where.name}/ ({len(different)} differences in all): use the same folders "
-            "in both."
+            "in both, or name the levels, as in data.folders=[writer,class]."
         )
     return Tree(train, test, folders, classes)
 
