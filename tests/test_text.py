@@ -509,7 +509,11 @@ def test_a_budget_of_tokens_is_a_number_of_steps(start):
     ):
         with pytest.raises(ConfigError, match=words):
             configure(*settings)
-    for given, meant in (("tokens=1.3k", "tokens=1300"), ("data.test_tokens=2B", "data.test_tokens=2000000000")):
+    for given, meant in (
+        ("tokens=1.3k", "tokens=1300"),
+        ("tokens=10K", "tokens=10000"),
+        ("data.test_tokens=2B", "data.test_tokens=2000000000"),
+    ):
         assert in_its_unit(given) == meant and in_its_unit("data.tokens=2B") == "data.tokens=2B"
 
 

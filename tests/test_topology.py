@@ -338,12 +338,17 @@ def test_networkx_reads_the_largest_component_of_every_format(tmp_path, monkeypa
     nx.write_edgelist(nx.karate_club_graph(), "karate.edges")
     assert NetworkX(path="karate.edges").implied_num_workers() == 34
     assert NetworkX(path="karate.edges").worker_names(34) == []
+    nodes = "".join(f"node [ id {number} ]\n" for number in (10, 2, 1))
+    Path("ids.gml").write_text(f"graph [ {nodes} edge [ source 1 target 10 ]\nedge [ source 2 target 10 ] ]")
+    assert NetworkX(path="ids.gml").worker_names(3) == ["1", "2", "10"]
     Path("bad.graphml").write_text("<graphml")
+    Path("comma.edges").write_text("1,2\n2,3\n")
     Path("empty.adjlist").write_text("a\nb\n")
     for given, words in (
         ({"path": "g.csv"}, "is not a file"),
         ({"path": "bad.graphml"}, "cannot be read by networkx.read_graphml"),
         ({"path": "empty.adjlist"}, "has no edges between different nodes"),
+        ({"path": "comma.edges"}, r"have spaces between nodes \(topology=file reads commas\)"),
         ({}, "topology=networkx needs topology.path=FILE"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -73,6 +73,8 @@ def test_models_of_transformers_take_tokens_and_give_logits(start, tmp_path):
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 300)
     language = ["task=language", "data=textfile", f"data.path={tmp_path / 'text.txt'}", "partition=iid", "steps=4"]
     language += ["num_workers=2", "topology=complete", "model=transformers:AutoModelForCausalLM.from_config"]
+    with pytest.raises(ConfigError, match=r"of 90: .*; use data\.longest=70 or less"):
+        start(*language, *TINY, "model.n_positions=70", "data.longest=90")
     averaged = load_models(start(*language, *TINY, "model.lora.targets=[c_attn,c_proj]").directory)["averaged"]
     assert averaged["transformer.h.0.mlp.c_proj.lora_A.default.weight"].shape == (8, 128)
     every = load_models(start(*TEXT, f"{CLASSES}.from_config", *TINY, directory="all").directory)

@@ -142,12 +142,12 @@ _UNITS = {
     "_s": {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"},
     "_ms": {"us": "1e-3", "ms": "1", "s": "1e3"},
     "_gbps": {"kb": "1e-6", "Mb": "1e-3", "Gb": "1", "Tb": "1e3"},
-    "_tokens": {"k": "1e3", "M": "1e6", "B": "1e9"},
+    "_tokens": {"k": "1e3", "K": "1e3", "M": "1e6", "B": "1e9"},
 }
 """End of a setting's name, which is its unit -> the units in which its values may be given, each in that of the name;
 of bandwidths without their last letters, which are it, it/s or ps."""
 _WITH_UNIT = re.compile(
-    r"(?<![\w.])(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(us|ms|s|min|h|[kMGT]b(?=it|ps)|[kMB])(?:it/s|it|ps)?(?![\w/])"
+    r"(?<![\w.])(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(us|ms|s|min|h|[kMGT]b(?=it|ps)|[kKMB])(?:it/s|it|ps)?(?![\w/])"
 )
 
 

@@ -33,9 +33,9 @@ class TokenShards(DataSet):
 
     `path` has files of three kinds, which are mapped into memory and may be mixed: .bin with the header of llm.c and
     modded-nanogpt (256 int32: 20240520, 1, number of tokens) and uint16 tokens, or (20240801, 7) uint32; .bin of
-    nanoGPT, uint16 without a header; .npy, a vector of whole numbers. Files with "val" in their names are for testing, the others for training;
-    without "val", the last tenth of the stream is for testing. The files of a part are one stream, in natural order
-    of their names (2 before 10), so that documents may continue in the next file.
+    nanoGPT, uint16 without a header; .npy, a vector of whole numbers. Files with "val" in their names are for testing,
+    the others for training; without "val", the last tenth of the stream is for testing. The files of a part are one
+    stream, in natural order of their names (2 before 10), so that documents may continue in the next file.
 
     A document begins with the token `end_of_text`. The training stream is cut before documents into sources of about
     equal length, the groups of partition=natural: workers get disjoint documents. A source is cut into windows of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ def _try(model: PlainModel, module: nn.Module, data: Examples, original: nn.Modu
             where = blame.place(error)
             place = f" ({where})" if where else ""
             hint = "; images need a channel, as in x.unsqueeze(1)" if inputs.dim() == 3 and not is_text else ""
+            most = getattr(getattr(module, "config", None), "max_position_embeddings", math.inf)
+            hint = f"; use data.longest={most} or less" if is_text and most < inputs.shape[1] else hint
             raise ConfigError(
                 f"model={model.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}{hint}."
             ) from error
