@@ -62,7 +62,7 @@ class DecentralizedOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Return whether a GradScaler asks, which then calls step() after an overflow, too. Lightning would not clip."""
+        """Return whether a GradScaler asks, which then calls step() after an overflow; Lightning would not clip."""
         return bool(sys._getframe(1).f_globals.get("__name__") == torch.amp.GradScaler.__module__)
 
     # -- what a training loop calls ------------------------------------------------------------------------------------
