@@ -407,7 +407,11 @@ def _unknown(group: str, name: str, cls: type, known: list[str], values: Any) ->
         other = f"choose another {group}= (decentral-run --help {group})"
         return f"{owner} has no settings: leave {group}.{name} out, or {other}."
     more = further(cls.plain_target) if issubclass(cls, Plain) else ""
-    if more and not get_close_matches(name, known, n=1, cutoff=0.8):
+    others = components(GROUPS[group]).items() if group in GROUPS else ()
+    having = [f"{group}={choice}" for choice, each in others if name in (f.name for f in dataclasses.fields(each))]
+    if 0 < len(having) < 3 and not get_close_matches(name, known, n=1):
+        close = f": use {' or '.join(having)}, or leave {group}.{name} out."
+    elif more and not get_close_matches(name, known, n=1, cutoff=0.8):
         close = f": write arguments of **{more} as {group}.{more}={{{name}:...}}."
     elif f"{group}.{name}" not in places().get(name, [f"{group}.{name}"]) and not get_close_matches(name, known, n=1):
         close = f".{meant(name)}"
