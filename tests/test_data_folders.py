@@ -243,6 +243,13 @@ def test_a_malformed_tree_is_refused(tmp_path, files, message):
         ImageFolder(path=str(tmp_path / "tree")).inspect()
 
 
+def test_the_expected_layout_has_the_levels_of_folders(tmp_path):
+    (tmp_path / "train/ann/cat").mkdir(parents=True)
+    for path, layout in ((None, "train/<writer>/<class>/ and test"), (str(tmp_path), "test/<writer>/<class>/ .or val")):
+        with pytest.raises(ConfigError, match=layout):
+            ImageFolder(path=path, folders=["writer", "class"]).inspect()
+
+
 # -- Images that are decoded while the models train --------------------------------------------------------------------
 
 

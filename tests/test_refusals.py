@@ -108,6 +108,7 @@ REFUSED: dict[str, dict[str, str]] = {
         "optim=torch.optim:SparseAdam": "optim=torch.optim:SparseAdam cannot be used: RuntimeError: SparseAdam does",
         "optim=torch.optim:RAdam optim.betas=[0.9,1.5]": "cannot be used: ValueError: Invalid beta parameter",
         "optim=torch.optim:RAdam optim.betaz=[0.9,1.5]": "has no setting 'betaz'. Did you mean 'optim.betas'",
+        "partition.column=writer": "partition=dirichlet has no setting 'column': use partition=natural, or leave part",
         "optim=torch.optim:RAdam optim.lr=0.1": "optim=torch.optim:RAdam has no setting 'lr'. Did you mean 'lr'",
         "optim=torch.optim:RAdam optim.eps=small": "optim.eps='small' has the wrong type: use a number",
         "optim=torch.optim:RAdam optim.clip_norm=0": "optim.clip_norm=0 is out of range; use a finite number > 0",

@@ -139,7 +139,7 @@ REFUSED = {
     "values": "a checkpoint holds tensors, numbers, strings, dicts and lists, not builtin_function_or_method",
     "steps": "checkpoint of model, optimizer at step",
     "mean": "inside averaged(), all ranks have the mean instead of their own models",
-    "lost": "rank 1 lacks its file of step 5 in",
+    "lost": "lost/5/rank1of2.pt, which all ranks had: restore it",
     "damaged": "rank1of2.pt cannot be resumed: ",
     "ranks": "has files of 7 ranks, not of 2: start as many",
     "model": "RuntimeError: Error(s) in loading state_dict for Linear: size mismatch for weight",

@@ -283,6 +283,7 @@ def scaled(world: World, mode: str, scales: bool) -> tuple[int, float, Tensor]:
     model = network()
     opt = decentral.wrap(model, OPTIMIZERS["sgd"](model.parameters()), "complete", mode=mode, overlap=False)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, enabled=scales)
+    assert not opt._step_supports_amp_scaling  # for trainers, which would not clip gradients
     for step in range(6) if scales else (0, 1, 3, 4, 5):
         opt.zero_grad()
         x, y = batch(world.rank, step)

@@ -16,7 +16,7 @@ from torch import Tensor
 from configure import configure
 from decentral.compression.rows import RowLayout
 from decentral.config.overrides import in_its_unit
-from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder, opened
+from decentral.data.dataset import IGNORED, PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder, opened
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
 from decentral.data.synthetic import SyntheticText
 from decentral.data.texts import AGNews, TextFolder
@@ -125,7 +125,8 @@ def test_padding_never_changes_a_loss_or_a_gradient(name):
         longer, their = torch.cat([text, torch.full((3, 4), PADDING)], dim=1), targets
     else:
         text, targets, loss = tokens(3, 6), tokens(3, 6).flip(0), next_token_loss
-        longer, their = (torch.cat([each, torch.full((3, 4), PADDING)], dim=1) for each in (text, targets))
+        pairs = (text, PADDING), (targets, IGNORED)
+        longer, their = (torch.cat([each, torch.full((3, 4), padding)], dim=1) for each, padding in pairs)
     found = []
     for inputs, wanted in ((text, targets), (longer, their)):
         module.zero_grad()
@@ -145,7 +146,7 @@ def test_loop_gives_the_gradient_of_autograd_and_batched_agrees_or_refuses(name)
     targets = torch.randint(0, 3, (k, B)) if is_text else tokens(k, B, L).flip(0)
     loss = torch.nn.functional.cross_entropy if is_text else next_token_loss
     x = flat(module) + 0.1 * torch.randn(k, len(flat(module)), dtype=torch.float64)
-    work = Workload(WorkerModels(module, k, CPU), (B, L), Precision.fp64, loss, None if is_text else PADDING)
+    work = Workload(WorkerModels(module, k, CPU), (B, L), Precision.fp64, loss, None if is_text else IGNORED)
     losses, g = Loop().passes(work)(x, inputs, targets, range(k), lambda j: None)
     shapes = [p.shape for p in module.parameters()]
     for i in range(k):
@@ -370,7 +371,7 @@ def test_running_text_comes_with_targets_one_token_on_and_padding_behind(tmp_pat
     rows = torch.arange(10)[None]
     ((inputs, targets),) = loaded.train_batches(lambda step: rows, range(1), 0, 1)
     assert torch.equal(inputs[0, 0, 1:], targets[0, 0, :-1])
-    assert (targets == PADDING).sum() == 6 and (targets != PADDING).sum() == 2 * 17
+    assert (targets == IGNORED).sum() == 6 and (targets != IGNORED).sum() == 2 * 17 and inputs.min() == PADDING
 
 
 def test_running_text_takes_a_tokenizer_and_its_token_zero_counts(tmp_path, monkeypatch):
@@ -378,11 +379,12 @@ def test_running_text_takes_a_tokenizer_and_its_token_zero_counts(tmp_path, monk
     bytes_ = tokenizers.Tokenizer(tokenizers.models.BPE({"b": 0, "a": 1, "ab": 2}, [("a", "b")]))
     bytes_.save(str(tmp_path / "tokenizer.json"))
     folder = write(tmp_path / "text", one="abba" * 20)
-    data = TextFile(path=str(folder), longest=4, tokenizer=str(tmp_path / "tokenizer.json"))
+    data = TextFile(path=str(folder), longest=5, test_share=0.2, tokenizer=str(tmp_path / "tokenizer.json"))
     loaded, info = data.load("cpu", 0), data.inspect()
-    inputs, targets = loaded.drawn(torch.tensor([[0]]), range(1), [0])
-    assert (inputs.flatten().tolist(), targets.flatten().tolist()) == ([3, 1, 2, 3], [1, 2, 3, 1])  # ab b a ab b ...
-    assert (info.vocabulary, loaded.characters.tolist()) == (4, [0, 1, 1, 2])
+    inputs, targets = loaded.drawn(torch.tensor([[0, 9]]), range(1), [0])
+    assert inputs[0].tolist() == [[2, 0, 1, 2, 0], [2, 0, 1, 0, 0]]  # ab b a ab b ...; the last has three tokens
+    assert targets[0].tolist() == [[0, 1, 2, 0, 1], [0, 1, -1, -1, -1]]
+    assert (info.vocabulary, info.tokenizer, loaded.characters.tolist()) == (3, True, [1, 1, 2, 0])
     monkeypatch.setattr(tokenizers.Tokenizer, "from_pretrained", lambda name: (_ for _ in ()).throw(OSError("offline")))
     for settings, words in (
         (
@@ -507,7 +509,11 @@ def test_a_budget_of_tokens_is_a_number_of_steps(start):
     ):
         with pytest.raises(ConfigError, match=words):
             configure(*settings)
-    for given, meant in (("tokens=1.3k", "tokens=1300"), ("data.test_tokens=2B", "data.test_tokens=2000000000")):
+    for given, meant in (
+        ("tokens=1.3k", "tokens=1300"),
+        ("tokens=10K", "tokens=10000"),
+        ("data.test_tokens=2B", "data.test_tokens=2000000000"),
+    ):
         assert in_its_unit(given) == meant and in_its_unit("data.tokens=2B") == "data.tokens=2B"
 
 

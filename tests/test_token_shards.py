@@ -79,6 +79,23 @@ def test_sources_and_windows_are_those_of_the_docstring(tmp_path):
         assert (info.num_train, info.num_test, info.num_sources) == counts
 
 
+def test_llama_3_tokens_are_uint32_and_characters_have_no_documents(tmp_path):
+    tokens, head = stream(3000, 5).astype(np.int64), np.zeros(256, np.int32)
+    head[:3] = 20240801, 7, len(tokens)
+    tokens[7] = 128_000
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/train.bin").write_bytes(head.tobytes() + tokens.astype(np.uint32).tobytes())
+    for end_of_text in (END, 999):
+        data = TokenShards(path=str(tmp_path / "a"), vocabulary=200_000, end_of_text=end_of_text, longest=9, sections=4)
+        cut = recipe(tokens=tokens, end_of_text=end_of_text, cut=None)["cut"]
+        rule = recipe(tokens=tokens[:cut], end_of_text=end_of_text, S=4, L=9)
+        train, tested = drawn(data.load("cpu", 0))
+        assert np.array_equal(train, tokens[rule["start"][:, None] + np.arange(10)]) and tokens[7] in train
+        assert np.array_equal(tested, np.lib.stride_tricks.sliding_window_view(tokens[cut:], 10)[::9])
+        assert data.inspect().num_sources == 4 and bool(data.notes()) == (end_of_text == 999)
+    assert cut == 2700
+
+
 def test_workers_get_disjoint_documents(tmp_path):
     tokens = stream(20_000, 2)
     data = TokenShards(path=write(tmp_path / "a", train=tokens, val=tokens), end_of_text=END, longest=8, sections=12)
@@ -112,7 +129,13 @@ def test_what_is_wrong_with_shards_is_said(tmp_path):
     good = write(tmp_path / "a", train=stream(4000, 3))
     for name, content, words in (
         ("x.bin", b"123", "not a token shard"),
-        ("x.bin", np.array([20240520, 1, 9, *[0] * 253], "<i4").tobytes() + b"12", "version 1 and 9 tokens, but there"),
+        ("x.bin", np.array([20240520, 1, 9, *[0] * 253], "<i4").tobytes() + b"12", "has 9 tokens, but there are 1"),
+        (
+            "x.bin",
+            np.array([20230520, 1, 1, *[0] * 253], "<i4").tobytes() + b"12",
+            "version 20230520 and 1, not 20240520",
+        ),
+        ("x.bin", stream(400, 0).astype("<u4").tobytes(), "it looks like uint32 without a header"),
         ("x.npy", b"nothing", "not a token shard"),
     ):
         (Path(good) / name).write_bytes(content)

@@ -221,6 +221,7 @@ def test_a_file_can_be_spanned(csv):
         ("0,1\n1,2\n1,0\n", r"line 3 .* repeats the edge 1,0 of line 1 \(edges are undirected unless"),
         ("0,1\n1,1\n", "line 2 .* is a loop from worker 1 to itself"),
         ("0,1\n1,2,0.5\n", "line 2 .* has 3 columns"),
+        ("0 1\n1 2\n", "line 1 .* has no comma: .*; topology=networkx reads edge lists separated by spaces"),
         ("0,1,0.5\n1,2,nan\n", "line 2 .* has 'nan' instead of a finite weight"),
         ("from,to\n0,1\n", "line 1 of .* names the columns .*: name them source,target or source,t"),
         ("weight,source\n0,1\n", "line 1 of .* names the columns .*: name them source,target or source,t"),
@@ -337,12 +338,17 @@ def test_networkx_reads_the_largest_component_of_every_format(tmp_path, monkeypa
     nx.write_edgelist(nx.karate_club_graph(), "karate.edges")
     assert NetworkX(path="karate.edges").implied_num_workers() == 34
     assert NetworkX(path="karate.edges").worker_names(34) == []
+    nodes = "".join(f"node [ id {number} ]\n" for number in (10, 2, 1))
+    Path("ids.gml").write_text(f"graph [ {nodes} edge [ source 1 target 10 ]\nedge [ source 2 target 10 ] ]")
+    assert NetworkX(path="ids.gml").worker_names(3) == ["1", "2", "10"]
     Path("bad.graphml").write_text("<graphml")
+    Path("comma.edges").write_text("1,2\n2,3\n")
     Path("empty.adjlist").write_text("a\nb\n")
     for given, words in (
         ({"path": "g.csv"}, "is not a file"),
         ({"path": "bad.graphml"}, "cannot be read by networkx.read_graphml"),
         ({"path": "empty.adjlist"}, "has no edges between different nodes"),
+        ({"path": "comma.edges"}, r"have spaces between nodes \(topology=file reads commas\)"),
         ({}, "topology=networkx needs topology.path=FILE"),
     ):
         with pytest.raises(ConfigError, match=words):

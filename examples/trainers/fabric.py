@@ -12,7 +12,7 @@ import decentral
 EPOCHS, BATCH_SIZE, ACCUMULATE = 4, 35, 2
 
 peers = decentral.join("one_peer_exponential")
-# Every process is one worker on its own device. strategy="ddp" or "auto" would average gradients over all processes.
+# Every process is one worker on its own device. strategy="ddp" would average gradients, as "auto" does on GPUs.
 fabric = L.Fabric(accelerator=peers.device.type, strategy=SingleDeviceStrategy(peers.device))
 fabric.seed_everything(0)
 

@@ -44,7 +44,7 @@ loader = DataLoader(train, BATCH_SIZE, sampler=DistributedSampler(train, peers.s
 
 model = Classifier()
 trainer = L.Trainer(
-    # Every process is one worker on its own device. strategy="ddp" or "auto" would average gradients.
+    # Every process is one worker on its own device. strategy="ddp" would average gradients, as "auto" does on GPUs.
     accelerator=peers.device.type,
     strategy=SingleDeviceStrategy(peers.device),
     max_epochs=EPOCHS,

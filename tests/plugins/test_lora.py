@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -72,6 +73,8 @@ def test_models_of_transformers_take_tokens_and_give_logits(start, tmp_path):
     (tmp_path / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 300)
     language = ["task=language", "data=textfile", f"data.path={tmp_path / 'text.txt'}", "partition=iid", "steps=4"]
     language += ["num_workers=2", "topology=complete", "model=transformers:AutoModelForCausalLM.from_config"]
+    with pytest.raises(ConfigError, match=r"of 90: .*; use data\.longest=70 or less"):
+        start(*language, *TINY, "model.n_positions=70", "data.longest=90")
     averaged = load_models(start(*language, *TINY, "model.lora.targets=[c_attn,c_proj]").directory)["averaged"]
     assert averaged["transformer.h.0.mlp.c_proj.lora_A.default.weight"].shape == (8, 128)
     every = load_models(start(*TEXT, f"{CLASSES}.from_config", *TINY, directory="all").directory)
@@ -95,6 +98,21 @@ def test_what_does_not_fit_is_refused_by_name(start, monkeypatch):
     monkeypatch.setattr("decentral.host.machine.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"model.lora needs the package 'peft': pip install 'decentral\[lora\]'"):
         start(*TEXT, f"{CLASSES}.from_config", *TINY, "model.lora={}")
+
+
+def test_other_classes_and_other_tokens_than_those_of_the_weights_are_named(start, folder, tmp_path):
+    model = transformers.GPT2ForSequenceClassification.from_pretrained(folder, num_labels=7, pad_token_id=0)
+    model.save_pretrained(tmp_path / "seven")
+    words = [*TEXT, f"{CLASSES}.from_pretrained", f"model.path={tmp_path / 'seven'}"]
+    with pytest.raises(ConfigError, match=r"shapes than 4 classes need: use model\.ignore_mismatched_sizes=true"):
+        start(*words)
+    words += ["model.ignore_mismatched_sizes=true", "model.lora.rank=2", "model.lora.targets=[c_attn]"]
+    notes = json.loads((start(*words).directory / "status.json").read_text())["notes"]
+    assert "2 layers (c_attn) with rank 2; score in full: 640 of 122,880 parameters are trained" in str(notes)
+    assert "has weights for other tokens" in str(notes) and "tokenizer, data.tokenizer=FILE" in str(notes)
+    (tmp_path / "seven" / "tokenizer.json").touch()
+    with pytest.raises(ConfigError, match=r"of 2,000 tokens, .* has 2,002: .*data\.tokenizer=.*seven/tokenizer\.json"):
+        start(*words, "data.words=2000", directory="more")
 
 
 # -- averages ----------------------------------------------------------------------------------------------------------

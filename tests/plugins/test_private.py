@@ -85,12 +85,15 @@ def test_gradients_are_clipped_and_the_noise_of_pairs_cancels() -> None:
     assert own.gradient(x, draws)[1].norm(dim=1) == pytest.approx(np.full(4, 2.0), rel=1e-4)
 
 
-def test_a_run_records_how_private_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_records_how_private_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     words = "task=quadratics", "num_workers=6", "steps=12", "privacy=gaussian", "privacy.sigma=20", "logger=none"
     for name, more in (("gossip", ("algo=dpsgd", "topology=ring")), ("mean", ("algo=allreduce",))):
         with pytest.raises(SystemExit):
             main([*words, *more, f"run_dir={name}"])
+    assert capsys.readouterr().out.count("Privacy:  gossip/privacy.csv") == 1
     rows = [row for row in read_metrics(tmp_path / "gossip") if row["split"] == "privacy"]
     of = {(row["metric"], row["worker"]): row["value"] for row in rows}
     assert {row["step"] for row in rows} == {12} and len(rows) == 10

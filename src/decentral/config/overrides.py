@@ -144,12 +144,12 @@ _UNITS = {
     "_s": {"us": "1e-6", "ms": "1e-3", "s": "1", "min": "60", "h": "3600"},
     "_ms": {"us": "1e-3", "ms": "1", "s": "1e3"},
     "_gbps": {"kb": "1e-6", "Mb": "1e-3", "Gb": "1", "Tb": "1e3"},
-    "_tokens": {"k": "1e3", "M": "1e6", "B": "1e9"},
+    "_tokens": {"k": "1e3", "K": "1e3", "M": "1e6", "B": "1e9"},
 }
 """End of a setting's name, which is its unit -> the units in which its values may be given, each in that of the name;
 of bandwidths without their last letters, which are it, it/s or ps."""
 _WITH_UNIT = re.compile(
-    r"(?<![\w.])(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(us|ms|s|min|h|[kMGT]b(?=it|ps)|[kMB])(?:it/s|it|ps)?(?![\w/])"
+    r"(?<![\w.])(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(us|ms|s|min|h|[kMGT]b(?=it|ps)|[kKMB])(?:it/s|it|ps)?(?![\w/])"
 )
 
 
@@ -413,7 +413,11 @@ def _unknown(group: str, name: str, cls: type, known: list[str], values: Any, ch
         other = f"choose another {group}= (decentral-run --help {group})"
         return f"{owner} has no settings: leave {group}.{name} out, or {other}."
     more = further(cls.plain_target) if issubclass(cls, Plain) else ""
-    if more and not get_close_matches(name, known, n=1, cutoff=0.8):
+    others = components(GROUPS[group]).items() if group in GROUPS else ()
+    having = [f"{group}={choice}" for choice, each in others if name in (f.name for f in dataclasses.fields(each))]
+    if 0 < len(having) < 3 and not get_close_matches(name, known, n=1):
+        close = f": use {' or '.join(having)}, or leave {group}.{name} out."
+    elif more and not get_close_matches(name, known, n=1, cutoff=0.8):
         close = f": write arguments of **{more} as {group}.{more}={{{name}:...}}."
     elif f"{group}.{name}" not in places().get(name, [f"{group}.{name}"]) and not get_close_matches(name, known, n=1):
         close = f".{meant(name)}"

@@ -89,6 +89,8 @@ class ImageData(LabelledData):
 
 PADDING = 0
 """The token that pads sequences to the longest of their batch."""
+IGNORED = -1
+"""The target after padding, which does not count in the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,12 +100,14 @@ class TokenData(DataDescription):
     vocabulary    number of tokens, with `PADDING`
     longest       maximum number of tokens in a sequence
     usual         approximate number of tokens in a sequence; infinity if unknown
+    tokenizer     whether the tokens are those of a given tokenizer, not of one that is trained on the texts
     """
 
     kind: ClassVar[str] = "sequences of tokens"
     vocabulary: int
     longest: int
     usual: float = math.inf
+    tokenizer: bool = field(default=False, repr=False, compare=False)
 
     def batch_shape(self, size: int) -> tuple[int, ...]:
         """Return the shape of a batch of the longest sequences: [size, longest]."""
@@ -128,12 +132,10 @@ class NextTokens(TokenData):
     """Pieces of running text in tokens, each from one of several sources; the target of a token is the next one.
 
     num_sources   number of sources
-    padded        whether pieces are padded with `PADDING`, which is never a target; otherwise all have `longest` tokens
     """
 
     kind: ClassVar[str] = "running text"
     num_sources: int = 1
-    padded: bool = True
 
     @property
     def num_labels(self) -> int:

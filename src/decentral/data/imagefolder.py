@@ -137,13 +137,12 @@ def find_tree(
     With `test_share`, or `test_path` (a folder with the test images by class), there is only train/, or the class
     folders are directly in `path`. Raises ConfigError if there is no such tree.
     """
+    place = "".join(f"<{level}>/" for level in levels)
     if path is None:
-        raise ConfigError("data.path is not set: give the folder that holds train/<class>/ and test/<class>/.")
+        raise ConfigError(f"data.path is not set: give the folder that holds train/{place} and test/{place}.")
     root = at_home(path)
     if not os.path.isdir(root):
-        raise ConfigError(
-            f"data.path={path} is not a folder: give the one that holds train/<class>/ and test/<class>/."
-        )
+        raise ConfigError(f"data.path={path} is not a folder: give the one that holds train/{place} and test/{place}.")
     train = root / "train"
     test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
     if test_path is not None:
@@ -151,9 +150,7 @@ def find_tree(
             raise ConfigError(f"data.test_share={test_share:g} and data.test={test_path} exclude each other: use one.")
         test = at_home(test_path)
         if not test.is_dir():
-            raise ConfigError(
-                f"data.test={test_path} is not a folder: give the one that holds <class>/ of test images."
-            )
+            raise ConfigError(f"data.test={test_path} is not a folder: give the one that holds {place} of test images.")
         train = train if train.is_dir() else root
     elif test_share is not None:
         if test is not None:
@@ -164,20 +161,19 @@ def find_tree(
         alone = test is None and (len(missing) == 1 or _folders(root))
         hint = f"; or give another folder of test images with data.test=; or {NO_TEST}" if alone else ""
         raise ConfigError(
-            f"data.path={path} has no folder {' and no '.join(missing)}: give one with train/<class>/ and "
-            f"test/<class>/ (or val/){hint}."
+            f"data.path={path} has no folder {' and no '.join(missing)}: give one with train/{place} and "
+            f"test/{place} (or val/){hint}."
         )
     folders = {split: _folders_by_class(split, levels) for split in (train, test)}
     classes, test_classes = list(folders[train]), folders[test]
     if not classes:
-        place = "/".join(f"<{level}>" for level in levels)
-        raise ConfigError(f"data.path: there are no class folders in {train}: images belong in {train}/{place}/.")
+        raise ConfigError(f"data.path: there are no class folders in {train}: images belong in {train}/{place}.")
     if different := sorted(set(classes) ^ set(test_classes)):
         where = train if different[0] in classes else test
         raise ConfigError(
             f"data.path={path}: the class folders of {train.name}/ and {test.name}/ differ, for example "
             f"'{different[0]}' is only in {where.name}/ ({len(different)} differences in all): use the same folders "
-            "in both."
+            "in both, or name the levels, as in data.folders=[writer,class]."
         )
     return Tree(train, test, folders, classes)
 

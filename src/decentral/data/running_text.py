@@ -67,6 +67,7 @@ class RunningText(DataSet):
     def inspect(self) -> NextTokens:
         """Return the counts. The first time the text is read and tokenized, which takes a second for some MB."""
         facts = json.loads((self.prepare() / "facts.json").read_text(encoding="utf-8"))
+        facts["tokenizer"] = self.tokenizer is not None or self.tokens is RunningTokens.gpt2
         return NextTokens(longest=self.longest, usual=float(self.longest), **facts)
 
     def prepare(self) -> Path:
@@ -75,7 +76,7 @@ class RunningText(DataSet):
             check_library("data.tokens=bpe")
         tokenizer = tokenizer_file(self.tokenizer)
         files = [*self.files(), *([tokenizer] if tokenizer else [])]
-        words = f"running-3 {self!r} {self.files_digest()} {[file_digest(file) for file in files]}"
+        words = f"running-4 {self!r} {self.files_digest()} {[file_digest(file) for file in files]}"
         return cached(f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}", self._build)
 
     def load(self, device: torch.device | str, seed: int) -> Windows:
@@ -145,7 +146,7 @@ class TextFile(RunningText):
     path         a file or a folder, in UTF-8
     sections     number of sources into which a single file is split
     tokens       characters, or bpe, both of the training parts; or gpt2, which is downloaded
-    tokenizer    a tokenizer.json of the library tokenizers instead; numbers are raised by 1 if token 0 is not [PAD]
+    tokenizer    a tokenizer.json of the library tokenizers instead, such as that of a pretrained model
     vocabulary   maximum number of tokens of characters and bpe, with padding and unknown
     longest      tokens in a window
     test_share   share at the end of each source that is test data
@@ -235,7 +236,7 @@ class Shakespeare(RunningText):
     least_lines  minimum number of lines of a speaker
     speakers     number of speakers (null: all)
     tokens       characters, or bpe, both of the training parts; or gpt2, which is downloaded
-    tokenizer    a tokenizer.json of the library tokenizers instead; numbers are raised by 1 if token 0 is not [PAD]
+    tokenizer    a tokenizer.json of the library tokenizers instead, such as that of a pretrained model
     vocabulary   maximum number of tokens of characters and bpe, with padding and unknown
     longest      tokens in a window
     test_share   share at the end of each speaker's text that is test data

@@ -82,6 +82,7 @@ class TextFiles(DivisibleData):
         facts = json.loads((folder := self.prepare()).joinpath("facts.json").read_text(encoding="utf-8"))
         if self.test_share is not None:
             facts |= counts(self.test_share, np.bincount(np.load(folder / "train_labels.npy")).tolist(), 0)
+        facts["tokenizer"] = self.tokenizer is not None
         return LabelledTokens(longest=self.longest, usual=min(self.usual_length, self.longest), **facts)
 
     def prepare(self) -> Path:
@@ -143,6 +144,10 @@ def save_ragged(folder: Path, name: str, sequences: Sequence[Sequence[int]]) -> 
 
 
 _KINDS, _SPLITS = (".csv", ".jsonl"), ("train", "test")
+_GIVE = (
+    "give the folder that holds train.csv and test.csv (or .jsonl); data=datasets:load_dataset data.path=FOLDER "
+    "data.text=[text] reads files of other names or kinds, such as Parquet"
+)
 
 
 @dataclass
@@ -178,7 +183,7 @@ class TextFolder(TextFiles):
     def files(self) -> list[Path]:
         """Return the first existing file of each split, CSV before JSONL."""
         if self.path is None:
-            raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv (or .jsonl).")
+            raise ConfigError(f"data.path is not set: {_GIVE}.")
         folder = at_home(self.path)
         files: list[Path] = []
         for split in _SPLITS:
@@ -190,10 +195,7 @@ class TextFolder(TextFiles):
                     )
             elif file is None:
                 hint = f"; or {NO_TEST}" if files else ""
-                raise ConfigError(
-                    f"data.path={self.path} has no {split}.csv and no {split}.jsonl: give the folder that holds "
-                    f"train.csv and test.csv (or .jsonl){hint}."
-                )
+                raise ConfigError(f"data.path={self.path} has no {split}.csv and no {split}.jsonl: {_GIVE}{hint}.")
             else:
                 files.append(file)
         return files

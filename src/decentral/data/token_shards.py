@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
     from decentral.data.loading.token_windows import TokenWindows
 
-_MAGIC, _HEADER = 20240520, 256
+_HEADER, _KINDS = 256, {(20240520, 1): "<u2", (20240801, 7): "<u4"}
+"""Number of int32 in a header; magic number and version -> type of the tokens, of llm.c for GPT-2 and for Llama 3."""
 _SEARCHED = 1 << 16
 """Number of tokens that are searched at once for the start of a document."""
+_FEW = 100
 
 
 @dataclass
@@ -30,10 +32,10 @@ class TokenShards(DataSet):
     """Token shards, such as FineWeb-Edu and OpenWebText tokenized for GPT-2: one stream of documents, cut into windows.
 
     `path` has files of three kinds, which are mapped into memory and may be mixed: .bin with the header of llm.c and
-    modded-nanogpt (256 int32: 20240520, 1, number of tokens) and uint16 tokens; .bin of nanoGPT, uint16 without a
-    header; .npy, a vector of whole numbers. Files with "val" in their names are for testing, the others for training;
-    without "val", the last tenth of the stream is for testing. The files of a part are one stream, in natural order
-    of their names (2 before 10), so that documents may continue in the next file.
+    modded-nanogpt (256 int32: 20240520, 1, number of tokens) and uint16 tokens, or (20240801, 7) uint32; .bin of
+    nanoGPT, uint16 without a header; .npy, a vector of whole numbers. Files with "val" in their names are for testing,
+    the others for training; without "val", the last tenth of the stream is for testing. The files of a part are one
+    stream, in natural order of their names (2 before 10), so that documents may continue in the next file.
 
     A document begins with the token `end_of_text`. The training stream is cut before documents into sources of about
     equal length, the groups of partition=natural: workers get disjoint documents. A source is cut into windows of
@@ -41,18 +43,19 @@ class TokenShards(DataSet):
     tokens = the training stream, S = sections and L = longest, window number w is tokens[start[w] : start[w] + L + 1]
     and belongs to source[w]:
 
-        documents = np.flatnonzero(tokens == end_of_text)
+        documents = np.flatnonzero((tokens == end_of_text) | (end_of_text not in tokens))
         after = np.searchsorted(documents, np.arange(1, S) * len(tokens) // S)
         bounds = np.unique([0, *documents[after[after < len(documents)]], len(tokens)])
         number = (np.diff(bounds) - 1) // L
         source = np.unique(np.repeat(np.arange(len(number)), number), return_inverse=True)[1]
         start = np.concatenate([a + L * np.arange(m) for a, m in zip(bounds, number)])
 
-    So a source begins with the first document at or after its share of the stream. The test part is one source:
+    So a source begins with the first document at or after its share of the stream, or there if no token is
+    `end_of_text`, as in nanoGPT's characters. The test part is one source:
     tokens[: test_tokens] of the files with "val"; otherwise of tokens[cut:], and tokens[:cut] is the training stream:
 
         ninth = 9 * len(tokens) // 10
-        cut = ninth + np.flatnonzero(tokens[ninth:] == end_of_text)[0]
+        cut = ninth + np.flatnonzero((tokens[ninth:] == end_of_text) | (end_of_text not in tokens))[0]
 
     Which sources a worker gets is the rule of partition=natural: without its settings, nothing is drawn from the seed.
 
@@ -95,14 +98,25 @@ class TokenShards(DataSet):
         stream = Stream(train)
         if test:
             return stream, Stream(test, stop=self.test_tokens)
-        cut = stream.next_document(9 * len(stream) // 10, self.end_of_text)
+        cut = self._document(stream, 9 * len(stream) // 10)
         return Stream(train, stop=cut), Stream(train, cut, cut + self.test_tokens)
 
     def bounds(self, train: Stream) -> list[int]:
         """Return the positions at which sources begin, and the end of the last one."""
         total = len(train)
-        starts = {train.next_document(s * total // self.sections, self.end_of_text) for s in range(1, self.sections)}
-        return sorted({0, total} | starts)
+        return sorted({0, total} | {self._document(train, s * total // self.sections) for s in range(1, self.sections)})
+
+    def notes(self) -> tuple[str, ...]:
+        """See `DataSet`."""
+        train = self.parts()[0]
+        note = f"data.end_of_text={self.end_of_text} does not occur in data.path={self.path}: sources begin anywhere"
+        return () if train.next_document(0, self.end_of_text) < len(train) else (note,)
+
+    def _document(self, stream: Stream, position: int) -> int:
+        """Return the start of the first document at or after this position, which it is if there are no documents."""
+        if stream.next_document(0, self.end_of_text) == len(stream):
+            return position
+        return stream.next_document(position, self.end_of_text)
 
     def windows(self, bounds: Sequence[int]) -> np.ndarray:
         """Return the number of windows of each source between these bounds."""
@@ -125,8 +139,8 @@ class TokenShards(DataSet):
             vocabulary=self.vocabulary,
             longest=self.longest,
             usual=float(self.longest),
+            tokenizer=True,
             num_sources=int((self.windows(bounds) > 0).sum()),
-            padded=False,
         )
 
     def load(self, device: torch.device | str, seed: int) -> TokenWindows:
@@ -177,10 +191,16 @@ def shard(file: Path) -> np.ndarray:
                 raise ValueError(f"it has {tokens.dtype} of shape {list(tokens.shape)}, not a vector of whole numbers")
             return tokens
         head = np.fromfile(file, "<i4", _HEADER)
-        has_header = len(head) == _HEADER and head[0] == _MAGIC
-        tokens = np.memmap(file, "<u2", "r", 4 * _HEADER * has_header)
-        if has_header and (head[1] != 1 or head[2] != len(tokens)):
-            raise ValueError(f"its header has version {head[1]} and {head[2]:,} tokens, but there are {len(tokens):,}")
+        has_header = len(head) == _HEADER and not head[3:].any()
+        if has_header and tuple(head[:2]) not in _KINDS:
+            known = " or ".join(f"{magic} and {version}" for magic, version in _KINDS)
+            raise ValueError(f"its header has the magic number and version {head[0]} and {head[1]}, not {known}")
+        tokens = np.memmap(file, _KINDS[tuple(head[:2])] if has_header else "<u2", "r", 4 * _HEADER * has_header)
+        if has_header and head[2] != len(tokens):
+            raise ValueError(f"its header has {head[2]:,} tokens, but there are {len(tokens):,}")
+        low, high = tokens[:_SEARCHED:2], tokens[1:_SEARCHED:2]
+        if not has_header and len(high) > _FEW and high.max() < 4 <= low.max():  # of tokens up to 2^18
+            raise ValueError("it looks like uint32 without a header")
         return tokens
     except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"data.path: {file} is not a token shard ({error}): give .bin (uint16) or .npy.") from None

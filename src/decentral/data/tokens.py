@@ -27,6 +27,7 @@ FILE = "tokens.json"
 INSTALL = "pip install 'decentral[text]'"
 
 _WORD = re.compile(r"\w+|[^\w\s]")
+_PAD, _UNK = (re.compile(rf"^[<\[]{name}[>\]]$", re.I) for name in ("pad", "unk"))
 
 
 class TextTokens(Enum):
@@ -45,7 +46,7 @@ class RunningTokens(Enum):
 
     characters   all characters of the training text
     bpe          subwords with their leading white space, by byte-pair encoding (Sennrich et al., ACL 2016)
-    gpt2         GPT-2's 50,257 tokens, after padding; downloaded from the Hugging Face hub at the first use
+    gpt2         GPT-2's 50,257 tokens; downloaded from the Hugging Face hub at the first use
     """
 
     characters = "characters"
@@ -85,11 +86,10 @@ class Symbols:
 
 
 class BytePairs:
-    """A tokenizer of the library `tokenizers`, with the methods of `Symbols`. `shift` is added to its numbers, so that
-    0 is padding."""
+    """A tokenizer of the library `tokenizers`, with the methods of `Symbols`."""
 
-    def __init__(self, tokenizer: Any, shift: int = 0) -> None:
-        self.tokenizer, self.shift = tokenizer, shift
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
 
     @classmethod
     def trained(cls, texts: Iterable[str], vocabulary: int, running: bool) -> BytePairs:
@@ -110,8 +110,8 @@ class BytePairs:
     def load(cls, path: Path | None, running: bool = False) -> BytePairs:
         """Load a file of the library; None: download GPT-2's.
 
-        Numbers are shifted by 1 for running text if token 0 is not padding. Raises ConfigError for a file that is not a
-        tokenizer, for a failed download, and for texts with labels if token 0 is not padding.
+        Raises ConfigError for a file that is not a tokenizer, for a failed download, and for texts with labels if token
+        0 is not padding.
         """
         check_library(f"data.tokenizer={path}" if path else "data.tokens=gpt2")
         from tokenizers import Tokenizer
@@ -127,14 +127,13 @@ class BytePairs:
                 "data.tokenizer=FILE."
             ) from None
         used = tokenizer.id_to_token(PADDING)
-        pads = used is None or bool(re.fullmatch(r"[<\[]pad[>\]]", used, re.I))
-        if not pads and not running:
+        if not running and used is not None and not _PAD.fullmatch(used):
             raise ConfigError(
                 f"data.tokenizer={path} has '{used}' as token 0, which is padding here: give one with [PAD] there."
             )
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        return cls(tokenizer, shift=int(not pads))
+        return cls(tokenizer)
 
     @property
     def vocabulary(self) -> int:
@@ -143,15 +142,13 @@ class BytePairs:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of each text."""
-        each = [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
-        return [[number + self.shift for number in ids] for ids in each] if self.shift else each
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
 
     def lengths(self) -> list[int]:
-        """Return the number of characters of each token (bytes, if it is of bytes); an unknown token counts as one."""
-        known = self.tokenizer.get_vocab()
-        lengths = {number + self.shift: len(token) for token, number in known.items()} | {PADDING: 0}
-        lengths |= {} if self.shift else {UNKNOWN: 1}
-        return [lengths.get(number, 0) for number in range(max(lengths) + 1)]
+        """Return the number of characters of each token (bytes, if it is of bytes); padding counts as none, and an
+        unknown token as one."""
+        known = {number: token for token, number in self.tokenizer.get_vocab().items()}
+        return [len(_UNK.sub("?", _PAD.sub("", known.get(number, "")))) for number in range(max(known) + 1)]
 
     def save(self, path: Path) -> None:
         """Write it to a file."""

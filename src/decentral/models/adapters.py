@@ -23,8 +23,8 @@ class Adapter(Settings, ABC, where="model"):
     name: str
 
     @abstractmethod
-    def adapt(self, module: nn.Module, has_classes: bool) -> nn.Module:
-        """Return the module with the addition: frozen parameters have requires_grad=False.
+    def adapt(self, module: nn.Module, has_classes: bool) -> tuple[nn.Module, str]:
+        """Return the module with the addition, and a note on it: frozen parameters have requires_grad=False.
 
         `has_classes` is true if it classifies examples. Raises ConfigError if it does not fit the module.
         """

@@ -43,10 +43,18 @@ class PlainModel(Plain, Model):
 
         Its numbers keep their precision. It is in train mode, except for parts that were not.
         """
+        vars(self)["notes"] = ()
         module = self.made(data)
         for adapter in self._adapters():
-            module = adapter.adapt(module, not isinstance(data, NextTokens))
+            module, told = adapter.adapt(module, not isinstance(data, NextTokens))
+            sizes = [(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+            trained, total = sum(size for size, is_trained in sizes if is_trained), sum(size for size, _ in sizes)
+            self.add_note(f"{told}: {trained:,} of {total:,} parameters are trained")
         return self.tried(module, data)
+
+    def add_note(self, note: str) -> None:
+        """Add a note for readers of the metrics."""
+        vars(self)["notes"] = (*self.notes, note)
 
     def made(self, data: Examples) -> Any:
         """Create an object of the class."""
@@ -96,9 +104,29 @@ class LibraryModel(PlainModel):
         classes = {"num_labels": data.num_classes} if hasattr(data, "num_classes") else {}
         settings: dict[str, Any] = classes | self.settings()
         with blame.named(f"model={self.name} cannot be built"):
-            if hasattr(self, "path"):
-                return self.target()(str(at_home(self.path)), **settings)
-            return self.target()(config_of(data, **settings))
+            if not hasattr(self, "path"):
+                return self.target()(config_of(data, **settings))
+            try:
+                module = self.target()(str(at_home(self.path)), **settings)
+            except RuntimeError as error:
+                if "ignore_mismatched_sizes" not in str(error):
+                    raise
+                needs = f"{classes['num_labels']} classes need" if classes else "these settings need"
+                raise ConfigError(
+                    f"model.path={self.path} has weights of other shapes than {needs}: use "
+                    "model.ignore_mismatched_sizes=true, which begins with new weights for these layers."
+                ) from None
+        if isinstance(data, TokenData):
+            own = at_home(self.path) / "tokenizer.json"
+            how = f"use the model's own tokenizer, data.tokenizer={own if own.is_file() else 'FILE'}"
+            if (known := len(module.get_input_embeddings().weight)) < data.vocabulary:
+                raise ConfigError(
+                    f"model.path={self.path} has embeddings of {known:,} tokens, but this data= has "
+                    f"{data.vocabulary:,}: {how}."
+                )
+            if not data.tokenizer:
+                self.add_note(f"model={self.name} has weights for other tokens than those of this data=: {how}")
+        return module
 
 
 def config_of(data: Examples, model_type: str = "", **settings: Any) -> Any:

@@ -283,7 +283,11 @@ class Natural(Partition):
         """Raise ConfigError if this number of groups is too small."""
         each = self.groups_per_worker or 1
         if number < num_workers * each:
-            what = "sources of this data=" if self.column is None else f"groups of partition.column={self.column}"
+            what = (
+                "sources or classes of this data="
+                if self.column is None
+                else f"groups of partition.column={self.column}"
+            )
             many = f" times partition.groups_per_worker={each}" if each > 1 else ""
             large = (
                 f" with partition.min_examples={self.min_examples} or more examples" if self.min_examples > 1 else ""

@@ -26,6 +26,10 @@ from decentral.training.loggers.stored import FILE as LOGGED
 
 _MISSING = "-"
 _RATIOS_TOLD = 5
+_TABLES = (
+    ("privacy.csv", "Privacy: ", "epsilon of each pair of workers"),
+    ("local_tests.csv", "Tests:   ", "each worker's test set; its own metrics are in metrics.jsonl beside it"),
+)
 _FIRST_STEPS = (
     ("decentral-run", "algo=dpsgd", "topology=ring", "another method and topology on the same data"),
     ("decentral-run", "-m", "algo=relaysgd,dpsgd", "seed=0,1", "a sweep; it ends with a table"),
@@ -248,6 +252,7 @@ def _places(run_dir: Path, facts: dict[str, Any], drawn: bool) -> list[str]:
     ):
         if (drawn and has_data) or (run_dir / f"{name}.png").exists():
             lines.append(f"{words}{run_dir / f'{name}.png'}{more}")
+    lines += [f"{words} {run_dir / name}  ({what})" for name, words, what in _TABLES if (run_dir / name).exists()]
     places = (read_json(run_dir / LOGGED) or {}).get("places", {})
     lines += [f"Logged:   {place or f'logger={name}'}" for name, place in places.items()]
     if (run_dir / "models.safetensors").exists():

@@ -112,8 +112,8 @@ def resume(
         if step < newest:
             lacking = next(rank for rank, (steps, _) in enumerate(seen) if newest not in steps)
             raise ConfigError(
-                f"rank {lacking} lacks its file of step {newest} in {path}, which all ranks had: every rank needs "
-                "the files that it wrote; start over in another folder."
+                f"rank {lacking} lacks its file {Path(path, str(newest), f'rank{lacking}of{world.size}.pt')}, which "
+                "all ranks had: restore it, or start over in another folder."
             )
         _keep_only(step, root, name)
         if step >= 0:

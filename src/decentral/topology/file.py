@@ -97,6 +97,11 @@ def read_csv(path: Path) -> EdgeList:
         except (UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"topology.path={path} cannot be read as CSV: {error}.") from error
     names = list(_COLUMNS[: len(rows[0][1])]) if rows else []
+    if len(names) == 1:
+        raise ConfigError(
+            f"{rows[0][0]} of topology.path={path} has no comma: every line must be source,target or "
+            "source,target,weight; topology=networkx reads edge lists separated by spaces (.edgelist, .edges, .txt)."
+        )
     if rows and not any(_is_number(cell) for cell in rows[0][1]):
         where, head = rows.pop(0)
         names = [cell.lstrip("# ").lower() for cell in head]
@@ -393,8 +398,10 @@ def _component_in(path: Path, _digest: str) -> tuple[list[Any], int, np.ndarray]
             f"topology.path={path} has the extension '{suffix}': use {', '.join(READERS)}; or topology=file, which "
             "reads .csv and .npz."
         )
-    settings = {"data": False} if READERS[suffix] == "read_edgelist" else {}
+    settings: dict[str, Any] = {"data": False} if READERS[suffix] == "read_edgelist" else {}
     try:
+        if suffix == ".gml" and not nx.get_node_attributes(nx.read_gml(path, label="id"), "label"):
+            settings = {"label": "id"}
         graph = getattr(nx, READERS[suffix])(path, **settings)
     except Exception as error:  # the readers raise various errors for an invalid file
         raise ConfigError(f"topology.path={path} cannot be read by networkx.{READERS[suffix]}: {error}.") from error
@@ -410,7 +417,10 @@ def largest_component(graph: Any, source: str) -> tuple[list[Any], int, np.ndarr
     largest: set[Any] = max(nx.connected_components(undirected), key=len, default=set())
     nodes = natural_order(largest)
     if len(nodes) < 2:
-        raise ConfigError(f"{source} has no edges between different nodes: give a graph with some.")
+        raise ConfigError(
+            f"{source} has no edges between different nodes: give a graph with some; lines of an edge list have spaces "
+            "between nodes (topology=file reads commas)."
+        )
     number = {node: worker for worker, node in enumerate(nodes)}
     edges = [(number[a], number[b]) for a, b in undirected.subgraph(nodes).edges if a != b]
     return nodes, len(undirected), np.array(sorted(edges), dtype=np.int64)

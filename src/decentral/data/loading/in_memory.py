@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decentral.data.dataset import PADDING, ImageData, Loaded, NextTokens
+from decentral.data.dataset import IGNORED, PADDING, ImageData, Loaded, NextTokens
 from decentral.randomness import torch_generator, uniform
 
 if TYPE_CHECKING:
@@ -185,10 +185,10 @@ Part = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Padded:
-    """Sequences of tokens as rows [N, longest] on the device, padded at the end."""
+    """Sequences of tokens as rows [N, longest] on the device, padded at the end with `padding`."""
 
-    def __init__(self, tokens: np.ndarray, lengths: np.ndarray, device: torch.device) -> None:
-        rows = np.full((len(lengths), int(lengths.max(initial=1))), PADDING, dtype=np.int32)
+    def __init__(self, tokens: np.ndarray, lengths: np.ndarray, device: torch.device, padding: int = PADDING) -> None:
+        rows = np.full((len(lengths), int(lengths.max(initial=1))), padding, dtype=np.int32)
         rows[np.arange(rows.shape[1]) < lengths[:, None]] = tokens
         self.lengths = torch.from_numpy(np.array(lengths, dtype=np.int64))  # on the CPU: nothing waits for the device
         self.rows = torch.from_numpy(rows).to(device)
@@ -235,7 +235,8 @@ class TextsInMemory(Loaded):
 
 
 class Windows(Loaded):
-    """Windows of running text: inputs are all tokens but the last, targets all but the first, padded at the end.
+    """Windows of running text: inputs are all tokens but the last, targets all but the first, padded at the end with
+    token 0 and with the target `IGNORED`.
 
     `train_labels` has the source of each window.
     """
@@ -247,9 +248,9 @@ class Windows(Loaded):
             for split in ("train", "test")
         )
         self.train_labels, self.num_test = np.load(folder / "train_labels.npy"), info.num_test
-        self._train, self._test = (Padded(*each, self.device) for each in (train, test))
-        self.characters = torch.from_numpy(np.load(folder / "characters.npy")).to(self.device)
-        """Number of characters of each token: [vocabulary]."""
+        self._train, self._test = (Padded(*each, self.device, IGNORED) for each in (train, test))
+        self.characters = torch.from_numpy(np.append(np.load(folder / "characters.npy"), 0)).to(self.device)
+        """Number of characters of each token, and 0 for `IGNORED`, which is the last index: [vocabulary + 1]."""
         counts = np.bincount(train[0], minlength=info.vocabulary) + 1.0
         targets = np.delete(test[0], np.cumsum(test[1]) - test[1])
         self.unigram = float(math.log(counts.sum()) - np.log(counts[targets]).mean())
@@ -258,9 +259,9 @@ class Windows(Loaded):
     def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `Loaded`; inputs and targets [k, B, L]."""
         windows = self._train(rows.reshape(-1)).view(*rows.shape, -1)
-        return windows[..., :-1].clone(), windows[..., 1:]  # a model may write into what it gets
+        return windows[..., :-1].clamp(min=0), windows[..., 1:]  # a model may write into what it gets
 
     def tested(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """See `Loaded`; [b, L]."""
         windows = self._test(numbers)
-        return windows[:, :-1].clone(), windows[:, 1:]
+        return windows[:, :-1].clamp(min=0), windows[:, 1:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ def _take_logits(module: Any, data: Examples) -> None:
     """Let a model of the library transformers take tokens, and return its logits."""
     if isinstance(data, TokenData):
         masked = isinstance(data, LabelledTokens)  # otherwise padding is behind all that count
-        module.config.pad_token_id, module.config.use_cache = PADDING, False
+        module.config.pad_token_id, module.config.use_cache = PADDING if masked else None, False
         module.register_forward_pre_hook(_masked_inputs if masked else _inputs, with_kwargs=True)
     module.register_forward_hook(_logits)
 
@@ -81,6 +82,8 @@ def _try(model: PlainModel, module: nn.Module, data: Examples, original: nn.Modu
             where = blame.place(error)
             place = f" ({where})" if where else ""
             hint = "; images need a channel, as in x.unsqueeze(1)" if inputs.dim() == 3 and not is_text else ""
+            most = getattr(getattr(module, "config", None), "max_position_embeddings", math.inf)
+            hint = f"; use data.longest={most} or less" if is_text and most < inputs.shape[1] else hint
             raise ConfigError(
                 f"model={model.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}{hint}."
             ) from error
@@ -96,10 +99,8 @@ def _try(model: PlainModel, module: nn.Module, data: Examples, original: nn.Modu
                 f"model={model.name} must return {expected} for two examples, one number for each of the {classes} "
                 f"{what}, but it returns {found}: {way}."
             )
-        if found[-1] > classes:
-            vars(model)["notes"] = (
-                f"model={model.name} has {found[-1]} outputs, but the labels are 0 to {classes - 1}",
-            )
+        if found[-1] > classes and not isinstance(data, NextTokens):
+            model.add_note(f"model={model.name} has {found[-1]} outputs, but the labels are 0 to {classes - 1}")
         with torch.enable_grad():
             leaves = _leaves(module(inputs.clone()))
     if leaves & set(original.parameters()):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decentral.data.dataset import PADDING
+from decentral.data.dataset import IGNORED
 from decentral.store.metrics import Metric
 from decentral.tasks.problems.losses import losses
 from decentral.tasks.problems.supervised import Supervised
@@ -49,19 +49,14 @@ class Classification(Supervised):
 def next_token_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
     """Return -log p of targets [B, L] for outputs [B, L, vocabulary]: mean, sum, or one for each [B L]. Padding has the
     loss 0, and does not count in the mean."""
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction=reduction)
-
-
-def unpadded_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-    """Return the same for texts without padding, in which all targets count."""
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction=reduction)
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 class NextTokenPrediction(Supervised):
     """Cross-entropy of every token of a batch except padding, each with the same weight."""
 
     loss = staticmethod(next_token_loss)
-    ignored: int | None = PADDING
+    ignored: int | None = IGNORED
     dealt: ClassVar[str] = "source"
     num_statistics = 3
     usual_metrics: tuple[Metric, ...] = (
@@ -72,8 +67,6 @@ class NextTokenPrediction(Supervised):
     data: Windows | TokenWindows
 
     def __init__(self, task: SupervisedTask, config: TaskConfig, workers: range, device: torch.device) -> None:
-        if not config.data.inspect().padded:
-            self.loss, self.ignored = unpadded_loss, None
         super().__init__(task, config, workers, device)
         if self.data.unigram is None:
             self.usual_metrics = self.usual_metrics[::2]
@@ -86,7 +79,7 @@ class NextTokenPrediction(Supervised):
     def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
         """Add the sum of -log p, the number of tokens, and the number of their characters: [3]."""
         total[0] += self.loss(outputs, targets, reduction="sum")
-        total[1] += targets.numel() if self.ignored is None else (targets != self.ignored).sum()
+        total[1] += (targets != IGNORED).sum()
         if self.data.characters is not None:
             total[2] += self.data.characters[targets].sum()
 

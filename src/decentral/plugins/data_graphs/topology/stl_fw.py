@@ -31,7 +31,8 @@ class STLFW(SeesClasses, MatrixTopology):
     lexicographically smallest is taken: row 0's column first. The last W with at most `budget` neighbors is used, of
     100 steps. W is doubly stochastic but not symmetric, and the graph directed: for dpsgd, gradient_tracking and sgp.
 
-    budget  largest number of neighbors in each direction; null: the number of classes
+    budget  largest number of neighbors in each direction; null: the number of classes, so a worker may send that many
+            messages in a step, against two on a ring: budget=2 compares them at equal bytes
     lam     weight of the distance from exact averaging, sigma^2 / (C B) in the paper: gradient variance over
             heterogeneity
     """

@@ -59,7 +59,7 @@ class Lora(Adapter, where="model.lora"):
     dropout: float = setting(0.0, at_least=0, below=1)
     average: str = setting("factors", choices=("factors", "product"))
 
-    def adapt(self, module: nn.Module, has_classes: bool) -> nn.Module:
+    def adapt(self, module: nn.Module, has_classes: bool) -> tuple[nn.Module, str]:
         """See `Adapter`."""
         require("peft", "model.lora", "pip install 'decentral[lora]'")
         from peft import LoraConfig, inject_adapter_in_model
@@ -75,10 +75,17 @@ class Lora(Adapter, where="model.lora"):
                 raise ConfigError(
                     f"model.lora.targets={self.targets}: {blame.sentence(error)}: use layers of {ends}."
                 ) from error
+        layers, heads = list[str](), list[str]()
         for name, part in adapted.named_modules():
-            if has_classes and name.rpartition(".")[2] in _HEADS:
+            end = name.rpartition(".")[2]
+            if has_classes and end in _HEADS:
                 part.requires_grad_(True)
-        return adapted
+                heads.append(end)
+            elif hasattr(part, "lora_A"):
+                layers.append(end)
+        kinds, apart = ", ".join(sorted({*layers})), f"; {', '.join(heads)} in full" if heads else ""
+        number = f"{len(layers)} layer{'s' * (len(layers) != 1)}"
+        return adapted, f"model.lora adapts {number} ({kinds}) with rank {self.rank}{apart}"
 
     def averaged(self, mean: Tensor, layout: RowLayout, rows: Callable[[slice], Tensor]) -> Tensor:
         """See `Adapter`."""
