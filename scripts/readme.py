@@ -1,8 +1,7 @@
 """Fill in the numbers of the README and of docs/: `python scripts/readme.py` (a few minutes; resumable).
 
-results/readme/ keeps the runs' configurations, final metrics and provenance, and the curves of the first seed. The
-studies' times come from their study.json, the table on CIFAR-10 from its study.
-`python scripts/readme.py times`, `laptop`, `score`, `scoreboard` and `churn` fill in those only, and run nothing.
+results/readme/ keeps the runs' configurations, final metrics and provenance, and the curves of the first seed.
+`python scripts/readme.py laptop`, `score`, `table1` and `churn` fill in those only, and run nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
-
-from decentral.terminal.console import duration
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "results" / "readme"
@@ -35,8 +31,7 @@ PLACES = {
     "score": "README.md",
     "laptop": "README.md",
     "results": "docs/index.md",
-    "scoreboard": "docs/papers.md",
-    "times": "docs/papers.md",
+    "table1": "docs/papers.md",
     "churn": "docs/churn.md",
 }
 """Mark -> the page that has it."""
@@ -44,7 +39,7 @@ PLACES = {
 
 def main() -> None:
     """Run, keep, fill in."""
-    stored = {"times": times, "laptop": laptop, "score": score, "scoreboard": scoreboard, "churn": churn}
+    stored = {"laptop": laptop, "score": score, "table1": table1, "churn": churn}
     if len(sys.argv) == 2 and sys.argv[1] in stored:
         fill(sys.argv[1], stored[sys.argv[1]]())
         return
@@ -57,19 +52,6 @@ def main() -> None:
     fill("results", results_table())
     for mark, content in stored.items():
         fill(mark, content())
-
-
-def times() -> str:
-    """How long every study took that has results, by its study.json; a column for each scale."""
-    scales, taken = ("small", "laptop", "paper"), defaultdict[str, dict[str, str]](dict)
-    for file in sorted((ROOT / "results").glob("*/*/*/study.json")):
-        facts = json.loads(file.read_text())
-        if facts["scale"] in scales:
-            told = f"{duration(facts['wall_s'])}, {facts['jobs']} job{'s' * (facts['jobs'] != 1)}"
-            taken[facts["study"]][facts["scale"]] = told
-    lines = [f"| study | {' | '.join(f'scale={scale}' for scale in scales)} |", "|---" * (1 + len(scales)) + "|"]
-    rows = (f"| `{study}` | {' | '.join(told.get(scale, '') for scale in scales)} |" for study, told in taken.items())
-    return "\n".join([*lines, *rows])
 
 
 def laptop() -> str:
@@ -90,14 +72,11 @@ def score() -> str:
     return "\n".join([*(re.sub(r" \(\d+ within the noise\)", "", row) for row in rows[:-1]), rows[-1]])
 
 
-def scoreboard() -> str:
-    """The scores, and RelaySum's Table 1 as it comes out on digits."""
-    table1 = (ROOT / "results" / "relaysum" / "relaysum_table1" / "small" / "table.md").read_text()
-    rows = [line for line in table1.partition("<details>")[0].splitlines() if line.startswith("|")]
-    caption = table1.splitlines()[0]
-    return "\n".join(
-        [score().replace("](", "](../"), "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows]
-    )
+def table1() -> str:
+    """RelaySum's Table 1 as it comes out on digits."""
+    page = (ROOT / "results" / "relaysum" / "relaysum_table1" / "small" / "table.md").read_text()
+    rows = [line for line in page.partition("<details>")[0].splitlines() if line.startswith("|")]
+    return "\n".join([f"`decentral-study relaysum_table1`, on digits: {page.splitlines()[0]}", "", *rows])
 
 
 def churn() -> str:
