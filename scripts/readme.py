@@ -1,8 +1,7 @@
 """Fill in the numbers of the README and of docs/: `python scripts/readme.py` (a few minutes; resumable).
 
-results/readme/ keeps the runs' configurations, final metrics and provenance, and the curves of the first seed. The
-studies' times come from their study.json, the table on CIFAR-10 from its study.
-`python scripts/readme.py times`, `laptop`, `score`, `scoreboard` and `churn` fill in those only, and run nothing.
+results/readme/ keeps the runs' configurations, final metrics and provenance, and the curves of the first seed.
+`python scripts/readme.py laptop`, `score`, `table1` and `churn` fill in those only, and run nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
-
-from decentral.terminal.console import duration
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "results" / "readme"
@@ -35,8 +31,7 @@ PLACES = {
     "score": "README.md",
     "laptop": "README.md",
     "results": "docs/index.md",
-    "scoreboard": "docs/papers.md",
-    "times": "docs/papers.md",
+    "table1": "docs/papers.md",
     "churn": "docs/churn.md",
 }
 """Mark -> the page that has it."""
@@ -44,7 +39,7 @@ PLACES = {
 
 def main() -> None:
     """Run, keep, fill in."""
-    stored = {"times": times, "laptop": laptop, "score": score, "scoreboard": scoreboard, "churn": churn}
+    stored = {"laptop": laptop, "score": score, "table1": table1, "churn": churn}
     if len(sys.argv) == 2 and sys.argv[1] in stored:
         fill(sys.argv[1], stored[sys.argv[1]]())
         return
@@ -59,19 +54,6 @@ def main() -> None:
         fill(mark, content())
 
 
-def times() -> str:
-    """How long every study took that has results, by its study.json; a column for each scale."""
-    scales, taken = ("small", "laptop", "paper"), defaultdict[str, dict[str, str]](dict)
-    for file in sorted((ROOT / "results").glob("*/*/*/study.json")):
-        facts = json.loads(file.read_text())
-        if facts["scale"] in scales:
-            told = f"{duration(facts['wall_s'])}, {facts['jobs']} job{'s' * (facts['jobs'] != 1)}"
-            taken[facts["study"]][facts["scale"]] = told
-    lines = [f"| study | {' | '.join(f'scale={scale}' for scale in scales)} |", "|---" * (1 + len(scales)) + "|"]
-    rows = (f"| `{study}` | {' | '.join(told.get(scale, '') for scale in scales)} |" for study, told in taken.items())
-    return "\n".join([*lines, *rows])
-
-
 def laptop() -> str:
     """RelaySum's Figure 4 on CIFAR-10: the table of where the curves end."""
     directory = ROOT / "results" / "relaysum" / "relaysum_fig4" / "laptop"
@@ -83,26 +65,18 @@ def laptop() -> str:
     return "\n\n".join(["\n".join(rows), " ".join(data)])
 
 
-def scores(to_results: str) -> list[str]:
-    """The lines of the table at the top of results/README.md; what is within the noise is counted for all papers."""
-    lines = (ROOT / "results" / "README.md").read_text().partition("\n## ")[0].splitlines()
-    rows = [line.replace("](", f"]({to_results}") for line in lines if line.startswith("|")]
-    return [*(re.sub(r" \(\d+ within the noise\)", "", row) for row in rows[:-1]), rows[-1]]
-
-
 def score() -> str:
-    """The scores of all papers together."""
-    return "\n".join((rows := scores("results/"))[:2] + rows[-1:])
+    """The scores of all papers together, the last row of the table at the top of results/README.md."""
+    lines = (ROOT / "results" / "README.md").read_text().partition("\n## ")[0].splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    return "\n".join([*rows[:2], rows[-1]])
 
 
-def scoreboard() -> str:
-    """The scores, and RelaySum's Table 1 as it comes out on digits."""
-    table1 = (ROOT / "results" / "relaysum" / "relaysum_table1" / "small" / "table.md").read_text()
-    rows = [line for line in table1.partition("<details>")[0].splitlines() if line.startswith("|")]
-    caption = table1.splitlines()[0]
-    return "\n".join(
-        [*scores("../results/"), "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows]
-    )
+def table1() -> str:
+    """RelaySum's Table 1 as it comes out on digits."""
+    page = (ROOT / "results" / "relaysum" / "relaysum_table1" / "small" / "table.md").read_text()
+    rows = [line for line in page.partition("<details>")[0].splitlines() if line.startswith("|")]
+    return "\n".join([f"`decentral-study relaysum_table1`, on digits: {page.splitlines()[0]}", "", *rows])
 
 
 def churn() -> str:
@@ -115,16 +89,9 @@ def churn() -> str:
         return {tuple(row[label] for label in labels): form.format(float(row["mean"])) for row in rows}
 
     exact, digits = cells("churn_exactness", "{:.0e}"), cells("churn_digits", "{:.1f}")
-    rules = [
-        ("none", "", ""),
-        ("half", "rerouted", "average"),
-        ("half", "induced", "average"),
-        ("half", "induced", "stale"),
-    ]
-    head = [
-        f"{what}: {rule}" for what in ("distance", "digits") for rule in ("all present", *map(", ".join, rules[1:]))
-    ]
-    lines = [f"| method | topology | {' | '.join(head).replace('half, ', '')} |", "|---|---|" + "---:|" * len(head)]
+    rules = [("none", "", ""), ("half", "rerouted", "average"), ("half", "induced", "average")]
+    head = [f"{what}: {rule}" for what in ("distance", "digits") for rule in ("all present", "rerouted", "induced")]
+    lines = [f"| method | topology | {' | '.join(head)} |", "|---|---|" + "---:|" * len(head)]
     for method, topology in dict.fromkeys(key[:2] for key in [*exact, *digits]):
         found = [of.get((method, topology, *rule), "-") for of in (exact, digits) for rule in rules]
         lines.append(f"| {method} | {topology or '-'} | {' | '.join(found)} |")
