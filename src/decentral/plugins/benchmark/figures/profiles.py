@@ -60,7 +60,9 @@ class Profile(StudyFigure):
         small, looks = output.small, {key: look for (_, key), look in canvas.looks_of(self, lines).items()}
         for line in lines[self.coloured :]:
             looks[line.key] = style.Look(style.GRAY, "")
-        drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, canvas.heads(self, results, lines), [], output)
+        taller = max(1.0, len(lines) / 22)  # as the names need
+        height = (3.2 if small else 4.9) * taller
+        drawn = canvas.blank(output.width or 8.4, height, canvas.heads(self, results, lines), [], output)
         ax = drawn.subplots()
         for number, line in reversed(list(enumerate(lines))):
             strong = number < self.coloured
@@ -81,7 +83,7 @@ class Profile(StudyFigure):
         found = costs(results, self.metric or results.metric, self.problem, self.lines)
         weights = " (families weigh equally)" if len(set(found.families)) < len(found.problems) else ""
         ax.set_ylabel(self.ylabel or f"share of {self.problem}s{weights}")
-        gap = (0.072 if small else 0.048) * 1.04
+        gap = (0.072 if small else 0.048) * 1.04 / taller
         heights = _apart([line.y[-1] for line in lines], gap)
         wide = ax.get_yaxis_transform()  # x as a part of the panel
         for line, height in zip(lines, heights, strict=True):
