@@ -52,8 +52,8 @@ def quadratics(config: Config) -> Callable[[Path], list[list[str]]]:
             ["bias", _shown(bias), "-" if noise else _shown(end) + mark],
             ["noise", _shown(noise), _shown(end) + mark if noise and bias <= _ROUNDING else "-"],
             ["left from the start", _shown(left), "-"],
-            ["suboptimality (mean)", _shown(suboptimality), _shown(ended) + mark],
-            ["distance at the end", _shown(expected), _shown(end) + mark],
+            ["suboptimality, last fifth of the run", _shown(suboptimality), _shown(ended) + mark],
+            ["distance, last fifth of the run", _shown(expected), _shown(end) + mark],
         ]
 
     return compared
