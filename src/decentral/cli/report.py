@@ -105,7 +105,8 @@ def _draw_over(directory: Path, given: dict[str, Any]) -> None:
     """Store the axes that `--x` and `--log` give to the curves of a folder with study.json."""
     facts, axes = read_facts(directory), {{"log": "logy"}.get(key, key): value for key, value in given.items()}
     for figure in facts["report"].get("figures", []) if axes else ():
-        figure |= axes if figure["kind"] == "curves" else {}
+        if figure["kind"] == "curves":
+            figure |= axes | {"name": f"curves_{axes['x']}" if "x" in axes else figure["name"]}
     if axes:
         write_json(directory / "study.json", facts)
 

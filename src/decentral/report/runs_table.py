@@ -541,5 +541,6 @@ def _figures(frame: pandas.DataFrame, layout: Layout, metric: str, heading: str,
         if layout.panels:
             common |= {"lines": layout.labels, "metric": "", "ylabel": "", **titled(whose)}
             curves["panels"] = METRIC
-        found.append({"name": "curves", "kind": "curves", **curves, **common})
+        name = "curves" if layout.x == "epochs" else f"curves_{layout.x}"  # keeps the figures over other axes
+        found.append({"name": name, "kind": "curves", **curves, **common})
     return found
