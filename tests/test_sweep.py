@@ -352,7 +352,9 @@ def test_methods_are_compared_by_the_time_to_a_target_with_one_budget_and_tuned_
     asked += ["budget=2000ms", "progress=false"]
     status, out, err = command(capsys, *asked)
     assert status == REFUSED and "dpsgd" in err and "1 of" not in err  # it takes no such compressor
-    assert re.search(r"^method +simulated s +sent +steps +test accuracy \(%\) at the end +algo.gamma$", out, re.M)
+    assert re.search(
+        r"^method +simulated s +sent by all +steps +test accuracy \(%\) at the end +algo.gamma$", out, re.M
+    )
     assert re.search(r"^choco .* [01](\.\d+)?( \(\w+ tried\))?$", out, re.M)
     (folder,) = Path("results/tables").glob("to_target_*")
     table = (folder / "to_target.csv").read_text()
@@ -393,6 +395,25 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
     with suppress(SystemExit):
         report(["runs", f"results_dir={folder}", "--rows", "method"])
     assert re.search(rf"^gradient_tracking +{table['simulated_s'].iloc[0]:.3f}", capsys.readouterr().out, re.M)
+
+
+def test_notes_below_the_table_name_a_long_period_and_a_slow_collective(capsys):
+    asked = ["algo=diloco,allreduce,dpsgd", "task=quadratics", "topology=ring", "num_workers=8", "steps=60", "seed=1"]
+    asked += ["cluster=slow_network", "cluster.bandwidth=100Mbit", "cluster.latency=20ms", "progress=false"]
+    status, out, _ = command(capsys, *asked, "target=objective suboptimality:1")
+    assert status == 0 and "s for each method, the time of diloco; budget= sets another\n" in out.replace("econds", "")
+    notes = [line.removeprefix("Note:     ") for line in out.splitlines() if line.startswith("Note:")]
+    assert notes[0] == (
+        "diloco communicates 1 time within the budget (algo.period_steps=50): try algo.period_steps=5,10,50."
+    )
+    ring, doubling = 14 * 0.02, 3 * 0.02  # latencies of 8 workers; the messages are tiny
+    assert notes[1:] == [
+        f"an all-reduce takes {ring:.3g} s by ring, but {doubling:.3g} s by recursive_doubling: try "
+        "cluster.links.collective=auto."
+    ]
+    better = ["algo.period_steps=5,10", "cluster.links.collective=auto", "algo=diloco"]
+    status, out, _ = command(capsys, *asked[1:], *better, "budget=20", "target=objective suboptimality:1")
+    assert status == 0 and "Note:" not in out and "seconds for each method\n" in out
 
 
 @pytest.mark.parametrize(
