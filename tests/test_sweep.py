@@ -35,7 +35,7 @@ from decentral.measurements.training_run import TrainingRun
 from decentral.registry import plugins
 from decentral.report.figures.lines import Curves
 from decentral.report.results import read
-from decentral.report.runs_table import layout_of
+from decentral.report.runs_table import _without_repeats, layout_of
 from decentral.report.spec import Table
 from decentral.report.tables import measured
 from decentral.scheduling.scheduler import Tally, schedule
@@ -1049,3 +1049,8 @@ def test_the_commands_of_the_page_on_studies_do_what_it_says(tmp_path, monkeypat
     for table in tables:
         assert "±" in said(capsys, report, *table[1:])
     assert "±" in said(capsys, report, *stored[1:-1], f"results_dir={STORED}")
+
+
+def test_runs_of_a_sweep_keep_their_order_whichever_ends_first():
+    ended = [(name, {"model": "mlp"}, {"updated": when}, {}) for name, when in (("a", 3), ("b", 1), ("c", 2))]
+    assert [path for path, *_ in _without_repeats(ended)[0]] == ["a", "b", "c"]
