@@ -23,6 +23,7 @@ import torch
 import decentral
 from decentral.cli.command import guarded
 from decentral.cli.completion import candidates
+from decentral.cli.help import print_help
 from decentral.cli.report import main as report
 from decentral.cli.run import main
 from decentral.cli.study import chosen_studies
@@ -666,3 +667,9 @@ def test_a_full_disk_names_the_file_and_texts_reach_tables_without_formulas_and_
         assert csv_cell(text) == text
     assert "\x1b" not in csv_cell("\x1b[31mred") + aligned([["\x1b[31m", "a"], ["b\nc", "d"]])
     assert len(aligned([["a"], ["b\nc"]]).splitlines()) == 3
+
+
+@pytest.mark.parametrize("word", ["target", "tune", "budget"])
+def test_help_explains_the_words_of_sweeps(capsys, word):
+    print_help([word], [])
+    assert re.match(rf"  {word}=.* with ", capsys.readouterr().out)

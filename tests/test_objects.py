@@ -442,6 +442,10 @@ def test_a_result_predicts_tests_and_names_classes(tmp_path: Path) -> None:
     net = nn.Linear(3, 4)  # more outputs than classes
     given = decentral.train(net, data, data, **settings)
     assert given.class_names == ["cat", "dog"] and list(given.confusion().index) == ["cat", "dog"]
+    rows = [[1.0, 0.0, 2.0], [0.5, 0.5, 0.5]]
+    assert np.array_equal(given.predict(rows), given.predict(np.array(rows)))
+    with pytest.raises(ConfigError, match="data= is a single example"):
+        given.predict(np.array(rows[0]))
     loaded = decentral.load(given.directory, model=net)
     assert np.array_equal(loaded.predict(data), given.predict(given.test_data))
     assert loaded.confusion(data=data).equals(given.confusion())

@@ -35,7 +35,7 @@ from decentral.measurements.training_run import TrainingRun
 from decentral.registry import plugins
 from decentral.report.figures.lines import Curves
 from decentral.report.results import read
-from decentral.report.runs_table import layout_of
+from decentral.report.runs_table import _without_repeats, layout_of
 from decentral.report.spec import Table
 from decentral.report.tables import measured
 from decentral.scheduling.scheduler import Tally, schedule
@@ -352,7 +352,9 @@ def test_methods_are_compared_by_the_time_to_a_target_with_one_budget_and_tuned_
     asked += ["budget=2000ms", "progress=false"]
     status, out, err = command(capsys, *asked)
     assert status == REFUSED and "dpsgd" in err and "1 of" not in err  # it takes no such compressor
-    assert re.search(r"^method +simulated s +sent +steps +test accuracy \(%\) at the end +algo.gamma$", out, re.M)
+    assert re.search(
+        r"^method +simulated s +sent by all +steps +test accuracy \(%\) at the end +algo.gamma$", out, re.M
+    )
     assert re.search(r"^choco .* [01](\.\d+)?( \(\w+ tried\))?$", out, re.M)
     (folder,) = Path("results/tables").glob("to_target_*")
     table = (folder / "to_target.csv").read_text()
@@ -393,6 +395,25 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
     with suppress(SystemExit):
         report(["runs", f"results_dir={folder}", "--rows", "method"])
     assert re.search(rf"^gradient_tracking +{table['simulated_s'].iloc[0]:.3f}", capsys.readouterr().out, re.M)
+
+
+def test_notes_below_the_table_name_a_long_period_and_a_slow_collective(capsys):
+    asked = ["algo=diloco,allreduce,dpsgd", "task=quadratics", "topology=ring", "num_workers=8", "steps=60", "seed=1"]
+    asked += ["cluster=slow_network", "cluster.bandwidth=100Mbit", "cluster.latency=20ms", "progress=false"]
+    status, out, _ = command(capsys, *asked, "target=objective suboptimality:1")
+    assert status == 0 and "s for each method, the time of diloco; budget= sets another\n" in out.replace("econds", "")
+    notes = [line.removeprefix("Note:     ") for line in out.splitlines() if line.startswith("Note:")]
+    assert notes[0] == (
+        "diloco communicates 1 time within the budget (algo.period_steps=50): try algo.period_steps=5,10,50."
+    )
+    ring, doubling = 14 * 0.02, 3 * 0.02  # latencies of 8 workers; the messages are tiny
+    assert notes[1:] == [
+        f"an all-reduce takes {ring:.3g} s by ring, but {doubling:.3g} s by recursive_doubling: try "
+        "cluster.links.collective=auto."
+    ]
+    better = ["algo.period_steps=5,10", "cluster.links.collective=auto", "algo=diloco"]
+    status, out, _ = command(capsys, *asked[1:], *better, "budget=20", "target=objective suboptimality:1")
+    assert status == 0 and "Note:" not in out and "seconds for each method\n" in out
 
 
 @pytest.mark.parametrize(
@@ -1028,3 +1049,8 @@ def test_the_commands_of_the_page_on_studies_do_what_it_says(tmp_path, monkeypat
     for table in tables:
         assert "±" in said(capsys, report, *table[1:])
     assert "±" in said(capsys, report, *stored[1:-1], f"results_dir={STORED}")
+
+
+def test_runs_of_a_sweep_keep_their_order_whichever_ends_first():
+    ended = [(name, {"model": "mlp"}, {"updated": when}, {}) for name, when in (("a", 3), ("b", 1), ("c", 2))]
+    assert [path for path, *_ in _without_repeats(ended)[0]] == ["a", "b", "c"]

@@ -135,6 +135,7 @@ def test_facts_tell_methods_apart() -> None:
     )
     decayed = Certifier(method("algo=dpsgd", "topology=ring", "optim.weight_decay=0.1"), 0.1).facts
     assert decayed["common"] > 1e-3 and "no, moves by" in facts_text(decayed)
+    assert "(as with momentum and other memory)" in facts_text(first)
     row = Certifier(method("algo=dpsgd", "topology=ring", "optim.weight_decay=0.1"), 0.1).row(0.1, Terms())
     assert row["rate"] < 1 and np.isnan(row["bias"])
     assert not Certifier(method("algo=d2", "topology=ring"), 0.1).facts["settles"]

@@ -184,6 +184,7 @@ Options
                           model reaches it, as in target='test accuracy:90'; all have the same budget= of simulated
                           seconds (default: what the first one takes), and three seeds. Use it to compare asynchronous
                           with synchronous methods: -m alone compares them at equal steps
+  budget=60               with target=: simulated seconds of each combination, also 2min (default: what the first takes)
   tune=lr                 with target=: search the best value, from the default in factors of two; also tune=algo.gamma
   --x bytes|seconds|...   with -m, the table and figure of the sweep: also --log, --panels, --rows, --columns, --best,
                           --metric, --worker and the other options of decentral-report runs (decentral-report --help)
@@ -237,6 +238,7 @@ def _topic(topic: str, folders: Sequence[Path], sizes: Sequence[int]) -> str:
         return _overview(name, folders)
     lines = [line for key, line in _setting_lines() if key == name or key.partition(".")[0] == name]
     named = [_describe(group, name, folders, sizes) for group in CHOICES if name in options(group, folders)]
+    lines += re.findall(rf"^  {re.escape(name)}=.*(?:\n {{10,}}.*)*", _OPTIONS, re.M)  # words of sweeps
     found = "\n".join(lines) or "\n\n".join(named + _with_owners(name, folders))
     if found:
         return found
@@ -244,7 +246,7 @@ def _topic(topic: str, folders: Sequence[Path], sizes: Sequence[int]) -> str:
     every = longer or [*CHOICES, *NODES, *(option for group in CHOICES for option in options(group, folders))]
     (near,) = get_close_matches(name, [*every, *places()], n=1, cutoff=0.7) or [""]
     hint = suggest(name, every) if near in every and "." not in name else meant(name)
-    more = "" if "lists everything" in hint else " decentral-run --help lists everything."
+    more = "" if "--help lists" in hint else " decentral-run --help lists everything."
     raise ConfigError(f"--help {topic}: there is no such setting or choice.{hint}{more}")
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +19,7 @@ from decentral.algorithms.features import Feature
 from decentral.cli import study as studies
 from decentral.cli.sweep import axes_of, exit_status, report_refusals
 from decentral.cluster.cluster import VirtualCluster
+from decentral.cluster.links import CollectiveName
 from decentral.config.composition import compose_each, fitting
 from decentral.config.overrides import checked, in_its_unit
 from decentral.config.parsing import convert, folders_of
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 KEYS = ("target", "tune", "budget")
 _SEEDS = [1, 2, 3]
 _MEASURED_STEPS, _EVALUATIONS = 256, 40
+_FEW_PERIODS = 5
 _MOST_PARAMETERS = 10**8
 _NOT_TUNED = ("seed", "steps", "epochs", "num_workers")
 
@@ -91,7 +94,7 @@ def compare(
     configs = compose_each([[*fixed, *own] for own in combinations], config_dir)
     if asked.tune and any(word.startswith(f"{asked.tune}=") for word in chain.from_iterable(combinations)):
         raise ConfigError(f"tune={asked.tune} searches its value: leave out the list of {asked.tune}=.")
-    rows, budget = _rows(combinations, configs, common, asked.budget)
+    rows, budget, notes = _rows(combinations, configs, common, asked.budget)
     refused = [REFUSED] * (len(configs) - len(rows))
     if not rows:
         return exit_status(refused)
@@ -102,7 +105,8 @@ def compare(
             f"tune={asked.tune} is not a number that these methods have: use one setting, lr or such as algo.gamma, "
             "and list values of others, as in algo.period_steps=4,16."
         )
-    say(f"Budget:   {budget:.4g} simulated seconds for each method")
+    origin = "" if asked.budget else f", the time of {rows[0]['method']}; budget= sets another"
+    say(f"Budget:   {budget:.4g} simulated seconds for each method{origin}")
     definition = _definition(asked, unit, rows, common, seeds or _SEEDS, budget)
     definition["report"]["figures"][0] |= {"x": shown["x"], "logy": shown.get("log")}
     if save_study:
@@ -112,7 +116,7 @@ def compare(
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, catalogue.as_yaml(save_study, folder, definition))
         say(f"Study:    {file}, to be committed  (decentral-study {save_study} --config-dir {folder})")
-    return max(_carry_out(definition, here, overrides, config_dir, asked.tune), exit_status(refused))
+    return max(_carry_out(definition, here, overrides, config_dir, notes), exit_status(refused))
 
 
 def _asked(given: dict[str, str | None]) -> Asked:
@@ -147,9 +151,11 @@ def _asked(given: dict[str, str | None]) -> Asked:
 
 def _rows(
     combinations: Sequence[list[str]], configs: Sequence[Config | ConfigError], common: list[str], budget: float | None
-) -> tuple[list[dict[str, Any]], float]:
-    """Return a row for each combination that is possible, with as many steps as fit into the budget, and the budget."""
+) -> tuple[list[dict[str, Any]], float, list[str]]:
+    """Return a row for each combination that is possible, with as many steps as fit into the budget; the budget; and
+    notes on settings that decide the comparison."""
     rows: list[dict[str, Any]] = []
+    notes: list[str] = []
     refusals: dict[str, list[list[str]]] = {}
     for own, config in zip(combinations, configs, strict=True):
         try:
@@ -159,8 +165,7 @@ def _rows(
             if budget is None:
                 budget = _seconds(config, config.steps or max(1, round(config.epochs * _steps_per_epoch(config))))
             steps = max(1, int(budget / _seconds(config, _MEASURED_STEPS) * _MEASURED_STEPS))
-            if steps <= _MEASURED_STEPS and not _timed(config, steps).bytes_sent:
-                say(f"Note:     {config.algo.name} sends nothing in {steps} steps: raise budget=, or tune its period.")
+            notes += _notes(config, steps)
         except ConfigError as error:
             refusals.setdefault(str(error), []).append(own)
             continue
@@ -169,7 +174,38 @@ def _rows(
             base.append(f"evaluation.every_epochs={steps / _EVALUATIONS / _steps_per_epoch(config):.4g}")
         rows.append({**_named(own, config), "base": base})
     report_refusals(refusals, len(configs))
-    return rows, budget or 0.0
+    return rows, budget or 0.0, list(dict.fromkeys(notes))
+
+
+def _notes(config: Config, steps: int) -> list[str]:
+    """Return notes on a period that is long for the number of steps, and on a collective that is not the fastest."""
+    found, algo, first = [], config.algo, _timed(config, min(steps, _MEASURED_STEPS))
+    period = getattr(algo, "period_steps", 0)
+    if period and steps // period < _FEW_PERIODS:
+        shorter = ",".join(dict.fromkeys(str(max(1, period // part)) for part in (10, 5, 1)))
+        number = steps // period
+        found.append(
+            f"{algo.name} communicates {number} time{'s' * (number != 1)} within the budget "
+            f"(algo.period_steps={period}): try algo.period_steps={shorter}."
+        )
+    elif steps <= _MEASURED_STEPS and not first.bytes_sent:
+        found.append(f"{algo.name} sends nothing in {steps} steps: raise budget=.")
+    cluster: Any = config.cluster
+    links = getattr(cluster, "links", None)
+    if links is not None and links.collective.name in first.collectives:
+        chosen = replace(links, collective=CollectiveName.auto)
+        auto = _timed(replace(config, cluster=replace(cluster, links=chosen)), min(steps, _MEASURED_STEPS))
+        if auto.simulated_s < first.simulated_s:
+            known = [each.name for each in chosen.collective.candidates if each.name in auto.collectives]
+            name = max(known, key=lambda each: auto.collectives[each][0])
+            before, after = (
+                spent / count for count, spent in (first.collectives[links.collective.name], auto.collectives[name])
+            )
+            found.append(
+                f"an all-reduce takes {before:.3g} s by {links.collective.name}, but {after:.3g} s by {name}: try "
+                "cluster.links.collective=auto."
+            )
+    return found
 
 
 def _check(config: Config) -> None:
@@ -272,7 +308,7 @@ def _definition(
 
 
 def _carry_out(
-    definition: dict[str, Any], here: Sequence[str], overrides: Sequence[str], config_dir: str | None, tuned: str
+    definition: dict[str, Any], here: Sequence[str], overrides: Sequence[str], config_dir: str | None, notes: list[str]
 ) -> int:
     study = catalogue.study_from("of target=", definition)
     directory = next((word.partition("=")[2] for word in here if word.startswith("results_dir=")), "results")
@@ -284,4 +320,5 @@ def _carry_out(
     )
     cells = studies.checked_cells(chosen)
     make_folder(results / "tables", above=1)
-    return studies.carry_out(chosen, Unfinished(cells), cells, lambda made: f"\n{made.summary()}")
+    told = [f"Note:     {note}" for note in notes]
+    return studies.carry_out(chosen, Unfinished(cells), cells, lambda made: "\n".join(["", made.summary(), *told]))

@@ -165,4 +165,10 @@ def _first(entries: dict[str, Entry]) -> Entry:
     return next(iter(entries.values()))
 
 
-_AXES = {"simulated_s": "simulated s", "bytes_sent": "sent", "step": "steps", "epoch": "epochs", "wall_s": "wall s"}
+_AXES = {
+    "simulated_s": "simulated s",
+    "bytes_sent": "sent by all",
+    "step": "steps",
+    "epoch": "epochs",
+    "wall_s": "wall s",
+}

@@ -323,7 +323,8 @@ def _without_repeats(ended: list[Any]) -> tuple[list[Any], int]:
         is_new_each_time = "given" in (settings.get("model"), settings.get("data")) and settings.get("name") is None
         what = [f"{key}={value}" for key, value in settings.items() if key.partition(".")[0] not in FREE]
         newest[tuple(what) if is_new_each_time else path] = one
-    return list(newest.values()), len(ended) - len(newest)
+    kept = {path for path, *_ in newest.values()}
+    return [one for one in ended if one[0] in kept], len(ended) - len(newest)
 
 
 def _cell(value: Any) -> Any:

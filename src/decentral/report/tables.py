@@ -309,11 +309,13 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
     if any(entry.lost for entry in entries):
         parts.append("Means leave out runs that diverged or never reached the target; the counts include them.")
     if seeds := sorted(set(results.values[~results.values["chosen"]]["seed"])):
-        counted = set(results.chosen["seed"]) & set(seeds)
+        counted = set(results.chosen["seed"])
         named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        also = ", which is also reported" if counted and len(seeds) == 1 else ", some also reported" * bool(counted)
-        shown = "Learning rates were chosen on the metric shown here (no held-out data)"
-        parts.append(f"{shown}, with {named}{also}.")
+        if counted.issuperset(seeds):
+            named = f"the reported {named}" if len(seeds) > 1 else f"{named}, which is also reported"
+        elif counted.intersection(seeds):
+            named += ", some also reported"
+        parts.append(f"Learning rates were chosen on the metric shown here (no held-out data), with {named}.")
     blocks = [" ".join(parts)]
     if edge := sorted({where(entry.labels) for entry in entries if entry.at_edge}):
         blocks.append(f"\\* The best learning rate is at the edge of the grid: {'; '.join(edge)}.")

@@ -86,6 +86,8 @@ class Trained:
         from decentral.models.layers.statistics import evaluating
 
         module, task = self._module(model), component("tasks", str(self.settings.get("task")), trust=False)
+        if isinstance(data, list) and isinstance(data[0] if data else 0.0, list | int | float):
+            data = np.asarray(data)
         if isinstance(data, torch.Tensor | np.ndarray):
             data = torch.utils.data.TensorDataset(torch.as_tensor(data))
         if hasattr(data, "__getitem__"):
@@ -98,7 +100,10 @@ class Trained:
                 inputs = torch.as_tensor(batch[0] if isinstance(batch, list | tuple) else batch).to(like.device)
                 found.append(module(inputs if takes_tokens else inputs.to(like.dtype)).cpu())
         outputs = torch.cat(found)
-        is_classifier = getattr(task, "has_classes", False) and outputs.dim() == 2 and outputs.shape[1] > 1
+        has_classes = getattr(task, "has_classes", False)
+        if has_classes and outputs.dim() == 1 and inputs.dim() == 1:
+            raise ConfigError("data= is a single example: give a batch [N, ...], as in predict(x[None]).")
+        is_classifier = has_classes and outputs.dim() == 2 and outputs.shape[1] > 1
         return (outputs.argmax(1) if is_classifier else outputs).numpy()
 
     @property

@@ -138,7 +138,7 @@ _CHECKS: dict[Need, tuple[Callable[[Rounds], bool], str | Callable[[Rounds, str]
     ),
     Need.connected: (
         _is_connected,
-        "needs a connected graph, but {where} is not connected: use another topology",
+        "needs a strongly connected graph, but {where} is not strongly connected: use another topology",
     ),
     Need.tree: (
         is_tree,

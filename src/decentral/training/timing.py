@@ -39,6 +39,8 @@ class Timed(NamedTuple):
     """Age in versions -> number of contributions; {} for synchronous methods."""
     critical: list[int]
     """Number of times that each worker was the last one waited for; [] for synchronous methods."""
+    collectives: dict[str, list[float]]
+    """Name of a collective -> its count and total seconds; {} for asynchronous methods."""
 
     @property
     def lateness(self) -> Lateness:
@@ -96,7 +98,7 @@ def timed(
             found.ledger = ledger
             found.run() if first == num_steps else found.run(gradients=n * first)
         sent = found.sent_by_now()[0]
-        return Timed(found.now, found.completed, sent, found.accounts(), found.ages, found.critical)
+        return Timed(found.now, found.completed, sent, found.accounts(), found.ages, found.critical, {})
     with torch.no_grad(), _undisturbed():
         stepper = without_training(config, cluster, times, num_parameters, dtype, num_steps, steps_per_epoch, spans)
         clock = stepper.net.traffic.clock
@@ -105,7 +107,7 @@ def timed(
         for _ in range(first):
             stepper.step()
     gradients = n * first if stepper.attendance is None else int(stepper.attendance.steps.sum())
-    return Timed(clock.latest_s, gradients, stepper.net.traffic.bytes_sent, clock.accounts(), {}, [])
+    return Timed(clock.latest_s, gradients, stepper.net.traffic.bytes_sent, clock.accounts(), {}, [], clock.used)
 
 
 def at_each_step(config: Config) -> tuple[list[float], list[float]]:

@@ -196,7 +196,9 @@ def facts_text(facts: Mapping[str, float]) -> str:
         counted = f"no, with weights from {facts['lowest']:.4g} to {facts['highest']:.4g}"
     answers = {
         "the mean of the models moves by the mean of the updates": (
-            "exactly" if moved <= TOLERANCE else f"no, off by up to {moved:.3g} of a gradient"
+            "exactly"
+            if moved <= TOLERANCE
+            else f"no, off by up to {moved:.3g} of a gradient (as with momentum and other memory)"
         ),
         "every gradient finally counts the same": counted,
         "a common optimum is a fixed point": "yes" if common <= TOLERANCE else f"no, moves by {common:.3g}",
