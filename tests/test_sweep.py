@@ -344,6 +344,18 @@ def test_a_saved_study_draws_the_runs_and_the_figure_of_the_sweep(capsys):
     assert "Pages:" not in said(capsys, report, "mine") and not list(Path("results/own").rglob("README.md"))
 
 
+def test_a_saved_study_keeps_pairs_and_the_metric_and_worker_of_the_sweep(capsys):
+    words = ["algo,topology=(relaysgd,dbt),(dpsgd,ring)", "lr=0.02,0.1", "task=quadratics", "num_workers=4", "steps=5"]
+    shown = ["--rows", "algo", "--columns", "lr", "--metric", "distance to optimum", "--worker", "averaged"]
+    assert command(capsys, *words, *shown, "progress=false", "--save-study", "mine")[0] == 0
+    assert "all 4 jobs were done before" in said(capsys, study, "mine")
+    saved = yaml.safe_load(Path("conf/study/mine.yaml").read_text())
+    assert saved["measure"] == {"split": "objective", "metric": "distance_to_optimum", "worker": "averaged"}
+    assert saved["tune"] == {"rule": "fixed"} and saved["rows"][1]["base"] == ["algo=dpsgd", "topology=ring"]
+    code, _, err = command(capsys, *words, "--rows", "lr", "--columns", "algo", "--save-study", "no", "results_dir=no")
+    assert code == REFUSED and "cannot express these runs" in err and not Path("no").exists()
+
+
 TO_TARGET = ["data=digits", "model=mlp", "num_workers=4", "cluster=slow_network", "epochs=1", "seed=1,2"]
 
 

@@ -35,8 +35,8 @@ from decentral.scheduling.job import Ended
 from decentral.scheduling.scheduler import Fixed, Source, schedule
 from decentral.store import RunStore, read_metadata
 from decentral.store.failures import Failure
-from decentral.store.files import at_home
-from decentral.study.catalogue import reserved, write_study
+from decentral.store.files import at_home, read_json
+from decentral.study.catalogue import grid_study, reserved, study_from, write_study
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, aligned, duration, is_leader, report_error, say
 from decentral.training.loggers.stored import log_stored
 
@@ -95,7 +95,7 @@ def sweep(
         raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
         raise ConfigError("run_dir= names one directory, but -m starts several runs: use results_dir= instead.")
-    if len(commands) == 1 and not predict:
+    if len(commands) == 1 and not (predict or save_study):
         config = compose(commands[0], config_dir)
         local = config.launcher.name == "local" or under_torchrun()
         return carry_out(config) if local else submit(commands[0], config, config_dir)
@@ -119,6 +119,7 @@ def sweep(
             raise ConfigError(f"{key}= is shared by all runs of a sweep: give one value.")
     accepted = _different(accepted)
     layout = _layout(accepted, overrides, table or {})
+    grid = _grid(save_study, accepted, layout, config_dir) if save_study else {}
     statuses = _carry_out(accepted, config_dir, overrides, layout)
     ended = [one for one in accepted if RunStore.finished(run_directory(one.config), run_id(one.config))]
     if predict and ended and is_leader():
@@ -128,14 +129,38 @@ def sweep(
     if save_study:
         from decentral.report.runs_table import metric_named
 
-        folder = Path(config_dir or "conf")
-        runs = [(one.words, run_directory(one.config)) for one in accepted]
-        known = [metrics for _, path in runs if (metrics := read_metadata(path))]
+        folder, runs = Path(config_dir or "conf"), [run_directory(one.config) for one in accepted]
+        known = [metrics for path in runs if (metrics := read_metadata(path))]
         panels = [metric_named(words, known, "--panels") for words in layout.panels]
+        table_of = read_json(_folder(accepted, layout) / "study.json") or {}
+        worker = layout.worker or table_of.get("layout", {}).get("worker") or "worst"
         shown = {"x": layout.x, "logy": layout.log or None}
-        path = write_study(save_study, runs, layout.rows, layout.columns, folder, shown, list(filter(None, panels)))
+        judge = metric_named(layout.metric, known)
+        path = write_study(save_study, grid, runs, judge, worker, folder, shown, list(filter(None, panels)))
         say(f"Study:    {path}, to be committed  (decentral-study {save_study} --config-dir {folder})")
     return exit_status(refused + statuses)
+
+
+def _grid(name: str, combinations: Sequence[Combination], layout: Layout, config_dir: str | None) -> dict[str, Any]:
+    """Return the keys of the study that define the runs of the sweep. Raises ConfigError if no study has these runs, or
+    their table."""
+    first = combinations[0].config
+    wrong = "--throughput" if layout.throughput else f"--over={layout.over}" if layout.over != "seed" else ""
+    if wrong or first.simulate is Simulate.timeline:
+        raise ConfigError(f"--save-study does not apply to {wrong or 'simulate=timeline'}: leave one of them out.")
+    words = [one.words for one in combinations]
+    grid = grid_study(name, words, layout.rows, layout.columns, layout.best, first.algo.name)
+    why = ""
+    try:
+        runs = sorted(job.id for cell in study_from(name, grid).cells([], config_dir) for job in cell.jobs())
+    except ConfigError as error:
+        runs, why = [], f" ({str(error).rstrip('.')})"
+    if runs != sorted(run_id(one.config) for one in combinations):
+        raise ConfigError(
+            f"--save-study={name} cannot express these runs{why}: name each setting with several values in --rows, "
+            "--columns or, if it is a number, --best."
+        )
+    return grid
 
 
 def _different(combinations: Sequence[Combination]) -> list[Combination]:
@@ -299,7 +324,7 @@ def _table(
     settings = list(map(_settings, combinations))
 
     from decentral.report.make import make
-    from decentral.report.runs_table import collect_runs, folder_of
+    from decentral.report.runs_table import collect_runs
 
     runs = [run_directory(one.config) for one in combinations]
     options = ["--config-dir", config_dir] if config_dir else []
@@ -307,7 +332,7 @@ def _table(
     left = [title for title, one in titled if RunStore.finished(run_directory(one.config), run_id(one.config)) is None]
     resume = f"Missing:  {', '.join(left[:_NAMED])}{', ...' * (len(left) > _NAMED)} ({len(left)} of {len(runs)} runs)\n"
     resume = f"{resume}Resume:   {shlex.join(['decentral-run', '-m', *overrides, *options])}\n" if left else ""
-    directory = folder_of(at_home(combinations[0].config.results_dir) / "tables", layout, runs)
+    directory = _folder(combinations, layout)
     try:
         choices = [{key: value for key, value in each.items() if key in GROUPS} for each in settings]
         collect_runs(runs, layout, directory, {run.name: own for run, own in zip(runs, choices, strict=True)})
@@ -336,6 +361,14 @@ def _table(
     if wider := _wider(made.results, layout.best, overrides):
         lines.append(f"Wider:    {shlex.join(['decentral-run', '-m', *wider, *options])}  (a best value is at an end)")
     return "\n".join(lines)
+
+
+def _folder(combinations: Sequence[Combination], layout: Layout) -> Path:
+    """Return the folder of the sweep's table."""
+    from decentral.report.runs_table import folder_of
+
+    tables = at_home(combinations[0].config.results_dir) / "tables"
+    return folder_of(tables, layout, [run_directory(one.config) for one in combinations])
 
 
 def together_in(overrides: Sequence[str]) -> set[str]:

@@ -507,8 +507,9 @@ def _with_best(frame: pandas.DataFrame, layout: Layout, metric: str, larger_is_b
         numbers = all(isinstance(value, int | float) for value in scores)
         best, at_edge = best_of(scores) or Choice(min(scores, key=lambda value: (isinstance(value, str), value)), True)
         rate = cell[layout.best] if numbers else math.nan
-        at_edge = (cell["metric"] == metric) & (at_edge and numbers and len(scores) > 1)
-        parts.append(cell.assign(chosen=cell[layout.best] == best, at_edge=at_edge, rate=rate))
+        counts = cell[layout.best] == best
+        at_edge = counts & (cell["metric"] == metric) & (at_edge and numbers and len(scores) > 1)
+        parts.append(cell.assign(chosen=counts, at_edge=at_edge, rate=rate))
     return pandas.concat(parts)
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import yaml
 
-from decentral.config.parsing import build, folders_of, read_mapping, run_settings
+from decentral.config.parsing import build, folders_of, read_mapping
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement
 from decentral.registry import components
 from decentral.store import read_metadata
 from decentral.store.files import check_name, write_text
 from decentral.study import SCALES
-from decentral.study.measure import headed, titled
+from decentral.study.measure import Measure, headed, titled
 from decentral.study.measured import study_class
 from decentral.study.study import SWEEPS, Study
 
@@ -112,65 +112,89 @@ _HEAD = """\
 """
 
 
+def grid_study(
+    name: str, words: Sequence[Sequence[str]], rows: Sequence[str], columns: str, best: str, algo: str
+) -> dict[str, Any]:
+    """Return the keys of a study that define its runs, for runs given by their overrides.
+
+    `rows`, `columns` and `best`, which is tuned on all seeds, are keys of the overrides, as in a table of the sweep;
+    `algo` is the method where no override names it.
+    """
+    check_name(name, "--save-study")
+    settings = [dict(_setting(word) for word in own) for own in words]
+    values = {key: list(dict.fromkeys(one[key] for one in settings if key in one)) for one in settings for key in one}
+    tried, seeds = values.get(best, []), values.get("seed", [0])
+    placed = {*rows, columns, best, "seed"}
+    paired = [key for key, own in values.items() if len(own) > 1 and key not in placed]
+    return {
+        "kind": "comparison",
+        "title": ", ".join(filter(None, [*rows, columns])),
+        "paper": SWEEPS,
+        "base": [word for word in words[0] if _setting(word)[0] not in {*placed, *paired}],
+        "rows": _rows(settings, rows, paired, columns, values, algo),
+        "columns": {columns: values[columns]} if columns in values else {},
+        "tune": {"rule": "grid", **({"key": best} if best != "lr" else {}), "values": tried}
+        if best
+        else {"rule": "fixed"},
+        "tune_seeds": list(seeds),
+        "seeds": seeds,
+    }
+
+
 def write_study(
     name: str,
-    runs: Sequence[tuple[Sequence[str], Path]],
-    rows: Sequence[str],
-    columns: str,
+    grid: dict[str, Any],
+    runs: Sequence[Path],
+    judge: tuple[str, str] | None,
+    worker: str,
     folder: Path,
     shown: Mapping[str, Any],
     panels: Sequence[tuple[str, str]] = (),
 ) -> Path:
-    """Write `folder`/study/`name`.yaml for runs given by overrides and directory; return its path.
+    """Write `folder`/study/`name`.yaml: the study `grid` of these runs, judged by a metric of this worker, by default
+    the first one; return its path.
 
-    `rows` and `columns` are keys of the overrides, as in a table of the sweep; `lr` is tuned on all seeds if it has
-    several values. `shown` has keys of the figure, and `panels` split and name of metrics with a panel each. Raises
-    ConfigError if the name is not a valid file name, or no run has recorded its target metric.
+    `shown` has keys of the figure, and `panels` split and name of metrics with a panel each. Raises ConfigError if no
+    run has recorded the metric.
     """
-    check_name(name, "--save-study")
-    metrics = next((known for _, path in runs if (known := read_metadata(path))), None)
-    if metrics is None:
+    found = ((path, known) for path in runs if (known := read_metadata(path)) and (judge is None or judge in known))
+    path, metrics = next(found, (Path(), {}))
+    if not metrics:
         raise ConfigError(f"--save-study={name} needs an evaluated run to select the metric.")
-    judge, metric = next(iter(metrics.items()))
-    settings = [dict(_setting(word) for word in words) for words, _ in runs]
-    values = {key: list(dict.fromkeys(one[key] for one in settings)) for key in settings[0]}
-    lrs, seeds = values.get("lr", []), values.get("seed", [0])
-    varied = {*rows, columns, "seed", *(["lr"] if len(lrs) > 1 else [])}
-    form = "percent" if metric.percent else "plain"
-    means = {key for key, each in metrics.items() if each.larger_is_better is None}  # these have no worst worker
-    workers = {metrics[key].label: "mean" if key in means else "worst" for key in (judge, *panels) if key in metrics}
-    heading = headed(metric.label, "worst")
-    labels = ["method", *(["topology"] if "topology" in rows else [])]
-    others = [panel for panel in panels if panel != judge]
-    also = [dict(split=one[0], metric=one[1], worker="mean" if one in means else "worst") for one in others]
-    whose = "counted" if means & set(others) else "worst"
-    figure = {"ylabel": heading, "kind": "curves", "worker": whose, "lines": labels, "spread": "std", **shown}
+    judge = judge or next(iter(metrics))
+    metric = metrics[judge]
+
+    def whose(key: tuple[str, str]) -> str:
+        return worker if Measure(*key, worker=worker).curves(path, [worker], {}, 0) else "mean"
+
+    columns, best = (
+        next(iter(grid["columns"]), ""),
+        "" if grid["tune"]["rule"] == "fixed" else grid["tune"].get("key", "lr"),
+    )
+    also = [dict(split=one[0], metric=one[1], worker=whose(one)) for one in panels if one != judge]
+    drawn = "worst" if {whose(key) for key in (judge, *panels)} == {"worst"} else "counted"
+    heading = headed(metric.label, whose(judge))
+    labels = ["method", *(["topology"] if any(row["topology"] for row in grid["rows"]) else [])]
+    figure = {"ylabel": heading, "kind": "curves", "worker": drawn, "lines": labels, "spread": "std", **shown}
+    workers = {metrics[key].label: whose(key) for key in (judge, *panels) if key in metrics}
     figure |= {"panels": "metric", "ylabel": "", **titled(workers)} if panels else {"panels": columns}
-    study = {
-        "kind": "comparison",
-        "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(filter(None, [*rows, columns]))}",
-        "paper": SWEEPS,
-        "base": [word for word in runs[0][0] if _setting(word)[0] not in varied],
-        "rows": _rows(settings, rows, columns, values, str(run_settings(runs[0][1])["algo"])),
-        "columns": {columns: values[columns]} if columns else {},
-        "tune": {"rule": "grid", "values": lrs} if len(lrs) > 1 else {"rule": "fixed"},
-        "tune_seeds": list(seeds),
-        "seeds": seeds,
-        "measure": {"split": metric.split, "metric": metric.name, "worker": "worst"},
+    study = grid | {
+        "title": f"{heading[:1].upper()}{heading[1:]}, by {grid['title']}",
+        "measure": {"split": metric.split, "metric": metric.name, "worker": whose(judge)},
         "also": also,
-        "curves": [whose],
+        "curves": [drawn],
         "report": {
             "table": {
-                **{"rows": labels, "columns": columns, "format": form, "precise": True, "heading": heading},
-                "best": "lr" if len(lrs) > 1 else "",
+                **{"rows": labels, "columns": columns, "format": "percent" if metric.percent else "plain"},
+                **{"precise": True, "heading": heading, "best": best},
             },
             "figures": [{"name": "curves", **figure}],
         },
     }
-    path = folder / "study" / f"{name}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, as_yaml(name, folder, study))
-    return path
+    file = folder / "study" / f"{name}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, as_yaml(name, folder, study))
+    return file
 
 
 def as_yaml(name: str, folder: Path, study: dict[str, Any]) -> str:
@@ -185,25 +209,30 @@ def _setting(word: str) -> tuple[str, Any]:
 
 
 def _rows(
-    settings: Sequence[dict[str, Any]], keys: Sequence[str], columns: str, values: dict[str, list[Any]], algo: str
+    settings: Sequence[dict[str, Any]],
+    keys: Sequence[str],
+    paired: Sequence[str],
+    columns: str,
+    values: dict[str, list[Any]],
+    algo: str,
 ) -> list[dict[str, Any]]:
-    """A row for each combination of `keys` that there is, with the columns that it has, if it lacks some."""
+    """A row for each combination of `keys` that there is, with its `paired` settings and the columns that it has, if it
+    lacks some."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     at: dict[tuple[Any, ...], list[Any]] = {}
     for one in settings:
-        topology = str(one["topology"]) if "topology" in keys else ""
-        given = {key: one[key] for key in keys if one.get(key) is not None}
-        further = [f"{key}={value}" for key, value in given.items() if key not in ("algo", "topology")]
-        method = ", ".join([str(one.get("algo", algo)), *further])
-        row = tuple(one[key] for key in keys)
+        topology = str(one.get("topology", "")) if "topology" in keys else ""
+        given = {key: one[key] for key in (*keys, *paired) if one.get(key) is not None}
+        further = [f"{key}={given[key]}" for key in keys if key in given and key not in ("algo", "topology")]
+        row = tuple(one.get(key) for key in keys)
         found[row] = {
-            "method": method,
+            "method": ", ".join([str(one.get("algo", algo)), *further]),
             "topology": topology,
             "base": [f"{key}={value}" for key, value in given.items()],
         }
         at.setdefault(row, []).append(one.get(columns))
     for row, places in at.items():
         only = list(dict.fromkeys(places))
-        if columns and only != values[columns]:
+        if columns in values and only != values[columns]:
             found[row]["only"] = {columns: only}
     return list(found.values())
