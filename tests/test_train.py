@@ -181,13 +181,13 @@ def test_a_run_without_a_name_is_new_and_seeds_share_a_cell(tmp_path, digits):
     with pytest.warns(UserWarning, match="1 repeated run left out: the newest of equal settings counts"):
         assert set(decentral.table(tmp_path / "1", rows="algo").runs) == {2}
     decentral.train(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), *digits, results_dir=tmp_path / "1", **SHORT)
-    with pytest.raises(ConfigError, match=r"differ in model\.num_parameters \(.*650.*\): name it in --rows"):
+    with pytest.raises(ConfigError, match=r"differ in model\.num_parameters \(.*650.*\): name it in rows="):
         decentral.table(tmp_path / "1", rows="algo")
     for name, seed in (("a", 0), ("b", 1), ("c", 1)):
         decentral.train(module, *digits, results_dir=tmp_path / "named", name=name, **(SHORT | {"seed": seed}))
         if name == "b":
             assert set(decentral.table(tmp_path / "named", rows="algo").runs) == {2}
-    with pytest.raises(ConfigError, match=r"differ in name \(.*\): name it in --rows"):
+    with pytest.raises(ConfigError, match=r"differ in name \(.*\): name it in rows="):
         decentral.table(tmp_path / "named", rows="algo")
     assert set(decentral.table(tmp_path / "named", rows="name").runs) == {1}
 
