@@ -52,7 +52,8 @@ def certify(configs: Sequence[Config], settings: Mapping[str, str]) -> list[str]
         described = [{group: component_identity(getattr(config, group)) for group in _PARTS} for config in configs]
         stored = {"methods": described, "num_workers": n, "terms": vars(terms)}
         names = dict.fromkeys([*(one.algo.name for one in configs), *(one.topology.name for one in configs)])
-        folder = f"{'-'.join(names)}-{n}-{hashed_id(stored)[:6]}"
+        words = "-".join(name.rpartition(":")[2] for name in names)  # of module:Class, the class
+        folder = f"{words}-{n}-{hashed_id(stored)[:6]}"
         directory = at_home(configs[0].results_dir) / "certificates" / folder
         figure = certificates.draw_certificates(tables, directory)
         write_json(directory / "certificates.json", stored | {"facts": facts})
