@@ -213,7 +213,7 @@ def collect_runs(
 
 
 def _curves(judged: pandas.DataFrame, layout: Layout) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the lines of curves.csv, and which model each metric is about: metrics without a worst worker show the mean."""
+    """Return the lines of curves.csv, and the worker shown by metric: the mean for metrics without a worst worker."""
     lines, whose = list[dict[str, Any]](), dict[str, str]()
     for run in judged[judged["chosen"]].to_dict("records"):
         labels = {label: run[label] for label in layout.labels}
