@@ -351,7 +351,6 @@ def _table(
         *resume.splitlines(),
         f"Next:     {shlex.join(again)}  (--metric, --worker, --where: any other table; --html: a page)",
     ]
-    options = ["--config-dir", config_dir] if config_dir else []
     if len({Feature.synchrony in one.config.algo.supports for one in combinations}) > 1:
         first = made.results.values.iloc[0]
         cluster = [] if isinstance(combinations[0].config.cluster, VirtualCluster) else ["cluster=two_delayed"]
