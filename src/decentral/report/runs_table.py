@@ -25,6 +25,7 @@ import yaml
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Meaning, Value
 from decentral.registry import component
+from decentral.registry.find import own_names
 from decentral.registry.typed import typed
 from decentral.report import style
 from decentral.report.entries import plain
@@ -34,7 +35,7 @@ from decentral.report.results import read
 from decentral.report.series import read_run, stored_runs
 from decentral.report.tables import as_csv
 from decentral.store import Metric, Status
-from decentral.store.files import at_home, make_folder, read_json, stored_table, write_json
+from decentral.store.files import at_home, check_name, make_folder, read_json, stored_table, write_json
 from decentral.store.run_store import found_run
 from decentral.study.collect import write_curves, write_values
 from decentral.study.measure import AGGREGATES, DAMAGED, Measure, headed, titled
@@ -91,6 +92,7 @@ class Layout:
     x               x axis of the curves: epochs, steps, bytes, tokens, or seconds (simulated, where time is simulated)
     panels          metrics of the curves, each with its own panel; (): the metric, with a panel for each column
     log             whether their y axis is logarithmic; otherwise where a metric that should fall spans two decades
+    name            name of the table's folder; '': from rows and columns, for example 'algo_by_alpha'
     """
 
     rows: Sequence[str]
@@ -104,6 +106,7 @@ class Layout:
     x: str = "epochs"
     log: bool = False
     panels: Sequence[str] = ()
+    name: str = ""
 
     def __post_init__(self) -> None:
         wrong = next((one for one in self.where if "=" not in one), None)
@@ -111,24 +114,23 @@ class Layout:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
         if self.x not in AXIS_WORDS:
             raise ConfigError(f"--x={self.x} does not exist.{suggest(self.x, AXIS_WORDS)}")
+        if self.name:
+            check_name(self.name, "--name")
 
     @property
     def labels(self) -> list[str]:
         """The settings in rows and columns."""
         return [*self.rows, *([self.columns] if self.columns else [])]
 
-    @property
-    def name(self) -> str:
-        """Name of the table's folder, for example 'algo_by_alpha'."""
-        return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
-
 
 def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
-    """Return the folder for the table of these runs: `tables/NAME`, or one beside it if another sweep has that one."""
-    known, runs = read_json(tables / layout.name / "study.json"), _sweep(source)
-    if known is None or known.get("sweep", []) == runs:
-        return tables / layout.name
-    return tables / f"{layout.name}-{hashlib.sha256(' '.join(runs).encode()).hexdigest()[:8]}"
+    """Return the folder for the table of these runs: that of its name, or one named after rows and columns, which has
+    digits if another sweep has the one without."""
+    name = "_".join(layout.rows) + (f"_by_{layout.columns}" if layout.columns else "")
+    known, runs = read_json(tables / name / "study.json"), _sweep(source)
+    if layout.name or known is None or known.get("sweep", []) == runs:
+        return tables / (layout.name or name)
+    return tables / f"{name}-{hashlib.sha256(' '.join(runs).encode()).hexdigest()[:8]}"
 
 
 def runs_of(source: Path) -> Path | list[Path]:
@@ -188,6 +190,8 @@ def collect_runs(
     plain_form = "scientific" if size < 0.01 else "plain"
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
     heading = metrics[metric].get("heading", metric)
+    own = ((label, f"own.{label}") for label in layout.labels if f"own.{label}" in frame)
+    names = own_names(pair for label, key in own for pair in zip(frame[label], frame[key].fillna(""), strict=True))
     curves, whose = _curves(judged, layout) if "directory" in frame else ([], {})
     facts = {
         "study": directory.name,
@@ -197,6 +201,7 @@ def collect_runs(
         "layout": asdict(layout),
         "sweep": _sweep(source),
         "chosen": chosen or {},
+        **({"names": names} if names else {}),
         "run_notes": notes,
         "metrics": metrics,
         "report": {
@@ -264,13 +269,10 @@ def _runs_frame(
         key = asked or next(iter(known), None)
         if key is None or key not in known:
             continue
-        worker = layout.worker
-        if settings.get("availability") == "none":  # all workers are present
-            worker = worker.removeprefix("present ")
-        measure = Measure(*key, worker=worker)
+        measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
         about |= chosen.get(path.name, {})
-        about["panels"] = [Measure(*each, worker=worker) for each in shown if each in known]
+        about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
         values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
         rows += [about | value._asdict() | {"lr": about.get("lr"), "rate": math.nan} for value in values]
@@ -447,7 +449,7 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
     metric = next((name for name in names if words in name), None)
     if metric is None:
         raise ConfigError(f"--metric={layout.metric} is not in {folder}.{suggest(layout.metric, names)}")
-    frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"])
+    frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"]).replace(found.settings)
     named = {}
     if layout.worker not in ("", *AGGREGATES):
         raise ConfigError(f"--worker={layout.worker} is not in {folder}: use {', '.join(AGGREGATES)}.")

@@ -26,7 +26,8 @@ class Measure:
 
     split, metric    of metrics.jsonl
     worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts; of a group of workers
-                     'present mean', 'returned mean', 'honest worst' and so on, where the run defines it
+                     'present mean', 'returned mean', 'honest worst' and so on, where the run defines it (in a run
+                     without absence or attacks, all workers are present and honest)
     last_epochs      average each worker's evaluations over the last epochs, this many, before taking the worst worker
                      (RelaySum paper; with an evaluation every 4 epochs, 5 means epochs 196 and 200); 0: the last
                      evaluation
@@ -77,7 +78,8 @@ class Measure:
             numbers = (nothing if self.when_diverged is None else self.when_diverged,) * 4
         else:
             try:
-                numbers = own._numbers(directory, own._whole(directory))
+                rows = own._whole(directory)
+                numbers = own._in_group(rows)._numbers(directory, rows)
                 status = NOT_REACHED if self.to_reach is not None and math.isnan(numbers[0]) else status
             except ConfigError as error:
                 status, remark = DAMAGED, str(error)
@@ -95,10 +97,12 @@ class Measure:
             rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
         except ConfigError:  # `of` says why
             return []
-        for row in sorted(own._rows(rows), key=lambda row: row["step"]):
+        rows = sorted(own._rows(rows), key=lambda row: row["step"])
+        counted = own._in_group(rows).worker
+        for row in rows:
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
-            names += ["counted"] if "counted" in workers and worker == self.worker else []
+            names += [name for name in ("counted", self.worker) if name in {*workers} - {*names} and worker == counted]
             at = {axis: row[axis] for axis in AXES if axis in row}
             for name in names:
                 head = {**labels, "metric": own._label(), "worker": name, "seed": seed}
@@ -112,6 +116,12 @@ class Measure:
         percent = metric.percent if self.percent is None else self.percent
         larger = bool(metric.larger_is_better) if self.larger_is_better is None else self.larger_is_better
         return replace(self, percent=percent, larger_is_better=larger), metric.chance
+
+    def _in_group(self, rows: Rows) -> Measure:
+        """Return the measure of all workers, if it is of a group that is not told apart in these rows."""
+        group, _, whose = self.worker.rpartition(" ")
+        apart = any(str(row["worker"]).startswith(f"{group} ") for row in rows)
+        return self if apart or group not in ("present", "honest") else replace(self, worker=whose)
 
     def _label(self) -> str:
         """Return the metric's name, for example 'test accuracy (%)' or 'bytes_sent to test accuracy 90 %'."""
