@@ -86,12 +86,9 @@ def table_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def as_options(values: Mapping[str, Any]) -> list[str]:
     """Return options as words of a command line; None and False are not given."""
-    found = list[str]()
-    for name, value in values.items():
-        if value is not None and value is not False:
-            words = [value if isinstance(value, str) else ",".join(value)] if value is not True else []
-            found += [f"--{name}", *words]
-    return found
+    given = {f"--{name}": value for name, value in values.items() if value is not None and value is not False}
+    texts = {name: value if isinstance(value, str | bool) else ",".join(value) for name, value in given.items()}
+    return [word for pair in texts.items() for word in pair if isinstance(word, str)]
 
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what lies below a run's folder

@@ -95,7 +95,7 @@ def _carry_out_command(arguments: list[str]) -> int:
             _draw_over(at_home(name), table_options(options))
             _finish(at_home(name), settings, options.html)
     elif given:
-        wrong = next((one for one in given if one not in ("x", "log")), given[0])
+        wrong = min(given, key=("x", "log").__contains__)
         source = "".join(f"results_dir={name} " for name in folders[:1])
         raise ConfigError(f"--{wrong} needs a table of runs: decentral-report runs {source}--rows KEY.")
     else:

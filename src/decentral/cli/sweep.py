@@ -151,8 +151,8 @@ def _grid(name: str, combinations: Sequence[Combination], layout: Layout, config
     if wrong or first.simulate is Simulate.timeline:
         raise ConfigError(f"--save-study does not apply to {wrong or 'simulate=timeline'}: leave one of them out.")
     words = [one.words for one in combinations]
-    names = names_in(one.config for one in combinations)
-    grid = grid_study(name, words, layout.rows, layout.columns, layout.best, first.algo.name, names)
+    shown = names_in(one.config for one in combinations)
+    grid = grid_study(name, words, layout.rows, layout.columns, layout.best, first.algo.name, shown)
     why = ""
     try:
         runs = sorted(job.id for cell in study_from(name, grid).cells([], config_dir) for job in cell.jobs())
@@ -361,8 +361,7 @@ def _table(
         made = make(directory)
     except ConfigError as error:
         return f"{resume}Note:     no table of means: {error}"
-    usual = type(layout)(rows=[])
-    asked = {name: value for name in TABLE if (value := getattr(layout, name)) != getattr(usual, name)}
+    asked = {name: value for name in TABLE if (value := getattr(layout, name)) != getattr(type(layout), name, "")}
     again = ["decentral-report", "runs", f"results_dir={directory}", *as_options(asked)]
     lines = [
         made.summary(),
@@ -373,8 +372,9 @@ def _table(
         first = made.results.values.iloc[0]
         cluster = [] if isinstance(combinations[0].config.cluster, VirtualCluster) else ["cluster=two_delayed"]
         target = f"target={first['metric'].partition(' (')[0]}:{made.results.values['averaged'].median():.2g}"
-        folder = as_options({"config-dir": config_dir})
-        words = shlex.join(["decentral-run", "-m", *overrides, *cluster, target, *folder])
+        words = shlex.join(
+            ["decentral-run", "-m", *overrides, *cluster, target, *as_options({"config-dir": config_dir})]
+        )
         lines.append(f"Times:    {words}  (at equal simulated time, budget=, instead of equal steps)")
     if wider := _wider(made.results, layout.best, overrides):
         lines.append(f"Wider:    {shlex.join(['decentral-run', '-m', *wider, *options])}  (a best value is at an end)")

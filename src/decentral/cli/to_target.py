@@ -28,7 +28,7 @@ from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
-from decentral.report.figures.lines import AXIS_WORDS
+from decentral.report.runs_table import Layout
 from decentral.store.files import at_home, check_name, make_folder, write_text
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import is_number, value_of
@@ -73,14 +73,11 @@ def compare(
         given[key], words = catalogue.reserved(words, key)
     asked = _asked(given)
     shown = {"x": "seconds", **(table or {})}
-    if shown["x"] not in AXIS_WORDS:
-        raise ConfigError(f"--x={shown['x']} does not exist.{suggest(shown['x'], AXIS_WORDS)}")
     if other := next((name for name in shown if name not in ("x", "log", "name")), ""):
         raise ConfigError(
             f"--{other} does not apply to target=, whose table has a row per method: use --x, --log or --name."
         )
-    if "name" in shown:
-        check_name(shown["name"], "--name")
+    Layout(rows=[], **shown)  # refuses wrong values
     words = checked(words, folders_of(config_dir), several=True)
     axes = axes_of(words, config_dir)
     seeds = [
@@ -122,9 +119,9 @@ def compare(
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, catalogue.as_yaml(save_study, folder, definition))
         say(f"Study:    {file}, to be committed  (decentral-study {save_study} --config-dir {folder})")
-    options = as_options({"config-dir": config_dir, **(table or {}), "save-study": save_study})
-    again = shlex.join(["decentral-run", "-m", *overrides, *options])
-    return max(_carry_out(definition, here, again, config_dir, shown.get("name")), exit_status(refused))
+    options = {"config-dir": config_dir, **(table or {}), "save-study": save_study}
+    again = shlex.join(["decentral-run", "-m", *overrides, *as_options(options)])
+    return max(_carry_out(definition, here, again, config_dir, shown.get("name", "")), exit_status(refused))
 
 
 def _asked(given: dict[str, str | None]) -> Asked:
@@ -318,9 +315,7 @@ def _definition(
     }
 
 
-def _carry_out(
-    definition: dict[str, Any], here: Sequence[str], again: str, config_dir: str | None, name: str | None
-) -> int:
+def _carry_out(definition: dict[str, Any], here: Sequence[str], again: str, config_dir: str | None, name: str) -> int:
     study = catalogue.study_from("of target=", definition)
     directory = next((word.partition("=")[2] for word in here if word.startswith("results_dir=")), "results")
     name = name or "to_target_" + hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:8]

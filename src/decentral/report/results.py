@@ -244,7 +244,7 @@ def _read(path: Path, columns: list[str], names: dict[str, str] | None) -> panda
     absent = [column for column in columns if column not in table.columns]
     if absent:
         raise ConfigError(f"{path} has no column '{absent[0]}': rerun decentral-study, which rewrites it.")
-    texts = [name for name in columns if name not in _OTHERS or name == "metric"]
+    texts = (name for name in columns if name not in _OTHERS or name == "metric")
     return table.assign(**{name: _labels(table[name]).replace(names or {}) for name in texts})
 
 

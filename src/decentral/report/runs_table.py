@@ -190,8 +190,8 @@ def collect_runs(
     plain_form = "scientific" if size < 0.01 else "plain"
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
     heading = metrics[metric].get("heading", metric)
-    own = ((label, f"own.{label}") for label in layout.labels if f"own.{label}" in frame)
-    names = own_names(pair for label, key in own for pair in zip(frame[label], frame[key].fillna(""), strict=True))
+    own = {label: frame[f"own.{label}"].fillna("") for label in layout.labels if f"own.{label}" in frame}
+    names = own_names(pair for label in own for pair in zip(frame[label], own[label], strict=True))
     curves, whose = _curves(judged, layout) if "directory" in frame else ([], {})
     facts = {
         "study": directory.name,

@@ -78,8 +78,7 @@ class Measure:
             numbers = (nothing if self.when_diverged is None else self.when_diverged,) * 4
         else:
             try:
-                rows = own._whole(directory)
-                numbers = own._in_group(rows)._numbers(directory, rows)
+                numbers = own._numbers(directory, own._whole(directory))
                 status = NOT_REACHED if self.to_reach is not None and math.isnan(numbers[0]) else status
             except ConfigError as error:
                 status, remark = DAMAGED, str(error)
@@ -97,9 +96,8 @@ class Measure:
             rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
         except ConfigError:  # `of` says why
             return []
-        rows = sorted(own._rows(rows), key=lambda row: row["step"])
-        counted = own._in_group(rows).worker
-        for row in rows:
+        counted = own._counted(rows)
+        for row in sorted(own._rows(rows), key=lambda row: row["step"]):
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
             names += [name for name in ("counted", self.worker) if name in {*workers} - {*names} and worker == counted]
@@ -117,11 +115,11 @@ class Measure:
         larger = bool(metric.larger_is_better) if self.larger_is_better is None else self.larger_is_better
         return replace(self, percent=percent, larger_is_better=larger), metric.chance
 
-    def _in_group(self, rows: Rows) -> Measure:
-        """Return the measure of all workers, if it is of a group that is not told apart in these rows."""
+    def _counted(self, rows: Rows) -> str:
+        """Return the worker, without its group if these rows do not tell that apart."""
         group, _, whose = self.worker.rpartition(" ")
         apart = any(str(row["worker"]).startswith(f"{group} ") for row in rows)
-        return self if apart or group not in ("present", "honest") else replace(self, worker=whose)
+        return self.worker if apart or group not in ("present", "honest") else whose
 
     def _label(self) -> str:
         """Return the metric's name, for example 'test accuracy (%)' or 'bytes_sent to test accuracy 90 %'."""
@@ -168,7 +166,7 @@ class Measure:
         if self.to_reach is not None and any(self.axis not in row for row in rows):
             raise ConfigError(f"{what} over {self.axis}: use another measure.axis.")
         found = self._reached(rows) if self.to_reach is not None else self._last(rows)
-        wanted = int(self.worker) if self.worker.isdigit() else self.worker
+        wanted = int(self.worker) if self.worker.isdigit() else self._counted(rows)
         if wanted not in found:
             count = sum(isinstance(worker, int) for worker in found)
             known = f"{count} workers" if count else f"only the {' and the '.join(map(str, found))} of this metric"

@@ -237,7 +237,7 @@ class Recorder:
 
     def _add_metrics(self, table: Path) -> None:
         """Add each worker's last metrics on its own test set to a table with a row per worker."""
-        rows = read_metrics(self.store.path, split="local")
+        rows = (row for row in read_metrics(self.store.path) if row["split"] == "local")
         last = {(row["metric"], str(row["worker"])): row["value"] for row in sorted(rows, key=lambda row: row["step"])}
         names = dict.fromkeys(metric for metric, worker in last if worker.isdigit())
         head, *known = csv.reader(table.read_text().splitlines())
