@@ -95,8 +95,7 @@ def _carry_out_command(arguments: list[str]) -> int:
             _draw_over(at_home(name), table_options(options))
             _finish(at_home(name), settings, options.html)
     elif given:
-        wrong = min(given, key=("x", "log").__contains__)
-        source = "".join(f"results_dir={name} " for name in folders[:1])
+        wrong, source = min(given, key=("x", "log").__contains__), "".join(f"results_dir={one} " for one in folders[:1])
         raise ConfigError(f"--{wrong} needs a table of runs: decentral-report runs {source}--rows KEY.")
     else:
         _carry_out(names, settings, options.html, options.config_dir)

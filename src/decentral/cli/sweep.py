@@ -121,8 +121,8 @@ def sweep(
     accepted = _different(accepted)
     layout = _layout(accepted, overrides, table or {})
     grid = _grid(save_study, accepted, layout, config_dir) if save_study else {}
-    asked = {"config-dir": config_dir, **(table or {}), "predict": predict, "save-study": save_study}
-    statuses = _carry_out(accepted, config_dir, overrides, layout, as_options(asked))
+    given = as_options({"config-dir": config_dir, **(table or {}), "predict": predict, "save-study": save_study})
+    statuses = _carry_out(accepted, config_dir, overrides, layout, given)
     ended = [one for one in accepted if RunStore.finished(run_directory(one.config), run_id(one.config))]
     if predict and ended and is_leader():
         titled = zip(_varying(ended), ended, strict=True)

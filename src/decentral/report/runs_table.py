@@ -191,7 +191,7 @@ def collect_runs(
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
     heading = metrics[metric].get("heading", metric)
     own = {label: frame[f"own.{label}"].fillna("") for label in layout.labels if f"own.{label}" in frame}
-    names = own_names(pair for label in own for pair in zip(frame[label], own[label], strict=True))
+    shown = own_names(pair for label in own for pair in zip(frame[label], own[label], strict=True))
     curves, whose = _curves(judged, layout) if "directory" in frame else ([], {})
     facts = {
         "study": directory.name,
@@ -201,7 +201,7 @@ def collect_runs(
         "layout": asdict(layout),
         "sweep": _sweep(source),
         "chosen": chosen or {},
-        **({"names": names} if names else {}),
+        **({"names": shown} if shown else {}),
         "run_notes": notes,
         "metrics": metrics,
         "report": {

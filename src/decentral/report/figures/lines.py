@@ -96,12 +96,9 @@ class Curves(LineFigure):
         found: list[Line] = []
         for panel, line, part in self.parts(table):
             if self.worker == "each":
-                series = [rows for _, rows in part.groupby("series", sort=False)]
-                found += [
-                    Line(panel, line, *(one[key].tolist() for key in ("x", "value")), thin=True, reached=place)
-                    for one in series
-                    for place in [self._reached(panel, one, results)]
-                ]
+                for _, one in part.groupby("series", sort=False):
+                    x, y = one["x"].tolist(), one["value"].tolist()
+                    found.append(Line(panel, line, x, y, thin=True, reached=self._reached(panel, one, results)))
             else:
                 found.append(self._center(panel, line, part, results))
         return found
