@@ -360,6 +360,9 @@ def test_a_saved_study_gives_the_numbers_of_present_workers_of_a_sweep_with_and_
     words = ["availability=none,flaky", "algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=4", "steps=9"]
     shown = ["--worker", "present worst", "--save-study", "mine", "progress=false"]
     (folder,) = re.findall(r"^Results:  (.*)$", command(capsys, *words, *shown)[1], re.M)
+    assert set(decentral.table(folder, rows="availability")["availability"].fillna("none")) == {"none", "flaky"}
+    named = ["runs", f"results_dir={folder}", "--rows", "availability", "--name", "other"]
+    assert re.search(r"^flaky +\d", said(capsys, report, *named), re.M)
     said(capsys, study, "mine")
     ours, theirs = (Path(one, "table.csv") for one in (folder, "results/own/sweeps/mine/small"))
     means = [pandas.read_csv(one)["mean"].iloc[:2].tolist() for one in (ours, theirs)]
@@ -394,7 +397,8 @@ def test_tables_figures_and_studies_show_the_name_that_a_class_of_a_module_has(c
     assert keys == {(name,) for name in names} and r"shared\_momentum & " in latex
     table = decentral.table(rows="algo")
     assert set(table["algo"]) == {"twice:Shared", "twice:Same", "dpsgd"}
-    assert len(decentral.table(rows="algo", where={"algo": "twice:Shared"})) == len(table) / 3
+    for name in ("twice:Shared", "shared_momentum"):
+        assert len(decentral.table(rows="algo", where={"algo": name})) == len(table) / 3
     target = [*words, "cluster=even", "target=objective suboptimality:1e9", "seed=1"]
     assert re.search(r"^shared_momentum +\d", command(capsys, *target)[1], re.M)
     for wrong in (["--help", "algo=twice:Sharde"], ["-m", "algo=dpsgd,twice:Sharde"]):

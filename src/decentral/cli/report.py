@@ -142,12 +142,12 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
         raise ConfigError("--rows is missing: name the settings that tell rows apart, for example --rows algo.")
     layout = Layout(**given, where=options.where)
     source = at_home(settings.get("results_dir", "results"))
-    runs = runs_of(source)
+    runs, chosen = runs_of(source)
     results = Path("results") if stored_table(source / "values.csv") else source
     tables = results / "tables" if isinstance(runs, Path) else source.parent
     directory = folder_of(tables, layout, runs)
     check_writable("results_dir", str(directory), directory)
-    collect_runs(runs, layout, directory)
+    collect_runs(runs, layout, directory, chosen)
     _finish(directory, settings, options.html)
 
 

@@ -134,10 +134,9 @@ def sweep(
         folder, runs = Path(config_dir or "conf"), [run_directory(one.config) for one in accepted]
         known = [metrics for path in runs if (metrics := read_metadata(path))]
         panels = [metric_named(words, known, "--panels") for words in layout.panels]
-        table_of = read_json(_folder(accepted, layout) / "study.json") or {}
-        worker = layout.worker or table_of.get("layout", {}).get("worker") or "worst"
-        shown = {"x": layout.x, "logy": layout.log or None}
-        judge = metric_named(layout.metric, known)
+        of_table = (read_json(_folder(accepted, layout) / "study.json") or {}).get("layout", {})
+        worker = layout.worker or of_table.get("worker", "worst")
+        shown, judge = {"x": layout.x, "logy": layout.log or None}, metric_named(layout.metric, known)
         path = write_study(save_study, grid, runs, judge, worker, folder, shown, list(filter(None, panels)))
         say(f"Study:    {path}, to be committed  (decentral-study {save_study} --config-dir {folder})")
     return exit_status(refused + statuses)

@@ -133,11 +133,13 @@ def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Pa
     return tables / f"{name}-{hashlib.sha256(' '.join(runs).encode()).hexdigest()[:8]}"
 
 
-def runs_of(source: Path) -> Path | list[Path]:
-    """Return the runs of the sweep whose table is in this folder, if they exist; else the folder."""
-    names = (read_json(source / "study.json") or {}).get("sweep", [])
-    found = [source.resolve().parents[1] / "runs" / Path(name).name for name in names]
-    return found if any(path.is_dir() for path in found) else source
+def runs_of(source: Path) -> tuple[Path | list[Path], dict[str, dict[str, str]]]:
+    """Return the runs of the sweep whose table is in this folder, if they exist, and the names of their choices, see
+    `collect_runs`; else the folder."""
+    facts = read_json(source / "study.json") or {}
+    chosen = facts.get("chosen", {})  # in the order of the sweep
+    found = [source.resolve().parents[1] / "runs" / Path(name).name for name in chosen or facts.get("sweep", [])]
+    return (found, chosen) if any(path.is_dir() for path in found) else (source, {})
 
 
 def _sweep(source: Path | Sequence[Path]) -> list[str]:
@@ -149,25 +151,22 @@ def collect_runs(
     source: Path | Sequence[Path],
     layout: Layout,
     directory: Path,
-    chosen: Mapping[str, Mapping[str, str]] | None = None,
+    chosen: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Write the values of runs into `directory`, as a study writes them: `report.make` makes a table of them.
 
     `source` is a folder of results, that of a study, whose collected values are taken, or the directories of some runs.
-    `chosen` has the names of choices by run, as the user gave them (availability=flaky): by default those of the same
-    table before. Raises ConfigError if there are no runs, if they have no such setting or metric, or if runs that
-    differ in something else would share a cell.
+    `chosen` has the names of choices by run, as the user gave them (availability=flaky). Raises ConfigError if there
+    are no runs, if they have no such setting or metric, or if runs that differ in something else would share a cell.
     """
     if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
-        if chosen is None and not isinstance(source, Path):
-            chosen = (read_json(directory / "study.json") or {}).get("chosen")
         asked, layout = layout.worker, replace(layout, worker=layout.worker or "worst")
-        frame, metrics, notes = _runs_frame(source, layout, chosen or {})
+        frame, metrics, notes = _runs_frame(source, layout, chosen)
         if key := "" if asked else _of_averaged(frame, resolved(layout, frame.columns)):
             layout = replace(layout, worker="averaged")
-            frame, metrics, notes = _runs_frame(source, layout, chosen or {})
+            frame, metrics, notes = _runs_frame(source, layout, chosen)
             notes.append(
                 f"no worker differs by {key}, so this table shows the averaged model: use --worker=worst for others"
             )
@@ -200,7 +199,7 @@ def collect_runs(
         "labels": layout.labels,
         "layout": asdict(layout),
         "sweep": _sweep(source),
-        "chosen": chosen or {},
+        "chosen": chosen,
         **({"names": shown} if shown else {}),
         "run_notes": notes,
         "metrics": metrics,
@@ -362,7 +361,8 @@ def table(
     layout = Layout(named[0], columns, best, over, metric, worker, named[1], throughput)
     with TemporaryDirectory() as folder:
         try:
-            collect_runs(runs_of(at_home(results_dir)), layout, Path(folder))
+            runs, chosen = runs_of(at_home(results_dir))
+            collect_runs(runs, layout, Path(folder), chosen)
         except ConfigError as error:
             raise ConfigError(_OPTION.sub(r"\1=", str(error))) from None
         results = read(Path(folder))
@@ -430,13 +430,15 @@ def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:
-    """Return whether a run has all of these settings, each given as key=value, in text or YAML."""
+    """Return whether a run has all of these settings, each given as key=value, in text or YAML; a class of a module is
+    also called by its own name."""
     for key, _, value in (one.partition("=") for one in where):
         try:
             meant = yaml.safe_load(value)
         except yaml.YAMLError:
             meant = value
-        if plain(settings.get(key, "")) not in (plain(value), plain(meant)):
+        known = {plain(settings.get(name, settings.get(key, ""))) for name in (key, f"own.{key}")}
+        if known.isdisjoint((plain(value), plain(meant))):
             return False
     return True
 
