@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -318,6 +319,11 @@ def test_on_its_own_test_set_a_model_is_as_good_as_by_hand(start, task):
     rows = {row["worker"]: row["value"] for row in found.rows if (row["split"], row["metric"]) == ("local", "accuracy")}
     assert rows["averaged"] == pytest.approx(np.mean(of_average), abs=1e-9)
     assert "test accuracy" in (told := summary(found.directory)) and "local accuracy" in told
+    status = json.loads((found.directory / "status.json").read_text())
+    for seconds, most in ((60.0, True), (9.0, False)):
+        status["times_s"] = {"passes": 1.0, "evaluation": seconds}
+        (found.directory / "status.json").write_text(json.dumps(status))
+        assert ("evaluations took 98 % of the time: use evaluation.examples=200" in summary(found.directory)) is most
     assert (found.directory / "local_tests.csv").is_file()
 
 

@@ -119,13 +119,14 @@ class Supervised(Problem):
         self.memory_format = MemoryFormat(template, device)
         self.execution = components("gradients")[self._execution(config)]()
         batch_shape = info.batch_shape(int(config.batch_sizes().max()))
-        outputs = task.num_classes(info) * (1 if hasattr(info, "num_classes") else info.longest)
+        outputs = task.num_classes(info) * (1 if hasattr(info, "num_classes") else getattr(info, "longest", 1))
         most = max(batch_shape[0], _OUTPUT_BYTES // (outputs * self.dtype.itemsize))
         self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision) or most
         self.workload = Workload(self.models, batch_shape, config.precision, self.loss, self.ignored)
         self._check_memory(template)
         self.passes = self.execution.passes(self.workload)
-        self.facts = {"execution": self.passes.execution}
+        sizes = [self.models.num_parameters, sum(parameter.numel() for parameter in template.parameters())]
+        self.facts = {"execution": self.passes.execution, "parameters": sizes}
         self._x0 = flat(template).to(device)
         self._streams: dict[int | None, _Stream] = {}
         wanted, given = self.statistics_examples, info.num_train
@@ -156,11 +157,12 @@ class Supervised(Problem):
             return
         fits = int((free - rows) / passes * size)
         key = "batch_size" if config.batch_size_per_worker is None else "batch_size_per_worker"
-        cures = [f"{key}={fits} or less"] * (fits > 0) + ["a smaller data.longest"] * tokens + ["fewer num_workers"]
+        cures = [f"{key}={fits} or less"] * (fits > 0) + ["a smaller data.longest"] * tokens
+        cures += ["fewer num_workers"] * (rows > passes) + ["a smaller model"]
         raise ConfigError(
             f"{key}={size} needs {passes / 1e9:.2g} GB of memory for a gradient of model={config.model.name}, and "
             f"{rows / 1e9:.2g} GB for the models and gradients of {len(self.workers)} workers, but only "
-            f"{free / 1e9:.2g} GB are available: use {', '.join(cures)}, or a smaller model."
+            f"{free / 1e9:.2g} GB are available: use {' or '.join(cures)}."
         )
 
     def _execution(self, config: TaskConfig) -> str:
