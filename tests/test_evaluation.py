@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -322,6 +323,11 @@ def test_on_its_own_test_set_a_model_is_as_good_as_by_hand(start, task):
     table = pandas.read_csv(found.directory / "local_tests.csv")
     assert table["accuracy"].tolist() == pytest.approx([rows[i] for i in table["worker"]])
     assert "local_tests.csv  (each worker's test set, and its final metrics on it)" in told
+    status = json.loads((found.directory / "status.json").read_text())
+    for seconds, most in ((60.0, True), (9.0, False)):
+        status["times_s"] = {"passes": 1.0, "evaluation": seconds}
+        (found.directory / "status.json").write_text(json.dumps(status))
+        assert ("evaluations took 98 % of the time: use evaluation.examples=200" in summary(found.directory)) is most
 
 
 def test_test_sets_of_workers_make_no_difference_to_others_and_are_the_same_in_processes(start):

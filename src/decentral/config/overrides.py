@@ -363,6 +363,9 @@ def _check_choice(group: str, choice: str, known: list[str]) -> None:
         return
     if group in GROUPS and component(GROUPS[group], choice) is not None:
         return
+    for name, cls in components(GROUPS[group]).items() if "." in choice and group in GROUPS else ():
+        if choice.endswith(tuple(getattr(cls, "reads", ()))):
+            raise ConfigError(f"{group}={choice} is a file: use {group}={name} {group}.path={choice}.")
     folder = plugins.folder() if group in GROUPS else None
     if folder is not None and (file := folder / GROUPS[group].rpartition(".")[2] / f"{choice}.py").is_file():
         raise ConfigError(f"{group}={choice} does not exist: {file} defines no class with name: str = '{choice}'.")

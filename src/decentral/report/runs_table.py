@@ -32,7 +32,7 @@ from decentral.report.entries import plain
 from decentral.report.figures.figure import METRIC
 from decentral.report.figures.lines import AXIS_WORDS
 from decentral.report.results import read
-from decentral.report.series import read_run, stored_runs
+from decentral.report.series import choice_words, read_run, stored_runs
 from decentral.report.tables import as_csv
 from decentral.store import Metric, Status
 from decentral.store.files import at_home, check_name, make_folder, read_json, stored_table, write_json
@@ -72,7 +72,7 @@ _LOG_FROM_RATIO = 10
 _OPTION = re.compile(r"--(rows|columns|best|over|metric|worker|where)\b[ =]?")
 """An option, which in Python is an argument."""
 _MOST_COLUMNS = 8
-_OWN = {*Value._fields, "rate", "directory", "measure", "panels"} - {"lr"}
+_OWN = {*Value._fields, "rate", "directory", "measure", "panels", "attendance"} - {"lr"}
 """Columns that are not settings."""
 
 
@@ -192,10 +192,12 @@ def collect_runs(
     own = {label: frame[f"own.{label}"].fillna("") for label in layout.labels if f"own.{label}" in frame}
     shown = own_names(pair for label in own for pair in zip(frame[label], own[label], strict=True))
     curves, whose = _curves(judged, layout) if "directory" in frame else ([], {})
+    attendance = {*frame.get("attendance", ())} if "availability" not in layout.labels else set[str]()
+    everywhere = f", with {attendance.pop()}" if len(attendance) == 1 and all(attendance) else ""
     facts = {
         "study": directory.name,
         "scale": "",
-        "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(layout.labels)}",
+        "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(layout.labels)}{everywhere}",
         "labels": layout.labels,
         "layout": asdict(layout),
         "sweep": _sweep(source),
@@ -271,6 +273,8 @@ def _runs_frame(
         measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
         about |= chosen.get(path.name, {})
+        own = {key.removeprefix("availability."): value for key, value in settings.items() if "availability." in key}
+        about["attendance"] = choice_words("availability", {"name": settings.get("availability"), **own})
         about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
         values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
@@ -406,15 +410,14 @@ def metric_named(
     if not wanted:
         return None
     known = {key: metric for metrics in runs for key, metric in metrics.items()}
-    words = wanted.removesuffix("(%)").strip().replace("_", " ")
-    exact = [key for key, metric in known.items() if metric.words == words]
-    named = [key for key, metric in known.items() if metric.name.replace("_", " ") == words]
+    words = wanted.removesuffix("(%)").strip()
+    named = [key for key, metric in known.items() if metric.is_called(words)]
     named.sort(key=lambda key: key[0] != "test")
-    if not exact + named:
+    if not named:
         raise ConfigError(
             f"{option}={wanted} is in none of these runs.{suggest(wanted, [metric.words for metric in known.values()])}"
         )
-    return (exact + named)[0]
+    return named[0]
 
 
 def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
