@@ -353,8 +353,8 @@ def test_every_word_is_explained_once():
 
 
 NOTEBOOK_FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
-TRAINING, COLAB = (NOTEBOOK_FOLDER / f"{name}.ipynb" for name in ("training", "colab"))
-NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING, COLAB})
+TRAINING, COLAB, TUTORIAL = (NOTEBOOK_FOLDER / f"{name}.ipynb" for name in ("training", "colab", "tutorial"))
+NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING, COLAB, TUTORIAL})
 SHOWN_STUDIES = {
     "benchmark": "benchmark_methods",
     "bluefog": "bluefog_linear_regression",
@@ -450,6 +450,15 @@ def test_the_notebook_for_colab_installs_runs_compares_and_plots(tmp_path: Path)
     ran, compared, plotted = json.loads(done.stdout)
     assert "worst" in ran["text/plain"] and "image/png" in plotted
     assert all(algo in compared["text/plain"] for algo in ("relaysgd", "dpsgd", "allreduce"))
+
+
+def test_the_notebook_of_the_tutorial_has_the_cells_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    page = import_module("notebooks").tutorial()
+    kept = json.loads(TUTORIAL.read_text())
+    assert ["".join(cell["source"]) for cell in kept["cells"]] == [cell.source for cell in page.cells], (
+        "scripts/notebooks.py tutorial"
+    )
 
 
 @pytest.mark.slow

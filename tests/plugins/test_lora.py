@@ -14,6 +14,7 @@ from configure import configure
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.plugins.lora.adapters.lora import best_factors
+from decentral.report.summary import summary
 from decentral.store.models import load_models
 
 transformers = pytest.importorskip("transformers")
@@ -42,8 +43,13 @@ def words(folder: Path) -> list[str]:
 
 
 def test_a_stored_model_trains_its_adapters_and_head_and_keeps_its_weights_once(start, folder, words, tmp_path):
-    models = load_models(start(*words).directory)
-    for name, value in transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict().items():
+    done = start(*words)
+    models, given = load_models(done.directory), transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    sizes = {name: tensor.numel() for name, tensor in models["worker0"].items()}
+    sent = sum(size for name, size in sizes.items() if "lora_" in name or name == "score.weight")
+    said = f"Model:    {sent:,} of {sum(sizes.values()):,} parameters are trained; only these are sent"
+    assert said in summary(done.directory)
+    for name, value in given.items():
         if name != "lm_head.weight":
             each = [model[name.replace("c_attn.", "c_attn.base_layer.")] for model in models.values()]
             assert torch.equal(each[0], value.double()) and len({id(tensor) for tensor in each}) == 1

@@ -248,8 +248,8 @@ def as_csv(results: Results) -> str:
             one, runs = theirs.get(entry.published), entry.wanted or most
             numbers_ = [entry.mean, "" if entry.std is None else entry.std, len(entry.values), runs, entry.diverged]
             rates = " ".join(f"{rate:.6g}" for rate in entry.rates)
-            row = [*entry.labels.values(), entry.metric, of, *numbers_, rates, entry.at_edge, one.text if one else ""]
-            rows.append(row)
+            named = (results.settings.get(label, label) for label in entry.labels.values())
+            rows.append([*named, entry.metric, of, *numbers_, rates, entry.at_edge, one.text if one else ""])
     return csv_text([*results.labels, *_CSV_COLUMNS], rows)
 
 
