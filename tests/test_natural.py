@@ -122,6 +122,8 @@ def test_files_of_every_kind_are_split_by_writer(femnist: dict[str, list[tuple[i
     library = ("data=datasets:load_dataset", "model=mlp")
     saved = ("data=datasets:load_from_disk", "data.dataset_path=saved", "model=mlp")
     texts = ("task=text", "data.tokens=words", "model=fasttext")
+    with pytest.raises(ConfigError, match=r"has no setting 'path'\. Did you mean 'data\.dataset_path'"):
+        configure(*RUN, *saved, "data.path=saved")
     sources = {
         "parquet": (*library, "data.path=femnist", "data.label=character", *column),
         "saved": (*saved, "data.label=character", *column),
