@@ -311,6 +311,8 @@ def places() -> dict[str, list[str]]:
 def meant(key: str) -> str:
     """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelled or
     shortened, or by the words that explain another one; else how all are listed."""
+    if key.startswith("figures."):
+        return f" It belongs to decentral-report, as in decentral-report FOLDER {key}=..."
     known, name = places(), key.rpartition(".")[2]
     part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
     longer = [one for one in known if part.search(one)]
@@ -320,8 +322,6 @@ def meant(key: str) -> str:
     meant = meant or get_close_matches(name, (*_KEYS, "experiment"), n=1, cutoff=0.6)
     if meant:
         return f" Did you mean {' or '.join(map(repr, meant))}?"
-    if key.startswith("figures."):
-        return " It belongs to decentral-report, as in decentral-report FOLDER figures.title=false."
     return " decentral-run --help lists all settings."
 
 

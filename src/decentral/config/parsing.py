@@ -262,7 +262,8 @@ def dump(config: Config) -> str:
     import yaml
 
     found = {group: sources.source(type(getattr(config, group))) for group in GROUPS}
-    own = {group: source for group, source in found.items() if source is not None}
+    names = {group: {"name": name} for group in found if (name := find.own_name(type(getattr(config, group))))}
+    own = {group: source | names.get(group, {}) for group, source in found.items() if source is not None}
     for one in (config, *(getattr(config, group) for group in GROUPS)):
         own |= {f"{key}={name}": function_source(key, name) for key, name in functions(type(one), vars(one))}
     return yaml.safe_dump(plain(config) | ({"own": own} if own else {}), sort_keys=False)

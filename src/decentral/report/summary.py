@@ -27,7 +27,7 @@ _MISSING = "-"
 _RATIOS_TOLD = 5
 _TABLES = (
     ("privacy.csv", "Privacy: ", "epsilon of each pair of workers"),
-    ("local_tests.csv", "Tests:   ", "each worker's test set; its own metrics are in metrics.jsonl beside it"),
+    ("local_tests.csv", "Tests:   ", "each worker's test set, and its final metrics on it"),
 )
 _FIRST_STEPS = (
     ("decentral-run", "algo=dpsgd", "topology=ring", "another method and topology on the same data"),
