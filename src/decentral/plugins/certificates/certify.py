@@ -80,7 +80,7 @@ class Certifier:
         counts, settles = zip(*(piece.counts() for piece in pieces), strict=True)
         counted = np.concatenate(counts)
         self.count = _same(counted[:, -method.period * method.n :])
-        """The effective rate factor c: how often each gradient after the warm-up finally counts."""
+        """The effective rate factor c: the total weight of each gradient after the warm-up in the models."""
         self.facts = {
             "mean": errors[0],
             "common": max(errors[1], moved),
@@ -196,7 +196,7 @@ def facts_text(facts: Mapping[str, float]) -> str:
             if moved <= TOLERANCE
             else f"no, off by up to {moved:.3g} of a gradient (as with momentum and other memory)"
         ),
-        "every gradient finally counts the same": counted,
+        "all gradients have the same total weight": counted,
         "a common optimum is a fixed point": "yes" if common <= TOLERANCE else f"no, moves by {common:.3g}",
         "the optimum of heterogeneous workers is a fixed point": "yes" if facts["heterogeneous"] <= TOLERANCE else "no",
     }
@@ -304,7 +304,7 @@ def certify(
 
     `frame.attrs["largest_stable"]` is the largest stable learning rate, and `frame.attrs["facts"]` has what holds for
     all functions: by how much the mean moves otherwise than by the mean of the updates, a common optimum and the
-    optimum of heterogeneous workers are no fixed points; and how often gradients finally count.
+    optimum of heterogeneous workers are no fixed points; and the total weight of gradients.
 
     >>> import decentral
     >>> table = decentral.certify("dpsgd", "ring", num_workers=8, lr=0.1, steps=3)

@@ -34,7 +34,7 @@ class Certificate(Measurement):
 
     mu         strong convexity of every worker's function
     L          smoothness of every worker's function
-    effective  effective learning rate: the rate times the number of times that a gradient finally counts
+    effective  effective learning rate: the rate times the total weight of a gradient
     after      K, the number of steps of the worst case
     zeta2      heterogeneity
     target     error whose number of steps is measured, as the mean over random quadratics
