@@ -147,6 +147,11 @@ def test_a_gradient_that_exceeds_the_memory_is_refused_and_the_suggested_batch_s
     assert fits
     opened(fits[1])
     monkeypatch.setattr(supervised, "available_memory", lambda: 6 * outputs)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        patch.setattr(torch.distributed, "get_world_size", lambda: 3)
+        with pytest.raises(ConfigError, match=r"0\.0082 GB for each process are available: .* or fewer processes or"):
+            opened()
     problem = opened()
     whole = problem.worker_statistics(problem.init().repeat(2, 1))
     monkeypatch.setattr(supervised, "_OUTPUT_BYTES", 3 * outputs // 8)

@@ -455,6 +455,7 @@ def test_predictions_mark_runs_that_have_not_converged_and_refuse_others(
         run_command([*base, "algo=dpsgd", "topology=ring", "num_workers=4", "steps=5", "lr=9", "--predict"])
     ends = capsys.readouterr().out.splitlines()[-6:]
     assert re.match(r"distance, last fifth of the run +unstable +\d", ends[-1]) and "inf" not in "".join(ends)
+    assert ends[-3].split() == ["left", "from", "the", "start", "unstable", "-"]
     sweep = ["-m", *base, "algo=dpsgd,d2", "topology=ring", "num_workers=4", "steps=500"]
     with pytest.raises(SystemExit):
         run_command([*sweep, "--predict"])

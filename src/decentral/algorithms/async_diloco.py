@@ -91,12 +91,14 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
     that of HALoS (Kim et al., ICML 2025, arXiv:2506.04531), as the regions; heloco: Al Asif et al., arXiv:2606.00271,
     from others' code; quorum: Decoupled DiLoCo (Douillard et al., arXiv:2604.21428) from summaries, with one fragment.
     The papers' texts were not checked. Decoupled DiLoCo weighs by tokens_i^2 / h_i, which is h_i for batches of one
-    size. The staleness s of an arrival is the number of arrivals since its worker took theta. Fast workers take more
-    gradients; simultaneous arrivals are in worker order. Local optimizer buffers stay with their workers and are never
-    reset. The server is beside worker 0: any other worker sends a row per arrival and gets one back. Evaluations test
-    the workers' models, also amid their local steps; theta is in the state (`trace=state`). One worker with N = 1 is
-    `diloco`; so are equally fast workers with rule=buffered, N = n and grace_s > 0, and workers of any speed with
-    rule=quorum, quorum=n and equal H. Departure: H defaults to 50. Topology: not used.
+    size. With rule=quorum and small windows, theta - x_i also contains the server's steps since x_i was theta: use a
+    smaller `outer_lr` and `outer_momentum`, such as 0.3 and 0.5; a smaller `lr` does not help. The staleness s of an
+    arrival is the number of arrivals since its worker took theta. Fast workers take more gradients; simultaneous
+    arrivals are in worker order. Local optimizer buffers stay with their workers and are never reset. The server is
+    beside worker 0: any other worker sends a row per arrival and gets one back. Evaluations test the workers' models,
+    also amid their local steps; theta is in the state (`trace=state`). One worker with N = 1 is `diloco`; so are
+    equally fast workers with rule=buffered, N = n and grace_s > 0, and workers of any speed with rule=quorum, quorum=n
+    and equal H. Departure: H defaults to 50. Topology: not used.
 
     rule            delayed_nesterov, buffered, weighted, heloco or quorum
     arrivals        N, the arrivals between two changes of the momentum; null: n

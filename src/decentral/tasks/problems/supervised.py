@@ -146,7 +146,9 @@ class Supervised(Problem):
         Only a large pass is measured: a number that it keeps takes tens of multiplications.
         """
         config, info, (size, *shape) = self.config, self.config.data.inspect(), self.workload.batch_shape
-        free, tokens = available_memory() // (place().local_size if under_torchrun() else 1), hasattr(info, "usual")
+        processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        processes = place().local_size if under_torchrun() else processes
+        free, tokens = available_memory() // processes, hasattr(info, "usual")
         shape = [int(min(info.longest, info.usual))] if tokens else shape
         products = size * min(config.model.multiplications(info), self.models.num_parameters * math.prod(shape))
         rows = 2 * len(self.workers) * self.models.num_parameters * self.dtype.itemsize
@@ -155,10 +157,12 @@ class Supervised(Problem):
         if kept and kept + rows > free:
             key, fits = "batch_size_per_worker" if config.batch_size_per_worker else "batch_size", (free - rows) / kept
             cures = [f"{key}={int(fits * size)} or less"] * (fits * size >= 1) + ["a smaller data.longest"] * tokens
+            cures += ["fewer processes"] * (processes > 1)
             raise ConfigError(
                 f"{key}={size} needs {kept / 1e9:.2g} GB of memory for a gradient of model={config.model.name}, and "
                 f"{rows / 1e9:.2g} GB for the models and gradients of {len(self.workers)} workers, but only "
-                f"{free / 1e9:.2g} GB are available: use {' or '.join([*cures, 'a smaller model or fewer workers'])}."
+                f"{free / 1e9:.2g} GB {'for each process ' * (processes > 1)}are available: use "
+                f"{' or '.join([*cures, 'a smaller model or fewer workers'])}."
             )
 
     def _execution(self, config: TaskConfig) -> str:

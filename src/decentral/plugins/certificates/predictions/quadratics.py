@@ -42,7 +42,7 @@ def quadratics(config: Config) -> Callable[[Path], list[list[str]]]:
         steps, squares = _measured(directory, "distance_to_optimum", 2)
         distances, last = np.sqrt(squares), math.ceil(_LAST * len(steps))
         end = math.sqrt(squares[-last:].mean())
-        left = distances[0] * min(rate, 1.0) ** int(steps[-1])
+        left = math.inf if math.isinf(expected) else distances[0] * min(rate, 1.0) ** int(steps[-1])
         mark = "*" * bool(left > max(_CONVERGED * expected, _ROUNDING))
         falling = (distances > 10 * expected) & (distances > 1e-9 * distances[0]) & (steps >= steps[-1] // 10)
         slope = np.polyfit(steps[falling], np.log(distances[falling]), 1)[0] if falling.sum() > 1 else math.nan
@@ -107,5 +107,6 @@ def _measured(directory: Path, metric: str, power: int) -> tuple[np.ndarray, np.
 
     rows = DataFrame(read_metrics(directory))
     rows = rows[(rows.metric == metric) & rows.worker.astype(str).str.isdigit()]
-    means = rows.value.astype(float).pow(power).groupby(rows.step.astype(int)).mean()
+    with np.errstate(over="ignore"):
+        means = rows.value.astype(float).pow(power).groupby(rows.step.astype(int)).mean()
     return means.index.to_numpy(), means.to_numpy()
