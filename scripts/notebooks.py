@@ -1,8 +1,14 @@
-"""Carry out the notebooks anew, each in a process of its own, and keep what they show: `make notebooks`."""
+"""Run the notebooks again, each in a process of its own, and keep their outputs: `make notebooks`.
+
+`notebooks/tutorial.ipynb` is docs/tutorial.md as cells.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -11,9 +17,26 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 
 
-def carried_out(path: Path, folder: Path = FOLDER, timeout_s: int = 600) -> nbformat.NotebookNode:
-    """The notebook with its outputs, less what differs from time to time and place to place."""
-    notebook = nbformat.read(path, as_version=4)
+def tutorial() -> nbformat.NotebookNode:
+    """Return docs/tutorial.md as a notebook: commands begin with `!`, and modules are written to files."""
+    text = (FOLDER.parent / "docs" / "tutorial.md").read_text()
+    text = re.sub(r"\]\((\w+\.md)", r"](../docs/\1", text)
+    cells = []
+    for words, python, code in re.findall(r"(.*?)(?:^```(python)?\n(.*?)^```\n|\Z)", text, re.M | re.S):
+        if words.strip():
+            cells.append(nbformat.v4.new_markdown_cell(words.strip()))
+        if python:
+            file, source = code.removeprefix("# ").split("\n", 1)
+            cells.append(nbformat.v4.new_code_cell(f"%%writefile {file}\n{source}".strip()))
+        elif code:
+            cells.append(nbformat.v4.new_code_cell(f"!{code}".strip()))
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    return nbformat.v4.new_notebook(cells=cells)
+
+
+def carried_out(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int = 600) -> nbformat.NotebookNode:
+    """Run the notebook in `folder`, and return it with its outputs, less what differs between times and places."""
     client = NotebookClient(
         notebook, timeout=timeout_s, record_timing=False, resources={"metadata": {"path": str(folder)}}
     )
@@ -23,13 +46,18 @@ def carried_out(path: Path, folder: Path = FOLDER, timeout_s: int = 600) -> nbfo
 
 
 def main() -> None:
-    """Those that are named, or all that show what is stored in results/."""
+    """Run the named notebooks, or all that show what is stored in results/."""
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     papers = ["benchmark", "bluefog", "certificates", "churn", "flex", "gpt", "relaysum", "thesis", "time", "wagma"]
-    names = sys.argv[1:] or papers
-    for name in names:
+    for name in sys.argv[1:] or papers:
         path = FOLDER / f"{name}.ipynb"
         print(f"{path.name} ...", flush=True)
-        nbformat.write(carried_out(path), path)
+        if name == "tutorial":
+            with tempfile.TemporaryDirectory() as folder:
+                notebook = carried_out(tutorial(), Path(folder))
+        else:
+            notebook = carried_out(nbformat.read(path, as_version=4), FOLDER)
+        nbformat.write(notebook, path)
 
 
 if __name__ == "__main__":

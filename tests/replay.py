@@ -89,13 +89,21 @@ class OuterReplay(Replay):
 
     def run(self) -> Tensor:
         programs = [self.algorithm.program(i, self.team) for i in range(self.n)]
-        arrivals = sorted((one["number"], one["worker"]) for one in self.operations if one["what"] == "arrive")
-        assert [number for number, _ in arrivals] == list(range(len(arrivals)))
-        for _, i in arrivals:
+        arrivals = sorted(
+            (one["number"], one["worker"], one["takes"]) for one in self.operations if one["what"] == "arrive"
+        )
+        assert [number for number, *_ in arrivals] == list(range(len(arrivals)))
+        waiting: list[int] = []
+        for number, i, takes in arrivals:
             for operation in programs[i]:
                 operation.carry_out(self, i)
                 if isinstance(operation, Outer):
                     break
+            waiting.append(i)
+            if number + 1 == takes:
+                for each in waiting:
+                    self.server.collect(self.state, each)
+                waiting = []
         for i, gradients in enumerate(self.by_worker("gradient")):
             for operation in programs[i]:
                 if isinstance(operation, Gradient) and self.drawn[i] == len(gradients):
@@ -104,8 +112,8 @@ class OuterReplay(Replay):
         return self.x
 
     def outer(self, i: int, server: Server) -> None:
+        self.server = server
         server.deliver(self.state, i)
-        server.collect(self.state, i)
 
 
 class GroupsReplay(Replay):

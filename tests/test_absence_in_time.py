@@ -279,6 +279,14 @@ def test_an_operation_of_who_is_away_begins_when_it_is_back(name, tmp_path):
         assert found.now - 2.0 < spent <= found.now
 
 
+def test_a_quorum_with_workers_that_never_return_is_an_error(start: Start, tmp_path):
+    words = [*PROBLEM, "algo=async_diloco", "num_workers=6", "steps=20", "algo.period_steps=5", *FREE, *BY_THEMSELVES]
+    words += [*trace(tmp_path, *(f"{i},0," for i in range(5)), "5,0,3.5"), "algo.rule=quorum"]
+    with pytest.raises(ConfigError, match="No worker can continue after 5 s of simulated time"):
+        start(*words, "algo.quorum=6", directory="six")
+    assert start(*words, "algo.quorum=5", directory="five").status == "done"
+
+
 @pytest.mark.parametrize(
     ("name", "availability"),
     [(name, CRASHLESS if name == "a2cid2" else SESSIONS) for name in FREE_RUNNING],

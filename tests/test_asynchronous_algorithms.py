@@ -244,12 +244,22 @@ SERVERS = {
     "buffered": AsyncDiLoCo(rule=Rule.buffered, arrivals=4, period_steps=2),
     "window": AsyncDiLoCo(rule=Rule.buffered, period_steps=2, grace_s=0.5),
     "weighted": AsyncDiLoCo(rule=Rule.weighted, period_steps=4, dynamic_steps=True, grace_s=0.3),
+    "quorum": AsyncDiLoCo(rule=Rule.quorum, quorum=3, period_steps=4, dynamic_steps=True),
+    "quorum, window": AsyncDiLoCo(rule=Rule.quorum, quorum=2, period_steps=3, dynamic_steps=True, grace_s=0.4),
+    "quorum, weighted": AsyncDiLoCo(rule=Rule.weighted, quorum=2, period_steps=2, grace_s=0.2),
     "polynomial": AsyncDiLoCo(rule=Rule.weighted, period_steps=1, stale_weight=StaleWeight.polynomial),
 }
 
 
-def arrivals(H: list[int], times: np.ndarray, grace: float) -> Iterator[tuple[float, int, int]]:
-    """Time, worker and the version that it began at, without end: a heap of pending ends."""
+class Arrival(NamedTuple):
+    time: float
+    worker: int
+    seen: int  # the version that it began at
+    taken: int  # the version that it takes
+
+
+def arrivals(H: list[int], times: np.ndarray, grace: float, quorum: int) -> Iterator[Arrival]:
+    """Arrivals without end: a heap of pending ends."""
     n, version, drawn = len(H), 0, [0] * len(H)
 
     def ends(i: int, now: float) -> float:
@@ -260,21 +270,23 @@ def arrivals(H: list[int], times: np.ndarray, grace: float) -> Iterator[tuple[fl
     running = [(ends(i, 0.0), i, 0) for i in range(n)]
     heapify(running)
     while True:
-        window = [heappop(running)]
-        while grace and running and running[0][0] <= window[0][0] + grace:
+        window = [heappop(running) for _ in range(quorum)]
+        closes = window[-1][0] + grace
+        while grace and running and running[0][0] <= closes:
             window.append(heappop(running))
-        yield from window
         version += len(window)
+        yield from (Arrival(*one, version) for one in window)
         for _, i, _ in window:
             heappush(running, (ends(i, window[-1][0]), i, version))
 
 
-def on_a_server(method: AsyncDiLoCo, n: int, H: list[int], events: list[tuple[float, int, int]]) -> np.ndarray:
+def on_a_server(method: AsyncDiLoCo, n: int, H: list[int], events: list[Arrival]) -> np.ndarray:
     """The server's model after these events."""
     g, draws, e, b = gradient(n, 3), [0] * n, method.outer_lr, method.outer_momentum
     N, c = method.arrivals or n, method.activation
     thetas, m, ds = [np.zeros(3)], np.zeros(3), []
-    for k, (_, i, seen) in enumerate(events):
+    window: list[tuple[int, np.ndarray]] = []
+    for k, (_, i, seen, taken) in enumerate(events):
         x = thetas[seen]
         for _ in range(H[i]):
             x, draws[i] = x - RATE * g(x, i, draws[i]), draws[i] + 1
@@ -287,6 +299,13 @@ def on_a_server(method: AsyncDiLoCo, n: int, H: list[int], events: list[tuple[fl
         elif method.rule is Rule.buffered:
             m = b * m + np.mean(ds[-N:], 0) if ends else m
             step = np.mean(ds[-N:], 0) + b * m if ends else 0
+        elif method.rule is Rule.quorum:
+            window.append((H[i], x))
+            step = np.zeros(3)
+            if taken == k + 1:
+                D = thetas[-1] - np.average([x for _, x in window], axis=0, weights=[h for h, _ in window])
+                m = b * m + D
+                step, window = D + b * m, []
         else:
             m = b * m + np.mean(ds[-N:], 0) if ends else m
             step = d / N + ((1 - c * N + c) if ends else c) * b * m
@@ -297,7 +316,7 @@ def on_a_server(method: AsyncDiLoCo, n: int, H: list[int], events: list[tuple[fl
 @pytest.mark.parametrize("setting", SERVERS)
 def test_a_server_takes_the_step_of_its_rule_for_each_arrival(setting):
     method = SERVERS[setting]
-    for n, equal in ((5, False), (4, True), (1, False)):
+    for n, equal in ((5, False), (4, True), (method.quorum, False)):
         times = np.ones((1, n)) if equal else uneven(n) * np.linspace(1, 3, n)
         v = 1 / times.mean(0)
         H = [max(1, int(method.period_steps * one / v.max() + 1e-9)) if method.dynamic_steps else method.period_steps
@@ -307,10 +326,10 @@ def test_a_server_takes_the_step_of_its_rule_for_each_arrival(setting):
             run.timeline.run(gradients=40 * n)  # later, some have no gradients left to deliver
         seen = [(at, arguments[-1]) for at, what, arguments in run.seen if what == "call"
                 and arguments[0].__name__ == "deliver"]  # fmt: skip
-        expected = list(islice(arrivals(H, times, method.grace_s), len(seen)))
-        assert len(seen) >= 10 * n // max(H) and [(at, i) for at, i, _ in expected] == seen
+        expected = list(islice(arrivals(H, times, method.grace_s, method.quorum), len(seen)))
+        assert len(seen) >= 10 * n // max(H) and [(one.time, one.worker) for one in expected] == seen
         np.testing.assert_allclose(run.state.theta[0].numpy(), on_a_server(method, n, H, expected), rtol=0, atol=1e-12)
-        assert run.timeline.ages == Counter(k - version for k, (_, _, version) in enumerate(expected))
+        assert run.timeline.ages == Counter(k - one.seen for k, one in enumerate(expected))
 
 
 def heloco(d: np.ndarray, m: np.ndarray) -> np.ndarray:
@@ -335,7 +354,7 @@ def test_heloco_corrects_each_parameter_that_opposes_the_momentum(c_ok):
     theta, m, cases = np.zeros(10), np.zeros(10), Counter[int]()
     for k in range(60):
         d = draw.normal(size=10)
-        method.arrive(n, state, torch.from_numpy(d.copy()), k)
+        method.arrive(n, state, torch.from_numpy(d.copy()), k, 1)
         for part in (slice(0, 6), slice(6, 10)):
             cases[int(d[part] @ m[part] > 0)] += not np.array_equal(heloco(d[part], m[part]), d[part])
             d[part] = heloco(d[part], m[part]) if c_ok > 0 else d[part]
@@ -354,8 +373,10 @@ SERVER = [*("task=quadratics", "task.dimension=5", "task.noise=0.1", "lr=0.05", 
     [
         ["num_workers=1", "task.zeta2=0", "algo.activation=0.4", "algo.arrivals=1"],
         ["num_workers=5", "task.zeta2=1", "algo.rule=buffered", "algo.grace_s=1"],
+        ["num_workers=5", "task.zeta2=1", "algo.rule=quorum", "algo.quorum=5"],
+        ["num_workers=1", "task.zeta2=0", "algo.rule=quorum"],
     ],
-    ids=["one worker", "all together"],
+    ids=["one worker", "all together", "quorum of all", "quorum of one"],
 )
 def test_the_limits_of_a_server_are_diloco(start, settings):
     ours = start(*SERVER, "algo=async_diloco", *settings, directory="ours")

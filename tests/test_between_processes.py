@@ -17,6 +17,7 @@ from decentral.errors import ConfigError
 from decentral.network.windows.window import SmallWeight
 from decentral.network.world import World
 from decentral.store import RunStore
+from decentral.store.checkpoints import load_part
 from decentral.training.assemble import assemble
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.operations import append, go_on_after, load
@@ -114,11 +115,15 @@ def test_groups_that_wait_give_what_the_virtual_cluster_gives(worlds, transport,
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_server_that_waits_for_all_gives_what_the_virtual_cluster_gives(worlds, processes):
-    settings = ("algo.rule=buffered", "algo.grace_s=20", "algo.period_steps=5", "algo.dynamic_steps=true")
+@pytest.mark.parametrize(
+    "rule", [("algo.rule=buffered", "algo.grace_s=20"), ("algo.rule=quorum", "algo.quorum=4")], ids=["window", "quorum"]
+)
+def test_a_server_that_waits_for_all_gives_what_the_virtual_cluster_gives(worlds, processes, rule):
+    settings = (*rule, "algo.period_steps=5", "algo.dynamic_steps=true")
     config = config_of("async_diloco", *settings, n=4, processes=processes)
     expected = alone(config_of("async_diloco", *settings, n=4, processes=1))
-    for each in worlds(processes).call(carried_out, config, 10):
+    pauses = (7, 8, 13) if "algo.quorum=4" in rule else (10,)  # a pause closes a window, but not before the quorum
+    for each in worlds(processes).call(carried_out, config, *pauses):
         torch.testing.assert_close(each.x, expected.x, **TIGHT)
         assert each.sent == expected.sent == (6 * 4 * 5 * 8, 6 * 4) and each.ages == {age: 4 for age in range(4)}
 
@@ -137,6 +142,7 @@ REPLAYS = [
     ("adpsgd", PairsReplay, ("network.transport=torch",)),
     ("adpsgd", PairsReplay, ()),
     ("async_push_sum", PushesReplay, ()),
+    ("async_diloco", OuterReplay, ("algo.rule=quorum", "algo.quorum=3", "algo.period_steps=3", "algo.grace_s=0.01")),
     ("async_diloco", OuterReplay, ("algo.period_steps=3", "algo.activation=0.1", "optim.momentum=0.9")),
 ]
 
@@ -249,6 +255,25 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_models(start, fault):
     assert [row["metric"] for row in on.rows] == [row["metric"] for row in whole.rows]
     assert [row["value"] for row in on.rows] == pytest.approx([row["value"] for row in whole.rows], rel=1e-11)
     assert on.facts["bytes_sent"] == whole.facts["bytes_sent"]
+
+
+def test_workers_that_wait_for_the_quorum_at_a_checkpoint_deliver_again(start):
+    """Fast workers wait for the slow one when the fifth step ends, amid its local steps."""
+    settings = (
+        *SMALL, "algo=async_diloco", "algo.rule=quorum", "algo.quorum=4", "algo.period_steps=3", "num_workers=4",
+        "steps=24", "processes=2", "evaluation.every_epochs=5", "checkpoint_every_s=0", "optim.momentum=0.9",
+        "cluster=even", "cluster.stragglers.mode=fixed", "cluster.stragglers.workers=[0]",
+        "cluster.stragglers.delay_s=0.1",
+    )  # fmt: skip
+    whole, crashed = start(*settings, processes=2, directory="whole"), start(*settings, processes=2, crash_at=5)
+    checkpoint = RunStore.view(crashed.directory).newest_checkpoint()
+    assert crashed.status == "crashed" and checkpoint is not None and checkpoint.step == 5
+    h = torch.cat([load_part(checkpoint, part)["rows"]["h"] for part in checkpoint.parts])
+    assert h.sum() == 8 and h.max() == 3
+    on = start(*settings, processes=2)
+    final = [[row["value"] for row in run.rows if row["step"] == 24 and row["split"] != "train"] for run in (whole, on)]
+    assert on.status == "done" and final[1] == pytest.approx(final[0], rel=1e-11)
+    assert on.facts["bytes_sent"] == whole.facts["bytes_sent"] == 8 * 3 * 2 * 8 * 5
 
 
 @pytest.mark.parametrize("algo", A_HALF)

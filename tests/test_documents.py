@@ -25,7 +25,6 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from PIL import Image
 
-import decentral
 from conftest import exit_status
 from decentral import __version__
 from decentral.cli import to_target
@@ -328,6 +327,13 @@ def test_the_front_page_leads_to_the_answer(site: Path, question: str, answer: s
 
 
 @pytest.mark.slow
+def test_every_kind_of_study_measurement_figure_and_claim_is_there(site: Path) -> None:
+    page = (site / "study_keys.html").read_text()
+    for group in ("study.kinds", "measurements", "study.tuning", "report.figures", "report.listings", "report.claims"):
+        assert [name for name in components(group) if f'<h3 id="{name}' not in page] == []
+
+
+@pytest.mark.slow
 def test_every_method_and_topology_is_there(site: Path) -> None:
     methods = set(options("algo", folders_of(None)))
     assert {page.stem for page in (site / "methods").glob("*.html")} == methods | {"index"}
@@ -350,16 +356,9 @@ def test_every_word_is_explained_once():
     assert [word for word, times in Counter(row[0] for row in ROWS).items() if times > 1] == []
 
 
-def test_every_place_that_it_names_is_there():
-    places = {place for row in ROWS for place in re.findall(r"`([\w/]+(?:\.py|/))`", row[-1])}
-    assert places
-    roots = (Path(decentral.__file__).parent, REPOSITORY)
-    assert [place for place in sorted(places) if not any((root / place).exists() for root in roots)] == []
-
-
 NOTEBOOK_FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
-TRAINING, COLAB = (NOTEBOOK_FOLDER / f"{name}.ipynb" for name in ("training", "colab"))
-NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING, COLAB})
+TRAINING, COLAB, TUTORIAL = (NOTEBOOK_FOLDER / f"{name}.ipynb" for name in ("training", "colab", "tutorial"))
+NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING, COLAB, TUTORIAL})
 FIGURE = {"kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"]}
 RUN_NOTEBOOK = """
 import json, sys, nbformat
@@ -433,6 +432,15 @@ def test_the_notebook_for_colab_installs_runs_compares_and_plots(tmp_path: Path)
     ran, compared, plotted = executed(COLAB, tmp_path)
     assert "worst" in ran["text/plain"] and "image/png" in plotted
     assert all(algo in compared["text/plain"] for algo in ("relaysgd", "dpsgd", "allreduce"))
+
+
+def test_the_notebook_of_the_tutorial_has_the_cells_of_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    page = import_module("notebooks").tutorial()
+    kept = json.loads(TUTORIAL.read_text())
+    assert ["".join(cell["source"]) for cell in kept["cells"]] == [cell.source for cell in page.cells], (
+        "scripts/notebooks.py tutorial"
+    )
 
 
 @pytest.mark.slow

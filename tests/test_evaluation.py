@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -318,7 +320,14 @@ def test_on_its_own_test_set_a_model_is_as_good_as_by_hand(start, task):
     rows = {row["worker"]: row["value"] for row in found.rows if (row["split"], row["metric"]) == ("local", "accuracy")}
     assert rows["averaged"] == pytest.approx(np.mean(of_average), abs=1e-9)
     assert "test accuracy" in (told := summary(found.directory)) and "local accuracy" in told
-    assert (found.directory / "local_tests.csv").is_file()
+    table = pandas.read_csv(found.directory / "local_tests.csv")
+    assert table["accuracy"].tolist() == pytest.approx([rows[i] for i in table["worker"]])
+    assert "local_tests.csv  (each worker's test set, and its final metrics on it)" in told
+    status = json.loads((found.directory / "status.json").read_text())
+    for seconds, most in ((60.0, True), (9.0, False)):
+        status["times_s"] = {"passes": 1.0, "evaluation": seconds}
+        (found.directory / "status.json").write_text(json.dumps(status))
+        assert ("evaluations took 98 % of the time: use evaluation.examples=200" in summary(found.directory)) is most
 
 
 def test_test_sets_of_workers_make_no_difference_to_others_and_are_the_same_in_processes(start):

@@ -9,7 +9,7 @@ import pytest
 
 from decentral.report import style
 from decentral.report.figures.figure import Output, StudyFigure
-from decentral.report.figures.lines import Curves, Scaling, ThreeAxes, reached
+from decentral.report.figures.lines import Curves, Scaling, ThreeAxes
 from decentral.report.results import Results, read
 from handmade import PUBLISHED, TABLE, picture, value, write
 
@@ -218,11 +218,12 @@ def test_costs_of_runs_of_equally_many_steps_are_averaged_step_by_step(results: 
     """Nothing is sent before step 10, and what is sent then differs by seed."""
     vars(results)["curves"] = curves = results.curves.query("metric == @LOSS and topology == 'ring' and alpha == '0.1'")
     sent = (curves["step"] == 20) * curves["seed"] * 100.0
-    figure = Curves(worker="averaged", x="bytes", center="mean")
+    figure = Curves(worker="averaged", x="bytes", center="mean", target=1.0)
     (line,) = drawn_over(results, figure, bytes_sent=sent)
     values = curves.groupby("step")["value"].mean().tolist()
     assert (line.x, line.y, line.least) == ([0.0, 0.0, 150.0], values, 2)
-    assert reached(line, 50.0) == 0.0 and reached(line, values[-1]) == 150.0  # falls, from the first value at 0
+    assert line.reached == (0 + 200) / 2  # the mean over the seeds, as in a table
+    assert drawn_over(results, Curves(worker="averaged", x="bytes", target=0.005), bytes_sent=sent)[0].reached is None
     vars(results)["curves"] = curves[(curves["step"] < 20) | (curves["seed"] == 1)]  # of different lengths
     (line,) = drawn_over(results, Curves(worker="averaged", x="bytes"), bytes_sent=sent)
     assert line.x == [0.0] and line.y == values[:1]

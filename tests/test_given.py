@@ -371,28 +371,39 @@ def test_asynchronous_methods_replay_the_events_of_a_file(start, tmp_path, probl
     assert np.array_equal(start(*shape, directory="broken").iterates, found)
 
 
-def test_a_server_replays_the_arrivals_of_a_file(start, tmp_path):
+@pytest.mark.parametrize("rule", ["delayed_nesterov", "quorum"])
+def test_a_server_replays_the_arrivals_of_a_file(start, tmp_path, rule):
     """Deliver after any number of gradients; a worker computes from the model it began with."""
     np.savez(tmp_path / "problem.npz", A=A, b=B, x0=X0[0])
-    text = "b0b1u0o0b2u1b1b0u2u1d1u0d0t1b3u3t0b3o2u3o3b2b1u1o1u2o2"
+    text = "b0b1u0o0b2u1b1b0u2u1d1u0d0t1b3u3d3t0b3o2u3o3b2b1u1o1u2o2"
     whats = {"b": "begin", "u": "update", "o": "outer", "d": "deliver", "t": "take"}
     given = [(whats[kind], int(i)) for kind, i in zip(text[::2], text[1::2], strict=True)]
     write_events(tmp_path / "events.csv", [(time, *each) for time, each in enumerate(given)])
     shape = [word for word in RUN if not word.startswith("steps")]
     shape += [f"task.problem={tmp_path / 'problem.npz'}", "algo=async_diloco", "checkpoint_every_s=0"]
     shape += [f"algo.events={tmp_path / 'events.csv'}", "algo.arrivals=2", "algo.activation=0.3", "trace=state"]
+    shape += [f"algo.rule={rule}"]
     whole = start(*shape, directory="whole")
     trace = np.load(whole.directory / "trace.npz")
     x, phi, theta, m, ds = np.tile(X0[0], (N, 1)), np.tile(X0[0], (N, 1)), X0[0], np.zeros(D), []
+    taken, waiting = [0] * N, []
     for step, (what, i) in enumerate(given):
         if what == "update":
             x[i] -= 0.05 * gradients(x)[i]
+            taken[i] += 1
         if what in ("outer", "deliver"):
+            waiting.append((x[i].copy(), taken[i]))
+        if what in ("outer", "deliver") and rule != "quorum":
             ds.append(phi[i] - x[i])
             m = 0.9 * m + (ds[-1] + ds[-2]) / 2 if len(ds) % 2 == 0 else m
             theta = theta - 0.7 * (ds[-1] / 2 + (0.7 if len(ds) % 2 == 0 else 0.3) * 0.9 * m)
         if what in ("outer", "take"):
+            if rule == "quorum":
+                d = theta - np.average([one for one, _ in waiting], axis=0, weights=[h for _, h in waiting])
+                m, waiting = 0.9 * m + d, []
+                theta = theta - 0.7 * (d + 0.9 * m)
             x[i] = phi[i] = theta
+            taken[i] = 0
         assert np.abs(trace["iterates"][step + 1] - x).max() < 1e-12, (step, what)
         assert np.abs(trace["state.theta"][step + 1] - theta).max() < 1e-12
     assert whole.facts["bytes_sent"] == 8 * D * sum(

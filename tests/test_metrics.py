@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_score, roc_auc_score
 from torch import Tensor
 
@@ -21,9 +23,10 @@ from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.registry.signature import function
-from decentral.report.run_figures import save_learning_curves
-from decentral.report.runs_table import table
+from decentral.report.run_figures import draw_learning_curves, save_learning_curves
+from decentral.report.runs_table import metric_named, table
 from decentral.report.series import Curves, read_curves
+from decentral.report.summary import summary
 from decentral.store.metrics import Metric, read_metadata, read_metrics
 from decentral.tasks.supervised import RECORDED
 from decentral.training.assemble import Run, assemble
@@ -265,6 +268,7 @@ def test_torchmetrics_itself() -> None:
 
 REFUSED = {
     "metrics=[acc]": "metrics=acc does not exist: use accuracy, f1, macro_f1, per_class_accuracy, or module:function",
+    "metrics=f1": r"metrics='f1' has the wrong type: use a list, each item text, such as metrics=\[f1\]",
     "metrics=[f2]": r"metrics=f2 does not exist: .* Did you mean 'f1'\?",
     "metrics=[F1]": r"metrics=F1 does not exist: .* Did you mean 'f1'\?",
     f"metrics=[+{__name__}:nan]": "looks like a number: rename the function",
@@ -315,6 +319,15 @@ def test_units_directions_and_names_are_in_rows_tables_and_figures(tmp_path: Pat
     assert "test f1" in told and "test accuracy of class 9" in told and "test kappa" in told
     known = read_metadata(directory)
     assert next(iter(known)) == ("test", "f1") and known["test", "f1"].percent
+    (directory / "names.json").write_text(json.dumps({"class": ["cat", "hot_dog"]}))
+    key, named = ("test", "accuracy_of_class_1"), read_metadata(directory)
+    for words in ("accuracy of class 1", "accuracy_of_class_hot_dog", "test accuracy of class hot dog (%)"):
+        assert metric_named(words, [named]) == key
+    assert "test accuracy of class hot_dog " in summary(directory)
+    figure = Figure()
+    draw_learning_curves(figure, directory, read_curves(directory))
+    titles = {one.get_title(loc="left") for one in figure.axes}
+    assert {"test accuracy of class cat", "test accuracy of class hot_dog", "test accuracy of class 9"} <= titles
     assert (known["test", "kappa"].unit, known["test", "kappa"].larger_is_better) == ("points", True)
     assert {row["metric"] for row in read_metrics(directory)} == {name for _, name in known}
     frame = table(tmp_path / "results", rows=["algo"], metric="kappa")

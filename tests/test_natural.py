@@ -6,6 +6,7 @@ import csv
 import inspect
 import json
 import re
+import shutil
 import sys
 import zlib
 from pathlib import Path
@@ -122,6 +123,8 @@ def test_files_of_every_kind_are_split_by_writer(femnist: dict[str, list[tuple[i
     library = ("data=datasets:load_dataset", "model=mlp")
     saved = ("data=datasets:load_from_disk", "data.dataset_path=saved", "model=mlp")
     texts = ("task=text", "data.tokens=words", "model=fasttext")
+    with pytest.raises(ConfigError, match=r"has no setting 'path'\. Did you mean 'data\.dataset_path'"):
+        configure(*RUN, *saved, "data.path=saved")
     sources = {
         "parquet": (*library, "data.path=femnist", "data.label=character", *column),
         "saved": (*saved, "data.label=character", *column),
@@ -327,21 +330,14 @@ def test_the_commands_of_the_page_of_data_sets_run(
     monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
     page = (Path(__file__).parents[1] / "docs" / "datasets.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
-    rows = [row for row in rows if len(row) == 6 and "data=" in row[4]]
-    known, commands = {}, []
-    for _, name, columns, splits, settings, _ in rows:
-        for words in (found.split() for found in re.findall("`([^`]*data=[^`]*)`", settings)):
-            if "data=datasets:load_dataset" in words:
-                path = next(word for word in words if word.startswith("data.path=")).partition("=")[2]
-                assert path in name
-                known[path] = re.findall(r"`(\w+)`", columns), re.findall(r"`(\w+)`", splits)
-                commands.append([word.replace("data.image_size=84", "data.image_size=8") for word in words])
-            elif words[0] == "data=ratings:ratings":
-                commands.append(words)
+    known, commands = {}, [re.findall("`(data=ratings:ratings [^`]*)`", page)[0].split()]
+    for _, columns, splits, settings, _ in (row for row in rows if len(row) == 5 and "data.path=" in row[3]):
+        words = ["data=datasets:load_dataset", *settings.split("`")[1].split()]
+        path = next(word for word in words if word.startswith("data.path=")).partition("=")[2]
+        known[path] = re.findall(r"`(\w+)`", columns), re.findall(r"`(\w+)`", splits)
+        commands.append([word.replace("data.image_size=84", "data.image_size=8") for word in words])
     assert len(known) == 8 and len(commands) == 9
-    code = re.search(r"<!-- ratings -->\n```python\n(.*?)```", page, re.S)
-    assert code is not None
-    Path("ratings.py").write_text(code[1])
+    shutil.copy(Path(__file__).parents[1] / "examples" / "own_model" / "ratings.py", "ratings.py")
     lines = [f"{i % 9},{i},{(i % 10 + 1) / 2},0" for i in range(180)]
     Path("ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *lines]))
     Path("datasets.py").write_text(LIBRARY)

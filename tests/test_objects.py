@@ -505,5 +505,5 @@ def test_a_pair_of_tensors_is_a_data_set_and_another_start_is_explained(tmp_path
     settings = {"num_workers": 2, "steps": 2, "batch_size": 4, "progress": False, "results_dir": tmp_path, "name": "a"}
     given = [decentral.train(nn.Linear(3, 2), (x, y), (x, y), **settings)]
     assert len(given[0].test_data) == 40
-    with pytest.raises(ConfigError, match=r"torch.manual_seed before the model is built"):
+    with pytest.raises(ConfigError, match=r"seed=0 does not apply to .* already built: call torch.manual_seed"):
         decentral.train(nn.Linear(3, 2), TensorDataset(x, y), (x, y), **settings)

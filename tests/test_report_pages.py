@@ -416,8 +416,8 @@ def test_a_chain_beside_a_ring_has_its_own_dashes_in_all_methods() -> None:
 def test_the_legend_tells_where_a_line_is_at_the_target_with_units(results: Results) -> None:
     figure = ThreeAxes(lines=["method"], axes=["step", "epoch"], worker="worst", target=60)
     assert said(picture(figure, results))[:2] == [
-        "RelaySGD: 19.5 steps, 9.75 epochs",
-        "D-PSGD: 29.2 steps, 14.6 epochs",
+        "RelaySGD: 20 steps, 10 epochs",
+        "D-PSGD: 30 steps, 15 epochs",
     ]
 
 

@@ -32,7 +32,6 @@ from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump, read_yaml
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
-from decentral.registry import plugins
 from decentral.report.figures.lines import Curves
 from decentral.report.results import read
 from decentral.report.runs_table import _without_repeats, layout_of
@@ -356,6 +355,86 @@ def test_a_saved_study_keeps_pairs_and_the_metric_and_worker_of_the_sweep(capsys
     assert code == REFUSED and "cannot express these runs" in err and not Path("no").exists()
 
 
+def test_a_saved_study_gives_the_numbers_of_present_workers_of_a_sweep_with_and_without_absence(capsys):
+    words = ["availability=none,flaky", "algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=4", "steps=9"]
+    shown = ["--worker", "present worst", "--save-study", "mine", "progress=false"]
+    (folder,) = re.findall(r"^Results:  (.*)$", command(capsys, *words, *shown)[1], re.M)
+    assert set(decentral.table(folder, rows="availability")["availability"].fillna("none")) == {"none", "flaky"}
+    named = ["runs", f"results_dir={folder}", "--rows", "availability", "--name", "other"]
+    assert re.search(r"^flaky +\d", said(capsys, report, *named), re.M)
+    said(capsys, study, "mine")
+    ours, theirs = (Path(one, "table.csv") for one in (folder, "results/own/sweeps/mine/small"))
+    means = [pandas.read_csv(one)["mean"].iloc[:2].tolist() for one in (ours, theirs)]
+    assert means[0] == means[1] and len(set(means[0])) == 2
+    made = [read(one.parent) for one in (ours, theirs)]
+    assert all(len(figure.data(one)) == 2 for one in made for figure in one.spec.figures)
+
+
+OWN = """
+from dataclasses import dataclass
+from decentral.algorithms.dpsgd import DPSGD
+@dataclass
+class Shared(DPSGD):
+    name: str = "shared_momentum"
+@dataclass
+class Same(DPSGD):
+    name: str = "dpsgd"
+"""
+
+
+def test_tables_figures_and_studies_show_the_name_that_a_class_of_a_module_has(capsys):
+    Path("twice.py").write_text(OWN)
+    words = ["algo=twice:Shared,twice:Same,dpsgd", "topology=ring", *QUICK, "progress=false"]
+    _, out, _ = command(capsys, *words, "--save-study", "mine")
+    shutil.rmtree("results/tables")
+    shown = [out, said(capsys, report, "runs", "--rows", "algo"), said(capsys, study, "mine")]
+    names = ("shared_momentum", "twice:Same", "dpsgd")
+    assert all(re.search(rf"^{name} +[\w ]*\d", one, re.M) for one in shown for name in names)
+    folder = Path("results/tables/algo")
+    results, latex = read(folder), (folder / "table.tex").read_text()
+    keys = {line.key for figure in results.spec.figures for line in figure.data(results)}
+    assert keys == {(name,) for name in names} and r"shared\_momentum & " in latex
+    table = decentral.table(rows="algo")
+    assert set(table["algo"]) == {"twice:Shared", "twice:Same", "dpsgd"}
+    for name in ("twice:Shared", "shared_momentum"):
+        assert len(decentral.table(rows="algo", where={"algo": name})) == len(table) / 3
+    target = [*words, "cluster=even", "target=objective suboptimality:1e9", "seed=1"]
+    assert re.search(r"^shared_momentum +\d", command(capsys, *target)[1], re.M)
+    for wrong in (["--help", "algo=twice:Sharde"], ["-m", "algo=dpsgd,twice:Sharde"]):
+        with pytest.raises(SystemExit):
+            main(wrong)
+        err = capsys.readouterr().err
+        assert "algo=twice:Sharde does not exist" in err and "twice.py has no class or function Sharde" in err
+
+
+def test_the_commands_below_a_table_have_the_options_of_the_sweep(capsys, monkeypatch):
+    options = ["--metric", "distance to optimum", "--worker", "mean", "--x", "bytes", "--log", "--panels",
+               "suboptimality,distance to optimum", "--name", "mine", "--save-study", "s"]  # fmt: skip
+    words = ["algo=dpsgd,d2", "lr=0.02,0.04", "topology=ring", *QUICK, "progress=false"]
+    _, out, _ = command(capsys, *words, *options)
+    (again, wider), table = re.findall(r"^(?:Next|Wider): +(.*?)  \(", out, re.M), Path("results/tables/mine")
+    assert sorted(shlex.split(wider)[2:]) == sorted([words[0], "lr=0.02,0.04,0.08", *words[2:], *options])
+    before = json.loads((table / "study.json").read_text())
+    said(capsys, report, *shlex.split(again)[1:])
+    assert json.loads((table / "study.json").read_text()) == before and os.listdir("results/tables").count("mine") == 1
+    pairs = ["algo,lr=(dpsgd,0.02),(dpsgd,0.04),(d2,0.02),(d2,0.04)", *words[2:]]
+    out = command(capsys, *pairs)[1]
+    assert "(highest tried)" in out and "Wider:" not in out
+    for wrong, says in ((["--name", "../x"], "--name='../x' is not a plain file name"),
+                        (["figures.width=column"], "decentral-report FOLDER figures.width=..."),
+                        (["figures.widht=column"], "decentral-report FOLDER figures.widht=...")):  # fmt: skip
+        status, _, err = command(capsys, *words, *wrong)
+        assert status == REFUSED and says in err and "Did you mean" not in err
+    with pytest.raises(SystemExit):
+        report([str(table), "--x", "bytes", "--name", "foo"])
+    assert (
+        "--name needs a table of runs: decentral-report runs results_dir=results/tables/mine" in capsys.readouterr().err
+    )
+    monkeypatch.setattr("decentral.cli.sweep.schedule", lambda *_: Tally([], False))
+    (resume,) = re.findall(r"^Resume: +(.*)$", command(capsys, *words, "seed=7", *options)[1], re.M)
+    assert sorted(shlex.split(resume)[2:]) == sorted([*words, "seed=7", *options])
+
+
 TO_TARGET = ["data=digits", "model=mlp", "num_workers=4", "cluster=slow_network", "epochs=1", "seed=1,2"]
 
 
@@ -412,9 +491,10 @@ def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_neare
 def test_notes_below_the_table_name_a_long_period_and_a_slow_collective(capsys):
     asked = ["algo=diloco,allreduce,dpsgd", "task=quadratics", "topology=ring", "num_workers=8", "steps=60", "seed=1"]
     asked += ["cluster=slow_network", "cluster.bandwidth=100Mbit", "cluster.latency=20ms", "progress=false"]
-    status, out, _ = command(capsys, *asked, "target=objective suboptimality:1")
+    status, out, _ = command(capsys, *asked, "target=objective suboptimality:1", "--save-study", "s", "--name", "mine")
     assert status == 0 and "s for each method, the time of diloco; budget= sets another\n" in out.replace("econds", "")
-    notes = [line.removeprefix("Note:     ") for line in out.splitlines() if line.startswith("Note:")]
+    told = [line for line in out.splitlines() if line.startswith("Note:")]
+    notes = [line.removeprefix("Note:     ") for line in told]
     assert notes[0] == (
         "diloco communicates 1 time within the budget (algo.period_steps=50): try algo.period_steps=5,10,50."
     )
@@ -423,6 +503,8 @@ def test_notes_below_the_table_name_a_long_period_and_a_slow_collective(capsys):
         f"an all-reduce takes {ring:.3g} s by ring, but {doubling:.3g} s by recursive_doubling: try "
         "cluster.links.collective=auto."
     ]
+    for again, words in ((report, ["results/tables/mine"]), (study, ["s", "results_dir=results"])):
+        assert [line for line in said(capsys, again, *words).splitlines() if line.startswith("Note:")] == told
     better = ["algo.period_steps=5,10", "cluster.links.collective=auto", "algo=diloco"]
     status, out, _ = command(capsys, *asked[1:], *better, "budget=20", "target=objective suboptimality:1")
     assert status == 0 and "Note:" not in out and "seconds for each method\n" in out
@@ -694,8 +776,6 @@ def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch):
     code, _, err = command(capsys, *QUICK, "launcher=slurm")
     assert code == 2 and "launcher=slurm starts the processes of a run itself: leave out torchrun" in err
 
-
-sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 DOCS = Path(__file__).parents[1] / "docs" / "studies.md"
 STORED = Path(__file__).parents[1] / "results" / "relaysum" / "relaysum_table1" / "laptop"
@@ -1034,12 +1114,8 @@ def test_table_1_of_the_readme_comes_from_its_stored_runs(tmp_path, monkeypatch,
     pandas.testing.assert_frame_equal(ours[columns], theirs[columns])
 
 
-@pytest.mark.skipif(not plugins.shipped(), reason="the page has the keys of plug-ins, too")
-def test_the_page_on_studies_has_every_key_and_its_example_is_a_study():
-    from study_keys import listing
-
+def test_the_example_of_the_page_on_studies_is_a_study():
     page = DOCS.read_text(encoding="utf-8")
-    assert page.endswith(f"<!-- keys -->\n\n{listing()}\n"), "python scripts/study_keys.py"
     example = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
     example.pop("scales")
     assert len(study_from("mine", example).cells([])) == 4

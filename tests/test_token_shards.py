@@ -13,7 +13,10 @@ import torch
 from configure import configure
 from decentral.data.token_shards import TokenShards
 from decentral.errors import ConfigError
+from decentral.host import machine
 from decentral.partition.partition import Natural
+from decentral.tasks.problems import supervised
+from decentral.tasks.problems.supervised import Supervised
 
 END = 300
 
@@ -123,6 +126,50 @@ def test_a_token_zero_counts_in_the_loss_and_perplexity_is_reported(tmp_path):
     assert loss == pytest.approx(float(-outputs.log_softmax(-1)[..., 0].mean()), rel=1e-6)
     assert perplexity == pytest.approx(float(loss.exp()))
     assert float(problem.loss(outputs, targets)) == pytest.approx(float(loss))
+
+
+def test_a_gradient_that_exceeds_the_memory_is_refused_and_the_suggested_batch_size_works(tmp_path, monkeypatch):
+    path = write(tmp_path / "a", train=stream(20_000, 3), val=stream(2000, 4))
+    settings = (
+        *("task=language", "data=tokens", f"data.path={path}", f"data.end_of_text={END}", "data.longest=32"),
+        *("data.vocabulary=2000", "data.sections=3", "num_workers=2", "model=gpt", "model.dim=16", "model.layers=1"),
+        *("batch_size=8", "precision=fp64", "device=cpu"),
+    )
+
+    def opened(*more: str) -> Supervised:
+        return configure(*settings, *more).task.open(configure(*settings, *more), range(2), torch.device("cpu"))
+
+    outputs = 8 * 32 * 2000 * 8
+    monkeypatch.setattr(supervised, "available_memory", lambda: 2 * outputs)
+    with pytest.raises(ConfigError, match=r"batch_size=8 needs 0\.01\d GB of memory .* only 0\.0082 GB") as refusal:
+        opened()
+    fits = re.search(r"use (batch_size=[2-4]) or less or a smaller data\.longest or", str(refusal.value))
+    assert fits
+    opened(fits[1])
+    monkeypatch.setattr(supervised, "available_memory", lambda: 6 * outputs)
+    problem = opened()
+    whole = problem.worker_statistics(problem.init().repeat(2, 1))
+    monkeypatch.setattr(supervised, "_OUTPUT_BYTES", 3 * outputs // 8)
+    for size, examples in (("batch_size=2", 3), ("batch_size=5", 5)):
+        problem = opened(size)
+        assert problem.forward_examples == examples
+        pieces = problem.worker_statistics(problem.init().repeat(2, 1))
+        assert torch.allclose(pieces, whole, rtol=1e-12)
+
+
+def test_the_available_memory_is_what_the_kernel_and_the_control_group_leave(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_GROUPS", str(tmp_path))
+    assert machine.available_memory() > 2**28
+    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemAvailable:  500 kB\nSwapFree: 20 kB\n")
+    assert machine.available_memory() == 520 * 1024
+    (tmp_path / "cgroup").write_text("0::/job\n")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/memory.stat").write_text("anon 1000\nfile 50000\n")
+    for most, left in (("max", 520 * 1024), ("9000", 8000)):
+        (tmp_path / "job/memory.max").write_text(f"{most}\n")
+        assert machine.available_memory() == left
 
 
 def test_what_is_wrong_with_shards_is_said(tmp_path):

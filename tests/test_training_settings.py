@@ -322,7 +322,8 @@ def test_an_epoch_of_a_step_or_two_is_said(start):
     words = ["model=mlp", "num_workers=16", "batch_size=80", "processes=1"]
     (note,) = [one for one in start(*words, "epochs=2").facts["notes"] if "an epoch has" in one]
     assert note.startswith("an epoch has 1 step, because a step takes batch_size=80 examples of each worker: train")
-    assert not start(*words, "steps=2", directory="steps").facts.get("notes")
+    for enough in ("steps=2", "epochs=200"):
+        assert not start(*words, enough, directory=enough).facts.get("notes")
 
 
 # -- what a plain run computes and imports -----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from typing import Any
 
 import choices
 import library
+import study_keys
 import yaml
 from docstrings import fence
 from links import SHOWN, BrokenLink, Links, as_python_markdown
@@ -73,12 +74,14 @@ def gather() -> list[Any]:
         for one in choices.known(group)
         for place in (f"conf/{group}/{one.option}.yaml", choices.file_of(one, ROOT))
     }
+    homes["scripts/docs/study_keys.py"] = "study_keys.md"
     links = Links(ROOT, pages | {place: home for place, home in homes.items() if place and home}, choices.section)
     for source, target in pages.items():
         put(target, links.rewritten((ROOT / source).read_text(), source, target))
     put("topologies.md", choices.topologies(PAGES / "topologies"), links)
     put("settings.md", choices.settings(), links)
     put("library.md", library.page(), links)
+    put("study_keys.md", study_keys.page())
     for group in choices.TITLES:
         put(f"choices/{group}.md", choices.group(group), links)
     listed = []
@@ -181,6 +184,7 @@ def navigation(pages: list[tuple[str, str]], methods: list[Any]) -> list[Any]:
             "Reference": [
                 {"All settings": "settings.md"},
                 {"As a library": "library.md"},
+                {"Keys of studies": "study_keys.md"},
                 *({title: f"choices/{group}.md"} for group, title in choices.TITLES.items()),
             ]
         },

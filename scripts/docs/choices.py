@@ -192,7 +192,7 @@ def topologies(folder: Path) -> str:
         "|---|" + "---|" * len(_SIZES),
         *facts,
         "",
-        "More sizes, and when to use which: [the frontier](frontier.md).",
+        "Other sizes: `decentral-run --help topology=ring num_workers=22`. [Sources of recent ones](frontier.md).",
     ]
     return "\n\n".join(["\n".join(head), *parts])
 

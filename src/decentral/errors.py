@@ -25,6 +25,7 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     """
     names = sorted(set(known))
     near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.6)
+    near += [name for name in names if wrong in name.split("_")]
     if near:
         return f" Did you mean '{near[0]}'?"
     if len(names) > _LISTED:

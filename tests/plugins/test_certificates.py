@@ -26,6 +26,7 @@ from decentral.cli.run import main as run_command
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.plugins.certificates.certify import Certifier, Terms, facts_text, method_of
+from decentral.plugins.certificates.checks.certify import certify as report
 from decentral.plugins.certificates.quadratics import Piece
 from decentral.plugins.certificates.trace import Method, NotLinear, coefficients, run
 from decentral.plugins.certificates.worst_case import certified, forms_of, pairs, traced, worst_case
@@ -103,7 +104,7 @@ def test_exact_methods_are_exact_and_stable_up_to_known_rates() -> None:
         (("algo=allreduce",), 2.0),
     ):
         assert Certifier(method(*words, "topology=ring"), 0.1).largest_stable(Terms()) == pytest.approx(
-            stable, rel=2e-4
+            stable, rel=2e-5
         )
 
 
@@ -311,6 +312,35 @@ def test_a_method_of_ones_own_is_certified_and_its_bias_is_found() -> None:
     assert (table.bias > 0.1).all() and (table.lower <= table.upper).all()
     right = decentral.certify("dpsgd", "complete", num_workers=4, lr=[0.05, 0.2])
     assert right.attrs["facts"]["counted"] == pytest.approx(1.0) and (right.bias < table.bias).all()
+    assert right.attrs["largest_stable"] == pytest.approx(2.0, rel=2e-5)
+
+
+def test_methods_without_bias_have_none() -> None:
+    for words in (
+        ("extra", "ring"),
+        ("gradient_tracking", "exponential"),
+        ("relaysgd", "chain"),
+        ("allreduce", "ring"),
+    ):
+        assert decentral.certify(*words, num_workers=8, lr=0.1).bias.tolist() == [0.0]
+
+
+def test_methods_of_modules_have_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = "from dataclasses import dataclass\nfrom decentral.algorithms.dpsgd import DPSGD\n"
+    text = "@dataclass\nclass {}(DPSGD):\n    {}\n"
+    own = {"Shy": "name: str = 'shy'", "Bare": "pass", "Same": "name: str = 'shy'"}
+    (tmp_path / "calm.py").write_text(head + "".join(text.format(*one) for one in own.items()))
+    monkeypatch.syspath_prepend(tmp_path)
+    for methods, names, folder in (
+        (("dpsgd", "calm:Shy", "calm:Bare"), ["dpsgd, ring", "shy, ring", "Bare, ring"], "dpsgd-shy-Bare-ring-3-*"),
+        (("calm:Shy", "calm:Same"), ["calm:Shy, ring", "calm:Same, ring"], "shy-ring-3-*"),
+    ):
+        words = ["task=quadratics", "topology=ring", "num_workers=3", f"results_dir={tmp_path}"]
+        texts = report([compose([*words, f"algo={name}"]) for name in methods], {"lr": "0.1,3"})
+        assert [one.partition(", for all")[0] for one in texts if "for all functions:" in one] == names
+        assert sum("Largest stable learning rate: 2.\n" in one for one in texts) == len(methods)
+        (stored,) = (tmp_path / "certificates").glob(f"{folder}/certificates.json")
+        assert list(json.loads(stored.read_text())["largest_stable"]) == names
 
 
 def test_the_reason_for_no_certificate_is_one_of_four() -> None:
@@ -341,13 +371,16 @@ def test_the_command_writes_table_figure_and_json(tmp_path: Path, capsys: pytest
     assert "Largest stable learning rate: 2" in out
     (folder,) = (tmp_path / "certificates").glob("dpsgd-extra-ring-4-*")
     assert {"certificates.csv", "certificates.json", "certificates.png"} < {file.name for file in folder.iterdir()}
-    assert "searching for the largest stable learning rate" in out and "error after 2 steps at most" in out
+    assert "searching for the largest stable learning rate of algo=extra" in out and "learning rate 5 of 24" in out
+    assert 9 < len(re.findall(r"^ *[0-9.]+ +0\.", out, re.M)) < 16
     stored = json.loads((folder / "certificates.json").read_text())
     assert [one["algo"]["name"] for one in stored["methods"]] == ["dpsgd", "extra"] and stored["terms"]["steps"] == 2
     (figure,) = (results := read(folder)).spec.figures
     lines = figure.data(results)
     assert {line.key for line in lines} == {("dpsgd, ring",), ("extra, ring",)}
-    assert len({line.panel for line in lines}) == 6 and all(len(line.x) in (24, 25) for line in lines)
+    assert len({line.panel for line in lines}) == 5 and all(len(line.x) == 25 for line in lines)
+    rates = [1 - y for line in lines if line.panel == "1 - rate per step" for y in line.y]
+    assert figure.logy and max(rates) < 0.9999
 
 
 def test_the_command_refuses_wrong_settings_before_its_checks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -414,6 +447,10 @@ def test_predictions_mark_runs_that_have_not_converged_and_refuse_others(
     with pytest.raises(SystemExit):
         run_command([*base, "algo=dpsgd", "topology=ring", "num_workers=4", "steps=20", "--predict"])
     assert re.search(r"^distance, last fifth .*\*$\n\* Not converged: ", capsys.readouterr().out, re.M)
+    with pytest.raises(SystemExit):
+        run_command([*base, "algo=dpsgd", "topology=ring", "num_workers=4", "steps=5", "lr=9", "--predict"])
+    ends = capsys.readouterr().out.splitlines()[-6:]
+    assert re.match(r"distance, last fifth of the run +unstable +\d", ends[-1]) and "inf" not in "".join(ends)
     sweep = ["-m", *base, "algo=dpsgd,d2", "topology=ring", "num_workers=4", "steps=500"]
     with pytest.raises(SystemExit):
         run_command([*sweep, "--predict"])

@@ -14,8 +14,8 @@ from configure import configure
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.plugins.lora.adapters.lora import best_factors
+from decentral.report.summary import summary
 from decentral.store.models import load_models
-from test_documents import script
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -43,8 +43,13 @@ def words(folder: Path) -> list[str]:
 
 
 def test_a_stored_model_trains_its_adapters_and_head_and_keeps_its_weights_once(start, folder, words, tmp_path):
-    models = load_models(start(*words).directory)
-    for name, value in transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict().items():
+    done = start(*words)
+    models, given = load_models(done.directory), transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    sizes = {name: tensor.numel() for name, tensor in models["worker0"].items()}
+    sent = sum(size for name, size in sizes.items() if "lora_" in name or name == "score.weight")
+    said = f"Model:    {sent:,} of {sum(sizes.values()):,} parameters are trained; only these are sent"
+    assert said in summary(done.directory)
+    for name, value in given.items():
         if name != "lm_head.weight":
             each = [model[name.replace("c_attn.", "c_attn.base_layer.")] for model in models.values()]
             assert torch.equal(each[0], value.double()) and len({id(tensor) for tensor in each}) == 1
@@ -119,10 +124,12 @@ def test_other_classes_and_other_tokens_than_those_of_the_weights_are_named(star
 
 
 def numpy_factors(B: np.ndarray, A: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Carry out the lines of docs/own_components.md."""
-    names = {"np": np, "A": A, "B": B, "r": B.shape[2]}
-    exec(script("product", "docs/own_components.md"), names)
-    return names["B_mean"], names["A_mean"]
+    """The formula of `Lora`, with the mean product itself."""
+    r = B.shape[2]
+    U, S, Vt = np.linalg.svd(np.mean(B @ A, axis=0), full_matrices=False)
+    U, S, Vt = U[:, :r], np.where(1e-12 * S.max() < S, S, 0)[:r], Vt[:r]
+    signs = np.sign(U[np.abs(U).argmax(axis=0), np.arange(len(S))])
+    return U * signs * np.sqrt(S), (np.sqrt(S) * signs)[:, None] * Vt
 
 
 def test_the_averaged_product_is_the_best_of_its_rank():

@@ -33,6 +33,7 @@ class Rule(Enum):
     buffered = "buffered"
     weighted = "weighted"
     heloco = "heloco"
+    quorum = "quorum"
 
 
 _EPS = 1e-8
@@ -66,30 +67,37 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
                            each parameter, with cos the cosine between its d and m, r = |d| / (|d| + kappa |m|):
                            cos >= c_ok: d; cos < 0: d - min(-k_s cos r, beta_max) cos |d| m / |m|; otherwise
                            |d| v / |v|, v = (1 - l) d / |d| + l m / |m|, l = min(k_d (1 - cos) r, 1)
+        quorum             at the end of a window, for the workers i that have arrived since the last one, each after
+                           h_i gradients, d = sum_i h_i (theta - x_i) / sum_i h_i,  m <- b m + d,
+                           theta <- theta - e (d + b m)
 
     Liu et al., 2024 (arXiv:2401.09135): events and the next two rules from the authors' code, delayed Nesterov from
-    that of HALoS (Kim et al., ICML 2025); heloco: Al Asif et al., arXiv:2606.00271, from others' code. The papers'
-    texts were not checked. The staleness s of an arrival is the number of arrivals since its worker took theta. Fast
-    workers take more gradients; simultaneous arrivals are in worker order. Local optimizer buffers stay with their
-    workers and are never reset. The server is beside worker 0: any other worker sends a row per arrival and gets one
-    back. Evaluations test the workers' models, also amid their local steps; theta is in the state (`trace=state`). One
-    worker with N = 1 is `diloco`; so are equally fast workers with rule=buffered, N = n and grace_s > 0. Departure: H
-    defaults to 50. Topology: not used.
+    that of HALoS (Kim et al., ICML 2025); heloco: Al Asif et al., arXiv:2606.00271, from others' code; quorum:
+    Decoupled DiLoCo (Douillard et al., arXiv:2604.21428) from summaries, with one fragment. The papers' texts were not
+    checked. Decoupled DiLoCo weighs by tokens_i^2 / h_i, which is h_i for batches of one size. The staleness s of an
+    arrival is the number of arrivals since its worker took theta. Fast workers take more gradients; simultaneous
+    arrivals are in worker order. Local optimizer buffers stay with their workers and are never reset. The server is
+    beside worker 0: any other worker sends a row per arrival and gets one back. Evaluations test the workers' models,
+    also amid their local steps; theta is in the state (`trace=state`). One worker with N = 1 is `diloco`; so are
+    equally fast workers with rule=buffered, N = n and grace_s > 0, and workers of any speed
+    with rule=quorum, quorum=n and equal H. Departure: H defaults to 50. Topology: not used.
 
-    rule            delayed_nesterov, buffered, weighted or heloco
+    rule            delayed_nesterov, buffered, weighted, heloco or quorum
     arrivals        N, the arrivals between two changes of the momentum; null: n
     activation      c, from 0 to 1 / N: the share of the momentum that every arrival uses
     stale_weight    polynomial: old changes count less (rule=weighted)
-    grace_s         seconds for which the server collects further arrivals after a first one, before it answers; in
-                    simulated time it answers at the last arrival in them, between processes after all workers have
-                    arrived or at the end, for which evaluations and checkpoints wait. 0: it answers at once
+    quorum          arrivals that open a window, at whose end the server answers all workers that have arrived since
+                    the last one; the others go on
+    grace_s         length of the window in seconds; it ends at its last arrival in simulated time; between processes
+                    once all workers have arrived or pause for an evaluation or a checkpoint, or after these seconds
     dynamic_steps   worker i takes max(1, floor(H v_i / max_j v_j)) steps instead of H, v_i its mean steps per second
                     in `cluster=` (DyLU)
     c_ok, k_s, k_d, beta_max, kappa    constants of rule=heloco, as above
     events          CSV file of events, one per step, which replaces the clock: the header time,what,worker,partner
                     and lines below it. begin: the worker begins a gradient; update: it applies the gradient; outer: it
                     delivers to the server and takes theta, after any number of gradients; deliver, take: only one of
-                    both, as in a window of grace_s, which does not matter here
+                    both, as in a window; quorum and grace_s do not matter here, and rule=quorum takes its step when a
+                    worker takes theta
     """
 
     name: str = "async_diloco"
@@ -100,6 +108,7 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
     arrivals: int | None = setting(None, at_least=1)
     activation: float = setting(0.0, at_least=0, at_most=1)
     stale_weight: StaleWeight = StaleWeight.uniform
+    quorum: int = setting(1, at_least=1)
     grace_s: float = setting(0.0, at_least=0, hint="seconds")
     dynamic_steps: bool = False
     c_ok: float = setting(0.2, at_least=-1, at_most=1)
@@ -118,15 +127,21 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
         x: Rows  # [k, P]
         phi: Rows  # [k, P]
         seen: Rows  # [k]: the version of phi_i
+        h: Rows  # [k]: the number of gradients since
         version: Shared  # []: the number of arrivals
         theta: Shared  # [1, P], and so are the next two
         m: Shared
         Delta: Shared
+        weight: Shared  # []: sum of the h_i in Delta (rule=quorum)
         opt: Buffers
 
     def check(self, num_workers: int, optim: Any) -> None:
-        """Raise ConfigError if c > 1 / N."""
+        """Raise ConfigError if c > 1 / N, or if there are fewer workers than the quorum."""
         N = self.arrivals or num_workers
+        if self.quorum > num_workers:
+            raise ConfigError(
+                f"algo.quorum={self.quorum} exceeds num_workers={num_workers}: use at most {num_workers}."
+            )
         if self.activation * N > 1:
             raise ConfigError(
                 f"algo.activation={self.activation:g} exceeds 1 / algo.arrivals = 1 / {N}: use at most {1 / N:g}."
@@ -136,7 +151,8 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
         """Return the models x [k, P] and a server at x_0, which no worker has reached."""
         zero = x.new_zeros(1, x.shape[1])
         seen = zero.new_zeros(len(x)).long()
-        return self.State(x, x.clone(), seen, seen.sum(), x[:1].clone(), zero, zero.clone(), self.local.init(x))
+        server = seen.sum(), x[:1].clone(), zero, zero.clone(), zero.sum()
+        return self.State(x, x.clone(), seen, seen.clone(), *server, self.local.init(x))
 
     def place(self, team: Team) -> Server:
         """Return the server."""
@@ -146,9 +162,8 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
             fastest = min(team.each_s)
             steps = [max(1, math.floor(round(H * fastest / seconds, 12))) for seconds in team.each_s]
         arrive = partial(self.arrive, n)
-        return team.meeting_place(
-            lambda: Server(self.change, arrive, self.take, self.seen, self.now, steps, self.grace_s)
-        )
+        rows = self.change, arrive, self.take, self.seen, self.work, self.now
+        return team.meeting_place(lambda: Server(*rows, steps, self.grace_s, self.quorum))
 
     def program(self, i: int, team: Team) -> Iterator[Operation]:
         """Yield H_i gradients and an exchange with the server, forever."""
@@ -160,29 +175,47 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
                 yield update
             yield outer
 
+    def update(self, s: State, i: int, g: Tensor, t: int) -> None:
+        """Take and count a local step."""
+        super().update(s, i, g, t)
+        s.h[i].add_(1)
+
     def change(self, s: State, i: int) -> Tensor:
-        """Return d = phi_i - x_i."""
-        return s.phi[i] - s.x[i]
+        """Return d = phi_i - x_i, or x_i for rule=quorum."""
+        return s.x[i] if self.rule is Rule.quorum else s.phi[i] - s.x[i]
 
     def take(self, s: State, i: int, theta: Tensor, version: int) -> None:
         """Compute x_i, phi_i <- theta."""
         s.x[i].copy_(theta)
         s.phi[i].copy_(theta)
         s.seen[i].fill_(version)
+        s.h[i].zero_()
 
     def seen(self, s: State, i: int) -> int:
         """Return the version that worker i took last."""
         return int(s.seen[i])
 
+    def work(self, s: State, i: int) -> int:
+        """Return h_i."""
+        return int(s.h[i])
+
     def now(self, s: State) -> tuple[Tensor, int]:
-        """Return theta [P] and its version."""
+        """Return theta [P], after the step along the changes collected by rule=quorum, and its version."""
+        if s.weight:
+            outer_step(s.theta[0], s.m[0], s.Delta[0].div_(s.weight), self.outer_lr, self.outer_momentum)
+            s.Delta.zero_()
+            s.weight.zero_()
         return s.theta[0], int(s.version)
 
-    def arrive(self, n: int, s: State, d: Tensor, seen: int) -> None:
-        """Take the server's step along d [P], the change of the model of version `seen`."""
-        (theta, k), m, Delta = self.now(s), s.m[0], s.Delta[0]
+    def arrive(self, n: int, s: State, d: Tensor, seen: int, h: int) -> None:
+        """Take the server's step along d [P], the change of the model of version `seen` in h gradients."""
+        theta, m, Delta, k = s.theta[0], s.m[0], s.Delta[0], int(s.version)
         e, b, N = self.outer_lr, self.outer_momentum, self.arrivals or n
         s.version.add_(1)
+        if self.rule is Rule.quorum:
+            Delta.add_(theta - d, alpha=h)
+            s.weight.add_(h)
+            return
         complete = (k + 1) % N == 0
         if self.rule is Rule.weighted:
             stale = 1 + k - seen if self.stale_weight is StaleWeight.polynomial else 1

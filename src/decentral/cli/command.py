@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +26,7 @@ SETTINGS = frozenset(field.name for field in dataclasses.fields(Config))
 """Settings, which are written without dashes, `key=value`."""
 TABLE: dict[str, Any] = {
     **{"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": ""},
-    **{"x": "", "panels": "", "log": False, "throughput": False},
+    **{"x": "", "panels": "", "log": False, "throughput": False, "name": ""},
 }
 """Options of a table of runs and its figure, the fields of a `Layout`; with what they are where they are not given."""
 
@@ -82,6 +82,13 @@ def table_options(options: argparse.Namespace) -> dict[str, Any]:
     return given | {
         name: [word for word in given[name].split(",") if word] for name in ("rows", "panels") if name in given
     }
+
+
+def as_options(values: Mapping[str, Any]) -> list[str]:
+    """Return options as words of a command line; None and False are not given."""
+    given = {f"--{name}": value for name, value in values.items() if value is not None and value is not False}
+    texts = {name: value if isinstance(value, str | bool) else ",".join(value) for name, value in given.items()}
+    return [word for pair in texts.items() for word in pair if isinstance(word, str)]
 
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what lies below a run's folder

@@ -187,7 +187,7 @@ Options
   budget=60               with target=: simulated seconds of each combination, also 2min (default: what the first takes)
   tune=lr                 with target=: search the best value, from the default in factors of two; also tune=algo.gamma
   --x bytes|seconds|...   with -m, the table and figure of the sweep: also --log, --panels, --rows, --columns, --best,
-                          --metric, --worker and the other options of decentral-report runs (decentral-report --help)
+                          --metric, --worker, --name and the others of decentral-report runs (decentral-report --help)
   --save-study NAME       with -m: write the sweep as a study, FOLDER/study/NAME.yaml (docs/studies.md)
   --config-dir FOLDER     your own choices: FOLDER/experiment/mine.yaml is experiment=mine; your own algo=, model=,
                           ... are FOLDER/algorithms/mine.py, ... (docs/own_components.md), or without a folder
@@ -245,7 +245,11 @@ def _topic(topic: str, folders: Sequence[Path], sizes: Sequence[int]) -> str:
     longer = [group for group in CHOICES if name.startswith(group)]  # optimizer: optim
     every = longer or [*CHOICES, *NODES, *(option for group in CHOICES for option in options(group, folders))]
     (near,) = get_close_matches(name, [*every, *places()], n=1, cutoff=0.7) or [""]
-    hint = suggest(name, every) if near in every and "." not in name else meant(name)
+    hint = (
+        f" Write its group, as in algo={name}."
+        if ":" in name
+        else (suggest(name, every) if near in every and "." not in name else meant(name))
+    )
     more = "" if "--help lists" in hint else " decentral-run --help lists everything."
     raise ConfigError(f"--help {topic}: there is no such setting or choice.{hint}{more}")
 

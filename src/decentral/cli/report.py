@@ -13,7 +13,7 @@ from decentral.cli.study import OWN_RESULTS, PUBLISHED_RESULTS, chosen_studies, 
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import KEYS as FIGURES
 from decentral.report.figures.figure import output
-from decentral.store.files import at_home, check_name, stored_table, write_json
+from decentral.store.files import at_home, stored_table, write_json
 from decentral.study import SCALES, catalogue
 from decentral.study.collect import read_facts
 from decentral.terminal.console import say
@@ -80,22 +80,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _carry_out_command(arguments: list[str]) -> int:
     parser = Options("decentral-report", "--html", settings=_KEYS)
     parser.add_table()
-    parser.add_argument("--name", default="")
     parser.add_argument("--where", action="append", default=[])
     options = parser.begin(arguments, _HELP)
     if options is None:
         return 0
     names = [word for word in options.words if "=" not in word]
     settings = _settings([word for word in options.words if "=" in word])
-    given = [*table_options(options), *["name"] * bool(options.name), *["where"] * bool(options.where)]
+    given = [*table_options(options), *["where"] * bool(options.where)]
+    folders = [name for name in names if (at_home(name) / "study.json").is_file()]
     if names == ["runs"]:
         _tabulate(options, settings)
-    elif names and all((at_home(name) / "study.json").is_file() for name in names) and {*given} <= {"x", "log"}:
+    elif folders == names and names and {*given} <= {"x", "log"}:
         for name in names:
             _draw_over(at_home(name), table_options(options))
             _finish(at_home(name), settings, options.html)
     elif given:
-        raise ConfigError(f"--{given[0]} needs a table of runs: decentral-report runs --rows KEY.")
+        wrong, source = min(given, key=("x", "log").__contains__), "".join(f"results_dir={one} " for one in folders[:1])
+        raise ConfigError(f"--{wrong} needs a table of runs: decentral-report runs {source}--rows KEY.")
     else:
         _carry_out(names, settings, options.html, options.config_dir)
     return 0
@@ -141,13 +142,12 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
         raise ConfigError("--rows is missing: name the settings that tell rows apart, for example --rows algo.")
     layout = Layout(**given, where=options.where)
     source = at_home(settings.get("results_dir", "results"))
-    check_name(options.name or layout.name, "--name")
-    runs = runs_of(source)
+    runs, chosen = runs_of(source)
     results = Path("results") if stored_table(source / "values.csv") else source
     tables = results / "tables" if isinstance(runs, Path) else source.parent
-    directory = tables / options.name if options.name else folder_of(tables, layout, runs)
+    directory = folder_of(tables, layout, runs)
     check_writable("results_dir", str(directory), directory)
-    collect_runs(runs, layout, directory)
+    collect_runs(runs, layout, directory, chosen)
     _finish(directory, settings, options.html)
 
 

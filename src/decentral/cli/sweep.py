@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
 
 from decentral.algorithms.features import Feature
-from decentral.cli.command import TABLE, check_directory
+from decentral.cli.command import TABLE, as_options, check_directory
 from decentral.cli.single import carry_out, compared, predictions, work_out
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose, compose_each, fitting
@@ -28,6 +28,7 @@ from decentral.config.schema import GROUPS, Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.measurements.training_run import TrainingRun, run_command, written
+from decentral.registry.find import own_name, own_names
 from decentral.report.run_figures import draw
 from decentral.report.summary import overview
 from decentral.scheduling.board import board, failure_line
@@ -120,7 +121,8 @@ def sweep(
     accepted = _different(accepted)
     layout = _layout(accepted, overrides, table or {})
     grid = _grid(save_study, accepted, layout, config_dir) if save_study else {}
-    statuses = _carry_out(accepted, config_dir, overrides, layout)
+    given = as_options({"config-dir": config_dir, **(table or {}), "predict": predict, "save-study": save_study})
+    statuses = _carry_out(accepted, config_dir, overrides, layout, given)
     ended = [one for one in accepted if RunStore.finished(run_directory(one.config), run_id(one.config))]
     if predict and ended and is_leader():
         titled = zip(_varying(ended), ended, strict=True)
@@ -132,10 +134,9 @@ def sweep(
         folder, runs = Path(config_dir or "conf"), [run_directory(one.config) for one in accepted]
         known = [metrics for path in runs if (metrics := read_metadata(path))]
         panels = [metric_named(words, known, "--panels") for words in layout.panels]
-        table_of = read_json(_folder(accepted, layout) / "study.json") or {}
-        worker = layout.worker or table_of.get("layout", {}).get("worker") or "worst"
-        shown = {"x": layout.x, "logy": layout.log or None}
-        judge = metric_named(layout.metric, known)
+        of_table = (read_json(_folder(accepted, layout) / "study.json") or {}).get("layout", {})
+        worker = layout.worker or of_table.get("worker", "worst")
+        shown, judge = {"x": layout.x, "logy": layout.log or None}, metric_named(layout.metric, known)
         path = write_study(save_study, grid, runs, judge, worker, folder, shown, list(filter(None, panels)))
         say(f"Study:    {path}, to be committed  (decentral-study {save_study} --config-dir {folder})")
     return exit_status(refused + statuses)
@@ -149,7 +150,8 @@ def _grid(name: str, combinations: Sequence[Combination], layout: Layout, config
     if wrong or first.simulate is Simulate.timeline:
         raise ConfigError(f"--save-study does not apply to {wrong or 'simulate=timeline'}: leave one of them out.")
     words = [one.words for one in combinations]
-    grid = grid_study(name, words, layout.rows, layout.columns, layout.best, first.algo.name)
+    shown = names_in(one.config for one in combinations)
+    grid = grid_study(name, words, layout.rows, layout.columns, layout.best, first.algo.name, shown)
     why = ""
     try:
         runs = sorted(job.id for cell in study_from(name, grid).cells([], config_dir) for job in cell.jobs())
@@ -161,6 +163,12 @@ def _grid(name: str, combinations: Sequence[Combination], layout: Layout, config
             "--columns or, if it is a number, --best."
         )
     return grid
+
+
+def names_in(configs: Iterable[Config]) -> dict[str, str]:
+    """Return module:Class -> the class's own name, for the components of these configurations; see `own_names`."""
+    chosen = (getattr(config, group) for config in configs for group in GROUPS)
+    return own_names((one.name, own_name(type(one))) for one in chosen)
 
 
 def _different(combinations: Sequence[Combination]) -> list[Combination]:
@@ -200,17 +208,27 @@ def _layout(combinations: Sequence[Combination], overrides: Sequence[str], table
 
 
 def _carry_out(
-    combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str], layout: Layout | None = None
+    combinations: Sequence[Combination],
+    config_dir: str | None,
+    overrides: Sequence[str],
+    layout: Layout | None = None,
+    options: Sequence[str] = (),
 ) -> list[int]:
     """Return the exit status of each run."""
     if combinations[0].config.simulate is Simulate.timeline:
         titles = _varying(combinations)
         return [work_out([(title, one.config) for title, one in zip(titles, combinations, strict=True)])]
-    return _one_by_one(combinations) if under_torchrun() else _schedule(combinations, config_dir, overrides, layout)
+    if under_torchrun():
+        return _one_by_one(combinations)
+    return _schedule(combinations, config_dir, overrides, layout, options)
 
 
 def _schedule(
-    combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str], layout: Layout | None
+    combinations: Sequence[Combination],
+    config_dir: str | None,
+    overrides: Sequence[str],
+    layout: Layout | None,
+    options: Sequence[str],
 ) -> list[int]:
     """Return the exit status of each run, carried out by the launcher; print the table with this layout."""
     titled = zip(combinations, _varying(combinations), strict=True)
@@ -224,7 +242,7 @@ def _schedule(
     for told in dict.fromkeys(filter(None, logged)):
         say(f"{told} ({logged.count(told)} of {len(runs)} runs)")
     ended, interrupted = _launch(Fixed(unfinished), config) if unfinished else ({}, False)
-    table = "" if layout is None else _table(combinations, config_dir, overrides, layout)
+    table = "" if layout is None else _table(combinations, config_dir, overrides, layout, options)
     if not table or len(runs) <= _LISTED:
         say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
     if table:
@@ -315,10 +333,14 @@ def _settings(one: Combination) -> dict[str, str]:
 
 
 def _table(
-    combinations: Sequence[Combination], config_dir: str | None, overrides: Sequence[str], layout: Layout
+    combinations: Sequence[Combination],
+    config_dir: str | None,
+    overrides: Sequence[str],
+    layout: Layout,
+    options: Sequence[str],
 ) -> str:
     """Return the table of the whole sweep: mean ± standard deviation over seeds, at the best learning rate; '' for a
-    single run. Its files lie in results_dir/tables."""
+    single run. Its files lie in results_dir/tables. The commands below it have the `options` of this one."""
     if len(combinations) == 1:
         return ""
     settings = list(map(_settings, combinations))
@@ -327,7 +349,6 @@ def _table(
     from decentral.report.runs_table import collect_runs
 
     runs = [run_directory(one.config) for one in combinations]
-    options = ["--config-dir", config_dir] if config_dir else []
     titled = zip(_varying(combinations), combinations, strict=True)
     left = [title for title, one in titled if RunStore.finished(run_directory(one.config), run_id(one.config)) is None]
     resume = f"Missing:  {', '.join(left[:_NAMED])}{', ...' * (len(left) > _NAMED)} ({len(left)} of {len(runs)} runs)\n"
@@ -339,13 +360,8 @@ def _table(
         made = make(directory)
     except ConfigError as error:
         return f"{resume}Note:     no table of means: {error}"
-    again = ["decentral-report", "runs", f"results_dir={directory}"]
-    for name in TABLE:
-        value = getattr(layout, name)
-        if value is True:
-            again.append(f"--{name}")
-        elif value and value != getattr(type(layout), name, None):
-            again += [f"--{name}", value if isinstance(value, str) else ",".join(value)]
+    asked = {name: value for name in TABLE if (value := getattr(layout, name)) != getattr(type(layout), name, "")}
+    again = ["decentral-report", "runs", f"results_dir={directory}", *as_options(asked)]
     lines = [
         made.summary(),
         *resume.splitlines(),
@@ -355,7 +371,9 @@ def _table(
         first = made.results.values.iloc[0]
         cluster = [] if isinstance(combinations[0].config.cluster, VirtualCluster) else ["cluster=two_delayed"]
         target = f"target={first['metric'].partition(' (')[0]}:{made.results.values['averaged'].median():.2g}"
-        words = shlex.join(["decentral-run", "-m", *overrides, *cluster, target, *options])
+        words = shlex.join(
+            ["decentral-run", "-m", *overrides, *cluster, target, *as_options({"config-dir": config_dir})]
+        )
         lines.append(f"Times:    {words}  (at equal simulated time, budget=, instead of equal steps)")
     if wider := _wider(made.results, layout.best, overrides):
         lines.append(f"Wider:    {shlex.join(['decentral-run', '-m', *wider, *options])}  (a best value is at an end)")
@@ -377,10 +395,11 @@ def together_in(overrides: Sequence[str]) -> set[str]:
 
 
 def _wider(results: Results, best: str, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides with more values of the setting of which a best value is at an end; [] if none is."""
+    """Return the overrides with more values of the setting of which a best value is at an end; [] if none is, or the
+    setting varies together with others."""
     tried = sorted(results.values["rate"].dropna().unique()) if best else []
     ends = {rate for entry in results.entries() if entry.at_edge for rate in entry.rates}
-    if len(tried) < 2 or tried[0] <= 0 or not ends:
+    if len(tried) < 2 or tried[0] <= 0 or not ends or best in together_in(overrides):
         return []
     lower, upper = tried[0] ** 2 / tried[1], tried[-1] ** 2 / tried[-2]
     values = [*[lower] * (tried[0] in ends), *tried, *[upper] * (tried[-1] in ends)]

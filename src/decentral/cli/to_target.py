@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.algorithms.features import Feature
 from decentral.cli import study as studies
-from decentral.cli.sweep import axes_of, exit_status, report_refusals
+from decentral.cli.command import as_options
+from decentral.cli.sweep import axes_of, exit_status, names_in, report_refusals
 from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.links import CollectiveName
 from decentral.config.composition import compose_each, fitting
@@ -27,7 +28,7 @@ from decentral.config.prepared import Kind
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
-from decentral.report.figures.lines import AXIS_WORDS
+from decentral.report.runs_table import Layout
 from decentral.store.files import at_home, check_name, make_folder, write_text
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import is_number, value_of
@@ -72,10 +73,11 @@ def compare(
         given[key], words = catalogue.reserved(words, key)
     asked = _asked(given)
     shown = {"x": "seconds", **(table or {})}
-    if shown["x"] not in AXIS_WORDS:
-        raise ConfigError(f"--x={shown['x']} does not exist.{suggest(shown['x'], AXIS_WORDS)}")
-    if other := next((name for name in shown if name not in ("x", "log")), ""):
-        raise ConfigError(f"--{other} does not apply to target=, whose table has a row per method: use --x or --log.")
+    if other := next((name for name in shown if name not in ("x", "log", "name")), ""):
+        raise ConfigError(
+            f"--{other} does not apply to target=, whose table has a row per method: use --x, --log or --name."
+        )
+    Layout(rows=[], **shown)  # refuses wrong values
     words = checked(words, folders_of(config_dir), several=True)
     axes = axes_of(words, config_dir)
     seeds = [
@@ -109,6 +111,7 @@ def compare(
     say(f"Budget:   {budget:.4g} simulated seconds for each method{origin}")
     definition = _definition(asked, unit, rows, common, seeds or _SEEDS, budget)
     definition["report"]["figures"][0] |= {"x": shown["x"], "logy": shown.get("log")}
+    definition["report"] |= {"notes": notes} if notes else {}
     if save_study:
         folder = Path(config_dir or "conf")
         check_name(save_study, "--save-study")
@@ -116,7 +119,9 @@ def compare(
         file.parent.mkdir(parents=True, exist_ok=True)
         write_text(file, catalogue.as_yaml(save_study, folder, definition))
         say(f"Study:    {file}, to be committed  (decentral-study {save_study} --config-dir {folder})")
-    return max(_carry_out(definition, here, overrides, config_dir, notes), exit_status(refused))
+    options = {"config-dir": config_dir, **(table or {}), "save-study": save_study}
+    again = shlex.join(["decentral-run", "-m", *overrides, *as_options(options)])
+    return max(_carry_out(definition, here, again, config_dir, shown.get("name", "")), exit_status(refused))
 
 
 def _asked(given: dict[str, str | None]) -> Asked:
@@ -157,6 +162,7 @@ def _rows(
     rows: list[dict[str, Any]] = []
     notes: list[str] = []
     refusals: dict[str, list[list[str]]] = {}
+    names = names_in(config for config in configs if isinstance(config, Config))
     for own, config in zip(combinations, configs, strict=True):
         try:
             if isinstance(config, ConfigError):
@@ -172,7 +178,7 @@ def _rows(
         base = [*own, f"steps={steps}"]
         if not any(word.startswith("evaluation.every_epochs=") for word in [*common, *own]):
             base.append(f"evaluation.every_epochs={steps / _EVALUATIONS / _steps_per_epoch(config):.4g}")
-        rows.append({**_named(own, config), "base": base})
+        rows.append({**_named(own, config, names), "base": base})
     report_refusals(refusals, len(configs))
     return rows, budget or 0.0, list(dict.fromkeys(notes))
 
@@ -261,14 +267,16 @@ def _timed(config: Config, steps: int) -> Timed:
     return timed(config, steps, config.cluster.num_parameters or config.task.num_parameters(config))
 
 
-def _named(own: Sequence[str], config: Config) -> dict[str, str]:
-    """Return the labels of a row: its algorithm with the other settings that vary, and its topology."""
+def _named(own: Sequence[str], config: Config, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels of a row: its algorithm with the other settings that vary, and its topology. `names` replace
+    names of components."""
     settings = dict(word.lstrip("+").split("=", 1) for word in own)
     further = [
         f"{key}={value}" for key, value in settings.items() if key not in ("algo", "topology") and value != "null"
     ]
-    topology = config.topology.name if Feature.topology in config.algo.supports else ""
-    return {"method": ", ".join([config.algo.name, *further]), "topology": topology}
+    method, topology = (names.get(one.name, one.name) for one in (config.algo, config.topology))
+    topology = topology if Feature.topology in config.algo.supports else ""
+    return {"method": ", ".join([method, *further]), "topology": topology}
 
 
 def _definition(
@@ -307,18 +315,12 @@ def _definition(
     }
 
 
-def _carry_out(
-    definition: dict[str, Any], here: Sequence[str], overrides: Sequence[str], config_dir: str | None, notes: list[str]
-) -> int:
+def _carry_out(definition: dict[str, Any], here: Sequence[str], again: str, config_dir: str | None, name: str) -> int:
     study = catalogue.study_from("of target=", definition)
     directory = next((word.partition("=")[2] for word in here if word.startswith("results_dir=")), "results")
-    name = "to_target_" + hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:8]
-    again = ["decentral-run", "-m", *overrides, *(["--config-dir", config_dir] if config_dir else [])]
+    name = name or "to_target_" + hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:8]
     results = at_home(directory)
-    chosen = studies.ChosenStudy(
-        name, "", study, list(here), [], results, results / "tables" / name, shlex.join(again), config_dir
-    )
+    chosen = studies.ChosenStudy(name, "", study, list(here), [], results, results / "tables" / name, again, config_dir)
     cells = studies.checked_cells(chosen)
     make_folder(results / "tables", above=1)
-    told = [f"Note:     {note}" for note in notes]
-    return studies.carry_out(chosen, Unfinished(cells), cells, lambda made: "\n".join(["", made.summary(), *told]))
+    return studies.carry_out(chosen, Unfinished(cells), cells, lambda made: f"\n{made.summary()}")

@@ -31,7 +31,7 @@ class Meeting:
         self.asked = [(0.0, 0.0)] * timeline.n
         """Time of each worker's request, and the seconds that its row traveled."""
         self.waiting: list[int] = []
-        """The workers that have arrived in the open window, and take the model at its end."""
+        """The workers that have arrived, and take the model at the end of the window."""
         self.closes, self._reminded = inf, False
         self.due = [self._foretold(i, 0.0, 0) for i in range(timeline.n)]
         """The earliest next arrival of each worker, if there are windows."""
@@ -73,7 +73,7 @@ class Meeting:
         return begins, taken
 
     def _arrive(self, now: float) -> None:
-        """Apply the earliest arrival, which opens a window; close the window if no other worker can arrive in time."""
+        """Apply the earliest arrival; with the quorum, open a window, unless no other worker can arrive in it."""
         timeline, place = self.timeline, self.place
         _, i = heappop(self.coming)
         timeline.ages[self.version - self.seen[i]] += 1
@@ -81,9 +81,11 @@ class Meeting:
             timeline.rows.call(place.deliver, i)
         self.version += 1
         self.due[i] = inf
-        if not self.waiting:
-            self.closes = now + place.grace_s
         self.waiting.append(i)
+        if len(self.waiting) < place.quorum:
+            return
+        if len(self.waiting) == place.quorum:
+            self.closes = now + place.grace_s
         if not place.grace_s or min(self.due) > self.closes:
             self._close(now)
         elif not self._reminded:
@@ -96,14 +98,14 @@ class Meeting:
     def _expire(self, now: float) -> None:
         """Close the window at its end if somebody comes later than foretold."""
         self._reminded = False
-        if self.waiting and now >= self.closes:
+        if now >= self.closes:
             self._close(now)
-        elif self.waiting:
+        elif self.closes < inf:
             self._remind(self.closes)
 
     def _close(self, now: float) -> None:
         """Send the model to all who wait for it."""
-        timeline, waiting, self.waiting = self.timeline, self.waiting, []
+        timeline, waiting, self.waiting, self.closes = self.timeline, self.waiting, [], inf
         for i in waiting:
             if timeline.rows is not None:
                 timeline.rows.call(self.place.collect, i)

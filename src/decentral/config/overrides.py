@@ -311,6 +311,8 @@ def places() -> dict[str, list[str]]:
 def meant(key: str) -> str:
     """' Did you mean 'optim.momentum'?' for a setting that does not exist: by its last part, which may be misspelled or
     shortened, or by the words that explain another one; else how all are listed."""
+    if key.startswith("figures."):
+        return f" It belongs to decentral-report, as in decentral-report FOLDER {key}=..."
     known, name = places(), key.rpartition(".")[2]
     part = re.compile(rf"(^|_){re.escape(name)}s?(_|$)")
     longer = [one for one in known if part.search(one)]
@@ -320,8 +322,6 @@ def meant(key: str) -> str:
     meant = meant or get_close_matches(name, (*_KEYS, "experiment"), n=1, cutoff=0.6)
     if meant:
         return f" Did you mean {' or '.join(map(repr, meant))}?"
-    if key.startswith("figures."):
-        return " It belongs to decentral-report, as in decentral-report FOLDER figures.title=false."
     return " decentral-run --help lists all settings."
 
 
@@ -363,6 +363,9 @@ def _check_choice(group: str, choice: str, known: list[str]) -> None:
         return
     if group in GROUPS and component(GROUPS[group], choice) is not None:
         return
+    for name, cls in components(GROUPS[group]).items() if "." in choice and group in GROUPS else ():
+        if choice.endswith(tuple(getattr(cls, "reads", ()))):
+            raise ConfigError(f"{group}={choice} is a file: use {group}={name} {group}.path={choice}.")
     folder = plugins.folder() if group in GROUPS else None
     if folder is not None and (file := folder / GROUPS[group].rpartition(".")[2] / f"{choice}.py").is_file():
         raise ConfigError(f"{group}={choice} does not exist: {file} defines no class with name: str = '{choice}'.")

@@ -140,6 +140,8 @@ def build(cls: type, values: Any, where: str) -> Any:
         key, hint, value = field.name, hints[field.name], values.get(field.name, MISSING)
         if not isinstance(value, str) or value != MISSING:
             example = f", such as {field.default:g}" if type(field.default) in (int, float) else ""
+            if get_origin(hint) is list and isinstance(value, str):
+                example = f", such as {inside}{key}=[{value}]"
             wanted = field.metadata.get("wanted", words(hint) + example)
             converted[key] = convert(hint, value, f"{inside}{key}", wanted)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
@@ -261,7 +263,8 @@ def dump(config: Config) -> str:
     import yaml
 
     found = {group: sources.source(type(getattr(config, group))) for group in GROUPS}
-    own = {group: source for group, source in found.items() if source is not None}
+    names = {group: {"name": name} for group in found if (name := find.own_name(type(getattr(config, group))))}
+    own = {group: source | names.get(group, {}) for group, source in found.items() if source is not None}
     for one in (config, *(getattr(config, group) for group in GROUPS)):
         own |= {f"{key}={name}": function_source(key, name) for key, name in functions(type(one), vars(one))}
     values = plain(config) | ({"own": own} if own else {})

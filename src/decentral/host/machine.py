@@ -6,7 +6,7 @@ import gc
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from glob import glob
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,7 +16,8 @@ from typing import Any
 
 from decentral.errors import ConfigError
 
-_PROCESSOR = Path("/proc/cpuinfo")
+_PROCESSOR, _MEMORY = Path("/proc/cpuinfo"), Path("/proc/meminfo")
+_GROUP, _GROUPS = Path("/proc/self/cgroup"), "/sys/fs/cgroup"
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}  # as the kernel names them, on x86 and on Arm
 _share_of_cores: int | None = None
 
@@ -95,12 +96,30 @@ def without_garbage_collection() -> Iterator[None]:
 
 def refuse_if_too_large(setting: str, num_bytes: float) -> None:
     """Raise ConfigError if `setting`, as key=value, needs more memory than there is in this machine."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = _installed_memory()
     if num_bytes > there:
         raise ConfigError(
             f"{setting} is too large: its numbers alone are {num_bytes / 1e9:,.0f} GB, and this machine has "
             f"{there / 1e9:,.0f} GB of memory."
         )
+
+
+def _installed_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_memory() -> int:
+    """Return the number of bytes, with swap space, that processes can still allocate: the kernel's estimate, and at
+    most what the control group of this process has left. Where the system tells neither, all memory counts."""
+    free = _installed_memory()
+    with suppress(OSError, ValueError, KeyError):
+        sizes = dict(line.split(":") for line in _MEMORY.read_text(encoding="utf-8").splitlines())
+        free = sum(int(sizes[key].split()[0]) << 10 for key in ("MemAvailable", "SwapFree"))
+    with suppress(OSError, ValueError):
+        group = Path(_GROUPS + _GROUP.read_text(encoding="utf-8").rpartition("::")[2].strip())
+        used = int((group / "memory.stat").read_text(encoding="utf-8").split()[1])  # anonymous pages
+        free = min(free, int((group / "memory.max").read_text(encoding="utf-8")) - used)
+    return free
 
 
 def require(package: str, setting: str, cure: str) -> None:

@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -196,6 +197,19 @@ def name_of(cls: type) -> str | None:
         return None
     name = next((f.default for f in dataclasses.fields(cls) if f.name == "name"), None)
     return name if isinstance(name, str) else None
+
+
+def own_name(cls: type) -> str:
+    """Return the name that a component `module:Class` gives itself; '' for others."""
+    return name_of(getattr(cls, "plain_target", type(None))) or ""
+
+
+def own_names(pairs: Iterable[tuple[Any, str]]) -> dict[str, str]:
+    """Return module:Class -> the class's own name, where no other value has that. `pairs` are values, each with its own
+    name or ''."""
+    shown = {str(value): name or str(value) for value, name in pairs}
+    counts = Counter(shown.values())
+    return {value: name for value, name in shown.items() if ":" in value and name != value and counts[name] == 1}
 
 
 # -- one's own ---------------------------------------------------------------------------------------------------------

@@ -158,8 +158,9 @@ def function(key: str, name: str) -> Callable[..., Any]:
     for part in attribute.split("."):  # a class method, too
         target = getattr(target, part, None)
     if not callable(target):
-        known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
-        hint = suggest(attribute, known) if known else ""
+        known = {key: value for key, value in vars(found).items() if callable(value) and not key.startswith("_")}
+        own = [key for key in known if str(known[key].__module__).startswith(module.partition(".")[0])]
+        hint = suggest(attribute, own or known) if known else ""
         raise ConfigError(f"{where} does not exist: {found.__file__} has no class or function {attribute}.{hint}")
     NAMED.add((key, name))
     return target

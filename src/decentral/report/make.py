@@ -107,7 +107,7 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
         )
     if figures:
         write_json(directory / CAPTIONS, captions)
-    remarks += results.tried()
+    remarks += [*results.tried(), *results.spec.notes]
     if results.of_runs:
         remarks += [f"{note}." for note in results.facts.get("run_notes", [])]
     missed = {one.what for one in found if one.kind == "claim" and one.verdict == verdicts.NOT_MET}

@@ -98,6 +98,11 @@ class Results:
         return own or str(self.meaning(metric).get("heading", metric))
 
     @property
+    def settings(self) -> dict[str, str]:
+        """The label that is shown for a class of a module -> module:Class, as settings name it."""
+        return {shown: name for name, shown in self.facts.get("names", {}).items()}
+
+    @property
     def of_runs(self) -> bool:
         """True for a table of runs instead of a study."""
         return "layout" in self.facts
@@ -185,7 +190,7 @@ class Results:
         path = stored_table(self.directory / "curves.csv")
         if path is None:
             return pandas.DataFrame(columns=[*self.labels, *_CURVE_COLUMNS, *AXES])
-        table = _read(self.directory / "curves.csv", [*self.labels, *_CURVE_COLUMNS])
+        table = _read(self.directory / "curves.csv", [*self.labels, *_CURVE_COLUMNS], self.facts.get("names"))
         known = {axis: _numbers(table[axis]) if axis in table.columns else math.nan for axis in AXES}
         seed = _numbers(table["seed"])
         if seed.isna().any():
@@ -209,7 +214,7 @@ def read(directory: Path) -> Results:
         raise ConfigError(
             f"study {facts['study']}: a label cannot be named '{taken}', which is a column of values.csv."
         )
-    table = _read(directory / "values.csv", [*labels, *_COLUMNS])
+    table = _read(directory / "values.csv", [*labels, *_COLUMNS], facts.get("names"))
     changes: dict[str, Any] = {column: _numbers(table[column]) for column in _NUMBERS}
     changes |= {column: table[column].str.lower().isin(["true", "1"]) for column in _FLAGS}
     changes["seed"] = _numbers(table["seed"]).fillna(0).astype(int)
@@ -222,7 +227,8 @@ def find(results_dir: Path) -> list[Path]:
     return sorted(path.parent for path in results_dir.glob("*/*/*/study.json"))
 
 
-def _read(path: Path, columns: list[str]) -> pandas.DataFrame:
+def _read(path: Path, columns: list[str], names: dict[str, str] | None) -> pandas.DataFrame:
+    """Read a table with text as labels, in which `names` replace values."""
     try:
         table = pandas.read_csv(io.StringIO(read_table(path)), dtype=str, keep_default_na=False)
     except FileNotFoundError:
@@ -238,7 +244,8 @@ def _read(path: Path, columns: list[str]) -> pandas.DataFrame:
     absent = [column for column in columns if column not in table.columns]
     if absent:
         raise ConfigError(f"{path} has no column '{absent[0]}': rerun decentral-study, which rewrites it.")
-    return table.assign(**{name: _labels(table[name]) for name in columns if name not in _OTHERS or name == "metric"})
+    texts = (name for name in columns if name not in _OTHERS or name == "metric")
+    return table.assign(**{name: _labels(table[name]).replace(names or {}) for name in texts})
 
 
 def _labels(column: pandas.Series) -> pandas.Series:

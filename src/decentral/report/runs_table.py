@@ -25,16 +25,17 @@ import yaml
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Meaning, Value
 from decentral.registry import component
+from decentral.registry.find import own_names
 from decentral.registry.typed import typed
 from decentral.report import style
 from decentral.report.entries import plain
 from decentral.report.figures.figure import METRIC
 from decentral.report.figures.lines import AXIS_WORDS
 from decentral.report.results import read
-from decentral.report.series import read_run, stored_runs
+from decentral.report.series import choice_words, read_run, stored_runs
 from decentral.report.tables import as_csv
 from decentral.store import Metric, Status
-from decentral.store.files import at_home, make_folder, read_json, stored_table, write_json
+from decentral.store.files import at_home, check_name, make_folder, read_json, stored_table, write_json
 from decentral.store.run_store import found_run
 from decentral.study.collect import write_curves, write_values
 from decentral.study.measure import AGGREGATES, DAMAGED, Measure, headed, titled
@@ -71,7 +72,7 @@ _LOG_FROM_RATIO = 10
 _OPTION = re.compile(r"--(rows|columns|best|over|metric|worker|where)\b[ =]?")
 """An option, which in Python is an argument."""
 _MOST_COLUMNS = 8
-_OWN = {*Value._fields, "rate", "directory", "measure", "panels"} - {"lr"}
+_OWN = {*Value._fields, "rate", "directory", "measure", "panels", "attendance"} - {"lr"}
 """Columns that are not settings."""
 
 
@@ -91,6 +92,7 @@ class Layout:
     x               x axis of the curves: epochs, steps, bytes, tokens, or seconds (simulated, where time is simulated)
     panels          metrics of the curves, each with its own panel; (): the metric, with a panel for each column
     log             whether their y axis is logarithmic; otherwise where a metric that should fall spans two decades
+    name            name of the table's folder; '': from rows and columns, for example 'algo_by_alpha'
     """
 
     rows: Sequence[str]
@@ -104,6 +106,7 @@ class Layout:
     x: str = "epochs"
     log: bool = False
     panels: Sequence[str] = ()
+    name: str = ""
 
     def __post_init__(self) -> None:
         wrong = next((one for one in self.where if "=" not in one), None)
@@ -111,31 +114,32 @@ class Layout:
             raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
         if self.x not in AXIS_WORDS:
             raise ConfigError(f"--x={self.x} does not exist.{suggest(self.x, AXIS_WORDS)}")
+        if self.name:
+            check_name(self.name, "--name")
 
     @property
     def labels(self) -> list[str]:
         """The settings in rows and columns."""
         return [*self.rows, *([self.columns] if self.columns else [])]
 
-    @property
-    def name(self) -> str:
-        """Name of the table's folder, for example 'algo_by_alpha'."""
-        return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
-
 
 def folder_of(tables: Path, layout: Layout, source: Path | Sequence[Path]) -> Path:
-    """Return the folder for the table of these runs: `tables/NAME`, or one beside it if another sweep has that one."""
-    known, runs = read_json(tables / layout.name / "study.json"), _sweep(source)
-    if known is None or known.get("sweep", []) == runs:
-        return tables / layout.name
-    return tables / f"{layout.name}-{hashlib.sha256(' '.join(runs).encode()).hexdigest()[:8]}"
+    """Return the folder for the table of these runs: that of its name, or one named after rows and columns, which has
+    digits if another sweep has the one without."""
+    name = "_".join(layout.rows) + (f"_by_{layout.columns}" if layout.columns else "")
+    known, runs = read_json(tables / name / "study.json"), _sweep(source)
+    if layout.name or known is None or known.get("sweep", []) == runs:
+        return tables / (layout.name or name)
+    return tables / f"{name}-{hashlib.sha256(' '.join(runs).encode()).hexdigest()[:8]}"
 
 
-def runs_of(source: Path) -> Path | list[Path]:
-    """Return the runs of the sweep whose table is in this folder, if they exist; else the folder."""
-    names = (read_json(source / "study.json") or {}).get("sweep", [])
-    found = [source.resolve().parents[1] / "runs" / Path(name).name for name in names]
-    return found if any(path.is_dir() for path in found) else source
+def runs_of(source: Path) -> tuple[Path | list[Path], dict[str, dict[str, str]]]:
+    """Return the runs of the sweep whose table is in this folder, if they exist, and the names of their choices, see
+    `collect_runs`; else the folder."""
+    facts = read_json(source / "study.json") or {}
+    chosen = facts.get("chosen", {})  # in the order of the sweep
+    found = [source.resolve().parents[1] / "runs" / Path(name).name for name in chosen or facts.get("sweep", [])]
+    return (found, chosen) if any(path.is_dir() for path in found) else (source, {})
 
 
 def _sweep(source: Path | Sequence[Path]) -> list[str]:
@@ -147,25 +151,22 @@ def collect_runs(
     source: Path | Sequence[Path],
     layout: Layout,
     directory: Path,
-    chosen: Mapping[str, Mapping[str, str]] | None = None,
+    chosen: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Write the values of runs into `directory`, as a study writes them: `report.make` makes a table of them.
 
     `source` is a folder of results, that of a study, whose collected values are taken, or the directories of some runs.
-    `chosen` has the names of choices by run, as the user gave them (availability=flaky): by default those of the same
-    table before. Raises ConfigError if there are no runs, if they have no such setting or metric, or if runs that
-    differ in something else would share a cell.
+    `chosen` has the names of choices by run, as the user gave them (availability=flaky). Raises ConfigError if there
+    are no runs, if they have no such setting or metric, or if runs that differ in something else would share a cell.
     """
     if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
-        if chosen is None and not isinstance(source, Path):
-            chosen = (read_json(directory / "study.json") or {}).get("chosen")
         asked, layout = layout.worker, replace(layout, worker=layout.worker or "worst")
-        frame, metrics, notes = _runs_frame(source, layout, chosen or {})
+        frame, metrics, notes = _runs_frame(source, layout, chosen)
         if key := "" if asked else _of_averaged(frame, resolved(layout, frame.columns)):
             layout = replace(layout, worker="averaged")
-            frame, metrics, notes = _runs_frame(source, layout, chosen or {})
+            frame, metrics, notes = _runs_frame(source, layout, chosen)
             notes.append(
                 f"no worker differs by {key}, so this table shows the averaged model: use --worker=worst for others"
             )
@@ -188,15 +189,20 @@ def collect_runs(
     plain_form = "scientific" if size < 0.01 else "plain"
     form = "percent" if metrics[metric]["unit"] == "%" else plain_form
     heading = metrics[metric].get("heading", metric)
+    own = {label: frame[f"own.{label}"].fillna("") for label in layout.labels if f"own.{label}" in frame}
+    shown = own_names(pair for label in own for pair in zip(frame[label], own[label], strict=True))
     curves, whose = _curves(judged, layout) if "directory" in frame else ([], {})
+    attendance = {*frame.get("attendance", ())} if "availability" not in layout.labels else set[str]()
+    everywhere = f", with {attendance.pop()}" if len(attendance) == 1 and all(attendance) else ""
     facts = {
         "study": directory.name,
         "scale": "",
-        "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(layout.labels)}",
+        "title": f"{heading[:1].upper()}{heading[1:]}, by {', '.join(layout.labels)}{everywhere}",
         "labels": layout.labels,
         "layout": asdict(layout),
         "sweep": _sweep(source),
-        "chosen": chosen or {},
+        "chosen": chosen,
+        **({"names": shown} if shown else {}),
         "run_notes": notes,
         "metrics": metrics,
         "report": {
@@ -264,13 +270,12 @@ def _runs_frame(
         key = asked or next(iter(known), None)
         if key is None or key not in known:
             continue
-        worker = layout.worker
-        if settings.get("availability") == "none":  # all workers are present
-            worker = worker.removeprefix("present ")
-        measure = Measure(*key, worker=worker)
+        measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
         about |= chosen.get(path.name, {})
-        about["panels"] = [Measure(*each, worker=worker) for each in shown if each in known]
+        own = {key.removeprefix("availability."): value for key, value in settings.items() if "availability." in key}
+        about["attendance"] = choice_words("availability", {"name": settings.get("availability"), **own})
+        about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
         values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
         rows += [about | value._asdict() | {"lr": about.get("lr"), "rate": math.nan} for value in values]
@@ -360,7 +365,8 @@ def table(
     layout = Layout(named[0], columns, best, over, metric, worker, named[1], throughput)
     with TemporaryDirectory() as folder:
         try:
-            collect_runs(runs_of(at_home(results_dir)), layout, Path(folder))
+            runs, chosen = runs_of(at_home(results_dir))
+            collect_runs(runs, layout, Path(folder), chosen)
         except ConfigError as error:
             raise ConfigError(_OPTION.sub(r"\1=", str(error))) from None
         results = read(Path(folder))
@@ -404,15 +410,14 @@ def metric_named(
     if not wanted:
         return None
     known = {key: metric for metrics in runs for key, metric in metrics.items()}
-    words = wanted.removesuffix("(%)").strip().replace("_", " ")
-    exact = [key for key, metric in known.items() if metric.words == words]
-    named = [key for key, metric in known.items() if metric.name.replace("_", " ") == words]
+    words = wanted.removesuffix("(%)").strip()
+    named = [key for key, metric in known.items() if metric.is_called(words)]
     named.sort(key=lambda key: key[0] != "test")
-    if not exact + named:
+    if not named:
         raise ConfigError(
             f"{option}={wanted} is in none of these runs.{suggest(wanted, [metric.words for metric in known.values()])}"
         )
-    return (exact + named)[0]
+    return named[0]
 
 
 def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, float]:
@@ -428,13 +433,15 @@ def throughput(settings: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[st
 
 
 def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:
-    """Return whether a run has all of these settings, each given as key=value, in text or YAML."""
+    """Return whether a run has all of these settings, each given as key=value, in text or YAML; a class of a module is
+    also called by its own name."""
     for key, _, value in (one.partition("=") for one in where):
         try:
             meant = yaml.safe_load(value)
         except yaml.YAMLError:
             meant = value
-        if plain(settings.get(key, "")) not in (plain(value), plain(meant)):
+        known = {plain(settings.get(name, settings.get(key, ""))) for name in (key, f"own.{key}")}
+        if known.isdisjoint((plain(value), plain(meant))):
             return False
     return True
 
@@ -447,7 +454,7 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
     metric = next((name for name in names if words in name), None)
     if metric is None:
         raise ConfigError(f"--metric={layout.metric} is not in {folder}.{suggest(layout.metric, names)}")
-    frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"])
+    frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"]).replace(found.settings)
     named = {}
     if layout.worker not in ("", *AGGREGATES):
         raise ConfigError(f"--worker={layout.worker} is not in {folder}: use {', '.join(AGGREGATES)}.")

@@ -88,6 +88,7 @@ class ReportSpec:
     repeats            what distinguishes the values of a cell: seed, or round for timings; '': nothing, for computed
                        values
     listings           further tables of the numbers: see report/listings.py
+    notes              sentences below the printed table
     """
 
     caption: str = ""
@@ -99,6 +100,7 @@ class ReportSpec:
     listings: list[Any] = field(default_factory=list)
     published: Published | None = None
     claims: list[Claim] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -26,9 +25,10 @@ from decentral.training.loggers.stored import FILE as LOGGED
 
 _MISSING = "-"
 _RATIOS_TOLD = 5
+_LONG_S = 10.0  # of evaluations
 _TABLES = (
     ("privacy.csv", "Privacy: ", "epsilon of each pair of workers"),
-    ("local_tests.csv", "Tests:   ", "each worker's test set; its own metrics are in metrics.jsonl beside it"),
+    ("local_tests.csv", "Tests:   ", "each worker's test set, and its final metrics on it"),
 )
 _FIRST_STEPS = (
     ("decentral-run", "algo=dpsgd", "topology=ring", "another method and topology on the same data"),
@@ -49,11 +49,9 @@ def summary(run_dir: Path, curves: Curves | None = None, drawn: bool = False) ->
     if facts.get("reason") not in (None, "", facts.get("status")):
         blocks[0] += f" ({facts['reason']})"
     rows = [["metric", "worst", "mean", "averaged model", "best worker"]]
-    names = (read_json(run_dir / "names.json") or {}).get("class", [])
     for metric in curves.series:
         best = _best(curves, metric)
         head, *cells = _cells(curves, metric)
-        head = re.sub(r"(?<= of class )\d+$", lambda c: next(iter(names[int(c[0]) :]), c[0]), head)
         rows.append([head, *cells, _MISSING if best is None else curves.metrics[metric].format(best, 4)])
         for group in sorted({str(who).rpartition(" ")[0] for who in curves.series[metric]} - {""}):
             rows.append([f"  {group} workers", *_cells(curves, metric, f"{group} ")[1:], _MISSING])
@@ -64,6 +62,7 @@ def summary(run_dir: Path, curves: Curves | None = None, drawn: bool = False) ->
         "\n".join(
             [
                 *lines,
+                *_long_evaluation(run_dir, facts),
                 *_rate(run_dir, facts),
                 *_how(run_dir),
                 *_places(run_dir, facts, drawn),
@@ -145,6 +144,20 @@ def _present(facts: dict[str, Any], sent: int) -> list[str]:
         apart = f"those present were not connected in {100 * told['in_pieces']:.1f} % of the steps"
         return [f"{took_part.format('steps')}; {joined}; {apart}"]
     return [took_part.format("time")]
+
+
+def _long_evaluation(run_dir: Path, facts: dict[str, Any]) -> list[str]:
+    """Name the settings that shorten evaluations on test examples where these took most of a run's time."""
+    times, config = facts.get("times_s") or {}, read_config(run_dir)
+    took, total = times.get("evaluation", 0.0), sum(times.values())
+    task = component("tasks", str((config.get("task") or {}).get("name")), trust=False)
+    if took < _LONG_S or took < total / 2 or "data" not in getattr(task, "uses", ()):
+        return []
+    held = "data.test_tokens" if "test_tokens" in config["data"] else "evaluation.part=test"
+    return [
+        f"Note:     evaluations took {100 * took / total:.0f} % of the time: use evaluation.examples=200 for all but "
+        f"the last one, a larger evaluation.every_epochs, or a smaller test set ({held})"
+    ]
 
 
 def _rate(run_dir: Path, facts: dict[str, Any]) -> list[str]:
@@ -296,6 +309,9 @@ def _how(run_dir: Path) -> list[str]:
     usual = "results are the same up to rounding"
     matters = "the result depends on their pace" if facts.get("asynchronous") else usual
     lines = [f"How:      {', '.join(words)} ({matters})"]
+    trained, total = facts.get("parameters", (0, 0))
+    if trained < total:
+        lines.append(f"Model:    {trained:,} of {total:,} parameters are trained; only these are sent")
     if facts.get("asynchronous") and (read_config(run_dir).get("cluster") or {}).get("name", "none") != "none":
         lines.append("Cluster:  stragglers slept (counted as waiting); all other times are those of this machine")
     return lines

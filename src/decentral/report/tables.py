@@ -238,7 +238,7 @@ def texts(results: Results) -> dict[str, str]:
 
 
 def as_csv(results: Results) -> str:
-    """One line per cell, numbers unrounded."""
+    """Return one line per cell, numbers of nine digits."""
     table = results.spec.table
     theirs, rows = published(results), []
     for of in table.of if table else ():
@@ -246,10 +246,16 @@ def as_csv(results: Results) -> str:
         most = max((entry.runs for entry in entries), default=0)
         for entry in entries:
             one, runs = theirs.get(entry.published), entry.wanted or most
-            numbers_ = [entry.mean, "" if entry.std is None else entry.std, len(entry.values), runs, entry.diverged]
+            numbers_ = [
+                f"{entry.mean:.9g}",
+                "" if entry.std is None else f"{entry.std:.9g}",
+                len(entry.values),
+                runs,
+                entry.diverged,
+            ]
             rates = " ".join(f"{rate:.6g}" for rate in entry.rates)
-            row = [*entry.labels.values(), entry.metric, of, *numbers_, rates, entry.at_edge, one.text if one else ""]
-            rows.append(row)
+            named = (results.settings.get(label, label) for label in entry.labels.values())
+            rows.append([*named, entry.metric, of, *numbers_, rates, entry.at_edge, one.text if one else ""])
     return csv_text([*results.labels, *_CSV_COLUMNS], rows)
 
 

@@ -266,8 +266,8 @@ def _claim(run: Prepared) -> None:
         raise ConfigError(
             f"name={config.name} has a run with {word}={_word(then.get(key))}, not {word}={_word(now.get(key))}: use "
             "another name, or rerun=True to replace that run."
-            + " Call torch.manual_seed before the model is built to start from equal weights."
-            * (word == "initial_weights")
+            + f" seed={config.seed} does not apply to a model that is already built: call torch.manual_seed before you "
+            "build it." * (word == "initial_weights")
         )
     if is_leader():
         RunStore.forget(directory, run.id, dump(config))

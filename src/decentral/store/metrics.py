@@ -6,8 +6,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -182,6 +183,7 @@ def _add_lines(descriptor: int, most: int | None, digest: _Hash) -> int:
 
 
 _FILE = "metrics.json"
+_OF_CLASS = re.compile(r".*_of_class_(\d+)")
 
 AXES = {
     "step": "step",
@@ -212,6 +214,7 @@ class Metric:
                       recorded; if another metric is not finite, a run has diverged
     own               whether it is a function of the user's, which may be nan where models are finite: recorded, and
                       no divergence
+    class_name        name of the class c whose number ends the metric's name, as in accuracy_of_class_c; '' if unknown
     """
 
     split: str
@@ -221,6 +224,7 @@ class Metric:
     chance: float | None = None
     may_lack: bool = False
     own: bool = False
+    class_name: str = ""
 
     @property
     def percent(self) -> bool:
@@ -230,7 +234,18 @@ class Metric:
     @property
     def words(self) -> str:
         """Name of the metric in words, for example 'test accuracy'."""
-        return f"{self.split} {self.name.replace('_', ' ')}"
+        return f"{self.split} {self.name_in_words}"
+
+    @property
+    def name_in_words(self) -> str:
+        """Name of the metric in words, without its split."""
+        words = self.name.replace("_", " ")
+        return f"{words.rpartition(' ')[0]} {self.class_name}" if self.class_name else words
+
+    def is_called(self, words: str) -> bool:
+        """Return whether these words are the name, with or without its split; a class by its name or its number."""
+        names = self.name_in_words, self.name, self.words, f"{self.split} {self.name}"
+        return words.replace("_", " ") in [name.replace("_", " ") for name in names]
 
     @property
     def label(self) -> str:
@@ -246,7 +261,7 @@ def write_metadata(run_dir: Path, metrics: Iterable[Metric]) -> None:
     """Replace `run_dir/metrics.json` atomically; the first metric is what the run is judged by."""
     known = [asdict(metric) for metric in metrics]
     for one in known:
-        del one["may_lack"], one["own"]  # of interest to evaluations alone
+        del one["may_lack"], one["own"], one["class_name"]  # of interest to evaluations alone
     write_json(run_dir / _FILE, {"metrics": known})
 
 
@@ -259,7 +274,12 @@ def read_metadata(run_dir: Path, measured: Iterable[tuple[str, str]] = ()) -> di
     for one in listed if isinstance(listed, list) else []:
         if isinstance(one, dict) and isinstance(one.get("split"), str) and isinstance(one.get("name"), str):
             found[one["split"], one["name"]] = Metric(**{key: one[key] for key in keys & one.keys()})
-    return found | {key: Metric(*key, larger_is_better=None) for key in measured if key not in found}
+    found |= {key: Metric(*key, larger_is_better=None) for key in measured if key not in found}
+    names = dict(enumerate((read_json(run_dir / "names.json") or {}).get("class", [])))
+    for key, metric in found.items():
+        if number := _OF_CLASS.fullmatch(metric.name):
+            found[key] = replace(metric, class_name=names.get(int(number[1]), ""))
+    return found
 
 
 ALWAYS = ("step", "epoch", "worker", "split", "metric", "value")

@@ -113,12 +113,18 @@ _HEAD = """\
 
 
 def grid_study(
-    name: str, words: Sequence[Sequence[str]], rows: Sequence[str], columns: str, best: str, algo: str
+    name: str,
+    words: Sequence[Sequence[str]],
+    rows: Sequence[str],
+    columns: str,
+    best: str,
+    algo: str,
+    names: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the keys of a study that define its runs, for runs given by their overrides.
 
     `rows`, `columns` and `best`, which is tuned on all seeds, are keys of the overrides, as in a table of the sweep;
-    `algo` is the method where no override names it.
+    `algo` is the method where no override names it. `names` replace values in labels.
     """
     check_name(name, "--save-study")
     settings = [dict(_setting(word) for word in own) for own in words]
@@ -131,7 +137,7 @@ def grid_study(
         "title": ", ".join(filter(None, [*rows, columns])),
         "paper": SWEEPS,
         "base": [word for word in words[0] if _setting(word)[0] not in {*placed, *paired}],
-        "rows": _rows(settings, rows, paired, columns, values, algo),
+        "rows": _rows(settings, rows, paired, columns, values, algo, names),
         "columns": {columns: values[columns]} if columns in values else {},
         "tune": {"rule": "grid", **({"key": best} if best != "lr" else {}), "values": tried}
         if best
@@ -215,19 +221,20 @@ def _rows(
     columns: str,
     values: dict[str, list[Any]],
     algo: str,
+    names: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """A row for each combination of `keys` that there is, with its `paired` settings and the columns that it has, if it
     lacks some."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     at: dict[tuple[Any, ...], list[Any]] = {}
     for one in settings:
-        topology = str(one.get("topology", "")) if "topology" in keys else ""
+        method, topology = (str(one.get(key, usual)) for key, usual in (("algo", algo), ("topology", "")))
         given = {key: one[key] for key in (*keys, *paired) if one.get(key) is not None}
-        further = [f"{key}={given[key]}" for key in keys if key in given and key not in ("algo", "topology")]
+        further = [key for key in keys if key in given and key not in ("algo", "topology")]
         row = tuple(one.get(key) for key in keys)
         found[row] = {
-            "method": ", ".join([str(one.get("algo", algo)), *further]),
-            "topology": topology,
+            "method": ", ".join([names.get(method, method), *(f"{key}={given[key]}" for key in further)]),
+            "topology": names.get(topology, topology) if "topology" in keys else "",
             "base": [f"{key}={value}" for key, value in given.items()],
         }
         at.setdefault(row, []).append(one.get(columns))

@@ -26,7 +26,8 @@ class Measure:
 
     split, metric    of metrics.jsonl
     worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts; of a group of workers
-                     'present mean', 'returned mean', 'honest worst' and so on, where the run defines it
+                     'present mean', 'returned mean', 'honest worst' and so on, where the run defines it (in a run
+                     without absence or attacks, all workers are present and honest)
     last_epochs      average each worker's evaluations over the last epochs, this many, before taking the worst worker
                      (RelaySum paper; with an evaluation every 4 epochs, 5 means epochs 196 and 200); 0: the last
                      evaluation
@@ -95,10 +96,11 @@ class Measure:
             rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
         except ConfigError:  # `of` says why
             return []
+        counted = own._counted(rows)
         for row in sorted(own._rows(rows), key=lambda row: row["step"]):
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
-            names += ["counted"] if "counted" in workers and worker == self.worker else []
+            names += [name for name in ("counted", self.worker) if name in {*workers} - {*names} and worker == counted]
             at = {axis: row[axis] for axis in AXES if axis in row}
             for name in names:
                 head = {**labels, "metric": own._label(), "worker": name, "seed": seed}
@@ -112,6 +114,12 @@ class Measure:
         percent = metric.percent if self.percent is None else self.percent
         larger = bool(metric.larger_is_better) if self.larger_is_better is None else self.larger_is_better
         return replace(self, percent=percent, larger_is_better=larger), metric.chance
+
+    def _counted(self, rows: Rows) -> str:
+        """Return the worker, without its group if these rows do not tell that apart."""
+        group, _, whose = self.worker.rpartition(" ")
+        apart = any(str(row["worker"]).startswith(f"{group} ") for row in rows)
+        return self.worker if apart or group not in ("present", "honest") else whose
 
     def _label(self) -> str:
         """Return the metric's name, for example 'test accuracy (%)' or 'bytes_sent to test accuracy 90 %'."""
@@ -158,7 +166,7 @@ class Measure:
         if self.to_reach is not None and any(self.axis not in row for row in rows):
             raise ConfigError(f"{what} over {self.axis}: use another measure.axis.")
         found = self._reached(rows) if self.to_reach is not None else self._last(rows)
-        wanted = int(self.worker) if self.worker.isdigit() else self.worker
+        wanted = int(self.worker) if self.worker.isdigit() else self._counted(rows)
         if wanted not in found:
             count = sum(isinstance(worker, int) for worker in found)
             known = f"{count} workers" if count else f"only the {' and the '.join(map(str, found))} of this metric"

@@ -30,8 +30,9 @@ class Quadratics(Task):
     problem            .npz file with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]`, or `x0 [n, d]` with a start for
                        each worker (default: zeros); the generator's keys other than the noise are then ignored
     dimension          dimension d
-    singular_min       mu, the smallest singular value of the A_i (null: rescale only by the largest)
-    singular_max       L, the largest
+    singular_min       smallest singular value of the A_i (null: rescale only by the largest); the g_i
+                       have the least curvature mu = singular_min^2, as in certify.mu
+    singular_max       largest singular value; the g_i have the largest curvature L = singular_max^2
     zeta2              heterogeneity 1/n sum_i ||grad f_i(x*)||^2
     initial_distance   ||x^0 - x*||
     noise              sigma: the gradient noise is normal with variance noise^2 / d per coordinate, from the run's seed

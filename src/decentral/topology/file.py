@@ -6,10 +6,11 @@ import csv
 import hashlib
 import math
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -216,6 +217,7 @@ class File(GraphTopology):
     name: str = "file"
     path: str | None = field(default=None, metadata={"content": True})
     directed: bool = False
+    reads: ClassVar[Sequence[str]] = (".csv", ".npz")
 
     def implied_num_workers(self) -> int:
         """Return one more than the largest worker number in the file, or the size of its matrices."""
@@ -335,6 +337,7 @@ class NetworkX(GraphTopology):
     name: str = "networkx"
     path: str | None = field(default=None, metadata={"content": True})
     graph: Any = None
+    reads: ClassVar[Sequence[str]] = (*READERS, *(f"{suffix}.gz" for suffix in READERS))
 
     @property
     def given(self) -> Any:

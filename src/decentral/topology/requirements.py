@@ -138,7 +138,8 @@ _CHECKS: dict[Need, tuple[Callable[[Rounds], bool], str | Callable[[Rounds, str]
     ),
     Need.connected: (
         _is_connected,
-        "needs a strongly connected graph, but {where} is not strongly connected: use another topology",
+        "needs a strongly connected graph, but {where} is not strongly connected: use another topology "
+        "(of a graph in a file, topology=networkx keeps the largest component)",
     ),
     Need.tree: (
         is_tree,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from decentral.cluster.groups import Groups
 from decentral.cluster.operations import Gradient, check_ended
+from decentral.cluster.server import Outer
 from decentral.cluster.timeline import Lateness
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.meeting import AllWorkers, Tickets
@@ -95,11 +96,13 @@ class ThreadedStepper(Stepper):
 
     def may_go_on_to(self, step: int) -> None:
         """Let the workers run up to this step, at which all processes pause."""
+        if self._servers:
+            self.flush()
         self._quiet = False
-        self._start()
         with self._gate:
             self._bound = step
             self._gate.notify_all()
+        self._start()
 
     def _advance(self) -> None:
         """Wait until the local workers have done their share of another n gradients."""
@@ -248,8 +251,11 @@ class ThreadedStepper(Stepper):
         """See `cluster.operations.Host`."""
         place = self._place(i)
         with self._noted(i, "outer", self.drawn[place]), self._waiting(i):
-            self._servers[server].exchange(i, place)
-        if i > 0:  # the server is beside worker 0
+            answered = self._servers[server].exchange(i, place)
+        if not answered:
+            self._pause(i, self._bound)
+            self.outer(i, server)
+        elif i > 0:  # the server is beside worker 0
             self._sent(place, 2, self.models[place].nbytes)
 
     # -- how -----------------------------------------------------------------------------------------------------------
@@ -272,11 +278,13 @@ class ThreadedStepper(Stepper):
             self._threads.append(self.mailbox.start(f"worker {i}", self._work, i, program))
 
     def _rest(self, i: int) -> Iterator[Operation]:
-        """Return the program of worker i from its current position, before a gradient."""
-        program, before = iter(self.algorithm.program(i, self.team)), self.drawn[self._place(i)]
+        """Return the program of worker i from its current position, before a gradient or an unanswered delivery."""
+        program, place = iter(self.algorithm.program(i, self.team)), self._place(i)
+        before = self.drawn[place]
         for operation in program:
             before -= isinstance(operation, Gradient)
-            if before < 0 or not self.drawn[self._place(i)]:
+            unanswered = isinstance(operation, Outer) and not before and operation.server.work(self.state, place)
+            if before < 0 or not self.drawn[place] or unanswered:
                 return itertools.chain([operation], program)
         return iter(())
 
@@ -321,17 +329,23 @@ class ThreadedStepper(Stepper):
         drawn = self.drawn[self._place(i)]
         ticket = self._tickets.next(i) if self.algorithm.free_running else drawn * self.net.n
         position = ticket // self.net.n
-        self._arrive(i, position)
+        if position < self._bound and not self._over:
+            self._arrive(i, position)
+        else:
+            for server in self._servers.values():
+                server.pause(i)
+            self._pause(i, position)
         with self._gate:
-            if position < self._bound and not self._over:
-                self._latest = max(self._latest, ticket)
-                return
-        with self._noted(i, "pause", drawn), self._gate:
+            self._latest = max(self._latest, ticket)
+
+    def _pause(self, i: int, position: int) -> None:
+        """Let worker i pause before a gradient or a delivery at this position."""
+        self._arrive(i, position)
+        with self._noted(i, "pause", self.drawn[self._place(i)]), self._gate:
             may = lambda: position < self._bound or self._over  # noqa: E731
             self.mailbox.wait(self._gate, may, lambda: "the run to go on", None, math.inf)
             if self._over:
                 raise _Over
-            self._latest = max(self._latest, ticket)
 
     def _arrive(self, i: int, position: int) -> None:
         with self._gate:

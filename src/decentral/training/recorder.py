@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from decentral.config.schema import OWN
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import Constant
 from decentral.network.world import World
-from decentral.store import RunStore, Status
+from decentral.store import RunStore, Status, read_metrics
 from decentral.store.checkpoints import Written
 from decentral.store.failures import record
 from decentral.store.files import csv_text, write_json, write_text
@@ -191,6 +193,8 @@ class Recorder:
         with self.store.in_place():
             for extension in r.stepper.extensions:
                 extension.store(self.store.path, r.stepper)
+            if (table := self.store.path / "local_tests.csv").exists():
+                self._add_metrics(table)
         facts: dict[str, Any] = {
             "wall_s": r.times["steps"],
             "bytes_sent": r.stepper.traffic.bytes_sent,
@@ -230,6 +234,16 @@ class Recorder:
             if not self.sink.failed:
                 whole = status in (Status.done, Status.diverged)
                 remember(self.config, self.store.path, self.sink.place, whole)
+
+    def _add_metrics(self, table: Path) -> None:
+        """Add each worker's last metrics on its own test set to a table with a row per worker."""
+        rows = (row for row in read_metrics(self.store.path) if row["split"] == "local")
+        last = {(row["metric"], str(row["worker"])): row["value"] for row in sorted(rows, key=lambda row: row["step"])}
+        names = dict.fromkeys(metric for metric, worker in last if worker.isdigit())
+        head, *known = csv.reader(table.read_text().splitlines())
+        write_text(
+            table, csv_text([*head, *names], ([*own, *(last.get((name, own[0])) for name in names)] for own in known))
+        )
 
     def _keep_timeline(self, r: Run, status: Status) -> None:
         """Write the beginning of the timeline to a file, if it follows from the configuration."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from decentral.cluster.timeline import Timeline
+from decentral.errors import ConfigError
 from decentral.network import kernels
 from decentral.training.stepper import Stepper
 
@@ -270,6 +271,11 @@ class AsynchronousStepper(Stepper):
 
     def _run_to(self, t: int) -> None:
         self.timeline.run(gradients=math.inf if t == self.team.num_steps else t * self.net.n)
+        if self.timeline.completed < t * self.net.n:
+            raise ConfigError(
+                f"No worker can continue after {self.timeline.now:g} s of simulated time: each is absent for good or "
+                "waits for one that is. Let workers return, or let the server wait for fewer (algo.quorum)."
+            )
 
     def _begin(self, rows: Any) -> Timeline:
         times, costs = self.machines

@@ -94,27 +94,31 @@ def is_fresh(version: int, used: int, contributed: int) -> bool:
 class Server:
     """A server with a common model, beside worker 0: what a worker delivers to it and takes from it.
 
-    change    (state, index of the worker) -> d [P], the change that the worker delivers
-    arrive    (state, d [P], version): one step of the server along a change of the model of this version
+    change    (state, index of the worker) -> d [P], the row that the worker delivers
+    arrive    (state, d [P], version, gradients): the server receives the row of a worker that took the model of this
+              version, and has taken so many gradients since
     take      (state, index of the worker, model [P], version): lets the worker go on from the server's model
     seen      (state, index of the worker) -> the version that the worker took last
-    now       state -> the server's model [P] and its version, the number of arrivals so far
+    work      (state, index of the worker) -> gradients since then
+    now       state -> the server's model [P] after all arrivals, and its version, the number of arrivals so far
     steps     [n]: gradients of each worker between two deliveries
-    grace_s   the first arrival opens a window of this many seconds, at whose end all who arrived in it take the model;
-              0: each takes it at once
+    grace_s   length of the window that arrival number `quorum` opens, in seconds; at its end all workers that have
+              arrived since the last window take the model
     """
 
     change: Callable[..., Tensor]
     arrive: Callable[..., object]
     take: Callable[..., object]
     seen: Callable[..., int]
+    work: Callable[..., int]
     now: Callable[..., tuple[Tensor, int]]
     steps: Sequence[int]
     grace_s: float = 0.0
+    quorum: int = 1
 
     def deliver(self, s: Any, i: int) -> None:
         """Let worker i deliver, where the server's rows and the worker's are in one state."""
-        self.arrive(s, self.change(s, i), self.seen(s, i))
+        self.arrive(s, self.change(s, i), self.seen(s, i), self.work(s, i))
 
     def collect(self, s: Any, i: int) -> None:
         """Let worker i take the model, likewise."""

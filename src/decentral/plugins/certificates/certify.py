@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,30 +12,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
+from decentral.algorithms.features import Feature
 from decentral.availability.availability import AlwaysPresent
 from decentral.compression.dense import NoCompression
+from decentral.config.composition import compose
 from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.measurements.values import Value
-from decentral.optim.optimizer import Optimizer
 from decentral.plugins.certificates.quadratics import STABLE, Piece, hardest, noise_ratio
 from decentral.plugins.certificates.trace import TOLERANCE, Method, NotLinear, Tracer
 from decentral.plugins.certificates.worst_case import traced, worst_case
 from decentral.registry.typed import typed
 from decentral.report.make import make
-from decentral.script.components import algorithm_from, check_setup, chosen
+from decentral.script.training import made_of, taken_out
 from decentral.settings import Settings, setting
 from decentral.store.files import at_home, make_folder, write_json, write_text
 from decentral.study.collect import write_values
-from decentral.topology.communication import Communication
-from decentral.topology.topology import Topology
+from decentral.topology.static import Complete
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_ROUNDING = 1e-7
 _RATES = 24
+_EACH = 4
+"""A terminal shows each fourth of them."""
 
 
 @dataclass
@@ -43,7 +45,7 @@ class Terms(Settings, where="certify"):
 
     mu      strong convexity of every worker's function
     L       smoothness of every worker's function
-    lr      learning rates; none: 24 around 1 / L, up to the largest stable one
+    lr      learning rates; none: 24 below the largest stable one, and the fastest
     steps   K of the worst case over all functions, ||x^0 - x*||^2 <= 1; null: none
     zeta2   heterogeneity zeta^2 of the worst case
     """
@@ -96,43 +98,33 @@ class Certifier:
         each = ([(A, B, C[piece], M[piece]) for A, B, C, M in phases] for piece in range(self.tracer.d))
         return [Piece.of(piece, self.states, lr) for piece in each]
 
-    def row(self, lr: float, terms: Terms, say: Callable[[str], None] = lambda text: None) -> dict[str, float]:
+    def row(self, lr: float, terms: Terms) -> dict[str, float]:
         """Return the certificate at this learning rate: see the columns of `certify`."""
         pieces = self.at(lr)
         worst, rate = hardest(pieces, terms.mu, terms.L)
         row = {"lr": lr, "rate": rate, "bias": math.nan, "noise_worker": math.nan, "noise_mean": math.nan}
         if rate < STABLE:
-            *ends, uneven = self._simple(terms)
+            n, is_exact = self.method.n, self.facts["heterogeneous"] <= TOLERANCE
+            ends = np.full(n, terms.mu), np.full(n, terms.L)
             if self.facts["common"] <= TOLERANCE:
-                row["bias"] = max(piece.worst_bias(h) for piece in pieces for h in (*ends, uneven, worst))
+                tried = *ends, np.where(np.arange(n) % 2, terms.L, terms.mu), worst
+                row["bias"] = 0.0 if is_exact else max(piece.worst_bias(h) for piece in pieces for h in tried)
             noises = [noise_ratio(piece, h, self.count) for piece in pieces for h in ends]
             row["noise_worker"], row["noise_mean"] = map(max, zip(*noises, strict=True))
         if terms.steps is not None:
             row |= worst_case(self.method, lr, terms.steps, terms.mu, terms.L, 1.0, terms.zeta2)
-        bound = f", error after {terms.steps} steps at most {row['upper']:.5g}" if "upper" in row else ""
-        say(f"lr={lr:.4g}: rate {rate:.5f}{bound}")
         return row
 
-    def _simple(self, terms: Terms) -> list[np.ndarray]:
-        """Return curvatures all mu, all L, and alternating."""
-        n = self.method.n
-        return [np.full(n, terms.mu), np.full(n, terms.L), np.where(np.arange(n) % 2, terms.L, terms.mu)]
-
     def largest_stable(self, terms: Terms) -> float:
-        """Return the largest learning rate up to which the rate is below 1 for all curvatures in {mu, L}^n found."""
-        tried = self._simple(terms)[1:]
-        stable = lambda lr: all(piece.rate(h) < STABLE for piece in self.at(lr) for h in tried)  # noqa: E731
-        low, high = 0.0, 1.0 / terms.L
-        while stable(high) and high < 1e3 / terms.L:
-            low, high = high, 2 * high
-        while True:
-            while high - low > 1e-4 * high:  # the relative precision
-                middle = (low + high) / 2
-                low, high = (middle, high) if stable(middle) else (low, middle)
-            tried.append(hardest(self.at(low), terms.mu, terms.L)[0])
-            if low == 0 or stable(low):
-                return low
-            low, high = 0.0, low
+        """Return the largest learning rate up to which the rate is below 1 for all curvatures in {mu, L}^n found, to a
+        relative precision of 1e-5; 0 if there is none."""
+        tried = [np.full(self.method.n, terms.L)]
+        unstable = lambda lr: any(piece.rate(h) >= STABLE for piece in self.at(lr) for h in tried)  # noqa: E731
+        rates = np.geomspace(1e-6, 1e3, 2_072_328) / terms.L
+        while rates.size and unstable(rates[-1]):
+            rates = rates[: bisect_left(rates, True, key=unstable)]
+            tried += [hardest(self.at(lr), terms.mu, terms.L)[0] for lr in rates[-1:]]
+        return float(rates[-1]) if rates.size else 0.0
 
 
 def _same(counts: np.ndarray) -> float:
@@ -141,28 +133,31 @@ def _same(counts: np.ndarray) -> float:
 
 
 def table_of(certifier: Certifier, terms: Terms, say: Callable[[str], None] = lambda text: None) -> DataFrame:
-    """Return a frame with the certificate at each learning rate asked for; or at 24 up to the largest stable one, and
-    at the fastest. `say` receives progress."""
+    """Return a frame with the certificate at each learning rate asked for; or at 24 below the largest stable one, and
+    at the fastest. `frame.attrs` has the facts and the largest stable learning rate; `say` receives progress."""
     from pandas import DataFrame
 
     if terms.steps is not None:
         traced(certifier.method, terms.first, terms.steps)
-    rates = terms.lr
-    if not rates:
-        say("searching for the largest stable learning rate")
-        largest = certifier.largest_stable(terms)
-        certifier.method.refuse(not largest, "is stable at no learning rate")
-        rates = np.geomspace(largest / 100, largest, _RATES).tolist()
-    rows = [certifier.row(lr, terms, say) for lr in rates]
+    say(f"searching for the largest stable learning rate of algo={certifier.method.algorithm.name}")
+    largest = certifier.largest_stable(terms)
+    certifier.method.refuse(not terms.lr and not largest, "is stable at no learning rate")
+    rates, rows = terms.lr or np.geomspace(largest / 100, largest, _RATES + 1)[:-1].tolist(), list[dict[str, float]]()
+    for number, lr in enumerate(rates):
+        if not number % _EACH:
+            say(f"learning rate {number + 1} of {len(rates)}")
+        rows.append(certifier.row(lr, terms))
     if not terms.lr:
         say("searching for the fastest learning rate")
         fastest = min(range(_RATES), key=lambda i: rows[i]["rate"])
-        ends = rates[max(0, fastest - 1)], rates[min(fastest + 1, _RATES - 1)]
+        ends = rates[max(0, fastest - 1)], [*rates, largest][fastest + 1]
         best = minimize_scalar(
             lambda lr: hardest(certifier.at(lr), terms.mu, terms.L)[1], bounds=ends, method="bounded"
         )
-        rows.append(certifier.row(float(best.x), terms, say))
-    return DataFrame(rows).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
+        rows.append(certifier.row(float(best.x), terms))
+    table = DataFrame(rows).dropna(axis="columns", how="all").sort_values("lr", ignore_index=True)
+    table.attrs |= {"facts": certifier.facts, "largest_stable": largest}
+    return table
 
 
 def method_of(config: Config) -> Method:
@@ -181,7 +176,8 @@ def method_of(config: Config) -> Method:
     }
     for words in (words for words, is_given in refused.items() if is_given):
         raise NotLinear(f"{words if ':' in words else f'{words} has no certificate: leave it out'}.")
-    return Method(config.algo, config.optim, config.rounds())
+    rounds, uses_topology = config.rounds(), Feature.topology in config.algo.supports
+    return Method(config.algo, config.optim, rounds if uses_topology else Complete().schedule(rounds.num_workers))
 
 
 # -- what users see ----------------------------------------------------------------------------------------------------
@@ -208,15 +204,15 @@ def facts_text(facts: Mapping[str, float]) -> str:
 
 
 def text(terms: Terms, table: DataFrame) -> str:
-    """Return the table with sentences that answer how it ends, how fast and how bad."""
+    """Return the table, of many learning rates some, with sentences that answer how it ends, how fast and how bad."""
     title = f"mu = {terms.mu:g}, L = {terms.L:g}, zeta^2 = {terms.zeta2:g}, K = {terms.steps}"
+    shown, largest = table if terms.lr else table[::_EACH], table.attrs["largest_stable"]
     sentences = [
         title.removesuffix(", K = None"),
-        table.to_string(index=False, float_format=lambda value: f"{value:.5g}", na_rep="-"),
+        shown.to_string(index=False, float_format=lambda value: f"{value:.5g}", na_rep="-"),
+        f"Largest stable learning rate: {f'{largest:.4g}' if largest else 'none'}.",
     ]
     stable = table[table.rate < STABLE]
-    if not terms.lr:
-        sentences.append(f"Largest stable learning rate: {table.lr.max():.4g}.")
     if len(stable):
         sentences.append(
             f"Smallest rate: {stable.rate.min():.5f} per step, at lr={stable.lr[stable.rate.idxmin()]:.4g}."
@@ -224,7 +220,7 @@ def text(terms: Terms, table: DataFrame) -> str:
     if "bias" in table:
         nearest = stable.loc[stable.bias.idxmin()]
         away = f"{nearest.bias:.3g} zeta away from the optimum at lr={nearest.lr:.4g}, elsewhere further"
-        end = away if stable.bias.max() > _ROUNDING else "at the optimum, also with heterogeneity"
+        end = away if stable.bias.max() else "at the optimum, also with heterogeneity"
         sentences.append(f"On quadratics, the workers end {end}.")
     if "upper" in table:
         best = table.loc[table.upper.idxmin()]
@@ -235,12 +231,11 @@ def text(terms: Terms, table: DataFrame) -> str:
 
 
 _METRICS = {
-    "rate": "rate per step",
+    "rate": "1 - rate per step",
     "bias": "distance from the optimum / zeta",
     "noise_worker": "variance of a worker / all-reduce",
     "noise_mean": "variance of the mean / all-reduce",
     "upper": "certified worst error",
-    "lower": "attained worst error",
 }
 
 
@@ -263,15 +258,14 @@ def draw_certificates(
         {**Value({}, row[key], words, 0)._asdict(), "method": method, "lr": row["lr"], "rate": row["lr"]}
         for key, words in _METRICS.items()
         for method, table in tables.items()
-        for row in table.where(table.abs() > _ROUNDING, table * 0.0).to_dict("records")
-        if math.isfinite(row.get(key, math.nan))
+        for row in table.assign(rate=1 - table.rate).to_dict("records")
+        if 0 <= row.get(key, math.nan) < math.inf
     ]
     directory, figure = at_home(folder), {"name": "certificates", "kind": "scaling", "panels": "metric", "x": "lr"}
     make_folder(directory, above=2)
-    named = [table.assign(method=name).set_index("method") for name, table in tables.items()]
-    write_text(directory / "certificates.csv", concat(named).to_csv())
+    write_text(directory / "certificates.csv", concat(tables, names=["method"]).droplevel(1).to_csv())
     write_values(directory, ["method", "lr"], values)
-    report = {"repeats": "", "figures": [figure | {"lines": ["method"], "logx": True}]}
+    report = {"repeats": "", "figures": [figure | {"lines": ["method"], "logx": True, "logy": True}]}
     write_json(
         directory / "study.json",
         {"study": directory.name, "title": title, "labels": ["method", "lr"], "report": report},
@@ -308,9 +302,9 @@ def certify(
     - lower, upper: bounds on the worst error E_K after K steps.
     - tau_R, tau_z: E_K <= tau_R ||x^0 - x*||^2 + tau_z zeta^2 for all mu-strongly convex, L-smooth functions.
 
-    `frame.attrs["facts"]` has what holds for all functions: by how much the mean moves otherwise than by the mean of
-    the updates, a common optimum and the optimum of heterogeneous workers are no fixed points; and how often gradients
-    finally count.
+    `frame.attrs["largest_stable"]` is the largest stable learning rate, and `frame.attrs["facts"]` has what holds for
+    all functions: by how much the mean moves otherwise than by the mean of the updates, a common optimum and the
+    optimum of heterogeneous workers are no fixed points; and how often gradients finally count.
 
     >>> import decentral
     >>> table = decentral.certify("dpsgd", "ring", num_workers=8, lr=0.1, steps=3)
@@ -318,9 +312,9 @@ def certify(
     True
 
     Args:
-        algo, topology, optim, every, algo_settings, topology_settings, optim_settings, num_workers: As for
-            `decentral.iterates`.
-        lr: Learning rates; None: 24 up to the largest stable one, and the fastest.
+        algo, topology, optim, every, algo_settings, topology_settings, optim_settings: As for `decentral.iterates`.
+        num_workers: Number of workers; None: that of the topology, or the default of `decentral-run`.
+        lr: Learning rates; None: 24 below the largest stable one, and the fastest.
         mu, L: Every worker's function is mu-strongly convex and L-smooth.
         steps: K of the worst case over all functions with ||x^0 - x*||^2 <= 1; None: none.
         zeta2: Heterogeneity zeta^2 = 1/n sum_i ||grad f_i(x*)||^2 of the worst case.
@@ -328,17 +322,15 @@ def certify(
     Raises:
         NotLinear: for a method that has no certificate, a ConfigError.
     """
-    algorithm = algorithm_from(algo, algo_settings)
-    graph: Topology = chosen("topology", topology, dict(topology_settings or {}))
-    optimizer: Optimizer = chosen("optim", optim, dict(optim_settings or {}))
-    n, communication = num_workers or graph.implied_num_workers(), Communication(every=every)
-    if n is None:
-        raise ConfigError("num_workers=None does not set the number of workers: give n, or a topology that has one.")
-    rounds = communication.schedule(graph, n)
-    check_setup(algorithm, NoCompression(), rounds, communication, graph, optimizer)
+    choices = {
+        "algo": {"name": algo, **(algo_settings or {})},
+        "topology": {"name": topology, **(topology_settings or {})},
+        "optim": {"name": optim, **(optim_settings or {})},
+        "communication": {"every": every},
+        "num_workers": num_workers,
+    }
+    objects, words = taken_out({"task": "quadratics", "compress": "none", **choices})
+    made, words = made_of(objects, words, None)
     rates = [] if lr is None else np.atleast_1d(lr).tolist()
     terms = build(Terms, {"mu": mu, "L": L, "lr": rates, "steps": steps, "zeta2": zeta2}, "certify")
-    certifier = Certifier(Method(algorithm, optimizer, rounds), terms.first)
-    table = table_of(certifier, terms)
-    table.attrs["facts"] = certifier.facts
-    return table
+    return table_of(Certifier(method_of(compose(words, None, made)), terms.first), terms)

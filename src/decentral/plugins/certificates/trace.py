@@ -31,7 +31,6 @@ from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import Optimizer
 from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds
-from decentral.topology.static import Complete
 from decentral.training.stepper import Stepper
 
 TOLERANCE = 1e-9
@@ -57,13 +56,13 @@ class Method:
     rounds: Rounds
 
     def __post_init__(self) -> None:
-        supports = self.algorithm.supports
-        if Feature.topology not in supports:
-            object.__setattr__(self, "rounds", Complete().schedule(self.n))
         self.refuse(not in_rounds(type(self.algorithm)), "is asynchronous: use a synchronous method")
-        self.refuse(Feature.training not in supports, "estimates a mean: use a method that trains")
-        wanted = f"use a topology with at most {_MAX_PERIOD} rounds"
-        self.refuse(self.period > _MAX_PERIOD, f"repeats after {self.period} steps only, as random graphs do: {wanted}")
+        self.refuse(Feature.training not in self.algorithm.supports, "estimates a mean: use a method that trains")
+        self.refuse(
+            self.period > _MAX_PERIOD,
+            f"repeats after {self.period} steps only, as random graphs do: use a topology with at most {_MAX_PERIOD} "
+            "rounds",
+        )
 
     def refuse(self, applies: bool, reason: str) -> None:
         """Raise NotLinear with this reason if it applies."""
@@ -153,7 +152,7 @@ class Tracer:
         p, last = self.method.period, 64 * self.warm_up
         zeros = self.method.repeated(torch.zeros(self.method.n, 1))
         stepper, states = self.method.begin(zeros.clone(), lr), list[Any]()
-        while len(states) < self.warm_up + 2 * p or not self._repeats(states[-2 * p :]):
+        while len(states) < self.warm_up + 2 * p or not _is_same(states[-2 * p], states[-p]):
             self.method.refuse(len(states) > last, f"has weights that still change after {last} steps")
             for _ in range(p):
                 states.append(trees.tree_map_only(Tensor, Tensor.clone, stepper.state))
@@ -161,13 +160,6 @@ class Tracer:
                 self.method.refuse(not torch.equal(stepper.models, zeros), "moves models without gradients")
         self.warm_up = len(states) - 2 * p
         return states[-2 * p : -p]
-
-    def _repeats(self, states: list[Any]) -> bool:
-        """Return whether the second half of these states is as the first."""
-        p, is_tensor = self.method.period, lambda leaf: isinstance(leaf, Tensor)
-        parts = (filter(is_tensor, trees.tree_leaves(half)) for half in (states[:p], states[p:]))
-        first, second = (torch.cat([leaf.double().ravel() for leaf in part]) for part in parts)
-        return first.shape == second.shape and torch.allclose(first, second, rtol=_SETTLES, atol=_SETTLES)
 
     def _views(self, state: Any) -> list[Tensor]:
         """Return views [..., width] of all rows of a state, those of each piece."""
@@ -244,6 +236,13 @@ class Tracer:
         rule: Any = self.method.optimizer
         instead = "" if rule.name == "sgd" and rule.clip_norm is None else ": use optim=sgd without clip_norm"
         self.method.refuse(not is_same, f"{otherwise} with optim={rule.name}{instead}")
+
+
+def _is_same(*states: Any) -> bool:
+    """Return whether the tensors of two states are the same, except for rounding."""
+    parts = ([leaf for leaf in trees.tree_leaves(state) if isinstance(leaf, Tensor)] for state in states)
+    first, second = (torch.cat([leaf.double().ravel() for leaf in part]) for part in parts)
+    return first.shape == second.shape and torch.allclose(first, second, rtol=_SETTLES, atol=_SETTLES)
 
 
 def one_hot(method: Method, steps: int, lr: float) -> Iterator[tuple[Stepper, np.ndarray, np.ndarray]]:

@@ -107,6 +107,8 @@ class Line(NamedTuple):
     """Of a paper's numbers: published or reference."""
     lost: bool = False
     """True if some of these have no value somewhere: there the center is the median, in which they are the worst."""
+    reached: float | None = None
+    """The place at which it reaches the figure's target; None if it does not, or there is none."""
 
 
 @dataclass

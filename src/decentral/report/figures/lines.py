@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -44,8 +43,8 @@ class Curves(LineFigure):
                 metrics, such as wall_s, or vectors: steps times the label `vectors_per_step`
     floor       smallest value to draw, to which smaller ones are raised: a logarithmic axis cannot show 0; null: none
     cumulative  draw a cumulative distribution, as a step function; of several values at one x the largest counts
-    target      value of the metric: a dashed line, with a star where each line first reaches it (interpolated between
-                evaluations); null: none
+    target      value of the metric: a dashed line, with a star for each line where it is first evaluated there: the
+                mean over the seeds that get there, as in tables, if these are more than half; null: none
     """
 
     name: str = "curves"
@@ -97,8 +96,9 @@ class Curves(LineFigure):
         found: list[Line] = []
         for panel, line, part in self.parts(table):
             if self.worker == "each":
-                series = [rows for _, rows in part.groupby("series", sort=False)]
-                found += [Line(panel, line, one["x"].tolist(), one["value"].tolist(), thin=True) for one in series]
+                for _, one in part.groupby("series", sort=False):
+                    x, y = one["x"].tolist(), one["value"].tolist()
+                    found.append(Line(panel, line, x, y, thin=True, reached=self._reached(panel, one, results)))
             else:
                 found.append(self._center(panel, line, part, results))
         return found
@@ -125,7 +125,7 @@ class Curves(LineFigure):
             ax.set_ylim(bottom=low)
             ax.axhline(self.target, color="#555555", lw=0.8, ls=(0, (4, 3)), zorder=1)
             for line in (line for line in lines if line.panel == panel):
-                place, color = reached(line, self.target), colors[panel, line.key]
+                place, color = line.reached, colors[panel, line.key]
                 if place is not None:
                     ax.plot([place, place], [low, self.target], color=color, lw=0.9, ls=":", zorder=2)
                     ax.plot([place], [self.target], marker="*", ms=9, color=color, mec="white", mew=0.6, zorder=6)
@@ -141,7 +141,7 @@ class Curves(LineFigure):
             return []
         unit = " %" * self.shown(results).endswith("(%)")
         look: dict[str, Any] = {"ls": (0, (4, 3)), "lw": 0.8, "marker": "*", "ms": 9, "color": style.GRAY}
-        by = f" by the {self.center}" * (self.seeds(results) > 1)
+        by = ", mean over seeds" * (self.seeds(results) > 1)
         label = f"target: {self.target:g}{unit}, \N{BLACK STAR} first reached{by}"
         return [Line2D([], [], label=label, **look)]
 
@@ -151,11 +151,21 @@ class Curves(LineFigure):
         wide = self._wide(part, at, "value")
         wide = wide[wide.notna().sum(axis=1) * 2 > wide.shape[1]]  # the mean of a few that go on would jump
         center, low, high = self.aggregate(wide)
-        counted = self.counted(part, wide, results)
+        counted = self.counted(part, wide, results) | {"reached": self._reached(panel, part, results)}
         x = wide.index.astype(float)
         if at == "step":
             x = self._wide(part, at, "x").reindex(wide.index).where(wide.notna()).mean(axis=1)
         return Line(panel, line, x.tolist(), center, low, high, stairs=self.cumulative, **counted)
+
+    def _reached(self, panel: str, part: pandas.DataFrame, results: Results) -> float | None:
+        """Return the mean place at which the series of `part` are first evaluated at the target; None if it is not
+        reached by more than half of them."""
+        if self.target is None:
+            return None
+        rises = results.larger_is_better(self.shown(results, panel)) is not False
+        good = part[part["value"] >= self.target if rises else part["value"] <= self.target]
+        firsts = good.sort_values("step").groupby("series")["x"].first()
+        return float(firsts.mean()) if 2 * len(firsts) > part["series"].nunique() else None
 
     def _wide(self, part: pandas.DataFrame, at: str, values: str) -> pandas.DataFrame:
         """Return a column for each series and a row for each place, also those at which only others are evaluated; of
@@ -271,25 +281,6 @@ class ThreeAxes(Curves):
         """Return the line's name, and where it reaches the target on each axis."""
         if self.target is None:
             return canvas.said(self, key)
-        places = {line.panel: reached(line, self.target) for line in lines if line.key == key}
+        places = {line.panel: line.reached for line in lines if line.key == key}
         words = [style.amount(place, axis) for axis, place in places.items() if place is not None]
         return f"{canvas.said(self, key)}: {', '.join(words) or 'never'}"
-
-
-def reached(line: Line, target: float) -> float | None:
-    """Return where a line first is at the target, from the side on which it begins, linear between places; None: never.
-
-    >>> reached(Line("", (), [0.0, 10.0, 20.0], [50.0, 80.0, 100.0]), 90.0)
-    15.0
-    """
-    points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
-    if not points:
-        return None
-    rises = points[0][1] < target
-    for number, (x, y) in enumerate(points):
-        if (y >= target) if rises else (y <= target):
-            if not number:
-                return x
-            before, value = points[number - 1]
-            return before + (x - before) * (target - value) / (y - value)
-    return None

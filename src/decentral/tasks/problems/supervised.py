@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from abc import abstractmethod
@@ -20,9 +21,12 @@ from decentral.data.dataset import opened
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.layers import MemoryFormat, forward_examples
+from decentral.gradients.passes.passes import peak_bytes
 from decentral.gradients.passes.worker_models import WorkerModels, flat, is_foreign_loss, seed_draws
 from decentral.gradients.precision import cast
+from decentral.host.machine import available_memory
 from decentral.host.torch_state import default_dtype
+from decentral.host.torchrun import place, under_torchrun
 from decentral.models.layers.statistics import evaluating
 from decentral.partition.partition import class_counts, own_test_set, save_table
 from decentral.randomness import numpy_generator, seeded, torch_generator
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
 _STATISTICS_BATCH_SIZE = 64
 _COPIED_BYTES = 1 << 30  # of models at a time, for tests without side effects
+_OUTPUT_BYTES = 1 << 30  # of a forward pass of tests that has more examples than a batch
 _TOLD = 4  # parameters
 
 
@@ -114,10 +119,14 @@ class Supervised(Problem):
         self.memory_format = MemoryFormat(template, device)
         self.execution = components("gradients")[self._execution(config)]()
         batch_shape = info.batch_shape(int(config.batch_sizes().max()))
-        self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision)
+        outputs = task.num_classes(info) * (1 if hasattr(info, "num_classes") else getattr(info, "longest", 1))
+        most = max(batch_shape[0], _OUTPUT_BYTES // (outputs * self.dtype.itemsize))
+        self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision) or most
         self.workload = Workload(self.models, batch_shape, config.precision, self.loss, self.ignored)
+        self._check_memory(template)
         self.passes = self.execution.passes(self.workload)
-        self.facts = {"execution": self.passes.execution}
+        sizes = [self.models.num_parameters, sum(parameter.numel() for parameter in template.parameters())]
+        self.facts = {"execution": self.passes.execution, "parameters": sizes}
         self._x0 = flat(template).to(device)
         self._streams: dict[int | None, _Stream] = {}
         wanted, given = self.statistics_examples, info.num_train
@@ -125,6 +134,35 @@ class Supervised(Problem):
             *config.data.notes(),
             *config.model.notes,
             *note(template, f"{wanted} {'' if wanted <= given else f'draws of {given} '}training {info.kind}"),
+        )
+
+    def _check_memory(self, template: torch.nn.Module) -> None:
+        """Raise ConfigError if the passes of a worker, and models and gradients of all, need more memory than there is.
+        Only the GPU knows its own, and says so itself.
+
+        Only large passes are measured: a number in memory takes tens of multiplications.
+        """
+        config, info, (size, *shape) = self.config, self.config.data.inspect(), self.workload.batch_shape
+        free, tokens = available_memory() // (place().local_size if under_torchrun() else 1), hasattr(info, "usual")
+        if tokens:
+            shape = [int(min(info.longest, info.usual))]
+        products = config.model.multiplications(info)
+        if not math.isfinite(products):
+            products = self.models.num_parameters * math.prod(shape)
+        if self.device.type != "cpu" or size * products < free:
+            return
+        passes = peak_bytes(template, self.workload, (size, *shape), torch.int64 if tokens else self.dtype)
+        rows = 2 * len(self.workers) * self.models.num_parameters * self.dtype.itemsize
+        if passes is None or passes + rows <= free:
+            return
+        fits = int((free - rows) / passes * size)
+        key = "batch_size" if config.batch_size_per_worker is None else "batch_size_per_worker"
+        cures = [f"{key}={fits} or less"] * (fits > 0) + ["a smaller data.longest"] * tokens
+        cures += ["fewer num_workers"] * (rows > passes) + ["a smaller model"]
+        raise ConfigError(
+            f"{key}={size} needs {passes / 1e9:.2g} GB of memory for a gradient of model={config.model.name}, and "
+            f"{rows / 1e9:.2g} GB for the models and gradients of {len(self.workers)} workers, but only "
+            f"{free / 1e9:.2g} GB are available: use {' or '.join(cures)}."
         )
 
     def _execution(self, config: TaskConfig) -> str:
@@ -462,12 +500,12 @@ class Supervised(Problem):
     def _tested(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """Return the same with modules in eval mode.
 
-        A forward pass has at most the fastest number of examples (`forward_examples`).
+        A forward pass has at most the fastest number of examples (`forward_examples`), or those of a step where the
+        outputs of more take a gigabyte.
         """
         totals = torch.zeros(len(modules), self.num_summed, dtype=torch.float64, device=self.device)
         chosen, size = self._chosen(scope), self.config.evaluation.batch_size
         places = chosen.split(size)[part::parts]
-        piece = self.forward_examples or self.config.evaluation.batch_size
         with self.config.evaluation.precision.testing(self.device):
             batches = self.data.test_batches(size, chosen, part, parts)
             for number, ((inputs, targets), numbers) in enumerate(zip(batches, places, strict=True)):
@@ -475,7 +513,7 @@ class Supervised(Problem):
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"evaluating {name}, batch {number + 1} of {len(places)}")
                     seed_draws(self.device, self.seed, part + number * parts, purpose="evaluation")
-                    pieces = (each.split(piece) for each in (inputs.clone(), targets, numbers))
+                    pieces = (each.split(self.forward_examples) for each in (inputs.clone(), targets, numbers))
                     for some, their, which in zip(*pieces, strict=True):
                         self.add(total, self._outputs(module, some), their, which)
         return totals.cpu()

@@ -56,7 +56,7 @@ class Certificate(Measurement):
     }
 
     def line(self) -> dict[str, Any]:
-        """Return the numbers by the keys of the metrics; None for those that do not exist."""
+        """Return the numbers by the keys of the metrics; not a number for those that do not exist."""
         import torch
 
         from decentral.plugins.certificates.certify import Certifier, Terms, method_of
@@ -77,17 +77,16 @@ class Certificate(Measurement):
         x0 = torch.ones(self.trials, dtype=torch.float64)
         after = next(islice(run(method, lr, h, g, x0), self.after - 1, None))
         few = islice(run(method, lr, h[:, :100], g[:, :100], x0[:100]), _MOST_STEPS)
-        known = certifier.row(lr, terms) | {
+        return certifier.row(lr, terms) | {
             "worst_random": float(after.square().mean(0).max()),
             "steps_to": next((t for t, x in enumerate(few, 1) if x.square().mean() <= self.target), math.nan),
             "stable": certifier.largest_stable(terms),
             "inverse_gap": 1 / spectral_gap(method.rounds),
         }
-        return {key: value if math.isfinite(value) else None for key, value in known.items()}
 
     def values(self, labels: Labels) -> Iterator[Value]:
         """Yield every number."""
         for line in self.found():
             for key, words in _METRICS.items():
-                value, status = (math.nan, NOT_REACHED) if line[key] is None else (line[key], "done")
-                yield Value(labels, value, words, 0, line["lr"], status=status)
+                status = "done" if math.isfinite(line[key]) else NOT_REACHED
+                yield Value(labels, line[key], words, 0, line["lr"], status=status)

@@ -18,7 +18,7 @@ from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store import Status, read_metrics
 
-MEASURED, PREDICTED, GAP = "measured steps", "predicted steps", "1 / spectral gap"
+MEASURED, PREDICTED, GAP, ERROR = "measured steps", "predicted steps", "1 / spectral gap", "class error"
 _RATES = np.geomspace(0.01, 1.9, 24)
 _CURVATURES = 0.25, 1.0
 _MOST_STEPS = 2000
@@ -30,7 +30,9 @@ class Theory(Measurement):
     predicted for quadratics f_i(x) = h / 2 ||x - b_i||^2 with h = 1/4 and 1.
 
     The prediction uses the coefficients of every step, thus the whole spectrum of a gossip matrix. Beside it, the
-    inverse spectral gap.
+    inverse spectral gap and, with `lam`, the class error of the graph on the run's partition,
+
+        (||W Pi - J Pi||_F^2 + lam ||W - J||_F^2) / n      Pi [n, C] the workers' class shares
 
     rates    learning rates of the runs
     metric   metric of the runs, whose mean over the workers has to reach the target
@@ -38,6 +40,7 @@ class Theory(Measurement):
     ratio    assumed zeta^2 / ||x^0 - x*||^2
     ratios   the same, by the value of the first column
     reach    share of ||x^0 - x*||^2 that 1/n sum_i ||x_i - x*||^2 has to reach in the prediction
+    lam      weight of the distance from exact averaging in the class error; null: no class error
     """
 
     name: str = "theory"
@@ -47,15 +50,20 @@ class Theory(Measurement):
     ratio: float = 0.1
     ratios: dict[str, float] = field(default_factory=dict)
     reach: float = 0.01
+    lam: float | None = None
 
     folder: ClassVar[str] = "theory"
     decides: ClassVar[frozenset[str]] = frozenset({"lr"})
-    meanings: ClassVar[dict[str, Meaning]] = {name: Meaning(False) for name in (MEASURED, PREDICTED, GAP)}
+    meanings: ClassVar[dict[str, Meaning]] = {name: Meaning(False) for name in (MEASURED, PREDICTED, GAP, ERROR)}
 
     def parameters(self) -> dict[str, Any]:
         """Return what the prediction depends on."""
-        ratio = next((self.ratios[str(v)] for v in self.labels.values() if str(v) in self.ratios), self.ratio)
-        return {"ratio": ratio, "reach": self.reach, "topology": component_identity(self.config.topology)}
+        return {
+            "ratio": next((self.ratios[str(v)] for v in self.labels.values() if str(v) in self.ratios), self.ratio),
+            "reach": self.reach,
+            "topology": component_identity(self.config.topology),
+            **({} if self.lam is None else {"lam": self.lam}),
+        }
 
     @cached_property
     def runs(self) -> list[TrainingRun]:
@@ -67,13 +75,19 @@ class Theory(Measurement):
         return [self, *self.runs]
 
     def line(self) -> dict[str, Any]:
-        """Return the predicted steps and the spectral gap."""
+        """Return what is known before training, by metric."""
         from decentral.plugins.certificates.certify import Certifier, method_of
-        from decentral.topology.facts import spectral_gap
+        from decentral.topology.facts import class_error, spectral_gap
 
         method = Certifier(method_of(self.config), 0.1).method
         steps = min(self._predicted(method, float(lr)) for lr in _RATES)
-        return {"steps": steps if math.isfinite(steps) else None, "gap": spectral_gap(self.config.rounds())}
+        known = {PREDICTED: steps, GAP: 1 / spectral_gap(method.rounds)}
+        if self.lam is not None:
+            counts = self.config.task.class_counts(self.config)
+            known[ERROR] = class_error(
+                method.rounds.matrices(0)[0], counts / counts.sum(axis=1, keepdims=True), self.lam
+            )
+        return known
 
     def _predicted(self, method: Any, lr: float) -> float:
         """Return the steps until the expected error reaches the target, over the curvatures and random gradients at the
@@ -97,14 +111,12 @@ class Theory(Measurement):
         return math.inf
 
     def values(self, labels: Labels) -> Iterator[Value]:
-        """Yield the predicted steps, the inverse gap and the measured steps."""
-        (line,) = self.found()
+        """Yield the measured steps, and what was known before."""
         measured = [(self._measured(run), lr) for run, lr in zip(self.runs, self.rates, strict=True)]
         steps, lr = min(measured, default=(math.inf, None))
-        predicted = math.inf if line["steps"] is None else line["steps"]
-        for metric, value, rate in ((MEASURED, steps, lr), (PREDICTED, predicted, None), (GAP, 1 / line["gap"], None)):
-            status = "done" if math.isfinite(value) else NOT_REACHED
-            yield Value(labels, value if status == "done" else math.nan, metric, self.config.seed, rate, status=status)
+        for metric, value in {MEASURED: steps, **self.found()[0]}.items():
+            value, status = (value, "done") if math.isfinite(value) else (math.nan, NOT_REACHED)
+            yield Value(labels, value, metric, self.config.seed, lr if metric == MEASURED else None, status=status)
 
     def _measured(self, run: TrainingRun) -> float:
         """Return the first evaluated step of a run at which the metric is at the target; infinite if never."""

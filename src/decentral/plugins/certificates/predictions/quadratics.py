@@ -60,7 +60,7 @@ def quadratics(config: Config) -> Callable[[Path], list[list[str]]]:
 
 
 def _shown(distance: float) -> str:
-    return f"{distance:.3g}" if distance > _ROUNDING else "0"
+    return "unstable" if math.isinf(distance) else f"{distance:.3g}" if distance > _ROUNDING else "0"
 
 
 def _predict(config: Config) -> tuple[float, float, float, float]:

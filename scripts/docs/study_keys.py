@@ -1,4 +1,4 @@
-"""Write the list of keys in docs/studies.md from the dataclasses that read them: `python scripts/study_keys.py`."""
+"""Every key of a study, from the dataclasses that read them: `python scripts/docs/study_keys.py` prints the page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 import re
 import typing
 from collections.abc import Collection
-from pathlib import Path
 
 from decentral.cli.help import settings_of
 from decentral.measurements.measurement import Measurement
@@ -15,7 +14,6 @@ from decentral.registry import components
 from decentral.report.spec import Published, ReportSpec, Table, Tolerance
 from decentral.study.measured import MeasuredStudy
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "studies.md"
 _LONG = 50
 SECTIONS = {
     "study.kinds": ("Kinds of studies", "`kind:` at the top chooses one; the keys of all of them come first."),
@@ -78,11 +76,10 @@ def parts(cls: type) -> list[type]:
     return [one for hint in hints for one in (hint, *typing.get_args(hint)) if dataclasses.is_dataclass(one)]  # type: ignore[misc]
 
 
-def main() -> None:
-    """Replace what stands below the mark."""
-    head = PAGE.read_text(encoding="utf-8").partition("<!-- keys -->")[0]
-    PAGE.write_text(f"{head}<!-- keys -->\n\n{listing()}\n", encoding="utf-8")
+def page() -> str:
+    """The page of the site."""
+    return f"# Keys of studies\n\n[Studies of your own](studies.md) explains them by an example.\n\n{listing()}\n"
 
 
 if __name__ == "__main__":
-    main()
+    print(page())
