@@ -24,6 +24,7 @@ from decentral.topology.graph import (
     is_connected,
     is_undirected,
     undirected,
+    union,
 )
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import mean_delay
@@ -201,11 +202,52 @@ def test_static_matrices_are_those_of_the_reference():
 
 # -- Graphs and mixing matrices by their entries do what dense matrices do
 
+SIZES_mixing_matrix = (1, 3, 12, 30)
+
 
 def a_matrix(number: int, n: int, share: float = 0.3) -> np.ndarray:
     """Weights of either sign, with zeros on the diagonal, too."""
     draw = numpy_generator(number, "test matrix")
     return draw.normal(size=(n, n)) * (draw.random((n, n)) < share)
+
+
+def a_graph(number: int, n: int, share: float = 0.2) -> tuple[Graph, np.ndarray]:
+    """A graph, and the same as bool [n, n]."""
+    A = a_matrix(number, n, share) != 0
+    np.fill_diagonal(A, False)
+    return Graph.of(A), A
+
+
+def test_a_mixing_matrix_by_its_entries_is_the_dense_one():
+    for n, number in itertools.product(SIZES_mixing_matrix, range(3)):
+        dense, w = a_matrix(number, n), np.arange(n) - 0.5
+        W = MixingMatrix.of(dense)
+        assert np.array_equal(W.dense(), dense)
+        assert sorted(zip(W.dst, W.src, strict=True)) == list(zip(W.dst, W.src, strict=True)) and (W.weight != 0).all()
+        np.testing.assert_allclose(W.row_sums(), dense.sum(1), atol=1e-13)
+        np.testing.assert_allclose(W.column_sums(), dense.sum(0), atol=1e-13)
+        np.testing.assert_allclose(W.apply(w), dense @ w, atol=1e-12)
+        assert np.array_equal(W.diagonal, np.diag(dense))
+        assert np.array_equal(W.lazy.dense(), (dense + np.eye(n)) / 2)
+        assert W.num_messages == np.count_nonzero(dense - np.diag(np.diag(dense)))
+        assert [W.row(i) for i in range(n)] == [[(j, row[j]) for j in np.flatnonzero(row)] for row in dense]
+        assert [W.transposed.row(j) for j in range(n)] == [[(i, of[i]) for i in np.flatnonzero(of)] for of in dense.T]
+        assert W.is_symmetric(1e-9) == np.allclose(dense, dense.T, rtol=0, atol=1e-9)
+        assert MixingMatrix.of(dense + dense.T).is_symmetric(0.0)
+
+
+def test_a_graph_by_its_edges_is_the_dense_one():
+    for n, number in itertools.product(SIZES_mixing_matrix, range(3)):
+        (one, A), (other, B) = a_graph(number, n), a_graph(number + 100, n)
+        network = nx.from_numpy_array(A.T, create_using=nx.DiGraph)
+        assert np.array_equal(one.dense(), A) and np.array_equal(one.reverse.dense(), A.T)
+        assert np.array_equal((one | other).dense(), A | B)
+        assert np.array_equal(union(n, [one, other, one]).dense(), A | B)
+        assert np.array_equal(one.indegree, A.sum(1)) and np.array_equal(one.outdegree, A.sum(0))
+        assert [found.tolist() for found in one.senders()] == [np.flatnonzero(row).tolist() for row in A]
+        assert is_undirected(one) == np.array_equal(A, A.T) and is_undirected(one | one.reverse)
+        assert is_connected(one) == nx.is_strongly_connected(network)
+        assert is_connected(one | one.reverse) == nx.is_connected(network.to_undirected())
 
 
 def test_loops_and_repetitions_are_no_edges():
