@@ -173,7 +173,9 @@ class AsynchronousCase:
 ASYNCHRONOUS: dict[str, AsynchronousCase] = {
     "a2cid2": AsynchronousCase(Net("ring", 6)),
     "adpsgd": AsynchronousCase(Net("ring", 6), ("algo.gossips_per_step=2",)),
-    "async_diloco": AsynchronousCase(Net("ring", 5), ("algo.period_steps=2", "algo.outer_momentum=0.3")),
+    "async_diloco": AsynchronousCase(
+        Net("ring", 5), ("algo.period_steps=2", "algo.outer_momentum=0.3", "algo.regions=2", "algo.global_every=2")
+    ),
     "async_push_sum": AsynchronousCase(Net("one_peer_exponential", 5)),
     "eager_sgd": AsynchronousCase(Net("ring", 8), ("algo.period_steps=6",), agrees=True),
     "wagma": AsynchronousCase(Net("ring", 8), ("algo.tau=4",), agrees=True),

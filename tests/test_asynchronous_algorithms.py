@@ -332,6 +332,90 @@ def test_a_server_takes_the_step_of_its_rule_for_each_arrival(setting):
         assert run.timeline.ages == Counter(k - one.seen for k, one in enumerate(expected))
 
 
+class Region:
+    """A region's server, and what is between it and the global server."""
+
+    def __init__(self) -> None:
+        self.theta, self.ref = np.zeros(3), np.zeros(3)
+        self.m, self.Delta, self.version, self.merged = np.zeros(3), np.zeros(3), 0, 0
+
+    def step(self, d: np.ndarray, e: float, b: float, N: int, c: float) -> None:
+        self.Delta, self.version = self.Delta + d, self.version + 1
+        ends = self.version % N == 0
+        if ends:
+            self.m, self.Delta = b * self.m + self.Delta / N, np.zeros(3)
+        self.theta = self.theta - e * (d / N + ((1 - c * N + c) if ends else c) * b * self.m)
+
+
+def in_regions(method: AsyncDiLoCo, n: int, times: np.ndarray, hop: float, until: int) -> tuple[list[Region], int]:
+    """The regions, and the global server last, after so many gradients, and the rows sent: a heap of all events.
+
+    A message between machines takes `hop`; ports are never busy.
+    """
+    R, K, H, g, draws = method.regions, method.global_every, method.period_steps, gradient(n, 3), [0] * n
+    assert K is not None
+    servers = [Region() for _ in range(R + 1)]
+    home = [min(i for i in range(n) if i * R // n == r) for r in range(R)]
+    x, start, begun, sent = np.zeros((n, 3)), np.zeros((n, 3)), 0, 0
+    events: list[tuple[float, int, str, int, Any]] = []
+    numbers = iter(range(10**6))
+
+    def at(time: float, what: str, who: int, row: Any = None) -> None:
+        heappush(events, (time, next(numbers), what, who, row))
+
+    def begins(i: int, now: float) -> None:
+        """H gradients, as far as there are so many left."""
+        at(now + times[draws[i] % len(times), i], "gradient", i)
+
+    for i in range(n):
+        begins(i, 0.0)
+        begun += 1
+    while events:
+        now, _, what, who, row = heappop(events)
+        if what == "gradient":
+            x[who] -= RATE * g(x[who], who, draws[who])
+            draws[who] += 1
+            if draws[who] % H:
+                if begun < until:
+                    begins(who, now)
+                    begun += 1
+            else:
+                at(now + hop * (who not in home), "arrival", who)
+        elif what == "arrival":
+            r = who * R // n
+            server, sent = servers[r], sent + 2 * (who not in home)
+            server.step(start[who] - x[who], method.outer_lr, method.outer_momentum, method.arrivals or n // R,
+                        method.activation)  # fmt: skip
+            at(now + hop * (who not in home), "taken", who, server.theta)
+            if server.version == server.merged + K:
+                if r:
+                    at(now + hop, "asked", r, server.ref - server.theta)
+                else:
+                    ask(servers, method, server.ref - server.theta)
+                    merge(server, servers[-1].theta, method.global_share)
+        elif what == "taken":
+            x[who] = start[who] = row
+            if begun < until:
+                begins(who, now)
+                begun += 1
+        elif what == "asked":
+            ask(servers, method, row)
+            at(now + hop, "answered", who, servers[-1].theta)
+            sent += 2
+        else:
+            merge(servers[who], row, method.global_share)
+    return servers, sent
+
+
+def ask(servers: list[Region], method: AsyncDiLoCo, d: np.ndarray) -> None:
+    servers[-1].step(d, method.global_lr, method.global_momentum, method.global_arrivals, method.global_activation)
+
+
+def merge(server: Region, theta: np.ndarray, a: float) -> None:
+    server.theta = server.ref = (1 - a) * server.theta + a * theta
+    server.merged = server.version
+
+
 def heloco(d: np.ndarray, m: np.ndarray) -> np.ndarray:
     """The correction of one parameter's change, with the default constants."""
     a, b = np.linalg.norm(d), np.linalg.norm(m)
@@ -354,7 +438,7 @@ def test_heloco_corrects_each_parameter_that_opposes_the_momentum(c_ok):
     theta, m, cases = np.zeros(10), np.zeros(10), Counter[int]()
     for k in range(60):
         d = draw.normal(size=10)
-        method.arrive(n, state, torch.from_numpy(d.copy()), k, 1)
+        method.arrive(0, n, state, torch.from_numpy(d.copy()), k, 1)
         for part in (slice(0, 6), slice(6, 10)):
             cases[int(d[part] @ m[part] > 0)] += not np.array_equal(heloco(d[part], m[part]), d[part])
             d[part] = heloco(d[part], m[part]) if c_ok > 0 else d[part]
@@ -362,6 +446,50 @@ def test_heloco_corrects_each_parameter_that_opposes_the_momentum(c_ok):
         theta = theta - 0.7 * (d / 2 + 0.9 * m)
         np.testing.assert_allclose(state.theta[0].numpy(), theta, rtol=0, atol=1e-12)
     assert min(cases[0], cases[1]) > 5
+
+
+HALOS = {"global_every": 2, "period_steps": 2, "outer_lr": 0.8, "outer_momentum": 0.6}
+
+
+@pytest.mark.parametrize("hop", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "more", [{}, {"arrivals": 1, "global_arrivals": 1, "global_share": 0.6}, {"regions": 1}], ids=str
+)
+def test_regions_exchange_models_with_a_global_server(hop, more):
+    n, steps = 6, 40
+    method = AsyncDiLoCo(**{"regions": 3, "activation": 0.2, "global_activation": 0.3, **HALOS, **more})
+    times = uneven(n) * np.linspace(1, 3, n)
+    run = Virtual(method, rounds("ring", n), times, Costs(message=hop, hop=hop), steps)  # no time in ports
+    run.run()
+    expected, sent = in_regions(method, n, times, hop, n * steps)
+    assert run.state.version.tolist() == [one.version for one in expected] and min(run.state.version) > 5
+    for r, one in enumerate(expected):
+        np.testing.assert_allclose(run.state.theta[r].numpy(), one.theta, rtol=0, atol=1e-12)
+    assert run.timeline.sent_by_now() == (8 * 3 * sent, sent)
+
+
+def test_regions_without_share_never_hear_of_each_other():
+    n, times = 6, uneven(6)
+    runs = [
+        Virtual(AsyncDiLoCo(regions=2, period_steps=2, **more), rounds("ring", n), times, COSTS, 30)
+        for more in ({"global_every": 1, "global_share": 0.0}, {})
+    ]
+    theta = []
+    for run in runs:
+        with torch.no_grad():
+            run.timeline.run(until_s=3.0)  # answers take time in ports
+        theta.append(run.state.theta[:2].numpy().copy())
+    assert runs[0].state.theta[2].abs().sum() > 0 and np.abs(theta[0][0] - theta[0][1]).max() > 0.01
+
+
+def test_a_region_that_takes_the_global_model_at_once_is_the_weighted_rule():
+    n, times, plain = 5, uneven(5), {"outer_lr": 1.0, "outer_momentum": 0.0, "period_steps": 3}
+    above = {"global_every": 1, "global_share": 1.0, "global_lr": 1.0, "global_momentum": 0.0, "global_arrivals": 1}
+    region = Virtual(AsyncDiLoCo(arrivals=1, **plain, **above), rounds("ring", n), times, COSTS, 30)
+    weighted = AsyncDiLoCo(rule=Rule.weighted, **plain | {"outer_lr": n**0.5})
+    np.testing.assert_allclose(
+        region.run(), Virtual(weighted, rounds("ring", n), times, COSTS, 30).run(), rtol=0, atol=1e-12
+    )
 
 
 SERVER = [*("task=quadratics", "task.dimension=5", "task.noise=0.1", "lr=0.05", "steps=12", "trace=true"),

@@ -329,6 +329,10 @@ def test_what_fails_in_a_thread_is_raised_and_nobody_hangs(pair, algo):
         ),
         ("wagma", ("algo.group_size=3",), "3"),
         ("adpsgd", ("topology=ring", "num_workers=5"), "has a cycle of odd length"),
+        ("async_diloco", ("algo.regions=2",), "algo.regions=2 needs a single process with asynchronous methods"),
+        ("async_diloco", ("algo.global_every=2",), "algo.global_every=2 needs a single process with asynchronous"),
+        ("async_diloco", ("algo.regions=5",), "algo.regions=5 exceeds num_workers=4: use at most 4."),
+        ("async_diloco", ("algo.quorum=3", "algo.regions=2"), "exceeds num_workers=4 in 2 regions: use at most 2."),
         ("wagma", ("record_operations=true", "processes=1"), "use several processes, such as processes=4"),
     ],
 )

@@ -185,6 +185,8 @@ def test_null_leaves_out_a_setting_that_the_chosen_component_lacks(capsys):
     assert "(present workers), by" in said(capsys, report, *present)
     drawn = [*shlex.split(again), "--worker", "present worst", "--x", "bytes"]
     assert re.search(r"^none +\d", said(capsys, report, *drawn), re.M)
+    alone = ["runs", "results_dir=r3", "--rows", "lr", "--where", "availability=persistent"]
+    assert ", by lr, with availability=persistent" in said(capsys, report, *alone)
     assert "no setting 'shar'" in command(capsys, "availability=flaky", "availability.shar=null", "steps=4")[2]
     path = Path("study/s1.yaml")
     path.write_text(path.read_text().replace("report:\n", "report:\n  caption: A new caption.\n"))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from decentral.script.window import Window as Window
     from decentral.script.wrap import wrap as wrap
 
-__version__ = "3.0.0a1"
+__version__ = "3.1.0"
 
 _HOMES = {
     "ConfigError": "decentral.errors",

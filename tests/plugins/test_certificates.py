@@ -359,6 +359,10 @@ def test_the_reason_for_no_certificate_is_one_of_four() -> None:
     ):
         with pytest.raises(NotLinear, match=f"because it {reason} with"):
             decentral.certify(cls(change), "ring", num_workers=4, lr=0.1)
+    rising = cls(lambda g, t: -g)
+    assert decentral.certify(rising, "ring", num_workers=4, lr=0.1).attrs["largest_stable"] == 0
+    with pytest.raises(NotLinear, match="is stable at no learning rate"):
+        decentral.certify(rising, "ring", num_workers=4)
 
 
 @pytest.mark.slow

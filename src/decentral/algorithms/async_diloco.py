@@ -13,7 +13,7 @@ from decentral.algorithms.diloco import outer_step
 from decentral.algorithms.features import Feature
 from decentral.cluster.server import Outer
 from decentral.errors import ConfigError
-from decentral.network.asynchronous.protocol import Server
+from decentral.network.asynchronous.protocol import Parent, Server
 from decentral.settings import setting
 
 if TYPE_CHECKING:
@@ -46,6 +46,17 @@ class StaleWeight(Enum):
     polynomial = "polynomial"
 
 
+def _delayed_step(s: Any, r: int, d: Tensor, e: float, b: float, N: int, c: float) -> None:
+    """Take delayed Nesterov's step of server r along d [P]."""
+    s.Delta[r].add_(d)
+    s.version[r].add_(1)
+    if s.version[r] % N == 0:
+        s.m[r].mul_(b).add_(s.Delta[r], alpha=1 / N)
+        s.Delta[r].zero_()
+        c += 1 - c * N
+    s.theta[r].sub_(s.m[r], alpha=e * c * b).sub_(d, alpha=e / N)
+
+
 @dataclass
 class AsyncDiLoCo(AsynchronousAlgorithm):
     """Asynchronous DiLoCo: a server takes an outer step for each worker that finishes its local steps.
@@ -71,16 +82,21 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
                            h_i gradients, d = sum_i h_i (theta - x_i) / sum_i h_i,  m <- b m + d,
                            theta <- theta - e (d + b m)
 
+    HALoS: each of the `regions` has a server. With `global_every` = K, a region sends D = ref - theta to a global
+    server, K arrivals after its last answer. The global server takes a delayed Nesterov step along D with the `global_`
+    settings and answers this region: theta, ref <- (1 - a) theta + a theta_global, a = `global_share`. Workers do not
+    wait for it. Changes between sending and the answer remain in theta by the share 1 - a, but are never sent.
+
     Liu et al., 2024 (arXiv:2401.09135): events and the next two rules from the authors' code, delayed Nesterov from
-    that of HALoS (Kim et al., ICML 2025); heloco: Al Asif et al., arXiv:2606.00271, from others' code; quorum:
-    Decoupled DiLoCo (Douillard et al., arXiv:2604.21428) from summaries, with one fragment. The papers' texts were not
-    checked. Decoupled DiLoCo weighs by tokens_i^2 / h_i, which is h_i for batches of one size. The staleness s of an
-    arrival is the number of arrivals since its worker took theta. Fast workers take more gradients; simultaneous
-    arrivals are in worker order. Local optimizer buffers stay with their workers and are never reset. The server is
-    beside worker 0: any other worker sends a row per arrival and gets one back. Evaluations test the workers' models,
-    also amid their local steps; theta is in the state (`trace=state`). One worker with N = 1 is `diloco`; so are
-    equally fast workers with rule=buffered, N = n and grace_s > 0, and workers of any speed
-    with rule=quorum, quorum=n and equal H. Departure: H defaults to 50. Topology: not used.
+    that of HALoS (Kim et al., ICML 2025, arXiv:2506.04531), as the regions; heloco: Al Asif et al., arXiv:2606.00271,
+    from others' code; quorum: Decoupled DiLoCo (Douillard et al., arXiv:2604.21428) from summaries, with one fragment.
+    The papers' texts were not checked. Decoupled DiLoCo weighs by tokens_i^2 / h_i, which is h_i for batches of one
+    size. The staleness s of an arrival is the number of arrivals since its worker took theta. Fast workers take more
+    gradients; simultaneous arrivals are in worker order. Local optimizer buffers stay with their workers and are never
+    reset. The server is beside worker 0: any other worker sends a row per arrival and gets one back. Evaluations test
+    the workers' models, also amid their local steps; theta is in the state (`trace=state`). One worker with N = 1 is
+    `diloco`; so are equally fast workers with rule=buffered, N = n and grace_s > 0, and workers of any speed with
+    rule=quorum, quorum=n and equal H. Departure: H defaults to 50. Topology: not used.
 
     rule            delayed_nesterov, buffered, weighted, heloco or quorum
     arrivals        N, the arrivals between two changes of the momentum; null: n
@@ -90,6 +106,12 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
                     the last one; the others go on
     grace_s         length of the window in seconds; it ends at its last arrival in simulated time; between processes
                     once all workers have arrived or pause for an evaluation or a checkpoint, or after these seconds
+    regions         number of servers, each beside the first of n / regions consecutive workers, which are then the n
+                    of their server; several ones, or a global one, need simulated time
+    global_every    K, the arrivals at a region before it sends to the global server, which is beside worker 0: a row
+                    up and one down, which take time by the links of the servers' workers; null: there is none
+    global_share, global_lr, global_momentum, global_arrivals, global_activation    a above, and e, b, N and c of the
+                    global server
     dynamic_steps   worker i takes max(1, floor(H v_i / max_j v_j)) steps instead of H, v_i its mean steps per second
                     in `cluster=` (DyLU)
     c_ok, k_s, k_d, beta_max, kappa    constants of rule=heloco, as above
@@ -111,6 +133,13 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
     quorum: int = setting(1, at_least=1)
     grace_s: float = setting(0.0, at_least=0, hint="seconds")
     dynamic_steps: bool = False
+    regions: int = setting(1, at_least=1)
+    global_every: int | None = setting(None, at_least=1)
+    global_share: float = setting(0.25, at_least=0, at_most=1)
+    global_lr: float = setting(0.3, at_least=0)
+    global_momentum: float = setting(0.5, at_least=0, below=1)
+    global_arrivals: int = setting(2, at_least=1)
+    global_activation: float = setting(0.0, at_least=0, at_most=1)
     c_ok: float = setting(0.2, at_least=-1, at_most=1)
     k_s: float = setting(0.5, at_least=0)
     k_d: float = setting(1.0, at_least=0)
@@ -122,53 +151,86 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
     meets: ClassVar[tuple[str, ...]] = ("outer", "deliver", "take")
 
     class State(NamedTuple):
-        """Models, what each worker took from the server, the server's rows in process 0, and the local optimizer."""
+        """Models, what each worker took from its server, the servers' rows in process 0, and the local optimizer."""
 
         x: Rows  # [k, P]
         phi: Rows  # [k, P]
         seen: Rows  # [k]: the version of phi_i
         h: Rows  # [k]: the number of gradients since
-        version: Shared  # []: the number of arrivals
-        theta: Shared  # [1, P], and so are the next two
+        version: Shared  # [S]: the number of arrivals at each server, the global one last
+        theta: Shared  # [S, P], and so are the next two
         m: Shared
         Delta: Shared
-        weight: Shared  # []: sum of the h_i in Delta (rule=quorum)
+        weight: Shared  # [S]: sum of the h_i in Delta (rule=quorum)
+        ref: Shared  # [S, P]: what theta was after the last answer of the global server
         opt: Buffers
 
     def check(self, num_workers: int, optim: Any) -> None:
-        """Raise ConfigError if c > 1 / N, or if there are fewer workers than the quorum."""
-        N = self.arrivals or num_workers
-        if self.quorum > num_workers:
+        """Raise ConfigError if c > 1 / N, if a quorum or a region lacks workers, or if a file replaces the clock that
+        the global server needs."""
+        fewest, most = num_workers // self.regions, math.ceil(num_workers / self.regions)
+        for key, number, limit in (("regions", self.regions, num_workers), ("quorum", self.quorum, fewest)):
+            if number > limit:
+                of = "" if self.regions == 1 or key == "regions" else f" in {self.regions} regions"
+                raise ConfigError(f"algo.{key}={number} exceeds num_workers={num_workers}{of}: use at most {limit}.")
+        for prefix, c, N in (
+            ("", self.activation, self.arrivals or most),
+            ("global_", self.global_activation, self.global_arrivals),
+        ):
+            if c * N > 1:
+                raise ConfigError(
+                    f"algo.{prefix}activation={c:g} exceeds 1 / algo.{prefix}arrivals = 1 / {N}: use at most {1 / N:g}."
+                )
+        if self.events is not None and self.in_regions:
             raise ConfigError(
-                f"algo.quorum={self.quorum} exceeds num_workers={num_workers}: use at most {num_workers}."
+                f"algo.events={self.events} cannot be used with {self.in_regions}: leave one of them out."
             )
-        if self.activation * N > 1:
-            raise ConfigError(
-                f"algo.activation={self.activation:g} exceeds 1 / algo.arrivals = 1 / {N}: use at most {1 / N:g}."
-            )
+
+    @property
+    def in_regions(self) -> str:
+        """Return the setting that asks for several servers; '' for none."""
+        above = f"algo.global_every={self.global_every}" if self.global_every else ""
+        return f"algo.regions={self.regions}" if self.regions > 1 else above
 
     def init(self, x: Tensor, net: Network) -> State:
-        """Return the models x [k, P] and a server at x_0, which no worker has reached."""
-        zero = x.new_zeros(1, x.shape[1])
-        seen = zero.new_zeros(len(x)).long()
-        server = seen.sum(), x[:1].clone(), zero, zero.clone(), zero.sum()
-        return self.State(x, x.clone(), seen, seen.clone(), *server, self.local.init(x))
+        """Return the models x [k, P] and servers at x_0, which no worker has reached."""
+        theta = x[:1].repeat(self.regions + (self.global_every is not None), 1)
+        zero, weight = theta.new_zeros(theta.shape), theta.new_zeros(len(theta))
+        servers = weight.long(), theta, zero, zero.clone(), weight, theta.clone()
+        seen = x.new_zeros(len(x)).long()
+        return self.State(x, x.clone(), seen, seen.clone(), *servers, self.local.init(x))
 
     def place(self, team: Team) -> Server:
-        """Return the server."""
-        H, n = self.period_steps, team.num_workers
+        """Return the server of the first region."""
+        return self.servers(team)[0]
+
+    def servers(self, team: Team) -> list[Server]:
+        """Return the servers of the regions."""
+        return team.meeting_place(lambda: self.made(team))
+
+    def made(self, team: Team) -> list[Server]:
+        """Return new servers."""
+        H, n, R = self.period_steps, team.num_workers, self.regions
         steps = [H] * n
         if self.dynamic_steps:
             fastest = min(team.each_s)
             steps = [max(1, math.floor(round(H * fastest / seconds, 12))) for seconds in team.each_s]
-        arrive = partial(self.arrive, n)
-        rows = self.change, arrive, self.take, self.seen, self.work, self.now
-        return team.meeting_place(lambda: Server(*rows, steps, self.grace_s, self.quorum))
+        servers = []
+        for r in range(R):
+            members = [i for i in range(n) if i * R // n == r]
+            parent = None
+            if self.global_every is not None:
+                up = partial(self.send, r), self.step_globally, self.answer, partial(self.merge, r)
+                parent = Parent(self.global_every, *up)
+            arrive, now = partial(self.arrive, r, len(members)), partial(self.now, r)
+            rows = self.change, arrive, self.take, self.seen, self.work, now
+            servers.append(Server(*rows, steps, self.grace_s, self.quorum, members, parent))
+        return servers
 
     def program(self, i: int, team: Team) -> Iterator[Operation]:
         """Yield H_i gradients and an exchange with the server, forever."""
-        server, gradient, update = self.place(team), Gradient(), Local(self.update)
-        outer = Outer(server)
+        server = self.servers(team)[i * self.regions // team.num_workers]
+        gradient, update, outer = Gradient(), Local(self.update), Outer(server)
         while True:
             for _ in range(server.steps[i]):
                 yield gradient
@@ -199,24 +261,44 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
         """Return h_i."""
         return int(s.h[i])
 
-    def now(self, s: State) -> tuple[Tensor, int]:
-        """Return theta [P], after the step along the changes collected by rule=quorum, and its version."""
-        if s.weight:
-            outer_step(s.theta[0], s.m[0], s.Delta[0].div_(s.weight), self.outer_lr, self.outer_momentum)
-            s.Delta.zero_()
-            s.weight.zero_()
-        return s.theta[0], int(s.version)
+    def now(self, r: int, s: State) -> tuple[Tensor, int]:
+        """Return theta [P] of server r, after the step along the changes collected by rule=quorum, and its version."""
+        if s.weight[r]:
+            outer_step(s.theta[r], s.m[r], s.Delta[r].div_(s.weight[r]), self.outer_lr, self.outer_momentum)
+            s.Delta[r].zero_()
+            s.weight[r].zero_()
+        return s.theta[r], int(s.version[r])
 
-    def arrive(self, n: int, s: State, d: Tensor, seen: int, h: int) -> None:
-        """Take the server's step along d [P], the change of the model of version `seen` in h gradients."""
-        theta, m, Delta, k = s.theta[0], s.m[0], s.Delta[0], int(s.version)
+    def send(self, r: int, s: State) -> tuple[Tensor]:
+        """Return the change of region r since the global server's last answer."""
+        return (s.ref[r] - s.theta[r],)
+
+    def step_globally(self, s: State, d: Tensor) -> None:
+        """Take the global server's step along a region's change d [P]."""
+        e, b, N, c = self.global_lr, self.global_momentum, self.global_arrivals, self.global_activation
+        _delayed_step(s, self.regions, d, e, b, N, c)
+
+    def answer(self, s: State) -> tuple[Tensor]:
+        """Return a copy of the global model."""
+        return (s.theta[self.regions].clone(),)
+
+    def merge(self, r: int, s: State, theta: Tensor) -> None:
+        """Move the model of region r towards the global one, theta [P]."""
+        s.ref[r].copy_(s.theta[r].lerp_(theta, self.global_share))
+
+    def arrive(self, r: int, n: int, s: State, d: Tensor, seen: int, h: int) -> None:
+        """Take the step of server r, which has n workers, along d [P]: the change of the model of version `seen` in h
+        gradients."""
+        theta, m, Delta, k = s.theta[r], s.m[r], s.Delta[r], int(s.version[r])
         e, b, N = self.outer_lr, self.outer_momentum, self.arrivals or n
-        s.version.add_(1)
+        if self.rule is Rule.delayed_nesterov:
+            _delayed_step(s, r, d, e, b, N, self.activation)
+            return
+        s.version[r].add_(1)
         if self.rule is Rule.quorum:
             Delta.add_(theta - d, alpha=h)
-            s.weight.add_(h)
+            s.weight[r].add_(h)
             return
-        complete = (k + 1) % N == 0
         if self.rule is Rule.weighted:
             stale = 1 + k - seen if self.stale_weight is StaleWeight.polynomial else 1
             outer_step(theta, m, d / math.sqrt(n * stale), e, b)
@@ -224,19 +306,11 @@ class AsyncDiLoCo(AsynchronousAlgorithm):
             d = self.turned(d, m).div_(math.sqrt(n))
             m.mul_(b).add_(d, alpha=1 - b)
             theta.sub_(d.add_(m, alpha=b), alpha=e)
-        elif self.rule is Rule.buffered:
-            Delta.add_(d, alpha=1 / N)
-            if complete:
-                outer_step(theta, m, Delta, e, b)
         else:
-            Delta.add_(d)
-            c = self.activation
-            if complete:
-                m.mul_(b).add_(Delta, alpha=1 / N)
-                c += 1 - c * N
-            theta.sub_(m, alpha=e * c * b).sub_(d, alpha=e / N)
-        if complete:
-            Delta.zero_()
+            Delta.add_(d, alpha=1 / N)
+            if (k + 1) % N == 0:
+                outer_step(theta, m, Delta, e, b)
+                Delta.zero_()
 
     def turned(self, d: Tensor, m: Tensor) -> Tensor:
         """Return HeLoCo's correction of d [P], by parameter: less opposed to m, or turned towards it."""

@@ -1,7 +1,7 @@
 """A server in simulated time: `network.asynchronous.protocol.Server`.
 
-It is on the machine of worker 0, whose own rows therefore do not travel. All others send a row to it and get one back,
-through the ports of both, in the order in which they ask.
+It is on the machine of its first worker, whose own rows therefore do not travel. All others send a row to it and get
+one back, through the ports of both, in the order in which they ask.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decentral.cluster.clock import Use
 from decentral.cluster.operations import Operation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from decentral.cluster.operations import Host
     from decentral.cluster.timeline import Timeline
     from decentral.network.asynchronous.protocol import Server
@@ -24,8 +26,8 @@ class Meeting:
     """The arrivals at a server, in order of time; simultaneous ones in worker order."""
 
     def __init__(self, place: Server, timeline: Timeline) -> None:
-        self.place, self.timeline = place, timeline
-        self.version, self.seen = 0, [0] * timeline.n
+        self.place, self.timeline, self.home = place, timeline, place.members[0]
+        self.version, self.seen, self.merged = 0, [0] * timeline.n, 0
         self.coming: list[tuple[float, int]] = []
         """A heap of arrival times and workers."""
         self.asked = [(0.0, 0.0)] * timeline.n
@@ -38,7 +40,7 @@ class Meeting:
 
     def ask(self, i: int, now: float) -> None:
         """Let worker i send its change."""
-        begins, arrives = self._send(i, 0, now)
+        begins, arrives = self._send(i, self.home, now)
         self.asked[i] = now, arrives - begins
         self.due[i] = arrives
         heappush(self.coming, (arrives, i))
@@ -46,10 +48,10 @@ class Meeting:
 
     def _foretold(self, i: int, now: float, first: int) -> float:
         """Return the earliest arrival of worker i, which begins its next gradients now."""
-        if not self.place.grace_s:
+        if not self.place.grace_s or i not in self.place.members:
             return inf
         ready = self.timeline.foretold(i, now, first, self.place.steps[i])
-        return ready + self.timeline.costs.message_s(i, 0, self.timeline.bytes_per_row)
+        return ready + self.timeline.costs.message_s(i, self.home, self.timeline.bytes_per_row)
 
     def _send(self, i: int, j: int, now: float) -> tuple[float, float]:
         """Send a row through the ports of i and j; return when it begins, and when it has arrived."""
@@ -82,14 +84,39 @@ class Meeting:
         self.version += 1
         self.due[i] = inf
         self.waiting.append(i)
-        if len(self.waiting) < place.quorum:
-            return
         if len(self.waiting) == place.quorum:
             self.closes = now + place.grace_s
-        if not place.grace_s or min(self.due) > self.closes:
-            self._close(now)
-        elif not self._reminded:
-            self._remind(self.closes)
+        if self.closes < inf:
+            if not place.grace_s or min(self.due) > self.closes:
+                self._close(now)
+            elif not self._reminded:
+                self._remind(self.closes)
+        if place.parent is not None and self.version == self.merged + place.parent.every:
+            self._travel(place.parent.send, self.home, 0, now, self._ask)
+
+    def _travel(self, what: Callable[..., Any], i: int, j: int, now: float, then: Callable[[float], object]) -> None:
+        """Send a row of the server of i to that of j, and call `then` when it arrives, at once if i = j."""
+        if self.timeline.rows is not None:
+            self.timeline.rows.put(("server", self.home), what)
+        _, arrives = self._send(i, j, now)
+        if i == j:
+            then(now)
+        else:
+            self.timeline.at(arrives, then)
+
+    def _ask(self, now: float) -> None:
+        """Let the global server step along the row of this one, and answer."""
+        assert self.place.parent is not None
+        if self.timeline.rows is not None:
+            self.timeline.rows.take(("server", self.home), self.place.parent.step)
+        self._travel(self.place.parent.answer, 0, self.home, now, self._merge)
+
+    def _merge(self, now: float) -> None:
+        """Let this server take the global model."""
+        assert self.place.parent is not None
+        if self.timeline.rows is not None:
+            self.timeline.rows.take(("server", self.home), self.place.parent.merge)
+        self.merged = self.version
 
     def _remind(self, time: float) -> None:
         self._reminded = True
@@ -110,7 +137,7 @@ class Meeting:
             if timeline.rows is not None:
                 timeline.rows.call(self.place.collect, i)
             self.seen[i] = self.version
-            begins, ends = self._send(0, i, now)
+            begins, ends = self._send(self.home, i, now)
             asked, traveled = self.asked[i]
             timeline.resume(i, asked, ends - (traveled + ends - begins), ends, None)
             self.due[i] = self._foretold(i, ends, timeline.drawn[i])

@@ -409,10 +409,11 @@ def check_time(config: Config) -> None:
             raise ConfigError(
                 "record_operations=true needs workers that run in parallel: use several processes, such as processes=4."
             )
-    if goes_by_itself(config) and config.trace and (config.processes not in ("auto", "1") or under_torchrun()):
+    alone = f"trace={str(config.trace).lower()}" if config.trace else getattr(config.algo, "in_regions", "")
+    if goes_by_itself(config) and alone and (config.processes not in ("auto", "1") or under_torchrun()):
         raise ConfigError(
-            f"trace={str(config.trace).lower()} needs a single process with asynchronous methods such as "
-            f"algo={config.algo.name}: leave processes= out."
+            f"{alone} needs a single process with asynchronous methods such as algo={config.algo.name}: leave "
+            "processes= out."
         )
 
 

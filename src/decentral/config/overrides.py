@@ -363,7 +363,7 @@ def _check_choice(group: str, choice: str, known: list[str]) -> None:
         return
     if group in GROUPS and component(GROUPS[group], choice) is not None:
         return
-    for name, cls in components(GROUPS[group]).items() if "." in choice and group in GROUPS else ():
+    for name, cls in components(GROUPS[group]).items() if group in GROUPS else ():
         if choice.endswith(tuple(getattr(cls, "reads", ()))):
             raise ConfigError(f"{group}={choice} is a file: use {group}={name} {group}.path={choice}.")
     folder = plugins.folder() if group in GROUPS else None

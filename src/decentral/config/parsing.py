@@ -140,8 +140,7 @@ def build(cls: type, values: Any, where: str) -> Any:
         key, hint, value = field.name, hints[field.name], values.get(field.name, MISSING)
         if not isinstance(value, str) or value != MISSING:
             example = f", such as {field.default:g}" if type(field.default) in (int, float) else ""
-            if get_origin(hint) is list and isinstance(value, str):
-                example = f", such as {inside}{key}=[{value}]"
+            example += f", such as {inside}{key}=[{value}]" * (get_origin(hint) is list and isinstance(value, str))
             wanted = field.metadata.get("wanted", words(hint) + example)
             converted[key] = convert(hint, value, f"{inside}{key}", wanted)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:

@@ -95,30 +95,26 @@ def without_garbage_collection() -> Iterator[None]:
 
 
 def refuse_if_too_large(setting: str, num_bytes: float) -> None:
-    """Raise ConfigError if `setting`, as key=value, needs more memory than there is in this machine."""
-    there = _installed_memory()
+    """Raise ConfigError if `setting`, as key=value, needs more memory than this machine has available."""
+    there = available_memory()
     if num_bytes > there:
         raise ConfigError(
             f"{setting} is too large: its numbers alone are {num_bytes / 1e9:,.0f} GB, and this machine has "
-            f"{there / 1e9:,.0f} GB of memory."
+            f"{there / 1e9:,.0f} GB of memory available."
         )
-
-
-def _installed_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def available_memory() -> int:
     """Return the number of bytes, with swap space, that processes can still allocate: the kernel's estimate, and at
     most what the control group of this process has left. Where the system tells neither, all memory counts."""
-    free = _installed_memory()
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError, KeyError):
         sizes = dict(line.split(":") for line in _MEMORY.read_text(encoding="utf-8").splitlines())
         free = sum(int(sizes[key].split()[0]) << 10 for key in ("MemAvailable", "SwapFree"))
     with suppress(OSError, ValueError):
         group = Path(_GROUPS + _GROUP.read_text(encoding="utf-8").rpartition("::")[2].strip())
-        used = int((group / "memory.stat").read_text(encoding="utf-8").split()[1])  # anonymous pages
-        free = min(free, int((group / "memory.max").read_text(encoding="utf-8")) - used)
+        most, used = ((group / name).read_text(encoding="utf-8").split() for name in ("memory.max", "memory.stat"))
+        free = min(free, int(most[0]) - int(used[1]))  # used: anonymous pages
     return free
 
 

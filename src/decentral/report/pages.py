@@ -256,9 +256,12 @@ def totals(items: list[Item]) -> str:
 def scores(papers: dict[str, list[Item]]) -> str:
     """A row for each paper, and one for all: items run, their largest scales, and what was met of what was compared."""
     lines = [_SCORE_HEAD]
-    everything = [item for own in papers.values() for item in own]
     rows = {f"[{paper_of(paper).short}]({paper}/README.md)": own for paper, own in papers.items()}
-    for name, items in {**rows, "**All**": everything}.items():
+    published_ = [
+        item for paper, own in papers.items() if paper in published.papers() and published.items(paper) for item in own
+    ]
+    rows |= {"**Papers**": published_, "**All**": [item for own in papers.values() for item in own]}
+    for name, items in rows.items():
         scales = Counter(next(iter(item.counted)) for item in items if item.counted)
         cells = [name, f"{scales.total()} of {len(items)}"]
         cells.append(", ".join(f"{scales[scale]} {scale}" for scale in MOST_TELLING_FIRST if scales[scale]))

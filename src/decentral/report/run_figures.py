@@ -375,7 +375,9 @@ def _frame(panel: Axes, curves: Curves, keys: list[tuple[str, str]], scale: Scal
     metric = curves.metrics[keys[0]]
     alone = [split for split, _ in keys] in (["test"], ["train"])
     unit = "" if metric.percent or not metric.unit else f" ({metric.unit})"
-    panel.set_title((metric.words if alone else metric.name_in_words) + unit, fontsize=10, loc="left", y=1.0)
+    panel.set_title(
+        metric.words.removeprefix("" if alone else f"{metric.split} ") + unit, fontsize=10, loc="left", y=1.0
+    )
     style.tidy(panel)
     panel.tick_params(which="minor", labelsize=7)
     places = scale.of([row for row in curves.places if scale.axis in row])

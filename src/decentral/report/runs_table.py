@@ -273,8 +273,10 @@ def _runs_frame(
         measure = Measure(*key, worker=layout.worker)
         about = {key: _cell(value) for key, value in settings.items()} | {"directory": path, "measure": measure}
         about |= chosen.get(path.name, {})
-        own = {key.removeprefix("availability."): value for key, value in settings.items() if "availability." in key}
-        about["attendance"] = choice_words("availability", {"name": settings.get("availability"), **own})
+        about["attendance"] = choice_words(
+            "availability",
+            {key.partition(".")[2] or "name": value for key, value in settings.items() if key.startswith("availab")},
+        )
         about["panels"] = [Measure(*each, worker=layout.worker) for each in shown if each in known]
         values = _values(path, settings, facts, known, measure, layout.throughput)
         judged.append(values[0])
@@ -410,8 +412,9 @@ def metric_named(
     if not wanted:
         return None
     known = {key: metric for metrics in runs for key, metric in metrics.items()}
-    words = wanted.removesuffix("(%)").strip()
-    named = [key for key, metric in known.items() if metric.is_called(words)]
+    words = wanted.removesuffix("(%)").strip().replace("_", " ")
+    exact = {key: f"{' '.join(key)}\n{metric.words}".replace("_", " ") for key, metric in known.items()}
+    named = [key for key, both in exact.items() if {words, f"{key[0]} {words}"} & {*both.splitlines()}]
     named.sort(key=lambda key: key[0] != "test")
     if not named:
         raise ConfigError(

@@ -25,7 +25,6 @@ from decentral.training.loggers.stored import FILE as LOGGED
 
 _MISSING = "-"
 _RATIOS_TOLD = 5
-_LONG_S = 10.0  # of evaluations
 _TABLES = (
     ("privacy.csv", "Privacy: ", "epsilon of each pair of workers"),
     ("local_tests.csv", "Tests:   ", "each worker's test set, and its final metrics on it"),
@@ -151,13 +150,11 @@ def _long_evaluation(run_dir: Path, facts: dict[str, Any]) -> list[str]:
     times, config = facts.get("times_s") or {}, read_config(run_dir)
     took, total = times.get("evaluation", 0.0), sum(times.values())
     task = component("tasks", str((config.get("task") or {}).get("name")), trust=False)
-    if took < _LONG_S or took < total / 2 or "data" not in getattr(task, "uses", ()):
-        return []
-    held = "data.test_tokens" if "test_tokens" in config["data"] else "evaluation.part=test"
     return [
-        f"Note:     evaluations took {100 * took / total:.0f} % of the time: use evaluation.examples=200 for all but "
-        f"the last one, a larger evaluation.every_epochs, or a smaller test set ({held})"
-    ]
+        f"Note:     evaluations took {100 * took / (total or 1):.0f} % of the time: use evaluation.examples=200 for "
+        "all but the last one, a larger evaluation.every_epochs, or a smaller test set (evaluation.part=test, "
+        "data.test_tokens)"
+    ] * (took >= max(10, total / 2) and "data" in getattr(task, "uses", ()))
 
 
 def _rate(run_dir: Path, facts: dict[str, Any]) -> list[str]:
@@ -310,8 +307,7 @@ def _how(run_dir: Path) -> list[str]:
     matters = "the result depends on their pace" if facts.get("asynchronous") else usual
     lines = [f"How:      {', '.join(words)} ({matters})"]
     trained, total = facts.get("parameters", (0, 0))
-    if trained < total:
-        lines.append(f"Model:    {trained:,} of {total:,} parameters are trained; only these are sent")
+    lines += [f"Model:    {trained:,} of {total:,} parameters are trained; only these are sent"] * (trained < total)
     if facts.get("asynchronous") and (read_config(run_dir).get("cluster") or {}).get("name", "none") != "none":
         lines.append("Cluster:  stragglers slept (counted as waiting); all other times are those of this machine")
     return lines

@@ -12,7 +12,7 @@ from typing import Any
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
-from decentral.report.claims import ONE_SIGMA, combined, noise
+from decentral.report.claims import combined, noise
 from decentral.report.entries import Entry, number_of, where
 from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
@@ -24,7 +24,7 @@ _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\b")
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
 _MOST_SHOWN = 4  # tables on a terminal: of a sweep those of the metric (also of own test sets) and its costs
 _SURE = 0.975
-"""Quantile for bold type in a table of runs: a two-sided test at 5 %."""
+"""Quantile for bold type: a two-sided test at 5 %."""
 _CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
 _ESCAPES = {
     "\\": r"\textbackslash{}",
@@ -131,7 +131,7 @@ def _grid(heading: str, entries: list[Entry], table: Table, results: Results) ->
         spreads = any(entry.std is not None for entry in entries)
         for column in columns:
             inside = {place: entry for place, entry in cells.items() if place[1] == column}
-            best |= _best(inside, larger, chance, spreads, _SURE if results.of_runs else ONE_SIGMA)
+            best |= _best(inside, larger, chance, spreads)
     best_setting = str(results.facts["layout"]["best"]) if results.of_runs else table.best
     tuned = best_setting if entries[0].metric == results.metric else ""
     chosen: dict[tuple[str, ...], str] = {}
@@ -154,9 +154,9 @@ def chosen_values(results: Results, entry: Entry) -> str:
     return ", ".join(f"{rate:.4g}" for rate in rates) + end * entry.at_edge
 
 
-def _best(column: dict[Place, Entry], larger: bool, chance: float | None, spreads: bool, sure: float) -> set[Place]:
+def _best(column: dict[Place, Entry], larger: bool, chance: float | None, spreads: bool) -> set[Place]:
     """The place of the best mean of two or more, where all its runs have a value, it is ahead of all others by more
-    than the noise of the difference (by Student's t at `sure`; it has to be known where the table has `spreads`), and
+    than the noise of the difference (by Student's t at 95 %; it has to be known where the table has `spreads`), and
     is more than twice what guessing gives; or none."""
     ranked = [(entry.level(larger), place, entry) for place, entry in column.items()]
     ranked = sorted((one for one in ranked if math.isfinite(one[0])), key=lambda one: one[0], reverse=larger)
@@ -167,7 +167,7 @@ def _best(column: dict[Place, Entry], larger: bool, chance: float | None, spread
         return set()
     for other_level, _, other in ranked[1:]:
         error = combined((1, first), (-1, other))
-        least = noise(error, [first, other], sure) if error is not None else math.inf if spreads else 0.0
+        least = noise(error, [first, other], _SURE) if error is not None else math.inf if spreads else 0.0
         if abs(level - other_level) <= least:
             return set()
     return {place}
@@ -307,9 +307,10 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
     if any(entry.std is None and entry.runs == 1 for entry in entries):
         parts.append("Entries without ± are single runs.")
     if any(grid.best for grid in found):
-        noise_is = " (standard error of the difference over seeds, times Student's t for 95 %)" * results.of_runs
-        ahead = f", if its lead exceeds the noise{noise_is}" * spreads
-        parts.append(f"Bold: best of its column{ahead}.")
+        ahead = (
+            ", if its lead exceeds the noise (standard error of the difference over seeds, times Student's t for 95 %)"
+        )
+        parts.append(f"Bold: best of its column{ahead * spreads}.")
     if results.comparable:
         parts.append("In brackets: the published number.")
     if any(entry.lost for entry in entries):

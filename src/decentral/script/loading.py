@@ -189,7 +189,7 @@ class Trained:
         if x not in axes_known:
             raise ConfigError(f"x={x} is not an axis of {self.directory}.{suggest(x, axes_known)}")
         named = [one for one in known if one.split != "train" and metric in (None, one.name)]
-        named += [one for one in known if one.is_called(metric or "")]
+        named += [one for one in known if one.words == (metric or "").replace("_", " ")]
         if not named:
             names = ", ".join(one.words for one in known)
             raise ConfigError(f"metric={metric} is not among the metrics of {self.directory}: {names}.")

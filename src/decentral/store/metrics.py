@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
@@ -183,7 +182,6 @@ def _add_lines(descriptor: int, most: int | None, digest: _Hash) -> int:
 
 
 _FILE = "metrics.json"
-_OF_CLASS = re.compile(r".*_of_class_(\d+)")
 
 AXES = {
     "step": "step",
@@ -234,18 +232,8 @@ class Metric:
     @property
     def words(self) -> str:
         """Name of the metric in words, for example 'test accuracy'."""
-        return f"{self.split} {self.name_in_words}"
-
-    @property
-    def name_in_words(self) -> str:
-        """Name of the metric in words, without its split."""
-        words = self.name.replace("_", " ")
+        words = f"{self.split} {self.name.replace('_', ' ')}"
         return f"{words.rpartition(' ')[0]} {self.class_name}" if self.class_name else words
-
-    def is_called(self, words: str) -> bool:
-        """Return whether these words are the name, with or without its split; a class by its name or its number."""
-        names = self.name_in_words, self.name, self.words, f"{self.split} {self.name}"
-        return words.replace("_", " ") in [name.replace("_", " ") for name in names]
 
     @property
     def label(self) -> str:
@@ -275,10 +263,9 @@ def read_metadata(run_dir: Path, measured: Iterable[tuple[str, str]] = ()) -> di
         if isinstance(one, dict) and isinstance(one.get("split"), str) and isinstance(one.get("name"), str):
             found[one["split"], one["name"]] = Metric(**{key: one[key] for key in keys & one.keys()})
     found |= {key: Metric(*key, larger_is_better=None) for key in measured if key not in found}
-    names = dict(enumerate((read_json(run_dir / "names.json") or {}).get("class", [])))
-    for key, metric in found.items():
-        if number := _OF_CLASS.fullmatch(metric.name):
-            found[key] = replace(metric, class_name=names.get(int(number[1]), ""))
+    for number, name in enumerate((read_json(run_dir / "names.json") or {}).get("class", [])):
+        if metric := found.get(key := ("test", f"accuracy_of_class_{number}")):
+            found[key] = replace(metric, class_name=name)
     return found
 
 

@@ -18,9 +18,9 @@ class Patience(Extension):
 
     def __init__(self, settings: EarlyStop, metrics: Sequence[Metric]) -> None:
         """metrics: those of evaluations. Raises ConfigError if the watched metric is unknown or has no direction."""
-        self._settings, wanted = settings, settings.metric
+        self._settings, wanted = settings, settings.metric.replace("_", " ")
         known = [metric for metric in metrics if metric.larger_is_better is not None]
-        found = [metric for metric in known if not wanted or metric.is_called(wanted)]
+        found = [metric for metric in known if wanted in ("", metric.words, metric.name.replace("_", " "))]
         if not found:
             raise ConfigError(
                 f"early_stop.metric={settings.metric} is not an evaluated metric with a direction: use "

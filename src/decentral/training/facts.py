@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from decentral.cluster.timeline import Lateness
     from decentral.training.assemble import Run
 
-_ENOUGH_STEPS = 200
-
 
 def notes_of(r: Run) -> list[str]:
     """Return notes for readers of the metrics."""
@@ -27,12 +25,15 @@ def notes_of(r: Run) -> list[str]:
         notes.append(f"tests are in {precision.name} (evaluation.precision)")
     if (part := r.config.evaluation.part) != "all" and counts is not None:
         notes.append(f"tests are on the {part} half of the test examples, {counts[1]} of them (evaluation.part)")
-    is_short = counts is not None and r.config.steps is None and r.total_steps < _ENOUGH_STEPS
-    if is_short and (per_epoch := r.problem.steps_per_epoch) <= 2:
+    if (
+        counts is not None
+        and r.config.steps is None
+        and r.total_steps < 200
+        and (per_epoch := r.problem.steps_per_epoch) <= 2
+    ):
         notes.append(
             f"an epoch has {per_epoch:.3g} step{'s' * (per_epoch != 1)}, because a step takes batch_size="
-            f"{r.config.batch_size} examples of each worker: train longer by steps={_ENOUGH_STEPS}, or use a smaller "
-            "batch_size"
+            f"{r.config.batch_size} examples of each worker: train longer by steps=200, or use a smaller batch_size"
         )
     warmup = getattr(r.config.schedule, "warmup_epochs", 0)
     if warmup > r.total_steps / r.problem.steps_per_epoch:

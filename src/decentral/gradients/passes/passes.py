@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from decentral.errors import ConfigError
 from decentral.gradients.passes.layers import CallSizes, MemoryFormat, Way
@@ -97,51 +95,30 @@ def _norms(each: Tensor) -> Tensor:
     return torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1)
 
 
-class _Allocated(TorchDispatchMode):
-    """Counts the bytes of the tensors that are made within the context and still alive, and their peak."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._known = set[int]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
-        """Call the function, and count its new tensors."""
-        results = function(*arguments, **(named or {}))
-        for storage in (each.untyped_storage() for each in tree_leaves(results) if isinstance(each, Tensor)):
-            if storage._cdata not in self._known:
-                self._known.add(storage._cdata)
-                self.now += storage.nbytes()
-                self.peak = max(self.peak, self.now)
-                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
-        return results
-
-    def _freed(self, storage: int, size: int) -> None:
-        self._known.discard(storage)
-        self.now -= size
-
-
-def peak_bytes(template: nn.Module, workload: Workload, shape: Sequence[int], dtype: torch.dtype) -> int | None:
-    """Return the memory that the forward and backward pass of one worker needs for inputs of this shape and type;
-    None if it depends on their values.
+def bytes_kept(template: nn.Module, workload: Workload, shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Return the memory that the gradient of one worker needs at least, for inputs of this shape and type: what the
+    forward pass keeps, the outputs, and the gradients of the loss by two of its stages; 0 if it depends on values.
 
     A copy of the module computes with tensors that have shapes, but no memory. It takes two seconds.
     """
-    module, mode, device = copied(template), FakeTensorMode(allow_non_fake_inputs=True), workload.models.device
+    module, precision, device = copied(template), workload.precision, workload.models.device
+    kept, mode = dict[int, int](), FakeTensorMode(allow_non_fake_inputs=True)
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+        return tensor
+
     try:
-        with torch.random.fork_rng([]), torch.enable_grad(), mode, workload.precision.passes(device):
-            named = dict([*module.named_parameters(), *module.named_buffers()])
-            tensors: dict[str, Tensor] = {name: mode.from_tensor(tensor) for name, tensor in named.items()}
-            inputs = torch.ones(*shape, dtype=dtype)
-            with _Allocated() as allocated:
-                with workload.precision.forward(device):
-                    outputs = functional_call(module, tensors, inputs)
-                targets = torch.zeros(outputs.shape[:-1], dtype=torch.int64)
-                loss = workload.loss(outputs.to(workload.precision.dtype), targets)
-                torch.autograd.grad(loss, [t for t in tensors.values() if t.requires_grad], allow_unused=True)
+        with mode, torch.enable_grad(), precision.passes(device), saved_tensors_hooks(keep, lambda kept: kept):
+            tensors: dict[str, Tensor] = {
+                name: mode.from_tensor(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())
+            }
+            with precision.forward(device):
+                outputs = functional_call(module, tensors, torch.ones(*shape, dtype=dtype))
+            workload.loss(outputs.to(precision.dtype), torch.zeros(outputs.shape[:-1], dtype=torch.int64))
     except Exception:  # of the module, whose code may not accept such tensors
-        return None
-    return allocated.peak
+        return 0
+    return sum(kept.values()) + 3 * outputs.numel() * precision.dtype.itemsize
 
 
 class OneByOne(Passes):

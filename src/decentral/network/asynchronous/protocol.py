@@ -91,8 +91,26 @@ def is_fresh(version: int, used: int, contributed: int) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
+class Parent:
+    """A global server, beside worker 0, with which a region's server exchanges rows, in simulated time only.
+
+    every     arrivals at the region's server, after the last answer, until it sends again
+    send      state -> (d [P],), the row that the region sends
+    step      (state, d [P]): the global server's step along d
+    answer    state -> (theta [P],), the global model
+    merge     (state, theta [P]): the region's server takes it
+    """
+
+    every: int
+    send: Callable[..., tuple[Tensor]]
+    step: Callable[..., object]
+    answer: Callable[..., tuple[Tensor]]
+    merge: Callable[..., object]
+
+
+@dataclass(frozen=True, eq=False)
 class Server:
-    """A server with a common model, beside worker 0: what a worker delivers to it and takes from it.
+    """A server with a common model, beside its first worker: what a worker delivers to it and takes from it.
 
     change    (state, index of the worker) -> d [P], the row that the worker delivers
     arrive    (state, d [P], version, gradients): the server receives the row of a worker that took the model of this
@@ -104,6 +122,7 @@ class Server:
     steps     [n]: gradients of each worker between two deliveries
     grace_s   length of the window that arrival number `quorum` opens, in seconds; at its end all workers that have
               arrived since the last window take the model
+    members   its workers
     """
 
     change: Callable[..., Tensor]
@@ -113,8 +132,10 @@ class Server:
     work: Callable[..., int]
     now: Callable[..., tuple[Tensor, int]]
     steps: Sequence[int]
-    grace_s: float = 0.0
-    quorum: int = 1
+    grace_s: float
+    quorum: int
+    members: Sequence[int]
+    parent: Parent | None = None
 
     def deliver(self, s: Any, i: int) -> None:
         """Let worker i deliver, where the server's rows and the worker's are in one state."""

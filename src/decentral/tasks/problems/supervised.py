@@ -21,7 +21,7 @@ from decentral.data.dataset import opened
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.layers import MemoryFormat, forward_examples
-from decentral.gradients.passes.passes import peak_bytes
+from decentral.gradients.passes.passes import bytes_kept
 from decentral.gradients.passes.worker_models import WorkerModels, flat, is_foreign_loss, seed_draws
 from decentral.gradients.precision import cast
 from decentral.host.machine import available_memory
@@ -120,13 +120,16 @@ class Supervised(Problem):
         self.execution = components("gradients")[self._execution(config)]()
         batch_shape = info.batch_shape(int(config.batch_sizes().max()))
         outputs = task.num_classes(info) * (1 if hasattr(info, "num_classes") else getattr(info, "longest", 1))
-        most = max(batch_shape[0], _OUTPUT_BYTES // (outputs * self.dtype.itemsize))
-        self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision) or most
+        self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision) or max(
+            batch_shape[0], _OUTPUT_BYTES // (outputs * self.dtype.itemsize)
+        )
         self.workload = Workload(self.models, batch_shape, config.precision, self.loss, self.ignored)
         self._check_memory(template)
         self.passes = self.execution.passes(self.workload)
-        sizes = [self.models.num_parameters, sum(parameter.numel() for parameter in template.parameters())]
-        self.facts = {"execution": self.passes.execution, "parameters": sizes}
+        self.facts = {
+            "execution": self.passes.execution,
+            "parameters": (self.models.num_parameters, sum(parameter.numel() for parameter in template.parameters())),
+        }
         self._x0 = flat(template).to(device)
         self._streams: dict[int | None, _Stream] = {}
         wanted, given = self.statistics_examples, info.num_train
@@ -137,33 +140,26 @@ class Supervised(Problem):
         )
 
     def _check_memory(self, template: torch.nn.Module) -> None:
-        """Raise ConfigError if the passes of a worker, and models and gradients of all, need more memory than there is.
-        Only the GPU knows its own, and says so itself.
+        """Raise ConfigError if the gradient of a worker, with models and gradients of all, needs more memory than there
+        is. Only the GPU knows its own, and says so itself.
 
-        Only large passes are measured: a number in memory takes tens of multiplications.
+        Only a large pass is measured: a number that it keeps takes tens of multiplications.
         """
         config, info, (size, *shape) = self.config, self.config.data.inspect(), self.workload.batch_shape
         free, tokens = available_memory() // (place().local_size if under_torchrun() else 1), hasattr(info, "usual")
-        if tokens:
-            shape = [int(min(info.longest, info.usual))]
-        products = config.model.multiplications(info)
-        if not math.isfinite(products):
-            products = self.models.num_parameters * math.prod(shape)
-        if self.device.type != "cpu" or size * products < free:
-            return
-        passes = peak_bytes(template, self.workload, (size, *shape), torch.int64 if tokens else self.dtype)
+        shape = [int(min(info.longest, info.usual))] if tokens else shape
+        products = size * min(config.model.multiplications(info), self.models.num_parameters * math.prod(shape))
         rows = 2 * len(self.workers) * self.models.num_parameters * self.dtype.itemsize
-        if passes is None or passes + rows <= free:
-            return
-        fits = int((free - rows) / passes * size)
-        key = "batch_size" if config.batch_size_per_worker is None else "batch_size_per_worker"
-        cures = [f"{key}={fits} or less"] * (fits > 0) + ["a smaller data.longest"] * tokens
-        cures += ["fewer num_workers"] * (rows > passes) + ["a smaller model"]
-        raise ConfigError(
-            f"{key}={size} needs {passes / 1e9:.2g} GB of memory for a gradient of model={config.model.name}, and "
-            f"{rows / 1e9:.2g} GB for the models and gradients of {len(self.workers)} workers, but only "
-            f"{free / 1e9:.2g} GB are available: use {' or '.join(cures)}."
-        )
+        inputs, is_large = torch.int64 if tokens else self.dtype, self.device.type == "cpu" and products >= free
+        kept = bytes_kept(template, self.workload, (size, *shape), inputs) if is_large else 0
+        if kept and kept + rows > free:
+            key, fits = "batch_size_per_worker" if config.batch_size_per_worker else "batch_size", (free - rows) / kept
+            cures = [f"{key}={int(fits * size)} or less"] * (fits * size >= 1) + ["a smaller data.longest"] * tokens
+            raise ConfigError(
+                f"{key}={size} needs {kept / 1e9:.2g} GB of memory for a gradient of model={config.model.name}, and "
+                f"{rows / 1e9:.2g} GB for the models and gradients of {len(self.workers)} workers, but only "
+                f"{free / 1e9:.2g} GB are available: use {' or '.join([*cures, 'a smaller model or fewer workers'])}."
+            )
 
     def _execution(self, config: TaskConfig) -> str:
         """Return the name of the way to compute gradients: on a GPU side by side only if batches have equal sizes."""
