@@ -56,17 +56,22 @@ evidence: $(VENV)/.installed  ## update committed results in results/: make evid
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(VENV)/.installed-dev  ## run the quick tests (about 6 minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## run the quick tests (about 5 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
 CORE := $(CURDIR)/build/core
+COMPOSED := every_choice_composes_and_survives_being_written_down every_experiment_composes every_component_is_listed \
+	every_component_begins_with_its_name_and_has_plain_fields names_are_read_from_the_files_as_they_are_found_by_importing_them
+OF_CORE := $(patsubst %,tests/test_%.py,cli loggers objects own_components refusals report report_pages report_verdicts \
+	strangers study study_command training_settings) $(patsubst %,tests/test_conformance.py::test_%,$(COMPOSED))
 
-test-core: $(VENV)/.installed-dev  ## run the quick tests of the core in a copy without plug-ins
+test-core: $(VENV)/.installed-dev  ## collect all tests in a copy without plug-ins; run those of commands, choices and studies
 	rm -rf $(CORE) && mkdir -p $(CORE) && git ls-files -z | xargs -0 cp --parents -t $(CORE)
 	rm -rf $(CORE)/src/decentral/plugins $(CORE)/tests/plugins
-	cd $(CORE) && PYTHONPATH=$(CORE)/src OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	cd $(CORE) && PYTHONPATH=$(CORE)/src $(CURDIR)/$(BIN)/pytest --collect-only -qq
+	cd $(CORE) && PYTHONPATH=$(CORE)/src OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(OF_CORE)
 
-test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (15 minutes)
+test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (about 6 minutes)
 	$(PYTEST) -m slow tests/test_documents.py tests/test_study.py tests/test_results.py tests/test_packaging.py tests/test_trainers.py
 
 test-all: $(VENV)/.installed-dev  ## run all tests (about 50 minutes on 2 cores)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import os
 import signal
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from decentral.registry import plugins
+from decentral.store import RunStore
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
@@ -54,8 +55,6 @@ class Result:
     @property
     def facts(self) -> dict[str, Any]:
         """status.json."""
-        from decentral.store import RunStore
-
         return RunStore.peek(self.directory) or {}
 
     @property
@@ -70,6 +69,13 @@ class Result:
         """The value of a metric in the last evaluation."""
         found = [row["value"] for row in self.rows if (row["metric"], row["worker"]) == (metric, worker)]
         return found[-1]
+
+
+def exit_status(command: Callable[[Sequence[str]], None], *arguments: str) -> int:
+    """Of a command with these arguments."""
+    with pytest.raises(SystemExit) as end:
+        command(list(arguments))
+    return int(end.value.code or 0)
 
 
 class Start(Protocol):
@@ -114,7 +120,10 @@ def pair() -> Iterator[Any]:
 
 
 def starting(folder: Path, worlds: Callable[[int], Any]) -> Start:
-    """Return a function that carries out runs in directories of this folder."""
+    """Return a function that carries out runs in directories of this folder.
+
+    On quadratics, where an epoch is a step, models are evaluated in every tenth step unless `overrides` say otherwise.
+    """
     import torch
 
     from configure import configure
@@ -126,7 +135,8 @@ def starting(folder: Path, worlds: Callable[[int], Any]) -> Start:
     def _start(*overrides: str, processes: int = 1, directory: str = "run", **faults: int) -> Result:
         path = folder / directory
         if overrides not in composed:
-            composed[overrides] = configure(*overrides, "progress=false", "device=cpu")
+            seldom = ["evaluation.every_epochs=10"] if "task=quadratics" in overrides else []
+            composed[overrides] = configure(*seldom, *overrides, "progress=false", "device=cpu")
         config = replace(composed[overrides], run_dir=str(path))
         faults = {"crash_at": -1, "interrupt_at": -1} | faults
         if processes == 1:
@@ -147,9 +157,28 @@ def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
 
 @pytest.fixture(scope="session")
 def recorded(tmp_path_factory: pytest.TempPathFactory, worlds: Callable[[int], Any]) -> Callable[..., Result]:
-    """Return the run with these overrides, carried out once per session in one process; tests only read it."""
-    started = starting(tmp_path_factory.mktemp("recorded"), worlds)
-    return functools.cache(lambda *overrides: started(*overrides, directory=str(uuid.uuid4())))
+    """Return the run with these overrides, which one process carries out once per session; tests only read it."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "recorded"
+    folder.mkdir(exist_ok=True)
+    started = starting(folder, worlds)
+
+    def record(*overrides: str) -> Result:
+        name = hashlib.sha256(repr(overrides).encode()).hexdigest()
+        with FileLock(folder / f"{name}.lock"):
+            known = RunStore.peek(folder / name)
+            return Result(known["status"], folder / name) if known else started(*overrides, directory=name)
+
+    return record
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting() -> Iterator[None]:
+    """Runs wait neither for the disk nor for git."""
+    from worlds import no_waiting
+
+    with no_waiting():
+        yield
 
 
 @pytest.fixture(autouse=True)

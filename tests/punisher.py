@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pytest
 
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.config.parsing import dump
 from decentral.store import RunStore, Status, read_metrics
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 def command(*arguments: str) -> int:
     """`decentral-run`: its exit status."""
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    return int(end.value.code or 0)
+    return exit_status(main, *arguments)
 
 
 def status(directory: Path) -> dict[str, Any]:

@@ -143,18 +143,6 @@ def test_wagma_is_algorithm_2(setting):
             assert setting != "blocking" or set(run.timeline.ages) == {0}
 
 
-def test_versions_that_are_contributed_by_hand():
-    """Four workers, pairs 0-1 and 2-3, then 0-2 and 1-3, then 0-1 and 2-3 again, then all; nothing else takes time."""
-    times = np.array([[1.0, 2.0, 1.0, 9.0], [1.0, 1.0, 3.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
-    # arrivals: 0 at 1 2 3; 1 at 2 3 4; 2 at 1 4 5; 3 at 9 10 11. Versions begin at 1, 2, 3, when worker 0 comes
-    method = WAGMA(tau=4, group_size="2", recv_depth=4)
-    run = Virtual(method, rounds("ring", 4), times, Costs(), 4)
-    run.run()
-    versions = {0: [0, -1, 0, -1], 1: [1, 0, 0, -1], 2: [2, 1, 0, -1]}
-    assert run.timeline.ages == dict(Counter(t - version for t, found in versions.items() for version in found))
-    assert run.timeline.now == 12.0
-
-
 @pytest.mark.parametrize("collective", Partial)
 def test_eager_sgd_loses_no_gradient(collective):
     """What workers have applied, and what still lies in their buffers, is what they have taken: of 1 by each draw."""
@@ -225,13 +213,6 @@ def test_a2cid2_takes_gradients_at_the_mixed_model_or_at_the_model_as_it_is(mix_
             m = x[i] - x[j]
             x[i], x[j], xt[i], xt[j] = x[i] - m / 2, x[j] + m / 2, xt[i] - alpha_t * m, xt[j] + alpha_t * m
     np.testing.assert_allclose(found, x, rtol=0, atol=1e-12)
-
-
-def test_a_pair_with_a2cid2_is_adpsgd():
-    runs = [Virtual(method, rounds("chain", 2), uneven(2), COSTS, 30) for method in (A2CiD2(), ADPSGD())]
-    momentum, plain = (run.run() for run in runs)
-    np.testing.assert_allclose(momentum, plain, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(runs[0].state.xt.numpy(), momentum, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("topology", ["one_peer_exponential", "star"])

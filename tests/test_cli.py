@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import pytest
 import torch
 
 import decentral
+from conftest import exit_status
 from decentral.cli.command import guarded
 from decentral.cli.completion import candidates
 from decentral.cli.help import print_help
@@ -46,9 +48,7 @@ QUICK = ("task=quadratics", "num_workers=4", "steps=3", "progress=false", "devic
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
     """(exit status, stdout, stderr)"""
-    with pytest.raises(SystemExit) as exit:
-        main(arguments)
-    return exit.value.code, *capsys.readouterr()
+    return exit_status(main, *arguments), *capsys.readouterr()
 
 
 def everything(folder: Path) -> set[str]:
@@ -67,8 +67,7 @@ def test_git_finds_nothing_new_but_what_is_to_be_committed(capsys: pytest.Captur
             status, said, errors = command(capsys, *QUICK, *words)
             assert status == 0, errors
         assert "Study:    conf/study/kept.yaml, to be committed" in said
-        with pytest.raises(SystemExit):
-            report(["runs", "--rows", "lr"])
+        exit_status(report, "runs", "--rows", "lr")
         told = subprocess.run(["git", "status", "--porcelain", "-uall"], capture_output=True, text=True, check=True)
         assert told.stdout == "?? conf/study/kept.yaml\n"
         again = capsys.readouterr().out
@@ -297,10 +296,9 @@ def test_an_error_is_a_sentence_and_a_status(capsys: pytest.CaptureFixture[str])
             "decentral-x: them/data is not accessible",
         ),
     ):
-        with pytest.raises(SystemExit) as exit:
-            guarded("decentral-x", lambda _, error=error: raising(error), [])
+        exit = exit_status(partial(guarded, "decentral-x", lambda _, error=error: raising(error)))
         told = capsys.readouterr()
-        assert exit.value.code == status and told.out == ""
+        assert exit == status and told.out == ""
         assert told.err.startswith(sentence) and told.err.count("\n") == 1 and told.err.endswith(".\n")
 
 
@@ -508,10 +506,9 @@ def test_a_file_of_the_users_that_cannot_be_loaded_is_refused_by_every_command(t
         for name, (content, words) in faults.items():
             file = tmp_path / group / f"{name}.yaml"
             os.mkfifo(file) if content is None else file.write_bytes(content)
-            with pytest.raises(SystemExit) as exit:
-                entry(["--config-dir", str(tmp_path), name if group == "study" else f"{group}={name}"])
+            exit = exit_status(entry, "--config-dir", str(tmp_path), name if group == "study" else f"{group}={name}")
             message = capsys.readouterr().err
-            assert exit.value.code == 2 and message.count("\n") == 1 and str(file) in message and words in message
+            assert exit == 2 and message.count("\n") == 1 and str(file) in message and words in message
             file.unlink()
 
 
@@ -602,10 +599,9 @@ def test_the_hints_of_every_kind_of_run_work_as_printed(tmp_path, monkeypatch, c
 
     def said(entry, *words):
         monkeypatch.setattr("sys.argv", [f"decentral-{entry.__module__.rpartition('.')[2]}", *words])
-        with pytest.raises(SystemExit) as exit:
-            entry(words)
+        exit = exit_status(entry, *words)
         told = capsys.readouterr()
-        assert exit.value.code == 0, told
+        assert exit == 0, told
         return told.out
 
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -649,9 +645,7 @@ def test_a_run_in_the_current_folder_and_empty_lists_of_a_study(tmp_path, monkey
         ("relaysum_fig3", "at"),
         ("relaysum_fig10", "seeds"),
     ):
-        with pytest.raises(SystemExit) as exit:
-            study([name, "scale=smoke", f"study.{key}=[]"])
-        assert exit.value.code == 2
+        assert exit_status(study, name, "scale=smoke", f"study.{key}=[]") == 2
         assert f"{key}=[] leaves nothing to run: give at least one value" in capsys.readouterr().err
 
 

@@ -136,10 +136,10 @@ def test_a_timeline_takes_as_long_and_sends_as_much_as_the_run(recorded, tmp_pat
         overrides = run_of(name)
     steps = int(next(word for word in overrides if word.startswith("steps=")).removeprefix("steps="))
     lossy = Feature.message_loss in components("algorithms")[name].supports and name not in ASYNCHRONOUS
-    for words in (overrides, [*overrides, LOSSY]) if lossy else (overrides,):
-        run, found = recorded(*words), alone(configure(*overrides), steps=steps)
-        assert run.facts["simulated_s"] == pytest.approx(found.simulated_s, rel=1e-12)
-        assert run.facts["bytes_sent"] == found.bytes_sent == alone(configure(*words), steps=steps).bytes_sent
+    words = [*overrides, LOSSY] if lossy else overrides
+    run, found = recorded(*words), alone(configure(*overrides), steps=steps)
+    assert run.facts["simulated_s"] == pytest.approx(found.simulated_s, rel=1e-12)
+    assert run.facts["bytes_sent"] == found.bytes_sent == alone(configure(*words), steps=steps).bytes_sent
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 from torch.distributed.elastic.utils import store as agent_store
 
 import decentral
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.errors import ConfigError
 from decentral.host.processes import carried_out
@@ -161,10 +162,9 @@ def test_variables_of_a_launcher_that_make_no_sense_are_refused(monkeypatch, cap
     usual = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, value in (usual | variables).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as end:
-        main([*QUADRATICS, f"run_dir={tmp_path / 'run'}"])
+    end = exit_status(main, *QUADRATICS, f"run_dir={tmp_path / 'run'}")
     told = capsys.readouterr().err
-    assert end.value.code == 2 and told.count("\n") == 1 and sentence in told
+    assert end == 2 and told.count("\n") == 1 and sentence in told
     with pytest.raises(ConfigError, match=re.escape(sentence)):
         decentral.join("ring")
 
@@ -209,10 +209,9 @@ def test_processes_that_would_work_alone_although_a_launcher_started_several_are
                 assert any(f"{key}={value}" in told for key, value in variables.items()), told
     monkeypatch.setenv("WORLD_SIZE", "2")
     for more in ([], ["-m", "seed=1,2"]):
-        with pytest.raises(SystemExit) as end:
-            main([*QUADRATICS, *more])
+        end = exit_status(main, *QUADRATICS, *more)
         told = capsys.readouterr().err
-        assert end.value.code == 2 and told.count("\n") == 1 and "WORLD_SIZE=2: " in told and "launcher" in told
+        assert end == 2 and told.count("\n") == 1 and "WORLD_SIZE=2: " in told and "launcher" in told
 
 
 # -- The same work on many things, by several processes ----------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import decentral
+from conftest import exit_status
 from decentral.cli.run import main as run_command
 from decentral.errors import ConfigError
 from decentral.store import RunStore
@@ -203,10 +204,11 @@ def test_wandb_without_network_key_or_terminal_ends_with_an_offline_run(
 # Runs that are finished
 
 
+SIX_STEPS = "algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=4", "steps=6"
+
+
 def run(capsys, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as exit:
-        run_command(["algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=4", "steps=6", *arguments])
-    assert exit.value.code == 0
+    assert exit_status(run_command, *SIX_STEPS, *arguments) == 0
     return capsys.readouterr().out
 
 
@@ -262,9 +264,7 @@ def test_rerun_computes_a_finished_run_again_in_its_place(tmp_path: Path, capsys
 
 
 def refused(capsys, *arguments: str) -> str:
-    with pytest.raises(SystemExit) as exit:
-        run_command(["algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=4", "steps=6", *arguments])
-    assert exit.value.code == 2
+    assert exit_status(run_command, *SIX_STEPS, *arguments) == 2
     return capsys.readouterr().err
 
 

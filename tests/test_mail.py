@@ -22,6 +22,7 @@ from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
 from decentral.randomness import numpy_generator
+from worlds import how_it_ends
 
 # -- Messages between workers: everything arrives, in order and unchanged; nobody hangs, and nothing is l --------------
 
@@ -45,14 +46,6 @@ def in_threads(mailbox: Mailbox, work: Callable[[int], Any]) -> list[Any]:
     """What each local worker comes to, in a thread of its own."""
     with ThreadPoolExecutor(len(mailbox.workers)) as pool:
         return list(pool.map(work, mailbox.workers))
-
-
-def how_it_ends(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except (OSError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "it went well"
 
 
 def row(source: int, destination: int, number: int) -> Tensor:
@@ -180,11 +173,8 @@ def outlive(world: World, carrier: Carrier) -> list[str]:
 
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_the_death_of_a_process_is_noticed_by_who_does_not_even_wait_for_it(pair, carrier):
-    for pipe in pair.pipes:
-        pipe.send((outlive, (carrier,)))
-    assert pair.pipes[0].poll(120)
-    kind, said = pair.pipes[0].recv()
-    assert (kind, said) == ("done", ["ConnectionError: connection closed by process 1 of this run"] * 2)
+    said = pair.survivor(0, outlive, carrier)
+    assert said == ["ConnectionError: connection closed by process 1 of this run"] * 2
 
 
 # -- Pairs that average at any time: the mean stays, concurrent gradients are kept, nobody waits in a cir --------------
@@ -237,19 +227,11 @@ def gossip(site: Site, worker: int, count: int, lr: float) -> None:
         site.pairs.finish(worker)
 
 
-def how_it_ends_pairs(site: Site, worker: int) -> str:
-    try:
-        gossip(site, worker, 10**6, 1e-6)
-    except (OSError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "it went well"
-
-
 def lose_one(world: World, carrier: Carrier, lost: int) -> list[str]:
     site = Site(world, carrier, 2, timeout_s=60.0)
     if world.rank == lost:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    said = site.each(how_it_ends_pairs)
+    said = site.each(lambda site, worker: how_it_ends(lambda: gossip(site, worker, 10**6, 1e-6)))
     site.close()
     return said
 
@@ -257,9 +239,5 @@ def lose_one(world: World, carrier: Carrier, lost: int) -> list[str]:
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("carrier", CARRIERS)
 def test_a_killed_partner_is_noticed_with_a_sentence_by_a_passive_worker_too(pair, carrier, lost):
-    for pipe in pair.pipes:
-        pipe.send((lose_one, (carrier, lost)))
-    assert pair.pipes[1 - lost].poll(120)
-    kind, said = pair.pipes[1 - lost].recv()
-    assert kind == "done"
+    said = pair.survivor(1 - lost, lose_one, carrier, lost)
     assert said == [f"ConnectionError: connection closed by process {lost} of this run"]

@@ -164,20 +164,9 @@ def test_powergossip_averages_differences_of_low_rank(mode: str, rank: int, iter
         assert net.traffic.bytes_sent == 8 * numbers
 
 
-def test_powergossip_of_a_pair_is_exact_where_the_factor_is_square_and_of_equals_moves_nothing() -> None:
-    algorithm, net, _ = opened("powergossip", "chain", n=2, rank=4)
-    x = torch.from_numpy(np.random.default_rng(1).normal(size=(2, len(X0))))
-    s = algorithm.init(x, net)
-    square = LAYOUT.slices[2]
-    met = algorithm.gossip(x.clone(), s.P, s.Q, net, 1)
-    agree(met[:, square], x[:, square].mean(0).repeat(2, 1).numpy(), 1e-6)  # columns are 1e-8 too short
-    assert (met - x.mean(0)).abs().max() > 1e-3  # others are averaged in a part of their columns
-    same = torch.from_numpy(X0).repeat(2, 1)
-    agree(algorithm.gossip(same.clone(), s.P, s.Q, net, 2), same.numpy(), 0)
-
-
 OUTER = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.05", "trace=true", "steps=36",
          "num_workers=5", "evaluation.every_epochs=36")  # fmt: skip
+LOCAL_ADAMW = "optim=adamw optim.weight_decay=0.05"
 LIMITS = {
     "slowmo over local sgd": ("algo=slowmo algo.base=local_sgd algo.period_steps=4 algo.outer_lr=0.7 optim=momentum",
                               "algo=diloco algo.nesterov=false algo.period_steps=4 algo.outer_lr=0.7 "
@@ -193,6 +182,24 @@ LIMITS = {
     "gt-sarah of full gradients": ("algo=gt_sarah algo.inner_steps=0",
                                    "algo=gradient_tracking algo.mode=awc topology=ring"),
     "lt-admm of one local step": ("algo=lt_admm algo.period_steps=1 topology=ring", "algo=extra topology=ring"),
+    "desloc whose states stay": (f"algo=desloc algo.period_steps=3 algo.state_periods=[0] {LOCAL_ADAMW}",
+                                 f"algo=local_sgd algo.period_steps=3 {LOCAL_ADAMW}"),
+    "desloc of models in each step": (f"algo=desloc algo.period_steps=1 algo.state_factors=[0] {LOCAL_ADAMW}",
+                                      f"algo=model_averaging {LOCAL_ADAMW}"),
+    "desloc of models and momentum in each step": (
+        "algo=desloc algo.period_steps=1 algo.state_factors=[1] optim=momentum", "algo=allreduce optim=momentum"),
+    "desloc alone": (f"algo=desloc num_workers=1 task.zeta2=0 algo.period_steps=2 {LOCAL_ADAMW}",
+                     f"algo=allreduce num_workers=1 task.zeta2=0 {LOCAL_ADAMW}"),
+    "mt-dao without a gradient": (f"algo=desloc {LOCAL_ADAMW} optim.gradient_share=0", f"algo=desloc {LOCAL_ADAMW}"),
+    "all of the gradient": ("algo=desloc optim=momentum optim.gradient_share=1", "algo=desloc optim=sgd"),
+    "sparta of everything": ("algo=sparta algo.share=1 optim=adam", "algo=model_averaging optim=adam"),
+    "sparta of everything in turn": ("algo=sparta algo.share=1 algo.select=partitioned", "algo=allreduce"),
+    "sparta of nothing": ("algo=sparta algo.share=0", "algo=local_sgd algo.period_steps=100"),
+    "sparta with diloco of nothing": ("algo=sparta_diloco algo.share=0 algo.period_steps=5",
+                                      "algo=diloco algo.period_steps=5"),
+    "sparta with diloco that goes on": (
+        "algo=sparta_diloco algo.share=0.4 algo.period_steps=4 algo.outer_lr=0 algo.outer_momentum=0 steps=3",
+        "algo=sparta algo.share=0.4 steps=3"),
 }  # fmt: skip
 
 
@@ -217,17 +224,6 @@ def test_slowmo_may_reset_the_momentum_and_keeps_its_own_where_the_rate_is_zero(
         assert (np.abs(gap).max() < 1e-12) == (buffers == "reset")
 
 
-def test_gpa_with_one_average_is_nesterovs_momentum() -> None:
-    mu, lr = 0.8, 0.1
-    algorithm, net, _ = opened("gpa", "ring", lr=lr, average=mu, gradient_average=mu)
-    y = torch.nn.Parameter(torch.from_numpy(X0).clone())
-    nesterov = torch.optim.SGD([y], lr=lr * (1 - mu), momentum=mu, nesterov=True)
-    for t, s in enumerate(taken(algorithm, net, 8)):
-        y.grad = torch.from_numpy(gradients(t)).mean(0)
-        nesterov.step()
-        agree(mu * s.x + (1 - mu) * s.z, y.detach().repeat(N, 1).numpy(), 1e-13)
-
-
 def test_nids_is_exact_where_each_worker_has_its_own_step_size(start) -> None:
     rates = "lr_per_worker=[0.1,0.05,0.08,0.09,0.06]"
     words = (
@@ -245,15 +241,17 @@ def test_nids_is_exact_where_each_worker_has_its_own_step_size(start) -> None:
     assert reached[0] < 1e-8 and reached[1] > 1e-2
 
 
-def test_methods_that_name_samples_are_exact_with_a_constant_rate_and_follow_given_indices(start, tmp_path) -> None:
-    steps, n, m = 3000, 5, 8
+def test_methods_that_name_samples_follow_given_indices_and_gt_saga_is_exact_at_a_constant_rate(
+    start, tmp_path
+) -> None:
+    n, m = 5, 8
     words = [f"num_workers={n}", "topology=ring", "task=regression", f"task.samples_per_worker={m}", "task.l2=0.1"]
-    words += [f"steps={steps}", f"evaluation.every_epochs={steps}", "lr=0.02", "trace=true"]
+    words += ["evaluation.every_epochs=3000", "lr=0.02", "trace=true"]
     for algo in ("gt_saga", "gt_sarah", "lt_admm_vr"):
         drawn = [[numpy_generator(0, "samples", i, t).integers(m, size=1) for i in range(n)] for t in range(50)]
         np.savez(tmp_path / "indices.npz", indices=drawn)
-        one = start(f"algo={algo}", *words, directory=algo)
-        assert one.last("distance_to_optimum", "worst") < 1e-6
+        one = start(f"algo={algo}", *words, "steps=3000" if algo == "gt_saga" else "steps=50", directory=algo)
+        assert algo != "gt_saga" or one.last("distance_to_optimum", "worst") < 1e-6
         short = [f"algo={algo}", *words, "steps=50", f"algo.indices={tmp_path}/indices.npz"]
         np.testing.assert_array_equal(start(*short, directory=f"given {algo}").iterates, one.iterates[:51])
     with pytest.raises(ConfigError, match=r"task=images cannot be used with algo=gt_saga, which needs gradients of"):
@@ -295,11 +293,3 @@ def test_iterates_take_gradients_of_samples_and_shapes_of_parameters(start, tmp_
     for refused, sentence in (({"shapes": [(3,)]}, "have 3 numbers, but x0 has 4"), ({"num_samples": 2}, "leave")):
         with pytest.raises(ConfigError, match=sentence):
             decentral.iterates("dpsgd", "ring", lambda x, t: g, x0, 1, **refused)
-
-
-def test_powergossip_averages_different_starts(start) -> None:
-    """Two workers' rank-1 matrices agree after the second round without gradients."""
-    x0 = np.stack([np.zeros(12), np.outer([1.0, 2, 3], [1.0, -1, 0, 2]).ravel()])
-    settings: dict[str, Any] = {"shapes": [(3, 4)], "algo_settings": {"mode": "atc"}}
-    found = decentral.iterates("powergossip", np.full((2, 2), 0.5), lambda x, t: 0 * x, x0, 2, **settings)
-    np.testing.assert_allclose(found[2], np.tile(x0.mean(0), (2, 1)), rtol=0, atol=1e-6)

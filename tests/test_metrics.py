@@ -15,6 +15,7 @@ from sklearn.metrics import accuracy_score, cohen_kappa_score, f1_score, recall_
 from torch import Tensor
 
 from configure import configure
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
@@ -31,6 +32,8 @@ from decentral.tasks.supervised import RECORDED
 from decentral.training.assemble import Run, assemble
 from decentral.training.evaluation import Evaluation, evaluate, recorded, scores_of
 from decentral.training.oracle import TrainLosses
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 HERE = World(0, 1, torch.device("cpu"))
 SMALL = ("algo=dpsgd", "topology=ring", "data=digits", "model=mlp", "model.hidden=[8]", "num_workers=3", "steps=6",
@@ -193,10 +196,9 @@ def test_language_models_are_right_about_so_many_tokens() -> None:
 @pytest.mark.parametrize(("name", "shown"), [("nothing", "nan"), ("infinite", "inf")])
 def test_a_metric_without_a_finite_number_is_seen(tmp_path: Path, capsys: Any, name: str, shown: str) -> None:
     words = [*SMALL, f"metrics=[+{__name__}:{name}]", "save=best", f"run_dir={tmp_path / 'results' / 'runs' / 'one'}"]
-    with pytest.raises(SystemExit) as ended:
-        main(words)
+    ended = exit_status(main, *words)
     told = capsys.readouterr().out
-    assert not ended.value.code and ": done\n" in told
+    assert ended == 0 and ": done\n" in told
     assert re.search(f"test {name} +{shown} +{shown} +{shown}", told)
     assert f"{name} judges the run but is not finite" in told
     values = [row["value"] for row in read_metrics(tmp_path / "results" / "runs" / "one") if row["metric"] == name]
@@ -312,9 +314,7 @@ def test_units_directions_and_names_are_in_rows_tables_and_figures(tmp_path: Pat
     asked = ("[]", "[f1]", "[f1,accuracy]", f"[+{__name__}:auc]", f"[-{__name__}:auc]")
     assert len({run_id(configure(*SMALL, f"metrics={names}")) for names in asked}) == len(asked)
     directory = tmp_path / "results" / "runs" / "one"
-    with pytest.raises(SystemExit) as ended:
-        main([*SMALL, own, f"run_dir={directory}", "evaluation.every_epochs=0.1"])
-    assert not ended.value.code
+    assert exit_status(main, *SMALL, own, f"run_dir={directory}", "evaluation.every_epochs=0.1") == 0
     told = capsys.readouterr().out
     assert "test f1" in told and "test accuracy of class 9" in told and "test kappa" in told
     known = read_metadata(directory)

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, TensorDataset, random_split
 
 import decentral
 from configure import configure
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
@@ -349,9 +350,7 @@ def test_the_commands_of_the_page_of_data_sets_run(
             shape = ["num_workers=4", "batch_size=2", "steps=2", "processes=1", "device=cpu", "progress=false"]
             shape += [] if any("model=" in word for word in words) or "task=text" in words else ["model=mlp"]
             shape += ["data.tokens=words"] if "task=text" in words else []
-            with pytest.raises(SystemExit) as ended:
-                main([*words, *shape])
-            assert ended.value.code == 0, (words, capsys.readouterr().err)
+            assert exit_status(main, *words, *shape) == 0, (words, capsys.readouterr().err)
     finally:
         sys.modules.pop("datasets", None)
         for cached in (signature.function, signature.named):

@@ -9,10 +9,8 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR, SequentialLR, StepLR
 
 from configure import configure
-from decentral.algorithms.dpsgd import Mode
 from decentral.algorithms.sparta import SPARTA, Select
 from decentral.algorithms.teleportation import Teleportation
 from decentral.compression.rows import RowLayout
@@ -36,13 +34,10 @@ from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components, is_foreign, signature
 from decentral.tasks.problems.batches import BatchOrder
-from decentral.tasks.problems.convex import random_problem
 from decentral.topology.delivery import Losses
-from decentral.topology.requirements import check
-from decentral.topology.rounds import Rounds
 from decentral.training.assemble import assemble
 from decentral.training.timing import timed
-from table import ALGORITHMS, VARIANTS, Optimum, a_third
+from table import a_third
 
 # -- Local update rules equal torch's, on rows; schedules equal their formulas; batches are a pure functi --------------
 
@@ -526,44 +521,6 @@ def test_muon_takes_a_fused_matrix_for_several() -> None:
     assert (moved[2] - moved[0]).abs().max() > 1e-3
 
 
-def test_muloco_is_diloco_with_muon_inside() -> None:
-    """Written plainly: Muon by singular values, torch's AdamW for the rest, and its SGD outside."""
-    config = compose(["experiment=muloco", "task=quadratics", "num_workers=2", "algo.period_steps=2"])
-    config.optim.clip_norm = None
-    n, wd, P = 2, config.optim.weight_decay, MATRICES.num_coordinates
-    net = LocalNetwork(config.rounds(), Losses(0.0, 0))
-    algorithm = config.algo.bind(config.optim.rule(rate, MATRICES))
-    x0 = torch.from_numpy(np.random.default_rng(0).normal(size=P))
-    state = algorithm.init(x0.repeat(n, 1), net)
-    phi = torch.nn.Parameter(x0.clone())
-    outer = torch.optim.SGD([phi], lr=0.9, momentum=0.8, nesterov=True)
-    y = [torch.nn.Parameter(x0.clone()) for _ in range(n)]
-    rest = torch.cat([torch.arange(P)[MATRICES.slices[i]] for i in ADAMW])
-    m, moments = x0.new_zeros(n, P), x0.new_zeros(2, n, len(rest))
-    for t in range(6):
-        g = torch.from_numpy(np.random.default_rng(t).normal(size=(n, P)))
-        m = 0.9 * m + g
-        for i in range(n):
-            for number in set(range(len(MATRICES.shapes))) - set(ADAMW):
-                place, shape = MATRICES.slices[number], MATRICES.shapes[number]
-                d = m[i, place].view(shape)
-                r, c = d.flatten(1).shape
-                d = (r / c) ** 0.5 * by_singular_values(d, Polynomial.triples, 1e-8)
-                y[i].data[place] -= rate(t) * (d.flatten() + wd * y[i].data[place])
-            moments[0, i] = 0.9 * moments[0, i] + 0.1 * g[i, rest]
-            moments[1, i] = 0.99 * moments[1, i] + 0.01 * g[i, rest] ** 2
-            root = (moments[1, i] / (1 - 0.99 ** (t + 1))).sqrt() + 1e-8
-            step = moments[0, i] / (1 - 0.9 ** (t + 1)) / root
-            y[i].data[rest] -= rate(t) * (step + wd * y[i].data[rest])
-        if t % 2:
-            phi.grad = phi.data - sum(row.data for row in y) / n
-            outer.step()
-            y = [torch.nn.Parameter(phi.data.clone()) for _ in range(n)]
-        state = algorithm.step(state, lambda x, g=g: g.clone(), net, t)
-        expected = torch.stack([row.data for row in y])
-        torch.testing.assert_close(algorithm.models(state), expected, rtol=0, atol=1e-11)
-
-
 def gram_schmidt(A: torch.Tensor) -> torch.Tensor:
     columns: list[torch.Tensor] = []
     for a in A.T:
@@ -710,41 +667,6 @@ def test_a_schedule_follows_its_formula():
         assert {t: schedule.rates(TEN, 100)(t) for t in factors} == pytest.approx(factors, rel=1e-12, abs=1e-15)
 
 
-def warmed_up(optimizer, start, after):
-    ramp = LinearLR(optimizer, start, 1.0, 10)
-    return SequentialLR(optimizer, [ramp, after], milestones=[10])
-
-
-TORCH_SCHEDULES = [
-    (Cosine(final_factor=0.1), lambda optim: CosineAnnealingLR(optim, 50, 0.1)),
-    (Linear(final_factor=0.1), lambda optim: LinearLR(optim, 1.0, 0.1, 50)),
-    (
-        Cosine(warmup_epochs=2, warmup_from=0.1, final_factor=0.2),
-        lambda optim: warmed_up(optim, 0.1, CosineAnnealingLR(optim, 40, 0.2)),
-    ),
-    (Linear(warmup_epochs=2, warmup_from=0.5), lambda optim: warmed_up(optim, 0.5, LinearLR(optim, 1.0, 0.0, 40))),
-    (Constant(warmup_epochs=2, warmup_from=0.3), lambda optim: LinearLR(optim, 0.3, 1.0, 10)),
-    (
-        MultiStep(warmup_epochs=2, warmup_from=0.1, milestones=[4.0, 8.0]),
-        lambda optim: warmed_up(optim, 0.1, MultiStepLR(optim, [10, 30])),
-    ),
-    (Exponential(gamma=0.5), lambda optim: StepLR(optim, 5, 0.5)),
-]
-
-
-@pytest.mark.parametrize(("ours", "theirs"), TORCH_SCHEDULES, ids=lambda value: getattr(value, "name", ""))
-@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # SequentialLR of torch calls it itself
-def test_a_schedule_is_that_of_torch(ours, theirs):
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule, rates = theirs(optimizer), []
-    for _ in range(50):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    rate = ours.rates(5.0, 50)
-    assert [rate(t) for t in range(50)] == pytest.approx(rates, rel=1e-12, abs=1e-15)
-
-
 def test_a_schedule_of_the_length_of_the_run_needs_one():
     with pytest.raises(ConfigError, match="schedule=cosine needs the length of a run"):
         Cosine().rates(1.0, None)
@@ -781,7 +703,8 @@ def test_the_exponential_schedule_drops_on_the_first_step_of_an_epoch(steps_per_
 
 def test_a_run_follows_its_schedule(start):
     same_functions = ["task=quadratics", "task.zeta2=0", "task.singular_min=1", "task.initial_distance=100"]
-    result = start(*same_functions, "algo=allreduce", "num_workers=2", "lr=0.5", "schedule=inverse", "steps=8")
+    run = ["algo=allreduce", "num_workers=2", "lr=0.5", "schedule=inverse", "steps=8", "evaluation.every_epochs=1"]
+    result = start(*same_functions, *run)
     left = [row["value"] for row in result.rows if (row["metric"], row["worker"]) == ("distance_to_optimum", 0)]
     expected = 100 * np.cumprod([1, *(1 - 0.5 / (t + 1) for t in range(8))])  # the Hessian is the identity
     np.testing.assert_allclose(left, expected, rtol=1e-9)
@@ -826,7 +749,7 @@ def test_every_epoch_and_every_seed_has_an_order_of_its_own():
     assert torch.equal(first_epoch(forever, 0), first_epoch(forever, 1))
 
 
-# -- What sets the methods with momentum and those that track the mean update apart, in numbers ------------------------
+# -- What sets recent methods apart ------------------------------------------------------------------------------------
 
 SMALL = [
     "task=quadratics",
@@ -836,133 +759,10 @@ SMALL = [
     "trace=true",
     "evaluation.every_epochs=5000",
 ]
-BESIDE = [
-    *(("allreduce", "compress=topk"), ("allreduce", "compress=threshold")),
-    *(("relaysgd", "compress=bf16"), ("relaysgd", "compress=int8")),
-]
-"""Exact but for what messages leave out."""
 
-EXACT_VARIANTS = [
-    (name, variant)
-    for name, variants in VARIANTS.items()
-    if ALGORITHMS[name].optimum is Optimum.exact
-    for variant in variants
-    if (name, variant) not in BESIDE
-]
-
-
-@pytest.fixture
-def rest(start, tmp_path):
-    """Where all workers' models come to rest on a ring, [6, 6]."""
-
-    def _rest(*overrides: str) -> np.ndarray:
-        name = "-".join(overrides).replace("=", "_")
-        return start(*SMALL, "topology=ring", "steps=2500", *overrides, directory=name).iterates[-1]
-
-    return _rest
-
-
-def test_decentlam_with_momentum_rests_where_dpsgd_without_does(rest):
-    plain = rest("algo=dpsgd", "lr=0.05")
-    np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05"), plain, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05", "algo.beta=0.5"), plain, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "variant"), EXACT_VARIANTS)
-def test_a_variant_of_an_exact_method_is_exact(start, tmp_path, name: str, variant: str):
-    case = ALGORITHMS[name]
-    overrides = [f"algo={name}", *case.nets[0].overrides(tmp_path), *case.overrides, variant]
-    result = start(*SMALL, *overrides, "lr=0.1", "steps=700")
-    assert abs(result.last("suboptimality", "worst")) < 1e-10
-    assert result.last("distance_to_optimum", "worst") < 1e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "variant"), BESIDE)
-def test_what_messages_leave_out_is_the_distance_from_the_optimum_in_the_end(start, tmp_path, name: str, variant: str):
-    """Residuals that have not been sent yet, or the rounding of models, which does not end."""
-    overrides = [f"algo={name}", *ALGORITHMS[name].nets[0].overrides(tmp_path), variant]
-    result = start(*SMALL, *overrides, "lr=0.1", "steps=700")
-    assert 1e-5 < result.last("distance_to_optimum", "worst") < 0.1
-
-
-def one_way_streets() -> Rounds:
-    """Directed graphs that change with the round: none of them connected, no two workers alike."""
-    rounds = []
-    for edges in ([(0, 1), (1, 2)], [(2, 0), (3, 4)], [(2, 3), (4, 0), (4, 1)]):
-        W = np.eye(5)
-        for source, target in edges:
-            W[target, source] = 1
-        rounds.append((W / W.sum(axis=0),))
-    return Rounds(5, rounds.__getitem__, period=3)
-
-
-@pytest.mark.parametrize(("mode", "momentum", "p"), [(Mode.atc, 0.0, 0.3), (Mode.awc, 0.5, 0.0)])
-def test_push_diging_is_exact_on_one_way_streets_that_change_and_lose_messages(mode: Mode, momentum: float, p: float):
-    problem = random_problem(5, 4, 0.5, 1.0, 1.0, 1.0, seed=0)
-    cls, schedule = components("algorithms")["push_diging"], one_way_streets()
-    check(schedule, cls.needs, algo="push_diging", topology="one_way_streets")
-    net = LocalNetwork(schedule, Losses(p, 7))
-    algorithm = cls(mode=mode).bind(LocalRule(SGD(momentum=momentum), lambda t: 0.1 if t < 300 else 0.06))
-
-    def gradient(x: torch.Tensor) -> torch.Tensor:
-        residual = torch.einsum("nij,nj->ni", problem.A, x) - problem.b
-        return torch.einsum("nij,ni->nj", problem.A, residual)
-
-    state = algorithm.init(problem.x0.repeat(5, 1), net)
-    for t in range(1500):
-        state = algorithm.step(state, gradient, net, t)
-    assert state.w.sum().item() == pytest.approx(5) and (state.w - 1).abs().max() > 0.1
-    torch.testing.assert_close(algorithm.models(state), problem.optimum().repeat(5, 1), rtol=0, atol=1e-10)
-
-
-# -- The recent methods in their limits, where they are methods that are known; and what sets them apart ---------------
 
 OUTER = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.05", "trace=true", "steps=36",
          "evaluation.every_epochs=36")  # fmt: skip
-
-
-LOCAL_ADAMW = "optim=adamw optim.weight_decay=0.05"
-LIMITS = {
-    "desloc whose states stay": (f"algo=desloc algo.period_steps=3 algo.state_periods=[0] {LOCAL_ADAMW}",
-                                 f"algo=local_sgd algo.period_steps=3 {LOCAL_ADAMW}"),
-    "desloc of models in each step": (f"algo=desloc algo.period_steps=1 algo.state_factors=[0] {LOCAL_ADAMW}",
-                                      f"algo=model_averaging {LOCAL_ADAMW}"),
-    "desloc of models and momentum in each step": (
-        "algo=desloc algo.period_steps=1 algo.state_factors=[1] optim=momentum", "algo=allreduce optim=momentum"),
-    "desloc alone": (f"algo=desloc num_workers=1 task.zeta2=0 algo.period_steps=2 {LOCAL_ADAMW}",
-                     f"algo=allreduce num_workers=1 task.zeta2=0 {LOCAL_ADAMW}"),
-    "mt-dao without a gradient": (f"algo=desloc {LOCAL_ADAMW} optim.gradient_share=0", f"algo=desloc {LOCAL_ADAMW}"),
-    "all of the gradient": ("algo=desloc optim=momentum optim.gradient_share=1", "algo=desloc optim=sgd"),
-    "sparta of everything": ("algo=sparta algo.share=1 optim=adam", "algo=model_averaging optim=adam"),
-    "sparta of everything in turn": ("algo=sparta algo.share=1 algo.select=partitioned", "algo=allreduce"),
-    "sparta of nothing": ("algo=sparta algo.share=0", "algo=local_sgd algo.period_steps=100"),
-    "sparta with diloco of nothing": ("algo=sparta_diloco algo.share=0 algo.period_steps=5",
-                                      "algo=diloco algo.period_steps=5"),
-    "sparta with diloco that goes on": (
-        "algo=sparta_diloco algo.share=0.4 algo.period_steps=4 algo.outer_lr=0 algo.outer_momentum=0 steps=3",
-        "algo=sparta algo.share=0.4 steps=3"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_a_method_is_another_one_in_its_limit(start, limit: str) -> None:
-    one, other = (
-        start(*OUTER, "num_workers=5", *words.split(), directory=f"{place}").iterates
-        for place, words in enumerate(LIMITS[limit])
-    )
-    np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
-    assert np.abs(one[-1] - one[0]).max() > 0.01
-
-
-def test_the_mean_square_of_desloc_is_larger_than_that_of_the_mean_gradient(start) -> None:
-    settings = ("num_workers=5", "optim=adam", *OUTER, "trace=state")
-    found = start("algo=desloc", "algo.period_steps=1", "algo.state_factors=[1]", *settings, directory="local")
-    together = start("algo=allreduce", *settings, directory="together")
-    one, other = (np.load(each.directory / "trace.npz")["state.opt.1"][1] for each in (found, together))
-    assert (one >= other).all() and (one > 1.1 * other).any()
-    assert np.abs(found.iterates - together.iterates)[-1].max() > 1e-3
 
 
 def test_methods_that_average_parts_send_these_alone(start) -> None:
@@ -1001,14 +801,7 @@ def test_sparta_draws_each_coordinate_as_often_as_it_says() -> None:
     assert len(SPARTA(share=0.3, select=Select.shuffled).places(P, 0)) == P // 4
 
 
-def test_steps_of_gt_nsgdm_have_one_length_and_there_is_none_where_nothing_is_tracked(start) -> None:
-    settings = (*OUTER[:-3], "trace=state", "steps=36", "evaluation.every_epochs=36", "algo=gt_nsgdm", "algo.beta=0.6")
-    alone = start(*settings, "num_workers=1", "task.zeta2=0", "topology=chain", directory="alone")
-    moved = np.linalg.norm(np.diff(alone.iterates[:, 0], axis=0), axis=-1)
-    np.testing.assert_allclose(moved, 0.05, rtol=1e-12)
-    several = start(*settings, "num_workers=5", "topology=ring", directory="several")
-    with np.load(several.directory / "trace.npz") as trace:
-        np.testing.assert_allclose(trace["state.y"].mean(1), trace["state.m"].mean(1), rtol=0, atol=1e-14)
+def test_gt_nsgdm_takes_no_step_where_nothing_is_tracked() -> None:
     still = components("algorithms")["gt_nsgdm"]().bind(LocalRule(SGD(), lambda t: 0.1))
     net = LocalNetwork(components("topology")["ring"]().schedule(4), Losses(0.0, 0))
     state = still.step(still.init(torch.ones(4, 3).double(), net), torch.zeros_like, net, 0)

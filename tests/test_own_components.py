@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.cli.study import main as study
 from decentral.config.composition import compose
@@ -73,9 +74,7 @@ def mine(tmp_path: Path) -> str:
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
     """(exit status, stdout, stderr)"""
-    with pytest.raises(SystemExit) as exit:
-        main(arguments)
-    return exit.value.code, *capsys.readouterr()
+    return exit_status(main, *arguments), *capsys.readouterr()
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -301,9 +300,9 @@ def test_a_study_compares_it_with_ours_and_its_own_claim_is_judged(
 ) -> None:
     write(Path(mine), STUDY, "study/lazy_or_not.yaml")
     write(Path(mine), CLAIM, "claims/always.py")
-    with pytest.raises(SystemExit) as exit:
-        study(["lazy_or_not", "scale=small", "--config-dir", mine, "progress=false"])
-    assert exit.value.code == 0, capsys.readouterr().err
+    assert exit_status(study, "lazy_or_not", "scale=small", "--config-dir", mine, "progress=false") == 0, (
+        capsys.readouterr().err
+    )
     folder = Path("results/own/mine/lazy_or_not/small")
     assert "lazy" in (folder / "table.md").read_text()
     assert "says one's own" in (folder / "verdicts.csv").read_text()
@@ -344,10 +343,9 @@ def test_the_conf_of_a_clone_is_a_folder_of_ones_own(capsys: pytest.CaptureFixtu
     saved = ["-m", "algo=dpsgd,allreduce", *QUICK, "--config-dir", str(conf), "--save-study", "saved"]
     assert command(capsys, *saved)[0] == 0
     for words in (["saved"], []):
-        with pytest.raises(SystemExit) as exit:
-            study([*words, "--config-dir", str(conf)])
+        exit = exit_status(study, *words, "--config-dir", str(conf))
         out = capsys.readouterr().out
-        assert exit.value.code == 0 and "bjective suboptimality" in out, out
+        assert exit == 0 and "bjective suboptimality" in out, out
     (conf / "cluster" / "even.yaml").write_text("defaults: [machines]\n")
     assert "even.yaml has the name of a built-in choice" in refusal(capsys, "--config-dir", str(conf), *QUICK)
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
@@ -151,10 +152,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
 
 
 def refusal_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as exit:
-        main([*arguments, *QUICK])
+    exit = exit_status(main, *arguments, *QUICK)
     err = capsys.readouterr().err
-    assert exit.value.code == 2 and len(err.strip().splitlines()) == 1, err
+    assert exit == 2 and len(err.strip().splitlines()) == 1, err
     return err
 
 
@@ -164,10 +164,9 @@ def test_a_model_that_ends_its_process_is_a_failure(
 ) -> None:
     settings = (f"model={module}:Ends", f"data={module}:tensors", *QUICK, f"processes={processes}", "run_dir=run")
     before = os._exit
-    with pytest.raises(SystemExit) as exit:
-        main(list(settings))
+    exit = exit_status(main, *settings)
     said = capsys.readouterr().err
-    assert exit.value.code == 1 and said.count("\n") == 1, said
+    assert exit == 1 and said.count("\n") == 1, said
     assert ("called os._exit(0)" if processes == 1 else "ended with status 0") in said
     assert (RunStore.peek(Path("run")) or {})["status"] == "failed"
     assert os._exit is before
@@ -462,9 +461,7 @@ def names(tmp_path: Path, request: pytest.FixtureRequest) -> str:
 
 def iterates(*settings: str) -> np.ndarray:
     directory = f"run {abs(hash(settings))}"
-    with pytest.raises(SystemExit) as exit:
-        main([*SMALL, *settings, f"run_dir={directory}"])
-    assert exit.value.code in (0, None)
+    assert exit_status(main, *SMALL, *settings, f"run_dir={directory}") == 0
     return np.load(Path(directory) / "trace.npz")["iterates"]
 
 
@@ -502,12 +499,9 @@ def test_nodes_with_names_are_workers_in_natural_order(names: str) -> None:
 
 def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = (f"partition={names}:sorts", f"logger={names}:Lines", "logger.ending=log", "data=digits", "model=mlp")
-    with pytest.raises(SystemExit) as exit:
-        main([*QUICK, *chosen, "run_dir=run", "partition.turned=5"])
-    assert exit.value.code in (0, None)
+    assert exit_status(main, *QUICK, *chosen, "run_dir=run", "partition.turned=5") == 0
     assert f"Logged:   logger={names}:Lines\n" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main([*QUICK, "data=digits", "model=mlp", f"logger={names}:Placed", "run_dir=placed"])
+    exit_status(main, *QUICK, "data=digits", "model=mlp", f"logger={names}:Placed", "run_dir=placed")
     assert "Logged:   a server\n" in capsys.readouterr().out
     assert (
         Path("run/lines.log").read_text()
@@ -526,9 +520,9 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pyte
 def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
     metrics = []
     for name in ("orders", "overwrites"):
-        with pytest.raises(SystemExit) as exit:
-            main([*QUICK, "data=digits", "model=mlp", f"partition={names}:{name}", f"run_dir={name}"])
-        assert exit.value.code in (0, None)
+        assert (
+            exit_status(main, *QUICK, "data=digits", "model=mlp", f"partition={names}:{name}", f"run_dir={name}") == 0
+        )
         rows = map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
         metrics.append([{key: value for key, value in row.items() if key != "wall_s"} for row in rows])
     assert metrics[0] == metrics[1]
@@ -574,15 +568,13 @@ def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
 def test_what_a_function_cannot_be_is_refused(
     capsys: pytest.CaptureFixture[str], names: str, arguments: str, words: str
 ) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main(["data=digits", "model=mlp", "lr=0.01", *QUICK, *arguments.format(names).split()])
+    exit = exit_status(main, "data=digits", "model=mlp", "lr=0.01", *QUICK, *arguments.format(names).split())
     err = capsys.readouterr().err
-    assert exit.value.code not in (0, None) and words in err and "Traceback" not in err, err
+    assert exit != 0 and words in err and "Traceback" not in err, err
 
 
 def test_help_has_a_topology_that_needs_a_setting(capsys: pytest.CaptureFixture[str], names: str) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help", f"topology={names}:asks"])
+    exit_status(main, "--help", f"topology={names}:asks")
     assert "topology.k=???" in capsys.readouterr().out
 
 
@@ -665,9 +657,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_columns_of_a_data_set_of_the_library_are_learned(
     module: str, library: None, settings: str, best: float
 ) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main([*FOUND, *settings.format(module).split()])
-    assert exit.value.code in (0, None)
+    assert exit_status(main, *FOUND, *settings.format(module).split()) == 0
     lines = Path("run/metrics.jsonl").read_text().splitlines()
     found = [row for row in map(json.loads, lines) if (row["metric"], row["worker"]) == ("accuracy", "averaged")]
     assert found[-1]["value"] == best
@@ -697,9 +687,8 @@ def test_columns_of_a_data_set_of_the_library_are_learned(
 def test_what_a_data_set_of_the_library_does_not_have(
     capsys: pytest.CaptureFixture[str], library: None, settings: str, says: str
 ) -> None:
-    with pytest.raises(SystemExit) as exit:
-        main([*FOUND, "model=cnn", "data.image_size=8", *settings.split()])
-    assert exit.value.code == 2 and says in capsys.readouterr().err
+    exit = exit_status(main, *FOUND, "model=cnn", "data.image_size=8", *settings.split())
+    assert exit == 2 and says in capsys.readouterr().err
 
 
 @pytest.mark.skipif(find_spec("datasets") is not None, reason="the library is installed")

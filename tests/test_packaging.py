@@ -10,51 +10,35 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import decentral
-from decentral.store import RunStore
+from decentral.config.composition import compose
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with decentral installed from its wheel, which is made from its sdist; nothing is downloaded."""
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, which is made from the sdist beside it; nothing is downloaded."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(CHECKOUT)]
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run(build, check=True, capture_output=True, timeout=120)
     (wheel,) = folder.glob("*.whl")
-    target = folder / "site-packages"
-    subprocess.run([*install, "--target", str(target), str(wheel)], check=True, capture_output=True, timeout=120)
-    return target
-
-
-def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "decentral", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return wheel
 
 
 @pytest.mark.slow
-def test_the_wheel_holds_every_file_of_conf_the_documentation_and_the_examples(installed: Path) -> None:
-    (wheel,) = installed.parent.glob("*.whl")
+def test_the_wheel_holds_every_file_of_conf_the_documentation_and_the_examples(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     for folder, suffix in (("conf", ".yaml"), ("docs", ".md"), ("examples", ".py")):
@@ -76,10 +60,8 @@ def test_the_wheel_holds_every_file_of_conf_the_documentation_and_the_examples(i
 
 
 @pytest.mark.slow
-def test_the_sdist_holds_the_package_its_documentation_and_the_results_of_the_benchmark(
-    installed: Path,
-) -> None:
-    (sdist,) = installed.parent.glob("*.tar.gz")
+def test_the_sdist_holds_the_package_its_documentation_and_the_results_of_the_benchmark(wheel: Path) -> None:
+    (sdist,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     pages = {"README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "pyproject.toml", "PKG-INFO", ".gitignore"}
@@ -89,29 +71,8 @@ def test_the_sdist_holds_the_package_its_documentation_and_the_results_of_the_be
     assert all(name.startswith("results/benchmark/benchmark_methods/") for name in results)
 
 
-@pytest.mark.slow
-def test_the_wheel_helps_and_refuses_from_any_folder(installed: Path, tmp_path: Path) -> None:
-    helped = run(installed, tmp_path, "--help")
-    assert (helped.returncode, helped.stderr) == (0, "")
-    assert "relaysgd" in helped.stdout
-    refused = run(installed, tmp_path, "algo=relysgd")
-    assert refused.returncode == 2
-    assert "'relaysgd'" in refused.stderr
-    where = run(installed, tmp_path, "--help", "experiment=thesis_cifar10")
-    assert str(installed / "decentral" / "conf") in where.stdout
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_the_wheel_runs(installed: Path, tmp_path: Path) -> None:
-    done = run(installed, tmp_path, "task=quadratics", "steps=3", "run_dir=mine", "device=cpu", "processes=1")
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "mine" / "status.json").is_file()
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-
-
 @pytest.fixture(scope="module")
-def empty_environment(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def empty_environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The commands of an environment in which pip has installed the wheel, and nothing else.
 
     Its dependencies are those of the running environment, which a .pth file shows it (decentral itself is not seen
@@ -120,41 +81,65 @@ def empty_environment(installed: Path, tmp_path_factory: pytest.TempPathFactory)
     """
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False)
-    (wheel,) = installed.parent.glob("*.whl")
     python = folder / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*install, str(wheel)], check=True, capture_output=True, timeout=120)
-    where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    packages = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip())
-    (packages / "dependencies.pth").write_text(
-        "".join(f"{sysconfig.get_path(kind)}\n" for kind in ("purelib", "platlib"))
-    )
+    (packages,) = folder.glob("lib/python*/site-packages")
+    known = [path for path in sys.path if path.endswith("-packages")]
+    (packages / "dependencies.pth").write_text("".join(f"{path}\n" for path in known))
     return folder / "bin"
 
 
-def carried_out(command: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A command of the environment in an empty folder, which knows of nothing outside of it."""
-    known = {"HOME": str(folder / "home"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    (folder / "work").mkdir()
-    return subprocess.run(
-        [command, *arguments], cwd=folder / "work", env=known, capture_output=True, text=True, timeout=240
-    )
+@pytest.fixture
+def carried_out(empty_environment: Path, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Carry out a command of the environment in an empty folder, which knows of nothing outside of it."""
+    known = {"HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    (tmp_path / "work").mkdir()
+
+    def carry_out(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        words = [empty_environment / command, *arguments]
+        return subprocess.run(words, cwd=tmp_path / "work", env=known, capture_output=True, text=True, timeout=240)
+
+    return carry_out
 
 
 @pytest.mark.slow
-def test_a_run_in_an_empty_environment_from_an_empty_folder(empty_environment: Path, tmp_path: Path) -> None:
-    done = carried_out(empty_environment / "decentral-run", tmp_path, "steps=2", "device=cpu", "processes=2")
+def test_an_empty_environment_helps_and_refuses(carried_out, empty_environment: Path, tmp_path: Path) -> None:
+    helped = carried_out("python", "-m", "decentral", "--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert "relaysgd" in helped.stdout
+    refused = carried_out("decentral-run", "algo=relysgd")
+    assert refused.returncode == 2
+    assert "'relaysgd'" in refused.stderr
+    where = carried_out("decentral-run", "--help", "experiment=thesis_cifar10").stdout
+    assert str(empty_environment.parent / "lib") in where and "decentral/conf" in where
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+EVERY_HELP = """
+import sys
+from importlib.metadata import distribution
+for command in distribution("decentral").entry_points:
+    sys.argv = [command.name, "--help"]
+    try:
+        command.load()()
+    except SystemExit as end:
+        assert not end.code, command
+"""
+
+
+@pytest.mark.slow
+def test_an_empty_environment_has_every_command_and_runs_in_an_empty_folder(
+    carried_out, empty_environment: Path, tmp_path: Path
+) -> None:
+    helped = carried_out("python", "-c", EVERY_HELP)
+    assert (helped.returncode, helped.stderr) == (0, "")
+    for command in PROJECT["scripts"]:
+        assert command in helped.stdout and (empty_environment / command).is_file()
+    done = carried_out("decentral-run", "steps=2", "device=cpu", "processes=2")
     assert done.returncode == 0, done.stderr
     assert "relaysgd on dbt" in done.stdout
     assert len(list((tmp_path / "work" / "results" / "runs").glob("*/models.safetensors"))) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", PROJECT["scripts"])
-def test_every_command_is_there_in_an_empty_environment(empty_environment: Path, tmp_path: Path, command: str) -> None:
-    done = carried_out(empty_environment / command, tmp_path, "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert command in done.stdout
 
 
 @pytest.mark.slow
@@ -245,6 +230,7 @@ def room_of(module: str) -> str:
     return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """Module -> modules of ours that it imports."""
     files = {module_of(file): file for file in HOUSE.rglob("*.py")}
@@ -318,34 +304,11 @@ QUICK = (
 QUADRATICS = ("topology=ring", "task=quadratics", "steps=12")
 
 
-class Example(NamedTuple):
-    """How it is run, and what --help says of it."""
-
-    settings: tuple[str, ...]
-    topic: str
-    says: str
-
-
 CASES = {
-    "own_algorithm": Example(
-        ("--config-dir", "mine", "algo=partway", *QUADRATICS), "algo=partway", "part of the way to the neighbors' mean"
-    ),
-    "own_model": Example(
-        (
-            "data=mymodule:make_data", "data.size=160", "model=mymodule:MyNet", "model.width=8", "batch_size=8",
-            "topology=ring", "algo=dpsgd", "steps=12", "precision=fp64",
-        ),
-        "model=mymodule:MyNet", "model.width=32",
-    ),
-    "own_package": Example(
-        ("algo=pairwise", "algo.period=3", "topology=wheel", *QUADRATICS[1:]), "topology=wheel", "A ring of workers"
-    ),
-    "own_task": Example(
-        (
-            "--config-dir", "mine", "task=ordered", "data=digits", "model=mlp", "model.hidden=[8]", "batch_size=64",
-            "topology=ring", "algo=dpsgd", "lr=0.01", "steps=12", "precision=fp64",
-        ),
-        "task=ordered", "Labels 0, 1, 2, ... that are in order",
+    "own_package": ("algo=pairwise", "algo.period=3", "topology=wheel", *QUADRATICS[1:]),
+    "own_task": (
+        "--config-dir", "mine", "task=ordered", "data=digits", "model=mlp", "model.hidden=[8]", "batch_size=64",
+        "topology=ring", "algo=dpsgd", "lr=0.01", "steps=12", "precision=fp64",
     ),
 }  # fmt: skip
 
@@ -384,35 +347,21 @@ def values(run: Path) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["own_task", pytest.param("own_package", marks=pytest.mark.slow)])
-def test_it_is_the_same_with_one_process_and_with_two(folder: Path, name: str) -> None:
-    found = []
-    for processes in (1, 2):
-        run = folder / name / f"run{processes}"
-        done = command(folder / name, "run", *CASES[name].settings, *QUICK, f"processes={processes}", f"run_dir={run}")
-        assert done.returncode == 0, done.stderr
-        assert (RunStore.peek(run) or {})["status"] == "done"
-        assert '"own": ' in (run / "config.yaml").read_text() or "\nown:\n" in (run / "config.yaml").read_text()
-        found.append(values(run))
-    assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "processes"), [("own_algorithm", 1), ("own_task", 2)])
-def test_it_goes_on_after_a_kill(folder: Path, name: str, processes: int) -> None:
-    settings = [*CASES[name].settings, *QUICK, f"processes={processes}"]
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_the_same_with_two_processes_that_go_on_after_a_kill(folder: Path, name: str) -> None:
     fault = json.dumps([{"rank": 0, "step": 7, "kind": "kill"}])
-    broken = command(folder / name, "run", *settings, "run_dir=broken", DECENTRAL_FAULTS=fault)
-    assert broken.returncode not in (0, 2), broken.stderr
-    assert list((folder / name / "broken").glob("checkpoints/*/manifest.json"))
-    for run in ("broken", "straight"):
-        done = command(folder / name, "run", *settings, f"run_dir={run}")
-        assert done.returncode == 0, done.stderr
-    assert values(folder / name / "broken") == values(folder / name / "straight")
+    for run, processes, fails in (("one", 1, False), ("two", 2, True), ("two", 2, False)):
+        more = {"DECENTRAL_FAULTS": fault} if fails else {}
+        words = [*CASES[name], *QUICK, f"processes={processes}", f"run_dir={run}"]
+        done = command(folder / name, "run", *words, **more)
+        assert done.returncode not in (0, 2) if fails else done.returncode == 0, done.stderr
+        assert not fails or list((folder / name / run).glob("checkpoints/*/manifest.json"))
+    assert re.search(r'"own": |\nown:\n', (folder / name / "two" / "config.yaml").read_text())
+    assert values(folder / name / "one") == pytest.approx(values(folder / name / "two"), rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_method_with_a_program_runs_in_a_virtual_cluster_and_between_processes(folder: Path, processes: int) -> None:
     settings = ("--config-dir", "mine", "algo=timid", "cluster=two_delayed", "topology=ring", *QUADRATICS[1:], *QUICK)
     done = command(folder / "own_algorithm", "run", *settings, f"processes={processes}", "run_dir=run")
@@ -426,6 +375,7 @@ def test_a_method_with_a_program_runs_in_a_virtual_cluster_and_between_processes
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_do_what_it_says(folder: Path, page: str) -> None:
+    """Those that name nothing of an example are composed only."""
     here = folder
     ran = 0
     for line in re.findall(r"^(cd \S+|decentral-\w+ .*)$", (CHECKOUT / "docs" / page).read_text(), re.M):
@@ -433,7 +383,12 @@ def test_the_commands_of_a_page_do_what_it_says(folder: Path, page: str) -> None
         if words[0] == "cd":
             here = folder / words[1].removeprefix("examples/")
             assert here.is_dir()
-        elif words[0].startswith("decentral-") and "data.path=" not in line:  # the reader's own
+        elif "data.path=" in line:  # the reader's own
+            continue
+        elif not re.search(r"mine|mymodule|check|heavy|pairwise", line):
+            assert compose(words[1:])
+            ran += 1
+        else:
             name = words[0].removeprefix("decentral-")
             short = ["steps=2"] if name == "run" and "--help" not in words else []
             done = command(here, name, *words[1:], *short)

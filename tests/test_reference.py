@@ -19,7 +19,7 @@ from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.topology.delivery import Losses
 from decentral.topology.topology import Weights
-from reference_runs import LOCALS, LR, Case, Local, assert_agree, expected, one_way, program, setting
+from reference_runs import LOCALS, Case, Local, assert_agree, expected, one_way, program, setting
 from reference_topology import Array, both_ways
 from table import ALGORITHMS, in_rounds
 
@@ -257,41 +257,6 @@ def test_push_sum_weights_differ_from_one_on_the_directed_graph():
     assert w.min() < 0.8 and w.max() > 1.2
 
 
-FACTORS = [
-    ("bt", 16, False, 3.32031),
-    ("dbt", 16, False, 3.32031),
-    ("chain", 16, False, 5.375),
-    ("star", 16, False, 1.82031),
-    ("bt", 8, False, 2.15625),
-    ("dbt", 32, False, 4.78320),
-    ("chain", 4, False, 1.5),
-    ("bt", 16, True, 4.25781),
-    ("chain", 8, True, 3.625),
-]
-
-
-@pytest.mark.parametrize(("topology", "n", "overlap", "factor"), FACTORS)
-def test_the_corrected_learning_rate_is_the_papers(tmp_path, topology, n, overlap, factor):
-    moved = []
-    for correct in (False, True):
-        case = Case("relaysgd", topology, n, {"overlap": overlap, "correct_lr": correct})
-        x = program(tmp_path, case, LOCALS["sgd"], steps=1)
-        moved.append(x[1] - x[0])
-    np.testing.assert_allclose(moved[1] / moved[0], factor, rtol=2e-6)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("topology", ["chain", "dbt", "star"])
-def test_with_the_corrected_rate_one_update_of_all_workers_counts_in_full_in_the_end(tmp_path, topology, overlap):
-    """The learning rate is zero from the second step on, so that only the models travel."""
-    n, d = 5, 4
-    case = Case("relaysgd", topology, n, {"overlap": overlap, "correct_lr": True}, d=d)
-    once = Local(schedule={"name": "multistep", "warmup_epochs": 0.0, "milestones": [1.0], "gamma": 0.0})
-    unit = {"A": np.array([np.eye(d)] * n), "b": np.ones((n, d)), "x0": np.zeros(d)}
-    x = program(tmp_path, case, once, steps=300, given=unit)
-    np.testing.assert_allclose(x[-1], LR, rtol=1e-9)
-
-
 @pytest.mark.parametrize(
     ("case", "options", "same"),
     [
@@ -429,13 +394,6 @@ def test_losses_are_independent_of_round_piece_direction_and_seed():
     ]
     for other in others:
         assert abs(np.mean(one[src != dst] == other[src != dst]) - 0.5) < 0.03
-
-
-def test_agreement_survives_loss_where_rows_sum_to_one(tmp_path):
-    """With learning rate 0 nobody moves from the common start, however many messages are lost."""
-    for case in (Case("dpsgd", "ring", 6), Case("sgp", "file", 5, edges=one_way(5)), Case("relaysgd", "dbt", 6)):
-        x = with_loss(tmp_path, case, "sgd", 0.5, lr=0.0)
-        np.testing.assert_allclose(x, np.broadcast_to(x[0, 0], x.shape), rtol=1e-12)
 
 
 def test_push_sum_weights_keep_their_sum_however_much_is_lost():

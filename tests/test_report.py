@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from configure import configure
+from conftest import exit_status
 from decentral.cli import run as command
 from decentral.cli.single import carry_out, work_out
 from decentral.config.identity import run_directory
@@ -292,9 +293,7 @@ def test_the_trace_has_a_track_for_each_worker_with_the_durations_of_the_cluster
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        command.main(arguments)
-    return ended.value.code, *capsys.readouterr()
+    return exit_status(command.main, *arguments), *capsys.readouterr()
 
 
 def test_a_timeline_alone_trains_nothing_and_says_what_steps_cost(tmp_path: Path, capsys, monkeypatch) -> None:

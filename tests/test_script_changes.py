@@ -46,6 +46,30 @@ def values(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
+def wrapped(seed: int = 0, momentum: float = 0.0, topology: str = "ring", **how: Any) -> tuple[Any, Any]:
+    """A network and its optimizer."""
+    model = network(seed)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    return model, decentral.wrap(model, inner, topology, timeout_s=30, **how)
+
+
+def heard(optimizer: Any, act: Callable[[], object]) -> str:
+    """What a rank is told as it does something, if anything; then it closes its optimizer."""
+    try:
+        act()
+    except (ConfigError, RuntimeError, ValueError) as error:
+        return str(error)
+    finally:
+        optimizer.close()
+    return ""
+
+
+def trained(model: Any, optimizer: Any, rank: int, steps: range) -> None:
+    for step in steps:
+        backward(model, rank, step)
+        optimizer.step()
+
+
 # -- after wrap --------------------------------------------------------------------------------------------------------
 
 
@@ -104,26 +128,22 @@ def changed(world: World, how: str, change: Callable[[Any, Any], None], who: ran
     model = network()
     model[0].requires_grad_(False)
     optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", timeout_s=30, **HOW[how])
-    backward(model, world.rank)
-    optimizer.step()
+    trained(model, optimizer, world.rank, range(1))
     optimizer.zero_grad()
     optimizer.peers.barrier()  # or a rank may hear of it before its first step is done
     if world.rank in who:
         change(model, optimizer)
-    try:
+
+    def act() -> None:
         if averages:
             with optimizer.averaged():
-                pass
-        else:
-            if change not in (cast, assign_a_state):  # after which the forward pass itself may fail
-                backward(model, world.rank)
-            for _ in range(3):  # a neighbor hears of it at once, a neighbor of its a step later
-                optimizer.step()
-    except ConfigError as error:
-        return str(error)
-    finally:
-        optimizer.close()
-    return ""
+                return
+        if change not in (cast, assign_a_state):  # after which the forward pass itself may fail
+            backward(model, world.rank)
+        for _ in range(3):  # a neighbor hears of it at once, a neighbor of its a step later
+            optimizer.step()
+
+    return heard(optimizer, act)
 
 
 CHANGED = [("algo", range(1, 2), False, *change) for change in CHANGES]
@@ -206,32 +226,18 @@ def test_a_move_before_the_first_step_is_followed(how, worlds):
 
 
 def moved_wrongly(world: World, move: Callable[[nn.Module], object], who: range) -> str:
-    model = network()
-    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", timeout_s=30)
+    model, optimizer = wrapped()
     if world.rank in who:
         move(model)
-    try:
-        optimizer.step()
-    except ConfigError as error:
-        return str(error)
-    finally:
-        optimizer.close()
-    return ""
+    return heard(optimizer, optimizer.step)
 
 
 def resumed_at(world: World, rounds: list[int]) -> str:
-    model = network()
-    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", timeout_s=30)
+    _, optimizer = wrapped()
     state = optimizer.state_dict()
     state["state"]["decentral"]["round"] = rounds[world.rank]
     optimizer.load_state_dict(state)
-    try:
-        optimizer.step()
-    except ConfigError as error:
-        return str(error)
-    finally:
-        optimizer.close()
-    return ""
+    return heard(optimizer, optimizer.step)
 
 
 def test_ranks_that_resume_at_different_steps_are_told(worlds):
@@ -374,19 +380,16 @@ def test_a_model_that_torch_communicates_as_well_is_refused(worlds, kind: str):
         assert "communicates by itself" in said if kind == "zero" else "already averages or shards" in said
 
 
-def after_ddp(world: World) -> bool:
-    """Whether a model may be wrapped that is no longer anybody else's."""
+def after_ddp(world: World) -> str:
+    """Wrap a model that is no longer anybody else's."""
     model = network()
     nn.parallel.DistributedDataParallel(model)
     optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring")
-    backward(model, world.rank, 0)
-    optimizer.step()
-    optimizer.close()
-    return True
+    return heard(optimizer, lambda: trained(model, optimizer, world.rank, range(1)))
 
 
 def test_a_model_without_its_former_wrapper_is_wrapped(worlds):
-    assert all(worlds(2).call(after_ddp))
+    assert worlds(2).call(after_ddp) == ["", ""]
 
 
 # -- what would be silently wrong --------------------------------------------------------------------------------------
@@ -448,21 +451,11 @@ def test_what_would_be_silently_wrong_is_one_sentence(worlds, kind: str):
 def after_loading(
     world: World, topology: str, how: dict[str, Any], store: dict[int, Any]
 ) -> tuple[dict[str, Any], str]:
-    """The state of this rank after two steps, and what is said to the stored state that it loads first."""
-    model = network()
-    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), topology, **how)
-    said = ""
-    try:
-        if store:
-            optimizer.load_state_dict(store[world.rank])
-    except ValueError as error:
-        said = str(error)
-    for step in range(2):
-        backward(model, world.rank, step)
-        optimizer.step()
+    """The state of this rank after two steps, and what is said to the stored state that it loads last."""
+    model, optimizer = wrapped(topology=topology, **how)
+    trained(model, optimizer, world.rank, range(2))
     state = optimizer.state_dict()
-    optimizer.close()
-    return state, said
+    return state, heard(optimizer, lambda: store and optimizer.load_state_dict(store[world.rank]))
 
 
 def test_corrections_of_another_number_of_ranks_are_refused(worlds):
@@ -483,13 +476,9 @@ def test_corrections_for_other_matrices_are_refused(worlds):
 
 def loads(world: World, algo: str, what: str) -> str:
     """What a rank hears in the steps after rank 1 has loaded something."""
-    model = network()
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"period_steps": 2} if algo == "diloco" else {}  # all ranks hear of it in the next outer step
-    optimizer = decentral.wrap(model, inner, "ring", algo=algo, algo_settings=settings, timeout_s=20)
-    for step in range(2):  # the first outer step
-        backward(model, world.rank, step)
-        optimizer.step()
+    model, optimizer = wrapped(algo=algo, algo_settings=settings)
+    trained(model, optimizer, world.rank, range(2))  # the first outer step
     optimizer.peers.barrier()
     own, other = copy.deepcopy(model.state_dict()), network(1).state_dict()
     if world.rank == 1:
@@ -502,16 +491,8 @@ def loads(world: World, algo: str, what: str) -> str:
             model.load_state_dict(own)
         if what == "own and state":
             optimizer.load_state_dict(optimizer.state_dict())
-    said = ""
-    try:
-        for step in range(3):
-            backward(model, world.rank, step)
-            optimizer.step()
-    except ConfigError as error:
-        said = str(error)
     copy.deepcopy(model).load_state_dict(other)
-    optimizer.close()
-    return said
+    return heard(optimizer, lambda: trained(model, optimizer, world.rank, range(3)))
 
 
 @pytest.mark.parametrize(
@@ -573,14 +554,7 @@ class Counts(torch.optim.SGD):
 def counted(world: World, overlap: bool) -> str:
     model = network()
     optimizer = decentral.wrap(model, Counts(model.parameters(), lr=0.1), "ring", overlap=overlap, bucket_mb=1e-5)
-    said = ""
-    try:
-        backward(model, world.rank)
-        optimizer.step()
-    except RuntimeError as error:
-        said = str(error)
-    optimizer.close()
-    return said
+    return heard(optimizer, lambda: trained(model, optimizer, world.rank, range(1)))
 
 
 def test_an_optimizer_that_counts_its_steps_takes_whole_ones(worlds):
@@ -611,8 +585,8 @@ def edited(world: World, name: str, mode: str) -> str:
     inner = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     optimizer = decentral.wrap(model, inner, "ring", mode=mode, overlap=True, bucket_mb=1e-5)
     scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
-    said = ""
-    try:
+
+    def act() -> None:
         for step, edit in enumerate([EDITS["none"], EDITS[name]]):
             optimizer.zero_grad()
             with optimizer.accumulate():
@@ -622,10 +596,8 @@ def edited(world: World, name: str, mode: str) -> str:
             edit(model, optimizer)
             optimizer.step()
             scheduler.step()
-    except ConfigError as error:
-        said = str(error)
-    optimizer.close()
-    return said
+
+    return heard(optimizer, act)
 
 
 def test_what_an_overlapped_step_would_ignore_is_refused(worlds):
@@ -637,20 +609,15 @@ def test_what_an_overlapped_step_would_ignore_is_refused(worlds):
         assert worlds(2).call(edited, name, "awc") == ["", ""], "it is not too late"
 
 
-def evaluated_in_inference_mode(world: World) -> bool:
-    model = network()
-    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", algo="allreduce")
+def evaluated_in_inference_mode(world: World) -> str:
+    model, optimizer = wrapped(algo="allreduce")
     with torch.inference_mode(), optimizer.averaged():
         values(model)
-    for step in range(2):
-        backward(model, world.rank, step)
-        optimizer.step()
-    optimizer.close()
-    return True
+    return heard(optimizer, lambda: trained(model, optimizer, world.rank, range(2)))
 
 
 def test_the_first_evaluation_may_be_in_inference_mode(worlds):
-    assert all(worlds(2).call(evaluated_in_inference_mode))
+    assert worlds(2).call(evaluated_in_inference_mode) == ["", ""]
 
 
 # -- before wrap -------------------------------------------------------------------------------------------------------
@@ -736,11 +703,8 @@ def test_a_checkpoint_is_resumed_bit_for_bit(worlds, cases):
 
 def resumed_around_wrap(world: World, how: dict[str, Any], case: str) -> str:
     """The model's checkpoint and the optimizer's, loaded before and after wrap, and a step."""
-    model = network(world.rank)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    first = decentral.wrap(model, inner, "ring", **how)
-    backward(model, world.rank)
-    first.step()
+    model, first = wrapped(world.rank, 0.9, **how)
+    trained(model, first, world.rank, range(1))
     saved = {name: value.clone() for name, value in model.state_dict().items()}, first.state_dict()
     first.close()
     model = network(world.rank)
@@ -761,14 +725,7 @@ def resumed_around_wrap(world: World, how: dict[str, Any], case: str) -> str:
         optimizer.load_state_dict(saved[1])
     if case == "after":
         model.load_state_dict(saved[0])
-    said = ""
-    try:
-        backward(model, world.rank)
-        optimizer.step()
-    except ConfigError as error:
-        said = str(error)
-    optimizer.close()
-    return said
+    return heard(optimizer, lambda: trained(model, optimizer, world.rank, range(1)))
 
 
 @pytest.mark.parametrize("case", ["before", "plain", "after", "told", "shared", "new"])
@@ -776,7 +733,7 @@ def test_a_model_that_wrap_has_replaced_does_not_go_on_with_its_own_optimizer(wo
     """Whatever the mode; an algorithm's state has the models, too."""
     for how in ({"mode": "awc"}, {"algo": "dpsgd"}):
         is_wrong = case == "plain" or (case == "before" and "mode" in how)
-        for said in worlds(3).call(resumed_around_wrap, how, case):
+        for said in worlds(3).call(resumed_around_wrap, how, case):  # two on a ring would be equal
             assert ("has replaced the weights" in said) == is_wrong, (how, said)
 
 
@@ -827,10 +784,8 @@ def test_weights_that_differ_at_wrap_are_told(worlds, case: str, starts: list[in
 
 def copied(world: World, how: str) -> int:
     """Rank 0 alone copies its model in four ways, and trains and evaluates the copies: nobody waits for anybody."""
-    model = network()
-    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", timeout_s=20, **HOW[how])
-    backward(model, world.rank)
-    optimizer.step()
+    model, optimizer = wrapped(**HOW[how])
+    trained(model, optimizer, world.rank, range(1))
     made = 0
     if world.rank == 0:
         stored = io.BytesIO()
@@ -849,8 +804,7 @@ def copied(world: World, how: str) -> int:
         with pytest.raises(TypeError, match="use its state_dict"):
             copy.deepcopy(optimizer)
     optimizer.zero_grad()
-    backward(model, world.rank, 1)
-    optimizer.step()
+    trained(model, optimizer, world.rank, range(1, 2))
     optimizer.close()
     return made
 
@@ -884,8 +838,7 @@ UNFIT: dict[str, tuple[Callable[[int], nn.Module], str]] = {
 
 def unfit(world: World, case: str) -> str:
     if case == "another rank's":
-        model = network()
-        optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", algo="gradient_tracking")
+        model, optimizer = wrapped(algo="gradient_tracking")
         saved = optimizer.state_dict()
         inner = optimizer.close()
         inner.load_state_dict(saved)

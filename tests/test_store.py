@@ -25,6 +25,7 @@ import torch
 import yaml
 
 import decentral
+from conftest import exit_status
 from decentral.cli.run import main as run_main
 from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, find_runs, read_metrics
@@ -32,6 +33,8 @@ from decentral.store.checkpoints import load_part
 from decentral.store.files import read_table, remove_table, stored_table, write_table, write_text
 from decentral.store.run_store import DirectoryLost
 from punisher import files_limited_to
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 CONFIG = "alpha: 0.1\n"
 
@@ -492,9 +495,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two finished runs of quadratics, in a folder of results."""
     folder = tmp_path_factory.mktemp("finished") / "results"
     for seed in (0, 1):
-        with pytest.raises(SystemExit) as exit:
-            run_main([*QUICK_RUN, f"results_dir={folder}", f"seed={seed}"])
-        assert exit.value.code == 0
+        assert exit_status(run_main, *QUICK_RUN, f"results_dir={folder}", f"seed={seed}") == 0
     return folder
 
 

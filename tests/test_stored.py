@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.cli.study import ChosenStudy, chosen_studies
 from decentral.cli.study import main as study_main
@@ -36,6 +37,8 @@ from decentral.store import Status, read_metrics
 from decentral.study import catalogue
 from decentral.study.study import Cell
 from worlds import carry_out
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 STORED = Path(__file__).parent / "stored"
 IDS: dict[str, dict[str, str]] = json.loads((STORED / "ids.json").read_text())
@@ -309,9 +312,8 @@ def test_another_configuration_is_refused_in_a_stored_directory(
     directory, _ = copy("finished-quadratics")
     before = contents(directory)
     words = [word for word in typed("finished-quadratics") if not word.startswith("run_dir=")]
-    with pytest.raises(SystemExit) as ended:
-        main([*words, f"run_dir={directory}", "seed=7"])
-    assert ended.value.code == 2 and facts(directory)["run_id"] in capsys.readouterr().err
+    ended = exit_status(main, *words, f"run_dir={directory}", "seed=7")
+    assert ended == 2 and facts(directory)["run_id"] in capsys.readouterr().err
     assert contents(directory) == before
 
 
@@ -397,10 +399,9 @@ def test_a_finished_study_computes_nothing(
     stored = study_files(results_dir)
     for _ in range(2):
         before = study_files(results_dir)
-        with pytest.raises(SystemExit) as ended:
-            study_main([study, "scale=smoke", f"results_dir={results_dir}", *here(study)])
+        ended = exit_status(study_main, study, "scale=smoke", f"results_dir={results_dir}", *here(study))
         shown = capsys.readouterr()
-        assert ended.value.code == 0, shown.err
+        assert ended == 0, shown.err
         assert "nothing was computed" in shown.out
     after = study_files(results_dir)
     assert after == before, "the second start changes nothing"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from conftest import exit_status
 from decentral.cli import study as command
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
@@ -50,9 +51,7 @@ def test_each_kind_of_study_has_one_that_is_carried_out():
 
 
 def start(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as exit:
-        command.main(arguments)
-    return exit.value.code
+    return exit_status(command.main, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +177,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit) as exit:
-        command.main(list(arguments))
-    assert exit.value.code == 0
+    assert exit_status(command.main, *arguments) == 0
     return capsys.readouterr().out
 
 

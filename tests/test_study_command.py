@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from conftest import exit_status
 from decentral.cli import study as command
 from decentral.cli.report import main as report_command
 from decentral.cli.study import chosen_studies
@@ -49,9 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def study(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as exit:
-        command.main([str(argument) for argument in arguments])
-    return exit.value.code
+    return exit_status(command.main, *map(str, arguments))
 
 
 @pytest.mark.parametrize(
@@ -308,9 +307,7 @@ def test_a_study_and_a_report_change_no_tracked_file(folder: Path, tmp_path: Pat
     note = "Note:     results/mine/two/smoke has results of this study; use results_dir=results to continue from them"
     assert note in capsys.readouterr().out and (tmp_path / "results" / "own" / "mine" / "two" / "smoke").is_dir()
     assert study(*words, "--report") == 0
-    with pytest.raises(SystemExit) as exit:
-        report_command([])
-    assert exit.value.code == 0
+    assert exit_status(report_command) == 0
     assert note not in capsys.readouterr().out and git("status", "--porcelain") == ""
 
 

@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import decentral
+from conftest import exit_status
 from decentral.cli.single import carry_out
 from decentral.config.composition import compose
 from decentral.config.identity import named_id, run_directory
@@ -393,9 +394,7 @@ def test_the_list_of_runs_has_what_applies_to_each_and_their_throughput(tmp_path
         ["algo=dpsgd", "task=quadratics"],
         ["algo=relay_mean", "task=mean_estimation"],
     ):
-        with pytest.raises(SystemExit) as ended:
-            main([*words, *common])
-        assert not ended.value.code
+        assert exit_status(main, *words, *common) == 0
     runs = decentral.runs(tmp_path).set_index("algo")
     there = {algo: set(row.dropna().index) for algo, row in runs.iterrows()}
     heads = {algo: {key.partition(".")[0] for key in keys} for algo, keys in there.items()}

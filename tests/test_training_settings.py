@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, mse_loss, one_hot
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR
 
 from configure import configure
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.config.identity import run_id
 from decentral.config.parsing import read
@@ -28,6 +29,8 @@ from decentral.registry.find import NAMED
 from decentral.registry.signature import function
 from decentral.store.metrics import read_metrics
 from decentral.training.assemble import assemble
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 STEPS = 12
 SMALL = (
@@ -288,9 +291,7 @@ def test_functions_of_ones_own_are_the_same_in_several_processes_and_count_by_th
     small = [*(one for one in SMALL if not one.startswith("processes=")), *own, "num_workers=2", "progress=false"]
     metrics = []
     for number, processes in enumerate((1, 2)):
-        with pytest.raises(SystemExit) as ended:
-            main([*small, f"processes={processes}", f"run_dir=run{number}"])
-        assert ended.value.code == 0
+        assert exit_status(main, *small, f"processes={processes}", f"run_dir=run{number}") == 0
         metrics.append(
             {
                 tuple(row[key] for key in ("step", "worker", "split", "metric")): row["value"]

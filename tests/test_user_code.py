@@ -35,6 +35,7 @@ LR, STEPS, BATCH = 0.1, 6, 4
 SETTINGS: dict[str, Any] = {
     "lr": LR, "steps": STEPS, "batch_size": BATCH, "partition": "iid", "schedule": "constant", "precision": "fp64",
     "optim": {"momentum": 0}, "progress": False, "device": "cpu", "trace": True, "seed": 3,
+    "evaluation": {"every_epochs": 100},
 }  # fmt: skip
 
 

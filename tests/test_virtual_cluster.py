@@ -77,33 +77,6 @@ def test_async_push_sum_with_equal_speeds_takes_its_steps(start, tmp_path):
     assert at_the_end(timed) == pytest.approx(at_the_end(plain), rel=1e-11)
 
 
-@pytest.mark.parametrize("cluster", [FREE, UNEVEN], ids=["even", "uneven"])
-@pytest.mark.parametrize(
-    ("settings", "other"),
-    [
-        (["algo.groups=false", "algo.tau=5"], ["algo=local_sgd", "algo.period_steps=5"]),
-        (["algo.group_size=8", "algo.tau=1"], ["algo=model_averaging"]),
-    ],
-    ids=["local_sgd", "model_averaging"],
-)
-def test_the_limits_of_wagma(start, cluster, settings, other):
-    overrides = [*SMALL, "topology=ring", "num_workers=8", *cluster]
-    wagma = start("algo=wagma", *settings, *overrides, directory="wagma")
-    expected = start(*other, *overrides, directory="other")
-    assert at_the_end(wagma) == at_the_end(expected)
-    if cluster is FREE:
-        values = [[row["value"] for row in rows(run) if row["split"] != "train"] for run in (wagma, expected)]
-        assert values[0] == values[1]
-
-
-@pytest.mark.parametrize("latency", ["0", "0.01"])
-def test_where_all_are_equally_fast_groups_that_wait_make_no_difference(start, latency):
-    overrides = ["algo=wagma", "algo.tau=4", *SMALL, "topology=ring", "num_workers=8", *FREE]
-    overrides += [f"cluster.links.latency_s={latency}"]
-    avoids, waits = (start(*overrides, f"algo.wait_avoiding={word}", directory=word) for word in ("true", "false"))
-    assert rows(avoids, "bytes_sent") == rows(waits, "bytes_sent")
-
-
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_what_the_table_says_of_asynchronous_methods(start, tmp_path, name):
     run = start(*asynchronous(name, tmp_path), *UNEVEN)

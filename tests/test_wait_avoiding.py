@@ -34,6 +34,7 @@ from decentral.topology.groups import GroupSchedule
 from decentral.training.between_processes import ThreadedStepper
 from handmade_cluster import Costs, Oracle, Virtual, pulls
 from table import a_third
+from worlds import how_it_ends
 
 T, TAU = 200, 10
 
@@ -219,19 +220,15 @@ def test_the_simulated_clock_and_threads_give_the_same_rows(method):
 # -- processes that are killed, or do not come -------------------------------------------------------------------------
 
 
-def how_it_ends(site: Site, worker: int) -> str:
-    try:
-        walk(site, worker, 0.001, 10**6)
-    except (OSError, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "it went well"
+def how_a_walk_ends(site: Site, worker: int) -> str:
+    return how_it_ends(lambda: walk(site, worker, 0.001, 10**6))
 
 
 def lose_one(world: World, carrier: Carrier, P: int) -> list[str]:
     site = Site(world, carrier, P, 2, synchronizes=is_sync, timeout_s=60.0)
     if world.rank == 1:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    said = site.each(how_it_ends)
+    said = site.each(how_a_walk_ends)
     site.close()
     return said
 
@@ -240,18 +237,15 @@ def lose_one(world: World, carrier: Carrier, P: int) -> list[str]:
     ("carrier", "P"), a_third([(Carrier.shared_memory, 4), (Carrier.torch, 4), (Carrier.shared_memory, 2)])
 )
 def test_a_killed_process_is_noticed_with_a_sentence(pair, carrier, P):
-    for pipe in pair.pipes:
-        pipe.send((lose_one, (carrier, P)))
-    assert pair.pipes[0].poll(120)
-    kind, said = pair.pipes[0].recv()
-    assert kind == "done" and len(said) == P // 2
+    said = pair.survivor(0, lose_one, carrier, P)
+    assert len(said) == P // 2
     assert all(each.startswith("ConnectionError: connection closed by") for each in said), said
 
 
 def wait_for_one(world: World) -> str:
     """Worker 1 does not come to a group in which all wait for each other."""
     site = Site(world, Carrier.auto, 2, 2, waits=True, timeout_s=0.5)
-    said = how_it_ends(site, 0) if world.rank == 0 else ""
+    said = how_a_walk_ends(site, 0) if world.rank == 0 else ""
     world.barrier()
     site.mailbox.close()
     return said

@@ -311,20 +311,10 @@ def outlive_a_holder(world: World) -> str:
 
 
 def test_who_waits_for_a_killed_holder_of_its_row_hears_of_it(pair):
-    for pipe in pair.pipes:
-        pipe.send((outlive_a_holder, ()))
-    kind, said = pair.pipes[0].recv()
-    assert (kind, said) == ("done", "connection closed by process 1 of this run")
+    assert pair.survivor(0, outlive_a_holder) == "connection closed by process 1 of this run"
 
 
 # -- push-sum with a straggler -----------------------------------------------------------------------------------------
-
-
-def push(window: Window, edges: Edges, worker: int) -> None:
-    """One step of push-sum with equal shares."""
-    share = 1 / (1 + len(edges.receivers[worker]))
-    window.push(worker, dict.fromkeys(edges.receivers[worker], share), self_weight=share)
-    window.collect(worker)
 
 
 # -- the drain and its alarms ------------------------------------------------------------------------------------------

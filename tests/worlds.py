@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import multiprocessing
 import os
 import signal
@@ -57,6 +58,13 @@ class Processes:
         for pipe in self.pipes:
             pipe.send((function, args))
         return self._receive_all()
+
+    def survivor(self, rank: int, function: Callable[..., Any], *args: Any) -> Any:
+        """What this rank answers, whatever becomes of the others."""
+        for pipe in self.pipes:
+            pipe.send((function, args))
+        assert self.pipes[rank].poll(_PATIENCE_S)
+        return self._receive(self.pipes[rank])
 
     def stop(self) -> None:
         for process in self.processes:
@@ -119,6 +127,14 @@ def lose_patience(window: Any, timeout_s: float) -> None:
     group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=timeout_s))
 
 
+def how_it_ends(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (OSError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "it went well"
+
+
 def are_named(told: list[list[str]], expected: list[str]) -> None:
     """What each rank was told has these parts, in this order."""
     for sentences in told:
@@ -129,12 +145,13 @@ def are_named(told: list[list[str]], expected: list[str]) -> None:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Runs in this process do not wait for the disk, and ask git once about the checkout."""
-    with mock.patch("os.fsync"), mock.patch("decentral.store.provenance._git", _git):
+    """Runs in this process do not wait for the disk, and ask once about the checkout and the packages."""
+    with mock.patch("os.fsync"), mock.patch("decentral.store.provenance._git", _git), mock.patch(_VERSION, _version):
         yield
 
 
-_git = functools.cache(provenance._git)
+_VERSION = "importlib.metadata.version"
+_git, _version = functools.cache(provenance._git), functools.cache(importlib.metadata.version)
 
 
 def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) -> str:

@@ -175,7 +175,7 @@ def navigation(pages: list[tuple[str, str]], methods: list[Any]) -> list[Any]:
     guides = [target for source, target in pages if source.startswith("docs/") and target not in FRONT]
     results = [target for source, target in pages if source.startswith("results/")]
     return [
-        {"Start": ["index.md", {"Overview": "overview.md"}, {"Which method when": "choosing.md"}]},
+        {"Start": ["index.md", {"Overview": "overview.md"}, {"Choosing a method": "choosing.md"}]},
         {"Methods": methods},
         {"Topologies": "topologies.md"},
         {"Guides": guides},

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from conftest import exit_status
 from decentral.cluster.links import CollectiveName
 from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
@@ -37,9 +38,7 @@ def case(cluster: list[str], *words: str, layout: RowLayout = LAYOUT, backward: 
 
 
 def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
-    with pytest.raises(SystemExit) as exit:
-        cli.main(arguments)
-    return exit.value.code, *capsys.readouterr()
+    return exit_status(cli.main, *arguments), *capsys.readouterr()
 
 
 # -- predictions -------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conftest import exit_status
 from decentral.cli.study import ChosenStudy, chosen_studies
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
@@ -189,10 +190,9 @@ def test_costs_are_read_from_what_a_study_wrote(tmp_path: Path) -> None:
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
-    with pytest.raises(SystemExit) as exit:
-        benchmark_command.main(list(arguments))
+    exit = exit_status(benchmark_command.main, *arguments)
     captured = capsys.readouterr()
-    assert exit.value.code == status, captured.err
+    assert exit == status, captured.err
     return captured.out + captured.err
 
 

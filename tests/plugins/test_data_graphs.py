@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from configure import configure
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.errors import ConfigError
 from decentral.plugins.data_graphs.topology.d_cliques import Between, DCliques, joined, swap
@@ -18,6 +19,8 @@ from decentral.plugins.data_graphs.topology.stl_fw import STLFW, permutation, st
 from decentral.store.metrics import read_metrics
 from decentral.topology.facts import class_error
 from decentral.topology.graph import is_connected
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 Pi = np.random.default_rng(0).dirichlet(np.full(10, 0.3), 16)
 
@@ -96,9 +99,9 @@ def test_optimized_weights_for_classes_are_a_stationary_point(tmp_path: Path) ->
 
 
 def command(*words: str) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["algo=dpsgd", "num_workers=12", "steps=4", "alpha=0.1", "seed=3", "logger=none", *words])
-    assert ended.value.code == 0
+    assert (
+        exit_status(main, "algo=dpsgd", "num_workers=12", "steps=4", "alpha=0.1", "seed=3", "logger=none", *words) == 0
+    )
 
 
 def test_runs_see_their_own_partition_and_tables_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.errors import ConfigError
 from decentral.measurements.facts import quantities
@@ -251,14 +252,10 @@ SAID = (
     ],
 )
 def test_help_says_what_a_graph_gives_away(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help", *arguments])
-    assert not ended.value.code
+    assert exit_status(main, "--help", *arguments) == 0
     assert says in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_refuses_a_number_for_which_there_is_no_such_graph(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help", "topology=hypercube", "num_workers=7"])
-    assert ended.value.code == 2
+    assert exit_status(main, "--help", "topology=hypercube", "num_workers=7") == 2
     assert "use num_workers=4 or 8" in capsys.readouterr().err

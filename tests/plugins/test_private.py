@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from configure import configure
+from conftest import exit_status
 from decentral.cli.run import main
 from decentral.errors import ConfigError
 from decentral.plugins.private.accountant import NoAccount, covariance, epsilon, pairs
@@ -91,8 +92,7 @@ def test_a_run_records_how_private_it_was(
     monkeypatch.chdir(tmp_path)
     words = "task=quadratics", "num_workers=6", "steps=12", "privacy=gaussian", "privacy.sigma=20", "logger=none"
     for name, more in (("gossip", ("algo=dpsgd", "topology=ring")), ("mean", ("algo=allreduce",))):
-        with pytest.raises(SystemExit):
-            main([*words, *more, f"run_dir={name}"])
+        exit_status(main, *words, *more, f"run_dir={name}")
     assert capsys.readouterr().out.count("Privacy:  gossip/privacy.csv") == 1
     rows = [row for row in read_metrics(tmp_path / "gossip") if row["split"] == "privacy"]
     of = {(row["metric"], row["worker"]): row["value"] for row in rows}

@@ -343,9 +343,9 @@ def kept(directory: Path) -> list[dict[str, str]]:
         ("evaluation.part=test", "algo=dpsgd", "topology=ring"),
     ],
 )
-def test_what_the_averaged_model_writes_in_the_end_is_kept_and_a_loaded_run_writes_it_again(start, more):
+def test_what_the_averaged_model_writes_in_the_end_is_kept_and_a_loaded_run_writes_it_again(recorded, more):
     settings = (*LEARNED, *more)
-    run = start(*settings)
+    run = recorded(*settings)
     rows, loaded = kept(run.directory), decentral.load(run.directory)
     data = compose(settings).data.load("cpu", 0)
     asked = EvaluationSettings(part="test" if "evaluation.part=test" in more else "all").numbers(9).tolist()
@@ -363,14 +363,14 @@ def test_what_the_averaged_model_writes_in_the_end_is_kept_and_a_loaded_run_writ
     assert loaded.translate([]) == [] and loaded.translate(["w3 w3"], loaded.models[1]) == loaded.translate(["w3 w3"])
 
 
-def test_some_translations_are_kept_or_none_by_several_processes_and_after_a_break_too(start):
-    whole, few = (
-        start(*LEARNED),
-        start(*LEARNED, "task.translations=4", "evaluation.batch_size=3", directory="few", processes=2),
-    )
+def test_some_translations_are_kept_or_none_by_several_processes_and_after_a_break_too(recorded, start):
+    whole = recorded(*LEARNED)
+    few = start(*LEARNED, "task.translations=4", "evaluation.batch_size=3", directory="few", processes=2)
     rows = kept(few.directory)
     assert len(rows) == 4 and all(row in kept(whole.directory) for row in rows)
-    assert not (start(*LEARNED, "task.translations=0", directory="none").directory / "translations.csv").exists()
+    assert not (
+        start(*LEARNED, "task.translations=0", "steps=1", directory="none").directory / "translations.csv"
+    ).exists()
     broken = start(*LEARNED, "checkpoint_every_s=0", interrupt_at=20, directory="broken")
     assert broken.status == "interrupted" and not (broken.directory / "translations.csv").exists()
     assert kept(start(*LEARNED, "checkpoint_every_s=0", directory="broken").directory) == kept(whole.directory)
@@ -395,8 +395,8 @@ def test_texts_are_translated_as_they_are_and_not_without_their_data(start, cach
         loaded.translate(["A dog"])
 
 
-def test_sentences_that_cannot_be_translated_are_refused(start, tmp_path):
-    loaded = decentral.load(start(*LEARNED).directory)
+def test_sentences_that_cannot_be_translated_are_refused(recorded, start):
+    loaded = decentral.load(recorded(*LEARNED).directory)
     for sentences, message in {
         ("w3", "w4 w3"): "'w4' is not a word of data=synthetic_translation: use w3 to w3",
         ("w3", " "): r"sentences\[1\] has 0 tokens: give sentences of 1 to 8",

@@ -266,7 +266,8 @@ def dump(config: Config) -> str:
     own = {group: source | names.get(group, {}) for group, source in found.items() if source is not None}
     for one in (config, *(getattr(config, group) for group in GROUPS)):
         own |= {f"{key}={name}": function_source(key, name) for key, name in functions(type(one), vars(one))}
-    return yaml.safe_dump(plain(config) | ({"own": own} if own else {}), sort_keys=False)
+    values = plain(config) | ({"own": own} if own else {})
+    return yaml.dump(values, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
 
 
 def load(text: str, made: Mapping[str, Any] | None = None) -> Config:
@@ -274,7 +275,7 @@ def load(text: str, made: Mapping[str, Any] | None = None) -> Config:
     started: it is trusted, see `from_dict`."""
     import yaml
 
-    return from_dict(yaml.safe_load(text) | (made or {}), trust=True)
+    return from_dict(yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) | (made or {}), trust=True)
 
 
 def read(

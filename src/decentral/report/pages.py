@@ -266,9 +266,7 @@ def scores(papers: dict[str, list[Item]]) -> str:
         cells = [name, f"{scales.total()} of {len(items)}"]
         cells.append(", ".join(f"{scales[scale]} {scale}" for scale in MOST_TELLING_FIRST if scales[scale]))
         for kind in ("number", "reference", "claim"):
-            counted = _count(items, kind)
-            compared, all_of_them = counted[MET] + counted[NOT_MET], counted[MET] + counted[NOT_MET] + counted[NOT_RUN]
-            cells.append(f"{counted[MET]} / {compared} / {all_of_them}{_chance(counted)}" if all_of_them else "")
+            cells.append(_met(_count(items, kind)))
         lines.append(cells)
     return markdown_table(lines, left=3)
 
@@ -277,8 +275,12 @@ def _count(items: list[Item], kind: str) -> Counter[str]:
     return sum((verdicts.count(item.verdicts, kind) for item in items), Counter())
 
 
-def _chance(counted: Counter[str]) -> str:
-    return f" ({counted[WITHIN_NOISE]} {WITHIN_NOISE})" if counted[WITHIN_NOISE] else ""
+def _met(counted: Counter[str]) -> str:
+    """Return 'met / compared / all', and how many are within the noise; '' if there are none."""
+    compared = counted[MET] + counted[NOT_MET]
+    chance = f" ({counted[WITHIN_NOISE]} {WITHIN_NOISE})" if counted[WITHIN_NOISE] else ""
+    everything = compared + counted[NOT_RUN]
+    return f"{counted[MET]} / {compared} / {everything}{chance}" if everything else ""
 
 
 def _table(items: list[Item], above: str) -> str:
@@ -287,9 +289,7 @@ def _table(items: list[Item], above: str) -> str:
     for item in items:
         counts = []
         for kind in ("number", "reference", "claim"):
-            counted = verdicts.count(item.verdicts, kind)
-            text = " / ".join(str(counted[verdict]) for verdict in (MET, NOT_MET, NOT_RUN)) + _chance(counted)
-            counts.append(text if counted else "")
+            counts.append(_met(verdicts.count(item.verdicts, kind)))
         reasons = ["only scale=smoke"] * bool(item.runs) + [f"needs {item.needs}"] * bool(item.needs)
         missing = "not run" + (f" ({'; '.join(reasons)})" if reasons else "")
         wall = sum(float(run.results.facts.get("wall_s") or 0.0) for run in item.counted.values())

@@ -121,6 +121,8 @@ class Certifier:
         tried = [np.full(self.method.n, terms.L)]
         unstable = lambda lr: any(piece.rate(h) >= STABLE for piece in self.at(lr) for h in tried)  # noqa: E731
         rates = np.geomspace(1e-6, 1e3, 2_072_328) / terms.L
+        for lr in 2.0 ** np.arange(10) / terms.L:  # also at 1 / L, where some methods are marginally stable
+            rates = rates[rates < lr] if unstable(lr) else rates
         while rates.size and unstable(rates[-1]):
             rates = rates[: bisect_left(rates, True, key=unstable)]
             tried += [hardest(self.at(lr), terms.mu, terms.L)[0] for lr in rates[-1:]]

@@ -210,12 +210,15 @@ def attained(forms: list[np.ndarray], nodes: int, R2: float, zeta2: float) -> fl
     tightened problem, which satisfies them strictly, satisfies all.
     """
     error, excess = _excess(forms, nodes, R2, zeta2, 0.0)
-    for margin in reversed(_MARGINS):
+    best = 0.0
+    for margin in _MARGINS:
         inner, slack = _excess(forms, nodes, R2, zeta2, margin)
         if slack.max() < 0:
             share = min(1.0, 2 * float(np.max(excess / (excess - slack))))
-            return (1 - share) * error + share * inner
-    return 0.0
+            best = max(best, (1 - share) * error + share * inner)
+            if share <= 0.5:
+                break
+    return best
 
 
 def _excess(forms: list[np.ndarray], nodes: int, R2: float, zeta2: float, tighten: float) -> tuple[float, np.ndarray]:
