@@ -35,6 +35,13 @@ def tutorial() -> nbformat.NotebookNode:
     return nbformat.v4.new_notebook(cells=cells)
 
 
+def without_progress(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Return what a command printed as one output: the last 25 lines, without those that show progress."""
+    lines = "".join(output.text for output in outputs).replace("\r\n", "\n").replace("\r", "\n").splitlines()
+    shown = [line for line in lines if not re.match(r"\[|Composing|Making|Testing", line)]
+    return [nbformat.v4.new_output("stream", text="\n".join(shown[-25:]).strip() + "\n")] if lines else []
+
+
 def carried_out(notebook: nbformat.NotebookNode, folder: Path, timeout_s: int = 600) -> nbformat.NotebookNode:
     """Run the notebook in `folder`, and return it with its outputs, less what differs between times and places."""
     client = NotebookClient(
@@ -55,6 +62,8 @@ def main() -> None:
         if name == "tutorial":
             with tempfile.TemporaryDirectory() as folder:
                 notebook = carried_out(tutorial(), Path(folder))
+            for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+                cell.outputs = without_progress(cell.outputs)
         else:
             notebook = carried_out(nbformat.read(path, as_version=4), FOLDER)
         nbformat.write(notebook, path)
