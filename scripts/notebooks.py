@@ -39,7 +39,7 @@ def without_progress(outputs: list[nbformat.NotebookNode]) -> list[nbformat.Note
     """Return what a command printed as one output: the last 25 lines, without those that show progress."""
     lines = "".join(output.text for output in outputs).replace("\r\n", "\n").replace("\r", "\n").splitlines()
     lines = [re.sub(r"\x1b\[[?0-9;]*[hlm]", "", line) for line in lines]
-    shown = [line for line in lines if not re.match(r"\x1b|\[|Composing|Making|Testing|.*…\s*$", line)]
+    shown = [line for line in lines if not re.match(r"\x1b|\[|Composing|Making|Testing|.*…", line)]
     return [nbformat.v4.new_output("stream", text="\n".join(shown[-25:]).strip() + "\n")] if lines else []
 
 
