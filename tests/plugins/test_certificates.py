@@ -108,6 +108,13 @@ def test_exact_methods_are_exact_and_stable_up_to_known_rates() -> None:
         )
 
 
+@pytest.mark.slow
+def test_a_rate_of_marginal_stability_is_the_limit() -> None:
+    certifier = Certifier(method("algo=gradient_tracking", "topology=one_peer_exponential"), 0.1)
+    assert max(piece.rate(np.full(8, L)) for piece in certifier.at(1.2)) < 1  # stable beyond it
+    assert certifier.largest_stable(Terms()) == pytest.approx(1.0, rel=1e-4)
+
+
 def test_equal_curvatures_can_be_too_optimistic() -> None:
     for words, equal, uneven in (
         (("algo=decentlam", "topology=ring"), 3.7, 1.1),
