@@ -114,7 +114,7 @@ class Server:
 
     change    (state, index of the worker) -> d [P], the row that the worker delivers
     arrive    (state, d [P], version, gradients): the server receives the row of a worker that took the model of this
-              version, and has taken so many gradients since
+              version, and the number of the worker's gradients since then
     take      (state, index of the worker, model [P], version): lets the worker go on from the server's model
     seen      (state, index of the worker) -> the version that the worker took last
     work      (state, index of the worker) -> gradients since then

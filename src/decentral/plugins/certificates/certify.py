@@ -120,7 +120,7 @@ class Certifier:
         relative precision of 1e-5; 0 if there is none."""
         tried = [np.full(self.method.n, terms.L)]
         unstable = lambda lr: any(piece.rate(h) >= STABLE for piece in self.at(lr) for h in tried)  # noqa: E731
-        rates = np.geomspace(1e-6, 1e3, 2_072_328) / terms.L
+        rates = np.geomspace(1e-6, 1e3, 2_072_328) / terms.L  # neighbors differ by 1e-5
         for lr in 2.0 ** np.arange(10) / terms.L:  # also at 1 / L, where some methods are marginally stable
             rates = rates[rates < lr] if unstable(lr) else rates
         while rates.size and unstable(rates[-1]):
