@@ -21,17 +21,17 @@ from decentral.training.loggers.logger import Guarded
 FILE = "logged.json"
 
 
-def shown(config: Config, rows: Sequence[dict[str, Any]], steps_per_epoch: float) -> dict[str, float]:
+def shown(run: Prepared, rows: Sequence[dict[str, Any]], steps_per_epoch: float) -> dict[str, float]:
     """Return the logged values after a step: 'split/metric/worst', likewise for mean and averaged, and per worker if
     requested; the learning rate of that step (the workers' mean if they differ); the epoch and the bytes."""
-    step, each = rows[0]["step"], config.logger.every_worker
+    config, step, each = run.config, rows[0]["step"], run.config.logger.every_worker
     values: dict[str, float] = {axis: float(rows[0][axis]) for axis in ("epoch", "bytes_sent") if axis in rows[0]}
     for row in rows:
         who = row["worker"]
         if each or not isinstance(who, int):
             values[f"{row['split']}/{row['metric']}/{f'worker{who}' if isinstance(who, int) else who}"] = row["value"]
     total_steps = config.steps or max(1, round(config.epochs * steps_per_epoch))
-    factor, own = config.schedule.rates(steps_per_epoch, total_steps)(max(0, step - 1)), config.own("lr")
+    factor, own = config.schedule.rates(steps_per_epoch, total_steps)(max(0, step - 1)), run.own.get("lr")
     values["lr"] = factor * (config.lr if own is None else float(own.mean()))
     if own is not None and each:
         values |= {f"lr/worker{worker}": factor * lr for worker, lr in enumerate(own.tolist())}
@@ -51,7 +51,7 @@ def log_stored(run: Prepared) -> str:
     last = rows[-1] if rows else {}
     steps_per_epoch = last["step"] / last["epoch"] if last.get("epoch") else 1.0
     for step, some in groupby(rows, itemgetter("step")):
-        sink.log(step, shown(config, list(some), steps_per_epoch))
+        sink.log(step, shown(run, list(some), steps_per_epoch))
     sink.close(str((RunStore.peek(directory) or {}).get("status")))
     if sink.failed:
         return ""
