@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.config.checks import goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import id_of, identity, init_directory, run_directory
-from decentral.config.parsing import dump, load
+from decentral.config.parsing import dump, load, plain
 from decentral.config.schema import GROUPS, OWN, Config
 from decentral.registry import component
 
@@ -53,6 +53,11 @@ class Prepared:
     local_steps: LocalSteps | None
     """Each worker's number of steps between two communications; None if all take every step."""
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The configuration as plain values, for loggers, which may change them."""
+        return plain(self.config)  # type: ignore[no-any-return]
+
     @cached_property
     def text(self) -> str:
         """The configuration as YAML, as it is stored."""
@@ -65,8 +70,11 @@ class Prepared:
 
     def packed(self) -> tuple[str, bytes, dict[str, Any]]:
         """Return what another process on this machine needs for `unpacked`; it can be pickled."""
-        parts = {group: getattr(self.config, group) for group in GROUPS}
-        made = {group: one for group, one in parts.items() if type(one) is not component(GROUPS[group], one.name)}
+        made = {
+            group: one
+            for group, package in GROUPS.items()
+            if type(one := getattr(self.config, group)) is not component(package, one.name)
+        }
         others = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "config"}
         return self.text, pickle.dumps(made), others
 

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from decentral.algorithms.features import Feature
-from decentral.config.parsing import plain
 from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import Constant
@@ -107,7 +106,7 @@ class Recorder:
             columns = [range(r.net.n), *(values.tolist() for values in own.values())]
             write_text(self.store.path / "workers.csv", csv_text(["worker", *own], zip(*columns, strict=True)))
         if self.config.logger.name != "none":
-            self.sink = Guarded(self.config.logger, self.run.id, plain(self.config), self.store.path)
+            self.sink = Guarded(self.config.logger, self.run.id, self.run.values, self.store.path)
 
     @contextmanager
     def progress(self, r: Run) -> Iterator[Progress]:
@@ -231,7 +230,7 @@ class Recorder:
             self.sink.close(status.value)
             if not self.sink.failed:
                 whole = status in (Status.done, Status.diverged)
-                remember(self.config, self.store.path, self.sink.place, whole)
+                remember(self.run, self.sink.place, whole)
 
     def _add_metrics(self, table: Path) -> None:
         """Add each worker's last metrics on its own test set to a table with a row per worker."""

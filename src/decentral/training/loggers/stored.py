@@ -10,9 +10,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from decentral.config.parsing import plain
 from decentral.config.prepared import Prepared
-from decentral.config.schema import Config
 from decentral.store import RunStore
 from decentral.store.files import read_json, write_json
 from decentral.store.metrics import read_metrics
@@ -44,9 +42,9 @@ def log_stored(run: Prepared) -> str:
     config, directory, name = run.config, run.directory, run.config.logger.name
     if name == "none":
         return ""
-    if _settings(config) in _logged(directory):
+    if _settings(run) in _logged(directory):
         return f"logger={name} already has its metrics."
-    sink = Guarded(config.logger, run.id, plain(config), directory)
+    sink = Guarded(config.logger, run.id, run.values, directory)
     rows = sorted(read_metrics(directory), key=itemgetter("step"))
     last = rows[-1] if rows else {}
     steps_per_epoch = last["step"] / last["epoch"] if last.get("epoch") else 1.0
@@ -55,22 +53,22 @@ def log_stored(run: Prepared) -> str:
     sink.close(str((RunStore.peek(directory) or {}).get("status")))
     if sink.failed:
         return ""
-    remember(config, directory, sink.place)
+    remember(run, sink.place)
     return f"Sent the stored metrics to logger={name}."
 
 
-def remember(config: Config, directory: Path, place: str, whole: bool = True) -> None:
+def remember(run: Prepared, place: str, whole: bool = True) -> None:
     """Record where the logger has the metrics of the run, and whether all of them; a read-only folder is left
     unchanged."""
-    known = [one for one in _logged(directory) if one != _settings(config)]
-    loggers = [*known, _settings(config)] if whole else known
-    places = (read_json(directory / FILE) or {}).get("places", {}) | {config.logger.name: place}
+    known, path = [one for one in _logged(run.directory) if one != _settings(run)], run.directory / FILE
+    loggers = [*known, _settings(run)] if whole else known
+    places = (read_json(path) or {}).get("places", {}) | {run.config.logger.name: place}
     with contextlib.suppress(OSError):
-        write_json(directory / FILE, {"loggers": loggers, "places": places})
+        write_json(path, {"loggers": loggers, "places": places})
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    return {"every_worker": False} | plain(config.logger)
+def _settings(run: Prepared) -> dict[str, Any]:
+    return {"every_worker": False} | run.values["logger"]
 
 
 def _logged(directory: Path) -> list[dict[str, Any]]:
