@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from worlds import PRELOADED
+
 _PATIENCE_S = 120.0
 
 
@@ -25,7 +27,7 @@ class Ranks:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["decentral.runtime.worker"])
+        context.set_forkserver_preload(PRELOADED)
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_fork, args=(theirs,))
         self._process.start()
@@ -43,10 +45,6 @@ class Ranks:
 
 
 def _fork(pipe: Connection) -> None:
-    import torch._dynamo  # noqa: F401  what torch's optimizers take long to import
-
-    import decentral.script.wrap  # noqa: F401
-
     fork = multiprocessing.get_context("fork")
     while True:
         try:

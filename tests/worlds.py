@@ -28,6 +28,8 @@ from decentral.training import run
 from decentral.training.stepper import Stepper
 
 _PATIENCE_S = 120.0
+PRELOADED = ["decentral.runtime.worker", "decentral.script.wrap", "torch._dynamo"]
+"""What processes share instead of importing it each; torch's optimizers import `torch._dynamo`, which takes long."""
 
 
 class Crash(RuntimeError):
@@ -39,7 +41,7 @@ class Processes:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["decentral.runtime.worker"])
+        context.set_forkserver_preload(PRELOADED)
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(size):
