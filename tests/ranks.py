@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -45,6 +46,7 @@ class Ranks:
 
 
 def _fork(pipe: Connection) -> None:
+    gc.freeze()  # what is imported: collections look at the rest
     fork = multiprocessing.get_context("fork")
     while True:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.metadata
 import multiprocessing
 import os
@@ -97,6 +98,7 @@ class Processes:
 def _serve(rank: int, size: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
+    gc.freeze()  # what is imported: collections look at the rest
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # which the program's own fork server has blocked
     warnings.simplefilter("error")
