@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from worlds import PRELOADED
-
 _PATIENCE_S = 120.0
 
 
@@ -28,7 +26,6 @@ class Ranks:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_fork, args=(theirs,))
         self._process.start()

@@ -124,9 +124,8 @@ def test_a_pair_that_relays_is_local_sgd_and_sends_once_in_so_many_steps(start) 
 
 
 @pytest.mark.parametrize("algo", [
-        "d2 topology.weights=constant topology.edge_weight=0.3", "exact_diffusion", "gradient_tracking",
-        "gradient_tracking algo.tracked=mean", "push_diging", "exact_diffusion algo.probability=0.3",
-        "exact_diffusion algo.dual_step=0.4",
+        "d2 topology.weights=constant topology.edge_weight=0.3", "exact_diffusion", "push_diging",
+        "gradient_tracking algo.tracked=mean", "exact_diffusion algo.probability=0.3",
     ])  # fmt: skip
 def test_local_steps_are_exact_with_different_functions(start, algo: str) -> None:
     settings = ("topology=ring", "communication.every=4", "lr=0.02", "steps=4000")
@@ -169,7 +168,7 @@ def test_processes_and_a_break_make_no_difference(start, method: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ["dpsgd topology=ring", "epidemic_learning topology=epidemic"])
-def test_one_merge_in_the_last_step_makes_all_models_the_mean_of_what_they_would_be(start, algo: str) -> None:
+def test_a_final_merge_averages_all_models(start, algo: str) -> None:
     words = [*SMALL, *f"algo={algo} steps=12 lr=0.05 communication.every=3".split()]
     merged = start(*words, "communication.global_every=4", directory="merged")
     apart = start(*words, directory="apart")

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
@@ -42,7 +43,6 @@ class Processes:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(size):
@@ -149,13 +149,22 @@ def are_named(told: list[list[str]], expected: list[str]) -> None:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Runs in this process do not wait for the disk, and ask once about the checkout and the packages."""
-    with mock.patch("os.fsync"), mock.patch("decentral.store.provenance._git", _git), mock.patch(_VERSION, _version):
+    """Runs in this process do not wait for the disk, and ask once about the checkout and the packages. Its fork server
+    has imported what is PRELOADED, whatever starts it first."""
+    _preload([])
+    preload = mock.patch("multiprocessing.forkserver.set_forkserver_preload", _preload)
+    git, version = mock.patch("decentral.store.provenance._git", _git), mock.patch(_VERSION, _version)
+    with mock.patch("os.fsync"), preload, git, version:
         yield
 
 
 _VERSION = "importlib.metadata.version"
+_set_preload = forkserver.set_forkserver_preload
 _git, _version = functools.cache(provenance._git), functools.cache(importlib.metadata.version)
+
+
+def _preload(modules: list[str]) -> None:
+    _set_preload([*modules, *PRELOADED])
 
 
 def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) -> str:
