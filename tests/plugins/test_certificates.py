@@ -33,6 +33,8 @@ from decentral.plugins.certificates.worst_case import certified, forms_of, pairs
 from decentral.registry import components
 from decentral.report.results import read
 
+pytestmark = pytest.mark.usefixtures("undrawn")
+
 MU, L = 0.1, 1.0
 
 
