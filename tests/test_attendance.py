@@ -138,9 +138,9 @@ EXACT = ["gradient_tracking", "momentum_tracking", "exact_diffusion", "extra", "
 def test_methods_that_keep_a_sum_are_exact_with_absences(start: Start, name: str) -> None:
     """D-PSGD, which keeps none, is not."""
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "lr=0.05", *COMING_AND_GOING]
-    words += ["steps=500" if name == "dpsgd" else "steps=2500"]
+    words += ["steps=500" if name == "dpsgd" else "steps=1500"]
     words += ["algo.beta=0.5"] if name == "momentum_tracking" else []
-    run = start(*PROBLEM, *words, "evaluation.every_epochs=2500")
+    run = start(*PROBLEM, *words, "evaluation.every_epochs=1500")
     if name == "dpsgd":
         assert run.last("distance_to_optimum", "mean") > 1e-2 < run.last("distance_to_optimum", "present mean")
     else:

@@ -49,21 +49,16 @@ TABLES = {"algorithms": ALGORITHMS | ASYNCHRONOUS, "topology": TOPOLOGIES, "task
 OPTIMIZING = [name for name, case in ALGORITHMS.items() if case.optimizes]
 SGD_WHERE_ALL_MEET = [name for name, case in ALGORITHMS.items() if case.everyone is not None]
 RULES = {
-    "sgd": (["optim=sgd"], lambda p: torch.optim.SGD(p, lr=0.1)),
-    "momentum": (["optim=momentum"], lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     "nesterov": (
         ["optim=nesterov", "optim.weight_decay=0.01"],
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     ),
-}
-OTHER_RULES = {
     "adam": (["optim=adam"], lambda p: torch.optim.Adam(p, lr=0.1)),
     "radam": (
         ["optim=torch.optim:RAdam", "optim.betas=[0.8,0.9]"],
         lambda p: torch.optim.RAdam(p, lr=0.1, betas=(0.8, 0.9)),
     ),
 }
-"""Optimizers that are not linear, so that only a mean of gradients is what all workers do together."""
 SMALL = ["task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.1"]
 TRACED = ["steps=15", "trace=true"]
 SURVIVORS = [name for name, cls in components("algorithms").items() if Feature.message_loss in cls.supports]
@@ -198,12 +193,9 @@ def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, nam
 plain_sgd = cache(properties.plain_sgd)
 
 
-@pytest.mark.parametrize(
-    "rule", ["nesterov", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("sgd", "momentum"))]
-)
 @pytest.mark.parametrize("name", SGD_WHERE_ALL_MEET)
-def test_methods_on_a_complete_graph_are_sgd_on_the_mean_gradient(start, tmp_path, name, rule):
-    overrides, optimizer = RULES[rule]
+def test_methods_on_a_complete_graph_are_sgd_on_the_mean_gradient(start, tmp_path, name):
+    overrides, optimizer = RULES["nesterov"]
     net, settings = ALGORITHMS[name].everyone, [*as_sgd(components("algorithms")[name]), *SMALL, *overrides, *TRACED]
     result = start(f"algo={name}", *net.overrides(tmp_path), *settings)
     properties.as_sgd(result.walk, plain_sgd(net.n, 1.0, 15, optimizer), net.topology)
@@ -212,8 +204,8 @@ def test_methods_on_a_complete_graph_are_sgd_on_the_mean_gradient(start, tmp_pat
 @pytest.mark.parametrize(("place", "name"), list(enumerate(OPTIMIZING)))
 def test_one_worker_alone_does_what_torch_does(start, place, name):
     """With momentum or a rule that is not linear, in turn; DES-LOC averages the states of known optimizers."""
-    rule = "adam" if name == "desloc" else ("nesterov", *OTHER_RULES)[place % 3]
-    overrides, optimizer = (RULES | OTHER_RULES)[rule]
+    rule = "adam" if name == "desloc" else list(RULES)[place % 3]
+    overrides, optimizer = RULES[rule]
     settings = [*as_sgd(components("algorithms")[name]), *ALGORITHMS[name].alone, *SMALL, *overrides, *TRACED]
     result = start(f"algo={name}", "topology=chain", "num_workers=1", "task.zeta2=0", *settings)
     properties.as_sgd(result.walk, plain_sgd(1, 0.0, 15, optimizer), "alone")

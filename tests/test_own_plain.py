@@ -645,12 +645,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("settings", "best"),
     [
         ("model=cnn data.image_size=8", 1.0),
-        ("model=mlp data.config=tiny data.label=fine", 1.0),
         ("model={}:Net data.image=vector", 1.0),
         ("model=mlp data.config=tiny data.label=word", 1.0),
         ("model=mlp data.config=tiny data.test=none data.test_share=0.25", 1.0),
         ("task=text model=fasttext data.text=[title] data.tokens=words data.test=none data.test_share=0.25", 1.0),
-        ("task=text model=fasttext data.text=[title] data.tokens=words data.longest=4 data.label=word", 1.0),
         ("task=text model=fasttext data.text=[title,more] data.tokens=words data.longest=4", 1.0),
     ],
 )

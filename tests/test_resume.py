@@ -74,7 +74,7 @@ def test_a_variant_goes_on_bit_for_bit(recorded, start, name, variant):
 @pytest.mark.slow
 def test_an_algorithm_resumes_with_other_processes(recorded, start, name):
     straight = recorded(*settings(name))
-    for before, after in ((5, 2), (1, 5)):
+    for before, after in ((3, 2), (1, 3)):
         directory = f"{before} then {after}"
         assert start(*settings(name), directory=directory, processes=before, crash_at=8).status == "crashed"
         resumed = start(*settings(name), directory=directory, processes=after)
