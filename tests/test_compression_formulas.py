@@ -475,30 +475,6 @@ def test_demo_is_its_formula_on_matrices_and_what_leaves_a_momentum_is_what_it_s
         assert demo.decoupled_decay or not demo.signed or np.abs(y - before).max() <= lr + 1e-15
 
 
-@pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.parametrize("subtract", [1.0, 0.4, 0.0])
-@pytest.mark.parametrize("signed", [True, False])
-def test_demo_that_sends_all_is_sgd_on_the_mean_gradient(n: int, subtract: float, signed: bool) -> None:
-    """Or momentum SGD with momentum decay (1 - subtract); lr counts twice without the sign, whatever the chunk."""
-    A, x0 = rows(n * 8, torch.float64, size=8).view(n, 8, 8).numpy() / 4, np.ones(8)
-
-    def gradient(x: np.ndarray, t: int) -> np.ndarray:
-        return np.array([a.T @ (a @ row - 1) for a, row in zip(A, x, strict=True)])
-
-    def rate(t: int) -> float:
-        return 0.2 / (1 + t)
-
-    wanted, m = [x0], np.zeros(8)
-    for t in range(8):
-        m = 0.9 * (1 - subtract) * m + rate(t) * gradient(np.tile(wanted[-1], (n, 1)), t).mean(0)
-        wanted.append(wanted[-1] - rate(t) * (np.sign(m) if signed else m))
-    how = {"decay": 0.9, "subtract": subtract, "signed": signed}
-    for compress in ("none", "dct_topk", {"chunk": 2, "k": 2}, {"chunk": 7, "k": 100, "transform": "none"}):
-        given = {"compress_settings": compress} if isinstance(compress, dict) else {"compress": compress}
-        found = iterates("demo", "ring", gradient, x0, 8, lr=rate, num_workers=n, algo_settings=how, **given)
-        np.testing.assert_allclose(found, np.array(wanted)[:, None].repeat(n, 1), rtol=0, atol=1e-13)
-
-
 def test_demo_passes_on_a_nan() -> None:
     def gradient(x: np.ndarray, t: int) -> np.ndarray:
         return np.full_like(x, np.nan)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -403,24 +402,6 @@ def test_a_run_begins_with_the_state_of_another(start):
         begun["mu"] - 0.5 * averaged["mu"], stored(start(*OWN, "steps=1", directory="x"))["worker1"]["mu"]
     )
     assert len(begun["ragged"]) >= len(averaged["ragged"])
-
-
-def test_the_model_file_follows_the_umask(start, monkeypatch):
-    before = os.umask(0o027)
-    try:
-        path = start(*OWN).directory / FILE
-    finally:
-        os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o640
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is damaged \(its content does not match its checksum\): delete"):
-        load_models(path.parent)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(ConfigError, match=f"{FILE} cannot be read: Is a directory\\.$"):
-        load_models(path.parent)
 
 
 def test_a_run_says_whose_buffers_the_averaged_model_has(tmp_path):

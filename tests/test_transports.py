@@ -335,21 +335,24 @@ def test_sizes_that_keep_changing_leave_nothing_behind(worlds, carrier):
 
 def test_unannounced_payloads_are_refused() -> None:
     net = LocalNetwork(topology("ring").schedule(3), CERTAIN)
-    with pytest.raises(ValueError, match="all were said to be"):
-        net.allgather(numbers(1, 1, 2), {"values": (torch.uint8, 1)})
-    with pytest.raises(ValueError, match="same names and types"):
-        net.swap([*numbers(1, 1), Payload({"values": torch.zeros(1)})], 0)
-    with pytest.raises(ValueError, match="one dimension"):
-        net.broadcast(Payload({"values": torch.zeros(1, 1)}), 0, {})
-    with pytest.raises(ValueError, match="2 payloads were given for 3"):
-        net.allgather(numbers(1, 1))
-    with pytest.raises(ValueError, match="worker 1 is here"):
-        net.broadcast(None, 1, {})
-    net = LocalNetwork(topology("chain").schedule(3), CERTAIN)
-    with pytest.raises(ValueError, match="3 payloads of 1 sizes were given for 4 local edges of 1 pieces"):
-        net.relay_payloads(numbers(1, 1, 1), 0, [{"values": (torch.uint8, 1)}])
-    with pytest.raises(ValueError, match="all were said to be"):
-        net.relay_payloads(numbers(1, 1, 2, 1), 0, [{"values": (torch.uint8, 1)}])
+    chain, sizes = LocalNetwork(topology("chain").schedule(3), CERTAIN), {"values": (torch.uint8, 1)}
+    for says, call, *arguments in (
+        ("all were said to be", net.allgather, numbers(1, 1, 2), sizes),
+        ("same names and types", net.swap, [*numbers(1, 1), Payload({"values": torch.zeros(1)})], 0),
+        ("one dimension", net.broadcast, Payload({"values": torch.zeros(1, 1)}), 0, {}),
+        ("2 payloads were given for 3", net.allgather, numbers(1, 1)),
+        ("worker 1 is here", net.broadcast, None, 1, {}),
+        (
+            "3 payloads of 1 sizes were given for 4 local edges",
+            chain.relay_payloads,
+            numbers(1, 1, 1),
+            0,
+            [sizes],
+        ),
+        ("all were said to be", chain.relay_payloads, numbers(1, 1, 2, 1), 0, [sizes]),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call(*arguments)
 
 
 def other_kinds(world: World, carrier: Carrier) -> str:
