@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +27,9 @@ if not plugins.shipped():  # what documents, results and packages are about is t
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: here and in child processes
 os.environ.setdefault("WANDB_MODE", "offline")
+_MEMORY = Path("/dev/shm")
+if _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 2**32:  # files of tests are many and small
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a script's background has it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -25,7 +26,6 @@ class Ranks:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["decentral.runtime.worker"])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_fork, args=(theirs,))
         self._process.start()
@@ -43,10 +43,7 @@ class Ranks:
 
 
 def _fork(pipe: Connection) -> None:
-    import torch._dynamo  # noqa: F401  what torch's optimizers take long to import
-
-    import decentral.script.wrap  # noqa: F401
-
+    gc.freeze()  # what is imported: collections look at the rest
     fork = multiprocessing.get_context("fork")
     while True:
         try:

@@ -72,9 +72,10 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("availability", [SESSIONS, FAILURES, ("availability=half",)], ids=["s", "crashes", "steps"])
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method[0])
-def test_the_accounts_of_each_worker_add_up_to_where_it_is(method, availability):
+@pytest.mark.parametrize(("place", "method"), list(enumerate(METHODS)), ids=str)
+def test_the_accounts_of_each_worker_add_up_to_its_time(place, method):
+    """With sessions, failures and absences in steps in turn."""
+    availability = (SESSIONS, FAILURES, ("availability=half",))[place % 3]
     found = stepper(*(f"algo={method[0]}", *method[1:]), *UNEVEN, *availability)
     clock, reached = found.net.traffic.clock, 0.0
     for _ in range(60):
@@ -89,7 +90,7 @@ def test_the_accounts_of_each_worker_add_up_to_where_it_is(method, availability)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method[0])
-def test_who_is_absent_is_not_waited_for(method):
+def test_absent_workers_are_not_waited_for(method):
     words = (f"algo={method[0]}", *method[1:], "availability.on_return=stale")
     slow = ("cluster.stragglers.mode=fixed", "cluster.stragglers.workers=[4]", "cluster.stragglers.slowdown=50")
     away, four = stepper(*words, *EVEN, *slow, *absences([4, 0, None])), stepper(*words[:-1], *EVEN, "num_workers=4")
@@ -102,7 +103,7 @@ def test_who_is_absent_is_not_waited_for(method):
     assert tree or away.net.traffic.bytes_sent == four.net.traffic.bytes_sent
 
 
-def test_a_collective_is_one_of_those_who_are_present(tmp_path):
+def test_a_collective_has_the_present_workers(tmp_path):
     found = stepper("algo=allreduce", *EVEN, *absences([1, 2, 4], [3, 2, 4]))
     clock, ends = found.net.traffic.clock, [0.0]
     for _ in range(6):
@@ -133,7 +134,7 @@ def test_a_worker_that_comes_back_is_where_time_is_and_downloads(monkeypatch, on
     assert clock.away_s == pytest.approx([0, 0, begun - first_step, 0, 0])
 
 
-def test_a_step_begins_when_the_last_of_those_who_were_there_is_where_it_is(tmp_path):
+def test_a_step_begins_with_the_last_present_worker(tmp_path):
     words = trace(tmp_path, "0,0,", "1,0,", "2,2.5,", "3,0,2.5", "4,3.5,3.6")
     found = stepper("algo=allreduce", *FREE, *words)
     seen = []
@@ -145,7 +146,7 @@ def test_a_step_begins_when_the_last_of_those_who_were_there_is_where_it_is(tmp_
     assert clock.now.tolist() == [5.0, 5.0, 5.0, 4.0, 4.0] and clock.away_s.tolist() == [0, 0, 3, 1, 4]
 
 
-def test_with_nobody_there_a_step_passes_and_time_jumps_to_the_next_arrival(tmp_path):
+def test_time_jumps_to_the_next_arrival(tmp_path):
     words = trace(tmp_path, "0,0,2", "1,0,2", "2,10,", "0,20,")
     found = stepper("algo=dpsgd", *FREE, *words)
     begun = []
@@ -156,7 +157,7 @@ def test_with_nobody_there_a_step_passes_and_time_jumps_to_the_next_arrival(tmp_
     assert found.net.traffic.clock.now.tolist() == [11.0, 11.0, 12.0, 11.0, 11.0]
 
 
-def test_with_nobody_there_for_ever_steps_pass_without_an_end_of_time(tmp_path):
+def test_steps_pass_when_nobody_returns(tmp_path):
     found = stepper("algo=dpsgd", *FREE, *trace(tmp_path, "0,0,2"))
     advance(found, 5)
     assert found.net.traffic.clock.latest_s == 2.0 and found.attendance.steps.tolist() == [2, 0, 0, 0, 0]
@@ -267,7 +268,7 @@ def timeline(name: str, *words: str, steps: int = 60) -> Timeline:
 
 
 @pytest.mark.parametrize("name", FREE_RUNNING)
-def test_an_operation_of_who_is_away_begins_when_it_is_back(name, tmp_path):
+def test_an_operation_of_an_absent_worker_begins_at_its_return(name, tmp_path):
     words = trace(tmp_path, *(f"{i},0," for i in range(5)), "5,0,3.5", "5,20.25,")
     found = timeline(name, *FREE, *words)
     found.run(until_s=20.0)
@@ -323,12 +324,12 @@ def test_a_timeline_ends_with_its_last_gradient():
     assert not found.run() and found.completed == 30 and found.now < 12
 
 
-def test_with_nobody_left_a_timeline_ends(tmp_path):
+def test_a_timeline_without_workers_ends(tmp_path):
     found = timeline("adpsgd", *FREE, *trace(tmp_path, "0,0,3"))
     assert not found.run() and found.now == 3.0
 
 
-def test_who_waits_for_all_goes_on_once_all_stay_for_long_enough(start: Start, tmp_path: Path) -> None:
+def test_waiting_for_all_ends_once_all_stay(start: Start, tmp_path: Path) -> None:
     words = [
         *PROBLEM,
         "algo=allreduce",

@@ -468,30 +468,6 @@ def test_regions_exchange_models_with_a_global_server(hop, more):
     assert run.timeline.sent_by_now() == (8 * 3 * sent, sent)
 
 
-def test_regions_without_share_never_hear_of_each_other():
-    n, times = 6, uneven(6)
-    runs = [
-        Virtual(AsyncDiLoCo(regions=2, period_steps=2, **more), rounds("ring", n), times, COSTS, 30)
-        for more in ({"global_every": 1, "global_share": 0.0}, {})
-    ]
-    theta = []
-    for run in runs:
-        with torch.no_grad():
-            run.timeline.run(until_s=3.0)  # answers take time in ports
-        theta.append(run.state.theta[:2].numpy().copy())
-    assert runs[0].state.theta[2].abs().sum() > 0 and np.abs(theta[0][0] - theta[0][1]).max() > 0.01
-
-
-def test_a_region_that_takes_the_global_model_at_once_is_the_weighted_rule():
-    n, times, plain = 5, uneven(5), {"outer_lr": 1.0, "outer_momentum": 0.0, "period_steps": 3}
-    above = {"global_every": 1, "global_share": 1.0, "global_lr": 1.0, "global_momentum": 0.0, "global_arrivals": 1}
-    region = Virtual(AsyncDiLoCo(arrivals=1, **plain, **above), rounds("ring", n), times, COSTS, 30)
-    weighted = AsyncDiLoCo(rule=Rule.weighted, **plain | {"outer_lr": n**0.5})
-    np.testing.assert_allclose(
-        region.run(), Virtual(weighted, rounds("ring", n), times, COSTS, 30).run(), rtol=0, atol=1e-12
-    )
-
-
 SERVER = [*("task=quadratics", "task.dimension=5", "task.noise=0.1", "lr=0.05", "steps=12", "trace=true"),
           *("algo.period_steps=3", "checkpoint_every_s=0", "optim=momentum")]  # fmt: skip
 
@@ -511,28 +487,6 @@ def test_the_limits_of_a_server_are_diloco(start, settings):
     theirs = start(*SERVER, "algo=diloco", *settings[:2], directory="theirs")
     np.testing.assert_allclose(ours.iterates, theirs.iterates, rtol=0, atol=1e-13)
     assert ours.facts["bytes_sent"] == theirs.facts["bytes_sent"]
-
-
-def test_without_outer_momentum_rules_differ_in_scale_and_single_steps_are_asynchronous_sgd():
-    n, times, plain = 5, uneven(5), {"outer_momentum": 0.0, "arrivals": 1, "outer_lr": 0.4, "period_steps": 1}
-    runs = [
-        Virtual(AsyncDiLoCo(rule=rule, **plain | more), rounds("ring", n), times, COSTS, 30)
-        for rule, more in (
-            (Rule.delayed_nesterov, {}),
-            (Rule.buffered, {}),
-            (Rule.weighted, {"outer_lr": 0.4 * 5**0.5}),
-        )
-    ]
-    found = [run.run() for run in runs]
-    np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=0, atol=1e-12)
-    run, g, draws, thetas = runs[0], gradient(n, 3), [0] * n, [np.zeros(3)]
-    seen = dict.fromkeys(range(n), 0)
-    for _, what, arguments in run.seen:
-        if what == "call" and arguments[0].__name__ == "deliver":
-            i = arguments[-1]
-            thetas.append(thetas[-1] - 0.4 * RATE * g(thetas[seen[i]], i, draws[i]))
-            draws[i], seen[i] = draws[i] + 1, len(thetas) - 1
-    np.testing.assert_allclose(run.state.theta[0].numpy(), thetas[-1], rtol=0, atol=1e-12)
 
 
 # -- Asynchronous push-sum: nobody waits, and nothing is lost, whoever straggles ---------------------------------------
@@ -586,7 +540,7 @@ SHARED, SOCKETS = CARRIERS
 
 @pytest.mark.parametrize(
     ("name", "carrier", "processes"),
-    a_third([("dbt", SHARED, 5), ("star", SHARED, 2), ("dbt", SOCKETS, 2), ("one_peer_exponential", SOCKETS, 5)]),
+    a_third([("star", SHARED, 2), ("dbt", SHARED, 5), ("one_peer_exponential", SOCKETS, 5), ("dbt", SOCKETS, 2)]),
 )
 def test_pushing_in_step_is_multiplying_with_the_matrix(worlds, name, carrier, processes):
     plan, rounds = schedule(name), 4
@@ -654,13 +608,6 @@ def test_nothing_is_lost_out_of_step(worlds, name, p_lost, carrier, processes):
         torch.testing.assert_close(estimates, (total / N).expand(N, P), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("topology", ["dbt"])
-def test_in_one_process_it_is_sgp(start, topology):
-    place = [f"topology={topology}", "topology.weights=uniform", "steps=15", "trace=true", "optim=momentum"]
-    ours, theirs = (start(*SMALL, *place, f"algo={name}", directory=name) for name in ("async_push_sum", "sgp"))
-    np.testing.assert_allclose(ours.iterates, theirs.iterates, rtol=0, atol=1e-13)
-
-
 def do_not_mind(world: World) -> None:
     """From now on small weights are no errors in this process: pace depends on what else the machine does."""
     warnings.simplefilter("ignore", SmallWeight)
@@ -688,10 +635,10 @@ def test_a_run_with_a_straggler_descends_and_keeps_all_weights(start, worlds, ca
 
 
 def test_a_checkpoint_holds_all_shares_and_a_run_goes_on_from_it(start, worlds):
-    for processes in (2, 5):
+    for processes in (2, 3):
         worlds(processes).call(do_not_mind)
     overrides = [*SMALL, "topology=exponential", "steps=30", "evaluation.every_epochs=10", "checkpoint_every_s=0"]
-    crashed = start(*overrides, processes=5, crash_at=23)
+    crashed = start(*overrides, processes=3, crash_at=23)
     assert crashed.status == "crashed"
     store = RunStore.view(crashed.directory)
     checkpoint = store.newest_checkpoint()

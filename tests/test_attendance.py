@@ -47,7 +47,7 @@ def attendance(folder: Path, steps: int, n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("topology", ["ring", "symmetric_exponential", "grid", "base_graph"])
-def test_what_is_left_of_a_symmetric_matrix_keeps_the_mean(topology: str) -> None:
+def test_a_restricted_symmetric_matrix_keeps_the_mean(topology: str) -> None:
     rounds = compose([f"topology={topology}", "num_workers=12", "algo=dpsgd"]).rounds()
     random = np.random.default_rng(0)
     for weights, round in itertools.product((Weights.auto, Weights.metropolis, Weights.keep), range(rounds.period)):
@@ -59,7 +59,7 @@ def test_what_is_left_of_a_symmetric_matrix_keeps_the_mean(topology: str) -> Non
         assert (W >= 0).all()
 
 
-def test_nobody_gives_away_all_its_mass_in_what_is_left_of_a_directed_graph() -> None:
+def test_restricted_directed_graphs_keep_weights_positive() -> None:
     rounds = compose(["topology=exponential", "num_workers=8", "algo=sgp"]).rounds()
     random, w = np.random.default_rng(1), np.ones(8)
     for _ in range(500):
@@ -95,7 +95,7 @@ GOING = [*PROBLEM, "num_workers=6", "steps=24", "lr=0.01", "trace=true", *COMING
 
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(METHODS)))
-def test_rows_of_the_absent_rest(recorded: Callable[..., Result], place: int, name: str) -> None:
+def test_models_of_absent_workers_rest(recorded: Callable[..., Result], place: int, name: str) -> None:
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", *GOING, *OF_METHODS.get(name, [])]
     alone = recorded(*words)
     x, present = alone.iterates, attendance(alone.directory, 24, 6)
@@ -108,11 +108,11 @@ def test_rows_of_the_absent_rest(recorded: Callable[..., Result], place: int, na
 
 
 @pytest.mark.parametrize(
-    "name", [name if i % 4 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(METHODS)]
+    "name", [name if i % 8 == 0 else pytest.param(name, marks=pytest.mark.slow) for i, name in enumerate(METHODS)]
 )
 def test_absences_are_the_same_in_several_processes(recorded: Callable[..., Result], start: Start, name: str) -> None:
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", *GOING, *OF_METHODS.get(name, [])]
-    several = start(*words, processes=3)
+    several = start(*words, processes=2)
     np.testing.assert_allclose(several.iterates, recorded(*words).iterates, rtol=1e-12, atol=1e-12)
 
 
@@ -135,11 +135,12 @@ EXACT = ["gradient_tracking", "momentum_tracking", "exact_diffusion", "extra", "
 @pytest.mark.parametrize(
     "name", ["dpsgd", EXACT[0], *(pytest.param(name, marks=pytest.mark.slow) for name in EXACT[1:])]
 )
-def test_who_keeps_a_sum_is_exact_while_workers_come_and_go(start: Start, name: str) -> None:
+def test_methods_that_keep_a_sum_are_exact_with_absences(start: Start, name: str) -> None:
     """D-PSGD, which keeps none, is not."""
-    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "steps=2500", "lr=0.05", *COMING_AND_GOING]
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "lr=0.05", *COMING_AND_GOING]
+    words += ["steps=500" if name == "dpsgd" else "steps=1500"]
     words += ["algo.beta=0.5"] if name == "momentum_tracking" else []
-    run = start(*PROBLEM, *words, "evaluation.every_epochs=2500")
+    run = start(*PROBLEM, *words, "evaluation.every_epochs=1500")
     if name == "dpsgd":
         assert run.last("distance_to_optimum", "mean") > 1e-2 < run.last("distance_to_optimum", "present mean")
     else:
@@ -203,8 +204,10 @@ def reference(A: np.ndarray, b: np.ndarray, present: np.ndarray, method: str, lr
     return np.array(found)
 
 
-@pytest.mark.parametrize("average", [True, False])
-@pytest.mark.parametrize("method", ["dpsgd", "gradient_tracking", "exact_diffusion", "diloco"])
+@pytest.mark.parametrize(
+    ("method", "average"),
+    [("dpsgd", True), ("dpsgd", False), ("gradient_tracking", True), ("exact_diffusion", False), ("diloco", True)],
+)
 def test_iterates_are_those_of_the_formulas(start: Start, tmp_path: Path, method: str, average: bool) -> None:
     random = np.random.default_rng(3)
     A, b = random.normal(size=(7, 3, 3)), random.normal(size=(7, 3)) * 5
@@ -218,8 +221,8 @@ def test_iterates_are_those_of_the_formulas(start: Start, tmp_path: Path, method
     np.testing.assert_allclose(found.iterates, reference(A, b, present, method, 0.02, average), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["gradient_tracking", "diloco", "relaysgd", "choco", "push_diging", "dadam"])
-def test_a_run_goes_on_inside_an_absence_and_a_trace_replays_it(start: Start, name: str) -> None:
+@pytest.mark.parametrize("name", ["gradient_tracking", "diloco", "relaysgd"])
+def test_a_run_resumes_inside_an_absence_and_a_trace_replays_it(start: Start, name: str) -> None:
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=40", "lr=0.01", "trace=true"]
     words += [*COMING_AND_GOING, *OF_METHODS.get(name, []), "checkpoint_every_s=0"]
     whole = start(*PROBLEM, *words, directory="whole")
@@ -233,7 +236,7 @@ def test_a_run_goes_on_inside_an_absence_and_a_trace_replays_it(start: Start, na
     np.testing.assert_array_equal(again.iterates, whole.iterates)
 
 
-def test_counts_of_relaysgd_are_those_of_who_is_present(start: Start, tmp_path: Path) -> None:
+def test_relaysgd_counts_the_present_workers(start: Start, tmp_path: Path) -> None:
     """Leaf 5 of a binary tree of 8 leaves at step 10 and is back at 20."""
     file = tmp_path / "absences.csv"
     lines = [f"{i},0," for i in range(8) if i != 5]
@@ -254,9 +257,7 @@ def test_counts_of_relaysgd_are_those_of_who_is_present(start: Start, tmp_path: 
     assert heard(13) == [7] * 7
 
 
-@pytest.mark.parametrize(
-    "name", ["gradient_tracking", "momentum_tracking", "d2", "exact_diffusion", "extra", "push_diging"]
-)
+@pytest.mark.parametrize("name", ["gradient_tracking", "momentum_tracking", "d2", "push_diging"])
 def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str) -> None:
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=50", "lr=0.01", "trace=state"]
     for rule in ("keep", "handover", "restart") if name == "d2" else ("handover",):
@@ -277,7 +278,7 @@ def test_a_topology_that_does_not_exist_for_those_present_is_refused_before_the_
 
 
 @pytest.mark.parametrize("optim", ["optim=adam", "optim=adopt", "algo=dadam"])
-def test_the_first_steps_of_who_joins_late_are_corrected_by_its_own_steps(
+def test_bias_correction_counts_a_late_workers_own_steps(
     start: Start, optim: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The steps of a worker that was absent until step 4 are those of a run that begins there, with the same draws."""
@@ -295,13 +296,14 @@ def test_the_first_steps_of_who_joins_late_are_corrected_by_its_own_steps(
     found = iterates(start, *words, *late, directory="late")
     np.testing.assert_allclose(found[4:, 1], alone[:, 1], rtol=1e-12)
     np.testing.assert_array_equal(found[:7, 0], alone[:, 0])
-    several = iterates(start, *words, *late, processes=3, directory="several")
-    np.testing.assert_allclose(several, found, rtol=1e-12)
+    if optim == "optim=adam":
+        several = iterates(start, *words, *late, processes=3, directory="several")
+        np.testing.assert_allclose(several, found, rtol=1e-12)
     monkeypatch.setattr(Adam, "counts_rows", False)  # as an optimizer of one's own, which asks for a number
     np.testing.assert_allclose(iterates(start, *words, *late, directory="groups"), found, rtol=1e-12)
 
 
-def test_who_takes_a_local_optimizer_over_goes_on_with_its_steps(start: Start, tmp_path: Path) -> None:
+def test_an_inherited_local_optimizer_keeps_its_step_count(start: Start, tmp_path: Path) -> None:
     """Workers with the same function."""
     np.savez(tmp_path / "problem.npz", A=np.tile(np.diag([1.0, 2.0]), (3, 1, 1)), b=np.ones((3, 2)))
     words = ["task=quadratics", f"task.problem={tmp_path / 'problem.npz'}", "save=none", "trace=true"]

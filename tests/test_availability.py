@@ -59,7 +59,7 @@ def table(schedule: Schedule, order: list[int] | None = None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_who_is_present_is_a_function_of_the_seed_and_the_time_which_its_record_replays(mode, tmp_path):
+def test_availability_depends_on_seed_and_time_alone(mode, tmp_path):
     known = component(mode)
     schedule = known.open(N, 3, STEPS)
     found = table(schedule)
@@ -74,7 +74,7 @@ def test_who_is_present_is_a_function_of_the_seed_and_the_time_which_its_record_
     assert (table(again.open(N, 9, None)) == found).all()
 
 
-def test_nobody_is_absent_unless_it_is_asked_for_and_then_it_is_another_run():
+def test_availability_is_part_of_the_identity():
     usual = ["task=quadratics", "algo=dpsgd", "topology=ring"]
     there, away = compose(usual), compose([*usual, "availability=persistent"])
     assert "availability" not in identity(there) and "availability" in identity(away)
@@ -114,14 +114,16 @@ def stretches(schedule: Schedule, until: float) -> tuple[np.ndarray, np.ndarray]
     return np.array(there), np.array(away)
 
 
-def test_exactly_so_many_are_absent_each_as_often_as_any_other():
-    found = np.array([many("exactly", count=1000).at_step(t) for t in range(50)])
+def test_exactly_absents_a_fixed_number_equally_often():
+    schedule = many("exactly", count=1000)
+    found = np.array([schedule.at_step(t) for t in range(50)])
     assert (found.sum(axis=1) == MANY - 1000).all()
     assert found.mean(axis=0).std() == pytest.approx(math.sqrt(0.75 * 0.25 / 50), rel=0.1)
 
 
 def test_independent_absences_have_their_probability_and_no_memory():
-    found = np.array([many("independent", probability=0.3).at_step(t) for t in range(40)])
+    schedule = many("independent", probability=0.3)
+    found = np.array([schedule.at_step(t) for t in range(40)])
     assert found.mean() == pytest.approx(0.7, abs=0.005)
     assert (found[1:] & found[:-1]).mean() == pytest.approx(0.49, abs=0.006)
 
@@ -135,7 +137,8 @@ def test_a_markov_chain_is_stationary_from_the_start_and_stays_away_for_as_long_
 
 def test_a_share_stands_for_the_probability_with_which_workers_are_absent_that_long():
     for mode in ("independent", "persistent"):
-        found = np.array([many(mode, share=0.1).at_step(t) for t in range(0, 1000, 50)])
+        schedule = many(mode, share=0.1)
+        found = np.array([schedule.at_step(t) for t in range(0, 1000, 50)])
         assert found.mean() == pytest.approx(0.9, abs=0.01)
     with pytest.raises(ConfigError, match=r"share=0\.97 is out of reach with such short absences"):
         components("availability")["persistent"](share=0.97).check(16)
@@ -149,7 +152,7 @@ def test_absence_is_not_drawn_as_slowness_is():
 
 
 @pytest.mark.parametrize("unit", ["steps", "s"])
-def test_by_day_and_night_the_number_of_the_present_is_a_sine_and_everybody_has_a_turn(unit):
+def test_the_diurnal_share_is_a_sine_and_all_take_turns(unit):
     schedule = many("diurnal", **{"lowest": 0.1, "highest": 0.8, f"period_{unit}": 80})
     asked = schedule.at if schedule.in_seconds else lambda when: schedule.at_step(int(when))
     found = np.array([asked(t) for t in range(80)])
@@ -195,7 +198,7 @@ def test_a_quarter_joins_late_or_leaves_for_good(name):
         assert schedule.at_step(step).tolist() == [True] * 12 + there * 4
 
 
-def test_at_least_so_many_are_there_and_who_fills_in_is_drawn_anew_in_each_step():
+def test_substitutes_are_drawn_in_each_step():
     schedule = component("independent", probability=0.9, least=5).open(N, 0, None)
     found = table(schedule)
     assert found.sum(axis=1).min() == 5 and (found.sum(axis=1) > 5).any()
@@ -212,7 +215,7 @@ def trace(tmp_path: Path, *lines: str, head: str = "worker,from_step,to_step", *
     return component("trace", path=str(tmp_path / "a.csv"), **more)
 
 
-def test_who_is_there_from_the_start_leaves_at_the_end_of_the_interval_and_who_has_none_never_comes(tmp_path):
+def test_intervals_of_a_file_are_half_open(tmp_path):
     schedule = trace(tmp_path, "0,0,5", "1,3,", "0,9,12", "0,12,13").open(N, 0, None)
     found = np.array([schedule.at_step(t) for t in range(20)])
     assert np.flatnonzero(found[:, 0]).tolist() == [0, 1, 2, 3, 4, 9, 10, 11, 12]
@@ -252,10 +255,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("lines", "settings", "message"), REFUSED)
-def test_a_file_that_says_no_such_thing_is_refused_with_the_line(tmp_path, lines, settings, message):
-    with pytest.raises(ConfigError, match=message):
-        trace(tmp_path, *lines, **settings)
+def test_an_invalid_file_is_refused_with_the_line(tmp_path):
+    for lines, settings, message in REFUSED:
+        with pytest.raises(ConfigError, match=message):
+            trace(tmp_path, *lines, **settings)
 
 
 @pytest.mark.parametrize(
@@ -283,7 +286,7 @@ def test_a_file_that_says_no_such_thing_is_refused_with_the_line(tmp_path, lines
         ("trace", {"path": "nowhere.csv"}, "availability.path=nowhere.csv is not a file"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(mode, settings, message):
+def test_invalid_settings_are_refused(mode, settings, message):
     with pytest.raises(ConfigError, match=message):
         component(mode, **settings)
 

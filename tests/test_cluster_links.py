@@ -89,7 +89,7 @@ def test_two_workers_wait_for_the_later_one() -> None:
     assert exchange([0, 0], both, 4, ports=Ports.one)[0] == costs(ports=Ports.one, n=2).pair_s(0, 1, 4)
 
 
-def test_what_machines_share_is_as_fast_as_all_of_it_together() -> None:
+def test_a_shared_port_is_as_fast_as_its_total() -> None:
     shared = dataclasses.replace(TWO_TIERS, shared_gbps=8e-9 / 5)  # 5 s per byte
     found = ready(costs(shared), *RING, np.zeros(4), 1.0)
     np.testing.assert_allclose(found, 3 + 2 * 5)  # two messages leave each machine, and two come in
@@ -175,7 +175,7 @@ def test_the_slowest_link_and_a_shared_way_out_decide_on_an_all_reduce() -> None
         (PLAIN, {"file": "nowhere.csv"}, "is not a file"),
     ],
 )
-def test_links_that_make_no_sense_are_refused(links: Links, changed: dict[str, Any], says: str) -> None:
+def test_invalid_links_are_refused(links: Links, changed: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         costs(links, **changed)
 
@@ -192,7 +192,7 @@ def test_links_that_make_no_sense_are_refused(links: Links, changed: dict[str, A
         ("0,1,1,fast\n", "line 1 .* has 'fast' instead of a bandwidth"),
     ],
 )
-def test_files_with_links_that_make_no_sense_are_refused_with_their_line(tmp_path: Path, text: str, says: str) -> None:
+def test_invalid_link_files_are_refused_with_their_line(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "links.csv").write_text(text)
     with pytest.raises(ConfigError, match=says):
         costs(file=str(tmp_path / "links.csv"))

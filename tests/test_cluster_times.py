@@ -94,7 +94,7 @@ def test_the_shifted_pareto_distribution_is_that_of_habitat() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 15, 16])
-def test_exactly_so_many_straggle_in_every_step_and_everybody_as_often(count: int) -> None:
+def test_a_fixed_number_straggles_equally_often(count: int) -> None:
     delays = times(SECOND, Stragglers(Mode.exactly, delay_s=0.25, count=count)).delays(0, 4000)
     assert set(np.unique(delays)) <= {0.0, 0.25}
     np.testing.assert_array_equal((delays > 0).sum(axis=1), count)
@@ -217,7 +217,7 @@ def test_a_finished_run_is_a_trace_of_its_gradients(tmp_path: Path) -> None:
         (ComputeTimes(Distribution.trace, trace="none.csv"), "is not a file"),
     ],
 )
-def test_distributions_that_make_no_sense_are_refused(compute: ComputeTimes, says: str) -> None:
+def test_invalid_distributions_are_refused(compute: ComputeTimes, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         times(compute)
 
@@ -239,7 +239,7 @@ def of(mode: Mode, **changed: Any) -> Stragglers:
         (of(Mode.fixed, workers=[16]), "names worker 16: with num_workers=16, use 0 to 15"),
     ],
 )
-def test_stragglers_that_make_no_sense_are_refused(stragglers: Stragglers, says: str) -> None:
+def test_invalid_stragglers_are_refused(stragglers: Stragglers, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         Machines(compute=SECOND, stragglers=stragglers, links=LINKS).check(16)
 
@@ -266,7 +266,7 @@ def test_many_addresses_are_those_that_are_asked_for_one_by_one() -> None:
         assert found == [address(11, "gossip", *place, t) for t in range(150)]
 
 
-def test_an_all_reduce_behind_the_backward_pass_takes_what_is_left_of_it() -> None:
+def test_an_all_reduce_overlaps_the_backward_pass() -> None:
     """Buckets of 25 MB, each once all have it and the one before is through; messages and bytes are the same."""
     words = ["algo=allreduce", "task=quadratics", "num_workers=4", "cluster=even", "cluster.num_parameters=25557032"]
     words += ["cluster.compute.mean_s=0.3", "simulate=timeline", "steps=3"]

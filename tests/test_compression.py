@@ -65,7 +65,7 @@ ROUNDS = {"dct_topk", "int8", "sign"}
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_what_is_no_finite_number_arrives_as_none(name: str) -> None:
+def test_numbers_that_are_not_finite_arrive_as_none(name: str) -> None:
     compressor, at = bound(name), Address(0, 0 if name == "none" else 50)
     for place, value in ((0, float("nan")), (100, float("inf")), (P - 1, -float("inf"))):
         e = rows()[0]
@@ -83,7 +83,7 @@ def test_rows_with_equal_entries(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(components("compression")) - {"none"}))
-def test_all_workers_get_the_mean_of_what_was_sent(name: str) -> None:
+def test_all_workers_get_the_mean_of_the_messages(name: str) -> None:
     """Over some steps the sum of what was applied and the mean residual is that of the gradients."""
     for feedback in [True, False]:
         n, dtype = 3, torch.float64
@@ -118,7 +118,7 @@ def test_ar_topk_takes_everybody_in_turn_or_who_has_the_largest_gradient() -> No
             torch.testing.assert_close(found, expected.expand(n, P))
 
 
-def test_what_messages_leave_out_is_measured_in_every_tenth_step() -> None:
+def test_compression_errors_are_measured_in_every_tenth_step() -> None:
     compressor: Compressor = bound("topk", keep=2 / P)
     net: Any = Together(1)
     g = torch.zeros(1, P)
@@ -172,7 +172,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("name", ENCODERS)
 @ROWS
-def test_what_every_compressor_promises(name: str, dtype: torch.dtype) -> None:
+def test_every_compressor_keeps_its_promises(name: str, dtype: torch.dtype) -> None:
     compressor, e, at = bound(name), rows(dtype=dtype)[0], Address(3, 1)
     before, payload = e.clone(), compressor.encode(e, at)
     for step in (0, 3, 40):

@@ -49,23 +49,18 @@ TABLES = {"algorithms": ALGORITHMS | ASYNCHRONOUS, "topology": TOPOLOGIES, "task
 OPTIMIZING = [name for name, case in ALGORITHMS.items() if case.optimizes]
 SGD_WHERE_ALL_MEET = [name for name, case in ALGORITHMS.items() if case.everyone is not None]
 RULES = {
-    "sgd": (["optim=sgd"], lambda p: torch.optim.SGD(p, lr=0.1)),
-    "momentum": (["optim=momentum"], lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     "nesterov": (
         ["optim=nesterov", "optim.weight_decay=0.01"],
         lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     ),
-}
-OTHER_RULES = {
     "adam": (["optim=adam"], lambda p: torch.optim.Adam(p, lr=0.1)),
     "radam": (
         ["optim=torch.optim:RAdam", "optim.betas=[0.8,0.9]"],
         lambda p: torch.optim.RAdam(p, lr=0.1, betas=(0.8, 0.9)),
     ),
 }
-"""Optimizers that are not linear, so that only a mean of gradients is what all workers do together."""
 SMALL = ["task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.1"]
-TRACED = ["steps=30", "trace=true"]
+TRACED = ["steps=15", "trace=true"]
 SURVIVORS = [name for name, cls in components("algorithms").items() if Feature.message_loss in cls.supports]
 
 
@@ -86,7 +81,7 @@ def test_a_refusal_names_methods_that_have_the_feature():
             assert feature in supports or (feature, name) == (Feature.local_steps, "dpsgd"), (feature, name)
 
 
-def test_what_an_algorithm_says_of_itself_is_what_the_table_has():
+def test_plain_sgd_is_declared_as_in_the_table():
     for name in OPTIMIZING:
         assert (Feature.plain_sgd in components("algorithms")[name].supports) == (name in SGD_WHERE_ALL_MEET)
 
@@ -112,9 +107,13 @@ OTHER_NETS = [(name, net) for name, case in ALGORITHMS.items() for net in case.n
 STEPS = ["optim=momentum", "steps=12", "trace=true", "evaluation.every_epochs=6"]
 
 
-@pytest.mark.parametrize(
-    ("name", "net"), [*a_third(NETS), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHER_NETS)], ids=str
-)
+@pytest.mark.parametrize("name", [name for name, _ in NETS[::3]])
+def test_an_algorithm_gives_the_same_iterates_with_1_and_2_processes(recorded, start, name):
+    agree(recorded, start, run_of(name), 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "net"), [*NETS, *OTHER_NETS], ids=str)
 def test_an_algorithm_gives_the_same_iterates_with_1_and_n_processes(recorded, start, name, net):
     agree(recorded, start, run_of(name, net), net.n)
 
@@ -133,8 +132,8 @@ def test_variants_give_the_same_iterates_with_1_and_2_processes(recorded, start,
 
 
 @pytest.mark.parametrize(("name",), a_third((name,) for name in OPTIMIZERS))
-def test_an_optimizer_gives_the_same_iterates_with_1_2_and_n_processes(recorded, start, name):
-    agree(recorded, start, ["task=quadratics", *STEPS, *OPTIMIZERS[name], "num_workers=5"], 2, 5)
+def test_an_optimizer_gives_the_same_iterates_with_1_and_2_processes(recorded, start, name):
+    agree(recorded, start, ["task=quadratics", *STEPS, *OPTIMIZERS[name], "num_workers=5"], 2)
 
 
 @pytest.mark.slow
@@ -181,7 +180,7 @@ def test_a_biased_method_is_exact_where_all_workers_want_the_same(start, tmp_pat
 
 @pytest.mark.parametrize("name", OPTIMIZING)
 def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, name):
-    for net in ALGORITHMS[name].nets:
+    for net in {ALGORITHMS[name].nets[0], ALGORITHMS[name].nets[-1]}:
         settings = [*net.overrides(tmp_path), *ALGORITHMS[name].overrides]
         config = configure(f"algo={name}", *settings, "task=quadratics")
         properties.mean_kept(config)
@@ -194,34 +193,25 @@ def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, nam
 plain_sgd = cache(properties.plain_sgd)
 
 
-@pytest.mark.parametrize(
-    "rule", ["nesterov", *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("sgd", "momentum"))]
-)
 @pytest.mark.parametrize("name", SGD_WHERE_ALL_MEET)
-def test_where_all_hear_of_all_everybody_does_sgd_on_the_mean_gradient(start, tmp_path, name, rule):
-    overrides, optimizer = RULES[rule]
+def test_methods_on_a_complete_graph_are_sgd_on_the_mean_gradient(start, tmp_path, name):
+    overrides, optimizer = RULES["nesterov"]
     net, settings = ALGORITHMS[name].everyone, [*as_sgd(components("algorithms")[name]), *SMALL, *overrides, *TRACED]
     result = start(f"algo={name}", *net.overrides(tmp_path), *settings)
-    properties.as_sgd(result.walk, plain_sgd(net.n, 1.0, 30, optimizer), net.topology)
-
-
-def test_all_reduce_does_any_rule_on_the_mean_gradient(start):
-    for rule, (overrides, optimizer) in OTHER_RULES.items():
-        result = start("algo=allreduce", "num_workers=5", *SMALL, *overrides, *TRACED, directory=rule)
-        properties.as_sgd(result.walk, plain_sgd(5, 1.0, 30, optimizer), "all-reduce")
+    properties.as_sgd(result.walk, plain_sgd(net.n, 1.0, 15, optimizer), net.topology)
 
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(OPTIMIZING)))
 def test_one_worker_alone_does_what_torch_does(start, place, name):
     """With momentum or a rule that is not linear, in turn; DES-LOC averages the states of known optimizers."""
-    rule = "adam" if name == "desloc" else ("nesterov", *OTHER_RULES)[place % 3]
-    overrides, optimizer = (RULES | OTHER_RULES)[rule]
+    rule = "adam" if name == "desloc" else list(RULES)[place % 3]
+    overrides, optimizer = RULES[rule]
     settings = [*as_sgd(components("algorithms")[name]), *ALGORITHMS[name].alone, *SMALL, *overrides, *TRACED]
     result = start(f"algo={name}", "topology=chain", "num_workers=1", "task.zeta2=0", *settings)
-    properties.as_sgd(result.walk, plain_sgd(1, 0.0, 30, optimizer), "alone")
+    properties.as_sgd(result.walk, plain_sgd(1, 0.0, 15, optimizer), "alone")
 
 
-def test_a_method_without_rounds_is_not_checked_whatever_number_of_workers_suits_it() -> None:
+def test_an_asynchronous_method_is_not_checked() -> None:
     for algo in ("wagma", "adpsgd", "eager_sgd"):
         with pytest.raises(ConfigError, match=rf"algo={algo} is asynchronous"):
             Checks([f"algo={algo}"])
@@ -308,7 +298,6 @@ def test_an_algorithm_that_never_is_plain_sgd_is_not_compared_with_it() -> None:
 # -- Every choice in conf/ composes, and a run's identity holds what the computation depends on and nothing else -------
 
 CONF = conf_directory()
-CHOICES = [(group, option) for group in GROUPS for option in options(group, folders_of(None))]
 OF_TASK = {task.takes: name for name, task in components("tasks").items() if hasattr(task, "takes")}
 OF_TASK |= {EnvironmentDescription: "rl"}
 PAIRS = ("train.en", "train.de", "test_2016_flickr.en", "test_2016_flickr.de")
@@ -328,8 +317,11 @@ IMAGES = ("task=images", "algo=dpsgd", "topology=ring")
 @pytest.fixture
 def needs(tmp_path):
     """(group, option) -> what else has to be said with it."""
+    parent = tmp_path
 
     def _needs(group: str, option: str) -> list[str]:
+        tmp_path = parent / f"{group}-{option}"
+        tmp_path.mkdir()
         if group == "topology":
             n = TOPOLOGIES[option].n
             algo = "epidemic_learning" if option == "epidemic" else "dpsgd"
@@ -383,27 +375,28 @@ def needs(tmp_path):
     return _needs
 
 
-@pytest.mark.parametrize(("group", "option"), CHOICES)
-def test_every_choice_composes_and_survives_being_written_down(needs, group, option):
-    chosen = [f"{group}={option}", *needs(group, option)]
-    if option in ("habitat", "trackio") and find_spec(option) is None:
-        with pytest.raises(ConfigError, match=rf"{group}={option} needs .*{option}"):
-            compose(chosen)
-        return
-    config = compose(chosen)
-    again = load(dump(config))
-    assert again == config
-    assert run_id(again) == run_id(config)
-    files = [file for folder in folders_of(None) if (file := folder / group / f"{option}.yaml").exists()]
-    named = [re.search(r"schema/(\w+)@_here_", file.read_text()) for file in files]
-    assert getattr(config, group).name == (named[0][1] if named and named[0] else option)
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_choice_composes_and_survives_being_written_down(needs, group):
+    for option in options(group, folders_of(None)):
+        chosen = [f"{group}={option}", *needs(group, option)]
+        if option in ("habitat", "trackio") and find_spec(option) is None:
+            with pytest.raises(ConfigError, match=rf"{group}={option} needs .*{option}"):
+                compose(chosen)
+            continue
+        config = compose(chosen)
+        again = load(dump(config))
+        assert again == config, option
+        assert run_id(again) == run_id(config), option
+        files = [file for folder in folders_of(None) if (file := folder / group / f"{option}.yaml").exists()]
+        named = [re.search(r"schema/(\w+)@_here_", file.read_text()) for file in files]
+        assert getattr(config, group).name == (named[0][1] if named and named[0] else option)
 
 
-@pytest.mark.parametrize("file", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_experiment_composes(needs, file):
-    own_images = needs("data", "imagefolder") if "/data: imagefolder" in file.read_text() else []
-    config = compose([f"experiment={file.stem}", *own_images])
-    assert load(dump(config)) == config
+def test_every_experiment_composes(needs):
+    images = needs("data", "imagefolder")
+    for file in (CONF / "experiment").glob("*.yaml"):
+        config = compose([f"experiment={file.stem}", *(images if "/data: imagefolder" in file.read_text() else [])])
+        assert load(dump(config)) == config, file
 
 
 def test_every_component_begins_with_its_name_and_has_plain_fields():

@@ -122,7 +122,7 @@ def test_the_commands_for_several_machines_start_one_run(tmp_path):
     assert (RunStore.peek(directory) or {})["status"] == "done"
 
 
-def test_no_command_of_ours_lets_an_agent_unpickle_what_strangers_send():
+def test_no_documented_command_lets_an_agent_unpickle():
     """torchrun's c10d rendezvous, which --standalone is, too, unpickles what anybody may put into its store."""
     told = "\n".join(line for document in DOCUMENTS for line in commands(document.read_text()))
     assert told and not re.search(r"c10d|etcd|--standalone|--rdzv-backend=(?!static)", told)
@@ -130,14 +130,14 @@ def test_no_command_of_ours_lets_an_agent_unpickle_what_strangers_send():
         assert "pickle" not in inspect.getsource(module), f"{module.__name__} is not safe any more"
 
 
-def test_no_process_of_ours_unpickles_what_another_machine_sends():
+def test_no_process_unpickles_messages_of_other_machines():
     """torch's collectives of objects do; what we read with torch.load is read with its restricted unpickler.
 
     What SLURM jobs leave in a file is unpickled by submitit, but only from a folder that is ours alone. A process of a
-    run unpickles objects of its parent (`Prepared.unpacked`).
+    run unpickles objects of its parent (`Prepared.unpacked`), and `composed` what it has pickled itself.
     """
     for source in SOURCES.rglob("*.py"):
-        if source.name == "prepared.py":
+        if source.name in ("composition.py", "prepared.py"):
             continue
         for node in ast.walk(ast.parse(source.read_text())):
             if not isinstance(node, ast.Call):
@@ -158,7 +158,7 @@ def test_no_process_of_ours_unpickles_what_another_machine_sends():
         ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 is invalid: torchrun"),
     ],
 )
-def test_variables_of_a_launcher_that_make_no_sense_are_refused(monkeypatch, capsys, tmp_path, variables, sentence):
+def test_invalid_variables_of_a_launcher_are_refused(monkeypatch, capsys, tmp_path, variables, sentence):
     usual = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, value in (usual | variables).items():
         monkeypatch.setenv(name, value)
@@ -243,7 +243,7 @@ def killed_once(folder: str, i: int) -> int:
     return os.getpid()
 
 
-def test_what_a_killed_process_leaves_is_done_here(tmp_path: Path) -> None:
+def test_work_of_a_killed_process_is_done_here(tmp_path: Path) -> None:
     found = dict(carried_out(killed_once, [(str(tmp_path), i) for i in range(8)], 2))
     assert sorted(found) == list(range(8)) and found[3] == os.getpid()
 
@@ -257,6 +257,6 @@ def test_a_script_without_a_guard_is_not_carried_out_in_each_process(tmp_path: P
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_what_goes_wrong_is_raised(num_processes: int) -> None:
+def test_exceptions_of_tasks_are_raised(num_processes: int) -> None:
     with pytest.raises(ConfigError, match="task=2 is out of range"):
         list(carried_out(refuse, TASKS, num_processes))

@@ -74,16 +74,6 @@ def test_each_round_has_the_graph_that_a_file_gives_it(start, tmp_path, problem,
     assert np.abs(start(*shape, processes=2, directory="two").iterates - one.iterates).max() < 1e-12
 
 
-@pytest.mark.parametrize(("algo", "topology"), [("epidemic_learning", "epidemic"), ("dpsgd", "equidyn")])
-def test_graphs_that_were_drawn_are_replayed_from_their_matrices(start, tmp_path, problem, algo, topology):
-    shape = [*RUN, problem, f"algo={algo}"]
-    rounds = configure(*shape, f"topology={topology}").rounds()
-    np.savez(tmp_path / "w.npz", matrices=np.stack([rounds.matrices(t)[0] for t in range(STEPS)]))
-    drawn = start(*shape, f"topology={topology}", directory="drawn").iterates
-    given = start(*shape, "topology=file", f"topology.path={tmp_path / 'w.npz'}", directory="given").iterates
-    assert np.abs(drawn - given).max() < 1e-12 and np.abs(drawn[-1] - drawn[0]).max() > 0.1
-
-
 def test_a_worker_begins_where_the_file_says_also_after_a_pause(start, problem):
     shape = [*RUN, problem, "algo=dpsgd", "topology=ring", "checkpoint_every_s=0"]
     whole = start(*shape, directory="whole")
@@ -202,10 +192,8 @@ def test_workers_that_go_on_by_themselves_in_simulated_time_leave_a_trace(start,
 SETTINGS = {
     "dpsgd": ("exponential", {}, {"mode": "awc"}),
     "relaysgd": ("chain", {}, {}),
-    "d2": ("ring", {}, {}),
     "gradient_tracking": ("one_peer_exponential", {}, {}),
     "sgp": ("exponential", {"drop_probability": 0.2}, {}),
-    "noloco": ("ring", {}, {"period_steps": 2}),
     "choco": ("ring", {"compress": "topk"}, {"gamma": 0.3}),
     "local_sgd": ("ring", {}, {"period_steps": 3}),
 }

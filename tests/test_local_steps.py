@@ -12,7 +12,6 @@ import pytest
 import reference
 from decentral.randomness import uniform
 from reference_runs import LOCALS, Case, assert_agree, compression, program, setting
-from reference_topology import graph, hops
 from table import a_third
 from test_resume import same_results
 
@@ -82,39 +81,6 @@ def test_gradient_tracking_of_the_mean_is_kgt(tmp_path: Path, case: Case, local:
     assert_agree(whole, reference.run(reference.gradient_tracking, setting(case, LOCALS[local]), STEPS))
 
 
-@pytest.mark.parametrize(
-    ("topology", "overlap", "fill", "every"),
-    [
-        ("chain", False, "initial", 1),
-        ("bt", True, "previous", 1),
-        ("star", False, "own", 1),
-        ("bt", True, "count", 1),
-        ("chain", False, "initial", H),
-        ("bt", True, "initial", H),
-    ],
-)
-def test_models_are_as_many_relays_old_as_they_are_far(
-    tmp_path: Path, topology: str, overlap: bool, fill: str, every: int
-) -> None:
-    """x_i^{t+1} = 1/n sum_j y_j^{t - every delay_ij} after each relay, delay = max(tau - 1, 0), with overlap tau.
-
-    x^0 stands for negative times; whatever else stands in for models that have not arrived, this holds once all have.
-    """
-    n, steps, local = 6, 60, LOCALS["momentum"]
-    case = Case("relaysgd", topology, n, {"fill": fill, "overlap": overlap})
-    x = program(tmp_path, case, local, steps, communication=EVERY | {"every": every})
-    s = setting(case, local)
-    y = np.array([x[t] + s.update(x[t], t) for t in range(steps)])
-    tau = hops(graph(topology, n), n)
-    delay = every * (tau if overlap else np.maximum(tau - 1, 0))
-    for t in range(0 if fill == "initial" else delay.max(), steps):
-        if (t + 1) % every:
-            assert_agree(x[t + 1 : t + 2], y[t : t + 1])
-            continue
-        known = [[y[t - delay[i, j], j] if t >= delay[i, j] else s.x0 for j in range(n)] for i in range(n)]
-        assert_agree(x[t + 1 : t + 2], np.mean(known, axis=1)[None])
-
-
 def test_a_pair_that_relays_is_local_sgd_and_sends_once_in_so_many_steps(start) -> None:
     settings = (*SMALL, "num_workers=2", "topology=chain", "steps=12", "lr=0.1")
     relayed = start("algo=relaysgd", "communication.every=4", *settings, directory="relayed")
@@ -124,13 +90,12 @@ def test_a_pair_that_relays_is_local_sgd_and_sends_once_in_so_many_steps(start) 
 
 
 @pytest.mark.parametrize("algo", [
-        "d2 topology.weights=constant topology.edge_weight=0.3", "exact_diffusion", "gradient_tracking",
-        "gradient_tracking algo.tracked=mean", "push_diging", "exact_diffusion algo.probability=0.3",
-        "exact_diffusion algo.dual_step=0.4",
+        "d2 topology.weights=constant topology.edge_weight=0.3", "push_diging",
+        "gradient_tracking algo.tracked=mean", "exact_diffusion algo.probability=0.3",
     ])  # fmt: skip
 def test_local_steps_are_exact_with_different_functions(start, algo: str) -> None:
-    settings = ("topology=ring", "communication.every=4", "lr=0.02", "steps=4000")
-    found = start(*f"algo={algo}".split(), *SMALL[:-2], *settings, "evaluation.every_epochs=4000")
+    settings = ("topology=ring", "communication.every=4", "lr=0.1", "steps=1200")
+    found = start(*f"algo={algo}".split(), *SMALL[:-2], *settings, "evaluation.every_epochs=1200")
     assert found.last("distance_to_optimum", "worst") < 1e-8
     assert found.last("consensus_distance", "mean") < 1e-12
 
@@ -169,7 +134,7 @@ def test_processes_and_a_break_make_no_difference(start, method: str) -> None:
 
 
 @pytest.mark.parametrize("algo", ["dpsgd topology=ring", "epidemic_learning topology=epidemic"])
-def test_one_merge_in_the_last_step_makes_all_models_the_mean_of_what_they_would_be(start, algo: str) -> None:
+def test_a_final_merge_averages_all_models(start, algo: str) -> None:
     words = [*SMALL, *f"algo={algo} steps=12 lr=0.05 communication.every=3".split()]
     merged = start(*words, "communication.global_every=4", directory="merged")
     apart = start(*words, directory="apart")

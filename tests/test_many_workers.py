@@ -243,5 +243,5 @@ def test_a_block_that_was_freed_costs_nothing_the_next_time(processes: int, tmp_
 @pytest.mark.parametrize("processes", [1])
 @pytest.mark.parametrize("told", [("MALLOC_MMAP_THRESHOLD_", "65536"),
                                   ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=65536")])  # fmt: skip
-def test_what_the_user_has_told_glibc_counts(told: tuple[str, str], processes: int, tmp_path: Path) -> None:
+def test_malloc_settings_of_the_user_are_kept(told: tuple[str, str], processes: int, tmp_path: Path) -> None:
     assert min(faults_per_block(tmp_path, processes, **dict([told]))) > A_FEW

@@ -246,11 +246,11 @@ def test_methods_that_name_samples_follow_given_indices_and_gt_saga_is_exact_at_
 ) -> None:
     n, m = 5, 8
     words = [f"num_workers={n}", "topology=ring", "task=regression", f"task.samples_per_worker={m}", "task.l2=0.1"]
-    words += ["evaluation.every_epochs=3000", "lr=0.02", "trace=true"]
+    words += ["evaluation.every_epochs=1000", "lr=0.05", "trace=true"]
     for algo in ("gt_saga", "gt_sarah", "lt_admm_vr"):
         drawn = [[numpy_generator(0, "samples", i, t).integers(m, size=1) for i in range(n)] for t in range(50)]
         np.savez(tmp_path / "indices.npz", indices=drawn)
-        one = start(f"algo={algo}", *words, "steps=3000" if algo == "gt_saga" else "steps=50", directory=algo)
+        one = start(f"algo={algo}", *words, "steps=1000" if algo == "gt_saga" else "steps=50", directory=algo)
         assert algo != "gt_saga" or one.last("distance_to_optimum", "worst") < 1e-6
         short = [f"algo={algo}", *words, "steps=50", f"algo.indices={tmp_path}/indices.npz"]
         np.testing.assert_array_equal(start(*short, directory=f"given {algo}").iterates, one.iterates[:51])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -115,7 +114,7 @@ DAMAGED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("what", [*STRANGE, *DAMAGED])
-def test_a_file_that_holds_something_else_is_refused_in_one_sentence(what, tmp_path):
+def test_an_invalid_model_file_is_refused(what, tmp_path):
     name, header = STRANGE.get(what, ("worker0.x", {}))
     tensors = {"averaged.x" if name else "worker0.x": torch.zeros(3), name or "worker1.x": torch.zeros(3)}
     save_file(tensors, tmp_path / FILE, metadata={"run_id": "abc", **header})
@@ -125,7 +124,7 @@ def test_a_file_that_holds_something_else_is_refused_in_one_sentence(what, tmp_p
         load_models(tmp_path)
 
 
-def test_a_file_of_another_run_is_refused_in_one_sentence(start):
+def test_a_model_file_of_another_run_is_refused(start):
     mine, other = start(*MLP), start(*MLP, "lr=0.01", directory="other")
     (mine.directory / FILE).write_bytes((other.directory / FILE).read_bytes())
     with pytest.raises(ConfigError, match=f"belongs to run {run_id(compose([*MLP, 'lr=0.01']))}, not to run"):
@@ -307,7 +306,7 @@ def assert_same(one: Any, other: Any) -> None:
             torch.testing.assert_close(other[model][name], value, rtol=1e-12, atol=1e-12, msg=f"{model} {name}")
 
 
-def test_the_averaged_model_has_means_statistics_of_its_own_and_what_worker_0_has(start):
+def test_the_averaged_model_has_means_and_own_statistics(start):
     result = start(*OWN)
     models = stored(result)
     averaged, workers = models["averaged"], [models[f"worker{i}"] for i in range(3)]
@@ -347,12 +346,11 @@ def test_models_that_processes_send_in_blocks_are_kept_whole(start, worlds, tmp_
     assert_same(load_models(tmp_path / "two"), stored(start(*settings)))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(start, processes):
+def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(start):
     whole = start(*OWN, "evaluation.every_epochs=0.2")
     interrupted = [*OWN, "evaluation.every_epochs=0.2", "checkpoint_every_s=0"]
     assert start(*interrupted, directory="cut", interrupt_at=3).status == "interrupted"
-    assert_same(stored(whole), stored(start(*interrupted, directory="cut", processes=processes)))
+    assert_same(stored(whole), stored(start(*interrupted, directory="cut", processes=2)))
     rare = start(*OWN, "evaluation.every_epochs=1000", "evaluation.initial=false", directory="rare")
     assert_same(stored(whole), stored(rare))
 
@@ -390,9 +388,9 @@ def test_states_rest_with_their_workers_and_are_taken_over_with_models():
 @pytest.mark.parametrize("on_return", ["average", "neighbor"])
 def test_states_that_are_taken_over_are_the_same_in_several_processes(start, on_return):
     words = [*OWN, "availability=independent", "availability.probability=0.5", f"availability.on_return={on_return}"]
-    one, three = start(*words, directory="one"), start(*words, processes=3, directory="three")
-    assert_same(stored(one), stored(three))
-    assert [row["value"] for row in one.rows] == pytest.approx([row["value"] for row in three.rows], rel=1e-9)
+    one, two = start(*words, directory="one"), start(*words, processes=2, directory="two")
+    assert_same(stored(one), stored(two))
+    assert [row["value"] for row in one.rows] == pytest.approx([row["value"] for row in two.rows], rel=1e-9)
     assert {"present averaged", "returned averaged"} <= {row["worker"] for row in one.rows}
 
 
@@ -404,24 +402,6 @@ def test_a_run_begins_with_the_state_of_another(start):
         begun["mu"] - 0.5 * averaged["mu"], stored(start(*OWN, "steps=1", directory="x"))["worker1"]["mu"]
     )
     assert len(begun["ragged"]) >= len(averaged["ragged"])
-
-
-def test_the_file_of_models_follows_the_umask_and_what_cannot_be_opened_is_not_damaged(start, monkeypatch):
-    before = os.umask(0o027)
-    try:
-        path = start(*OWN).directory / FILE
-    finally:
-        os.umask(before)
-    assert path.stat().st_mode & 0o777 == 0o640
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is damaged \(its content does not match its checksum\): delete"):
-        load_models(path.parent)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(ConfigError, match=f"{FILE} cannot be read: Is a directory\\.$"):
-        load_models(path.parent)
 
 
 def test_a_run_says_whose_buffers_the_averaged_model_has(tmp_path):

@@ -110,7 +110,7 @@ DOTTED = {
 
 
 @pytest.mark.parametrize("name", DOTTED)
-def test_an_optimizer_of_torch_is_one_for_every_worker_whenever_it_begins(name):
+def test_an_optimizer_of_torch_is_one_per_worker(name):
     """Also with rows of some workers only, in threads, and from other memory."""
     layout = RowLayout(("weight", "other"), ((3, 2), (2, 4))) if name == "Muon" else SHAPES
     words = [f"optim.{word}" for word in DOTTED[name]]
@@ -261,7 +261,7 @@ def noisy(params, lr=0.1):
 '''
 
 
-def test_an_optimizer_of_ones_own_may_count(tmp_path, monkeypatch):
+def test_a_user_optimizer_may_count(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "opts_counted.py").write_text(COUNTS)
     local = compose(["optim=opts_counted:Lion", "optim.beta=0.5", "task=quadratics"]).optim.rule(rate, SHAPES)
@@ -408,7 +408,7 @@ CYCLES = {
 
 
 @pytest.mark.parametrize("optim", CHANGING)
-def test_what_a_scheduler_changes_is_changed_as_in_torch(tmp_path, monkeypatch, optim):
+def test_a_scheduler_changes_settings_as_in_torch(tmp_path, monkeypatch, optim):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "made_schedulers.py").write_text(MADE)
@@ -603,7 +603,7 @@ def test_muon_makes_directions_whose_length_does_not_count() -> None:
 
 
 IMAGES = ["data=digits", "model=cnn", "optim=muon", "optim.clip_norm=1", "num_workers=4",
-          "precision=fp64", "batch_size=8", "steps=8", "lr=0.02", "trace=true", "save=none"]  # fmt: skip
+          "precision=fp64", "batch_size=8", "steps=5", "lr=0.02", "trace=true", "save=none"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -616,7 +616,7 @@ IMAGES = ["data=digits", "model=cnn", "optim=muon", "optim.clip_norm=1", "num_wo
         ]
     ),
 )
-def test_what_looks_at_layers_is_the_same_with_processes_executions_and_after_a_break(start, words: str) -> None:
+def test_methods_of_layers_agree_over_processes_executions_and_a_break(start, words: str) -> None:
     settings = [*IMAGES, *words.split(), "checkpoint_every_s=0"]
     whole = start(*settings, directory="whole")
     for way in ("loop", "batched"):
@@ -625,7 +625,7 @@ def test_what_looks_at_layers_is_the_same_with_processes_executions_and_after_a_
     two = start(*settings, processes=2, directory="two")
     assert np.abs(two.iterates - whole.iterates).max() < 1e-9
     assert two.rows[-1]["bytes_sent"] == whole.rows[-1]["bytes_sent"]
-    assert start(*settings, directory="broken", interrupt_at=5).status == "interrupted"
+    assert start(*settings, directory="broken", interrupt_at=3).status == "interrupted"
     np.testing.assert_array_equal(start(*settings, directory="broken").iterates, whole.iterates)
 
 
@@ -633,17 +633,6 @@ def test_muon_takes_matrices_of_several_shapes_in_groups() -> None:
     words = [*IMAGES, "algo=dpsgd", "topology=ring", "processes=1", "device=cpu"]
     run = assemble(prepare(configure(*words)), World(0, 1, torch.device("cpu")))
     assert len(run.algorithm.local.optimizer._groups) > 1
-
-
-def test_muloco_in_its_limits(start) -> None:
-    def last(*words: str) -> np.ndarray:
-        return start(*IMAGES, "steps=4", *words, directory="-".join(words).replace("/", "")).iterates[-1]
-
-    outer = ("algo.period_steps=1", "algo.outer_lr=1", "algo.outer_momentum=0")
-    np.testing.assert_allclose(last("algo=diloco", *outer), last("algo=model_averaging"), rtol=0, atol=1e-10)
-    alone = last("algo=allreduce", "num_workers=1")
-    np.testing.assert_allclose(last("algo=diloco", *outer, "num_workers=1"), alone, rtol=0, atol=1e-10)
-    assert np.abs(last("algo=allreduce") - last("algo=model_averaging")).max() > 1e-4  # O is not linear
 
 
 TEN = 10.0  # steps per epoch
@@ -673,7 +662,7 @@ def test_a_schedule_of_the_length_of_the_run_needs_one():
         Cosine().rates(1.0, None)
 
 
-def test_a_schedule_of_ones_own_is_told_the_length_of_the_run_and_may_warm_up_by_itself():
+def test_a_user_schedule_knows_the_length_of_the_run():
     @dataclass
     class Triangle(LearningRateSchedule):
         peak: float
@@ -718,7 +707,7 @@ def order(workers: range, reshuffle: bool = True, drop_last: bool = True, seed: 
     return BatchOrder(PARTS, workers, batch_size=4, seed=seed, reshuffle=reshuffle, drop_last=drop_last)
 
 
-def test_the_batch_of_a_worker_at_a_step_is_the_same_whoever_asks_and_whenever():
+def test_a_batch_depends_on_worker_and_step_alone():
     everybody = order(range(4))
     history = [everybody(step) for step in range(40)]
     alone = order(range(3, 4))
@@ -728,7 +717,7 @@ def test_the_batch_of_a_worker_at_a_step_is_the_same_whoever_asks_and_whenever()
 
 
 @pytest.mark.parametrize(("drop_last", "steps", "samples"), [(True, 6, 24), (False, 7, 25)])
-def test_an_epoch_takes_as_many_samples_of_everybody_from_their_own_part(drop_last, steps, samples):
+def test_an_epoch_takes_equally_many_samples_of_each_part(drop_last, steps, samples):
     batches = order(range(4), drop_last=drop_last)
     assert batches.steps_per_epoch() == steps
     epoch = torch.cat([batches(step) for step in range(steps)], dim=1)

@@ -33,7 +33,6 @@ OPTIMS = {
     "momentum": lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
     "adam": lambda p, lr: torch.optim.Adam(p, lr=lr),
     "torch.optim:RAdam": lambda p, lr: torch.optim.RAdam(p, lr=lr),
-    "torch.optim:NAdam": lambda p, lr: torch.optim.NAdam(p, lr=lr),
 }
 
 
@@ -94,9 +93,9 @@ def test_processes_and_a_run_that_breaks_off_make_no_difference(start):
     same_results(two, start(*settings, processes=2, directory="two"))
 
 
-@pytest.mark.parametrize("algo", ["local_sgd", "diloco", "noloco", "gasloc", "sgp", "epidemic_learning", "relaysgd"])
+@pytest.mark.parametrize("algo", ["local_sgd", "diloco", "sgp", "relaysgd"])
 def test_methods_with_local_steps_may_give_each_worker_another_number(start, algo):
-    period = "communication.every=2" if algo in ("sgp", "epidemic_learning", "relaysgd") else "algo.period_steps=2"
+    period = "communication.every=2" if algo in ("sgp", "relaysgd") else "algo.period_steps=2"
     topology = "chain" if algo == "relaysgd" else "ring"
     shape = [
         f"algo={algo}",
@@ -130,13 +129,13 @@ def test_equal_rates_of_workers_are_the_rate_of_all(recorded, start, algo):
 
 @pytest.mark.parametrize("optim", OPTIMIZERS)
 def test_equal_rates_and_all_steps_change_nothing_with_any_optimizer(start, optim):
-    shape = [*RUN, *OPTIMIZERS[optim]]
+    shape = [*(RUN if optim == "muon" else ["task=quadratics", *RUN[2:6], *RUN[7:]]), *OPTIMIZERS[optim]]
     one = start(*shape, "lr=0.05", directory="one").iterates
     own = start(*shape, "lr_per_worker=[0.05,0.05,0.05,0.05]", "steps_per_worker=[3,3,3,3]", directory="own").iterates
     assert np.abs(one - own).max() < 1e-10
 
 
-def test_simulated_time_is_that_of_what_each_worker_does(start):
+def test_simulated_time_follows_each_workers_steps(start):
     shape = ["cluster=even", "cluster.compute.mean_s=0.1", "batch_size=8"]
     alone = start(*RUN, *OWN, *shape, "simulate=training").facts
     compute = alone["simulated_shares"]["compute"]
@@ -187,9 +186,9 @@ def test_a_distribution_is_drawn_from_the_seed_for_each_worker_by_itself():
         compose([*RUN, OWN[0], "lr=0.3"])
 
 
-@pytest.mark.parametrize("text", [[], ["task=text", "data=synthetic_text", "model=fasttext"]], ids=["images", "text"])
-def test_the_last_batches_of_a_pass_are_counted_as_they_are(start, text):
-    """Of 1438 // 4 images, or 1000 // 4 texts: in passes of 23 and 45 batches, and so on."""
+def test_the_last_batches_of_a_pass_are_counted_as_they_are(start):
+    """Of 1000 // 4 texts: in passes of 16 and 32 batches, and so on."""
+    text = ["task=text", "data=synthetic_text", "model=fasttext"]
     shape = [*RUN[:5], *text, OWN[1], "task.drop_last=false", "steps=30", "save=none"]
     found = {way: start(*shape, f"execution={way}", directory=way) for way in ("loop", "batched")}
     m = configure(*shape).data.inspect().num_train // N

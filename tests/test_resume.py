@@ -59,7 +59,7 @@ def goes_on(start, overrides: list[str], straight, *, interrupt_at: int, crash_a
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_goes_on_bit_for_bit(recorded, start, name):
+def test_an_algorithm_resumes_bit_for_bit(recorded, start, name):
     goes_on(start, settings(name), recorded(*settings(name)), interrupt_at=7)
 
 
@@ -72,9 +72,9 @@ def test_a_variant_goes_on_bit_for_bit(recorded, start, name, variant):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.slow
-def test_an_algorithm_goes_on_with_another_number_of_processes(recorded, start, name):
+def test_an_algorithm_resumes_with_other_processes(recorded, start, name):
     straight = recorded(*settings(name))
-    for before, after in ((5, 2), (1, 5)):
+    for before, after in ((3, 2), (1, 3)):
         directory = f"{before} then {after}"
         assert start(*settings(name), directory=directory, processes=before, crash_at=8).status == "crashed"
         resumed = start(*settings(name), directory=directory, processes=after)
@@ -85,7 +85,7 @@ def test_an_algorithm_goes_on_with_another_number_of_processes(recorded, start, 
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_goes_on_bit_for_bit(recorded, start, name):
+def test_an_optimizer_resumes_bit_for_bit(recorded, start, name):
     overrides = ["task=quadratics", *OPTIMIZERS[name], *OFTEN, "num_workers=5", "steps=20", "evaluation.every_epochs=5"]
     goes_on(start, overrides, recorded(*overrides), interrupt_at=10, crash_at=13)
 
@@ -98,7 +98,7 @@ def test_a_task_goes_on_bit_for_bit(recorded, start, name):
     goes_on(start, [*overrides, "steps=40"], recorded(*overrides, "steps=40"), interrupt_at=10, crash_at=37)
 
 
-def test_a_problem_that_remembers_something_goes_on_with_another_number_of_processes(tmp_path, worlds):
+def test_a_stateful_problem_resumes_with_other_processes(tmp_path, worlds):
     config = configure(
         "task=quadratics", "algo=dpsgd", "topology=ring", "num_workers=5", "steps=20",
         "evaluation.every_epochs=5", *OFTEN, "progress=false", "device=cpu",
@@ -112,13 +112,13 @@ def test_a_problem_that_remembers_something_goes_on_with_another_number_of_proce
             return file["iterates"]
 
     straight = iterates("straight", (1, -1))
-    for before, after in ((1, 1), (2, 5)):
+    for before, after in ((1, 1), (2, 3)):
         resumed = iterates(f"{before} then {after}", (before, 13), (after, -1))
         np.testing.assert_allclose(resumed, straight, rtol=0, atol=1e-12 * np.abs(straight).max())
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_checkpoints_are_written_between_evaluations_too(start, processes):
+def test_checkpoints_are_written_between_evaluations_too(start):
+    processes = 2
     overrides = ["task=quadratics", "num_workers=5", "trace=true", "steps=60", "evaluation.every_epochs=1000"]
     overrides += ["checkpoint_every_s=0.000001"]
     straight = start(*overrides, directory="straight", processes=processes)
@@ -127,7 +127,7 @@ def test_checkpoints_are_written_between_evaluations_too(start, processes):
     same_results(start(*overrides, processes=processes), straight)
 
 
-def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
+def test_the_newest_intact_checkpoint_is_used(start, capsys):
     overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "evaluation.every_epochs=5"]
     straight = start(*overrides, directory="straight")
     broken = start(*overrides, crash_at=13)
@@ -245,9 +245,7 @@ def test_20_a_clock_that_jumps_back_disturbs_nothing(undisturbed, tmp_path, monk
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["the folder", "metrics.jsonl"])
 @pytest.mark.parametrize("at", [130, 195], ids=["before a checkpoint", "before the end"])
-def test_what_is_deleted_while_a_run_is_on_ends_it_and_the_same_command_computes_it(
-    undisturbed, tmp_path, monkeypatch, capfd, victim, at
-):
+def test_deleted_files_end_a_run_and_the_same_command_repeats_it(undisturbed, tmp_path, monkeypatch, capfd, victim, at):
     directory, step = tmp_path / "results" / "run", Stepper.step
 
     def delete(self: Stepper) -> None:

@@ -265,7 +265,7 @@ def test_the_state_of_another_algorithm_is_refused_and_changes_nothing(algo: str
 
 
 @pytest.mark.parametrize(("compress", "settings"), [("lwtopk", {}), ("powersgd", {"rank": 1}), ("dct_topk", {"k": 2})])
-def test_what_is_compressed_by_parameter_knows_the_models_parameters(compress: str, settings: dict[str, int]):
+def test_compression_by_layer_knows_the_models_parameters(compress: str, settings: dict[str, int]):
     """Alone, with SGD at the rate 1, a step is the compressed gradient of the model's own layout."""
     model = network()
     layout = RowLayout(*zip(*((name, tuple(p.shape)) for name, p in model.named_parameters()), strict=True))

@@ -154,7 +154,7 @@ CHANGED += [("awc", range(1), True, *change) for change in (CHANGES[3], CHANGES[
 @pytest.mark.parametrize(
     "cases", [CHANGED[-5:], pytest.param(CHANGED[:-5], marks=pytest.mark.slow)], ids=["few", "more"]
 )
-def test_what_changes_after_wrap_is_refused_on_every_rank(worlds, cases):
+def test_a_change_after_wrap_is_refused_on_every_rank(worlds, cases):
     """Every change on one rank, at a step; a few of them on several ranks, with overlap, or at `averaged()`."""
     for how, who, averages, change, says in cases:
         heard = worlds(3).call(changed, how, change, who, averages)
@@ -331,18 +331,17 @@ def unused(world: World, how: dict[str, Any]) -> tuple[Tensor, Tensor]:
     return found[0], found[2]
 
 
-@pytest.mark.parametrize("how", [{"mode": "atc"}, {"algo": "relaysgd"}], ids=str)
-def test_what_a_step_does_not_use_neither_decays_nor_keeps_its_momentum(worlds, how: dict[str, Any]):
-    topology = {"topology": "chain"} if how.get("algo") == "relaysgd" else {}
-    for before, after in worlds(2).call(unused, {**topology, **how}):
-        torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
+def test_unused_parameters_neither_decay_nor_keep_their_momentum(worlds):
+    for how in ({"mode": "atc"}, {"algo": "relaysgd", "topology": "chain"}):
+        for before, after in worlds(2).call(unused, how):
+            torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_all_reduce_treats_missing_gradients_as_torch_does(worlds, kind: str):
-    for ours, theirs in worlds(3).call(against_ddp, kind):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-        assert torch.equal(ours[10:], values(Branches())[10:])  # what is never used has not decayed
+def test_all_reduce_treats_missing_gradients_as_torch_does(worlds):
+    for kind in ("sgd", "adamw"):
+        for ours, theirs in worlds(2).call(against_ddp, kind):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+            assert torch.equal(ours[10:], values(Branches())[10:])  # what is never used has not decayed
 
 
 # -- what already communicates -----------------------------------------------------------------------------------------
@@ -374,10 +373,10 @@ def twice(world: World, kind: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "its module", "after wrap", "fsdp", "fully_shard", "zero"])
-def test_a_model_that_torch_communicates_as_well_is_refused(worlds, kind: str):
-    for said in worlds(2).call(twice, kind):
-        assert "communicates by itself" in said if kind == "zero" else "already averages or shards" in said
+def test_a_model_that_torch_communicates_as_well_is_refused(worlds):
+    for kind in ("ddp", "its module", "after wrap", "fsdp", "fully_shard", "zero"):
+        for said in worlds(2).call(twice, kind):
+            assert "communicates by itself" in said if kind == "zero" else "already averages or shards" in said, kind
 
 
 def after_ddp(world: World) -> str:
@@ -442,10 +441,10 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("kind", SAID)
-def test_what_would_be_silently_wrong_is_one_sentence(worlds, kind: str):
-    for said in worlds(2).call(misused, kind):
-        assert SAID[kind] in said
+def test_silent_errors_are_refused(worlds):
+    for kind, part in SAID.items():
+        for said in worlds(2).call(misused, kind):
+            assert part in said
 
 
 def after_loading(
@@ -467,10 +466,10 @@ def test_corrections_of_another_number_of_ranks_are_refused(worlds):
 
 def test_corrections_for_other_matrices_are_refused(worlds):
     how = {"algo": "choco", "compress": "int8"}
-    on_a_ring = dict(enumerate(state for state, _ in worlds(4).call(after_loading, "ring", how, {})))
-    for _, said in worlds(4).call(after_loading, "star", how, on_a_ring):
+    on_a_ring = dict(enumerate(state for state, _ in worlds(3).call(after_loading, "ring", how, {})))
+    for _, said in worlds(3).call(after_loading, "star", how, on_a_ring):
         assert "topology ring" in said and "not for topology star" in said and ".inner" in said
-    for _, said in worlds(4).call(after_loading, "ring", how, on_a_ring):
+    for _, said in worlds(3).call(after_loading, "ring", how, on_a_ring):
         assert not said
 
 
@@ -495,20 +494,17 @@ def loads(world: World, algo: str, what: str) -> str:
     return heard(optimizer, lambda: trained(model, optimizer, world.rank, range(3)))
 
 
-@pytest.mark.parametrize(
-    ("algo", "what", "refused"),
-    [
+def test_weights_loaded_beside_an_anchor_are_refused(worlds):
+    for algo, what, refused in (
         ("diloco", "weights", True),
         ("diloco", "a part back", True),
         ("diloco", "all back", False),
         ("diloco", "own and state", False),
         ("diloco", "own after state", False),
         ("dpsgd", "weights", False),
-    ],
-)
-def test_weights_loaded_beside_an_anchor_are_refused(worlds, algo: str, what: str, refused: bool):
-    for said in worlds(2).call(loads, algo, what):
-        assert ("has loaded other weights since decentral.wrap, but algo=diloco" in said) is refused, said
+    ):
+        for said in worlds(2).call(loads, algo, what):
+            assert ("has loaded other weights since decentral.wrap, but algo=diloco" in said) is refused, (what, said)
 
 
 def trained_in_channels_last(world: World, fused: bool, loaded: bool) -> Tensor:
@@ -534,12 +530,10 @@ def trained_in_channels_last(world: World, fused: bool, loaded: bool) -> Tensor:
     return values(model)
 
 
-@pytest.mark.parametrize("loaded", [False, True])
-def test_a_fused_optimizer_finds_its_state_in_the_order_of_its_parameters(worlds, loaded: bool):
-    for ours, plain in zip(
-        *(worlds(2).call(trained_in_channels_last, fused, loaded) for fused in (True, False)), strict=True
-    ):
-        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+def test_a_fused_optimizer_finds_its_state_in_the_order_of_its_parameters(worlds):
+    for loaded in (False, True):
+        fused, plain = (worlds(2).call(trained_in_channels_last, fused, loaded) for fused in (True, False))
+        torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
 
 
 class Counts(torch.optim.SGD):
@@ -566,7 +560,6 @@ EDITS: dict[str, Callable[[nn.Module, Any], object]] = {
     "none": lambda model, optimizer: None,
     "read": lambda model, optimizer: [p.grad.norm() for p in model.parameters()],
     "clip": lambda model, optimizer: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
-    "scale": lambda model, optimizer: next(model.parameters()).grad.mul_(0.5),
     "zero": lambda model, optimizer: optimizer.zero_grad(),
     "zero in place": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
     "replace": lambda model, optimizer: setattr(
@@ -600,7 +593,7 @@ def edited(world: World, name: str, mode: str) -> str:
     return heard(optimizer, act)
 
 
-def test_what_an_overlapped_step_would_ignore_is_refused(worlds):
+def test_edits_that_an_overlapped_step_would_ignore_are_refused(worlds):
     for name in EDITS:
         what = "settings" if name in ("rate", "tensor", "momentum") else "gradients"
         for said in worlds(2).call(edited, name, "atc"):
@@ -624,7 +617,7 @@ def test_the_first_evaluation_may_be_in_inference_mode(worlds):
 
 
 def resumed(world: World, optimizer: str, loads: str, how: dict[str, Any], **told: Any) -> tuple[Tensor, Tensor]:
-    """Eight steps at once; and four, saved, loaded into new objects before or after wrap, and four more.
+    """Six steps at once; and three, saved, loaded into new objects before or after wrap, and three more.
 
     `loads` is plain for the state of torch's own optimizer, which is loaded before wrap.
     """
@@ -656,29 +649,28 @@ def resumed(world: World, optimizer: str, loads: str, how: dict[str, Any], **tol
         return torch.cat([tensor.reshape(-1).double() for tensor in model.state_dict().values()])
 
     model, whole = wrapped()
-    train(model, whole, range(8))
+    train(model, whole, range(6))
     whole.close()
     first, half = wrapped()
-    train(first, half, range(4))
+    train(first, half, range(3))
     stored = io.BytesIO()
     state = (half.inner if loads == "plain" else half).state_dict()
     torch.save({"model": first.state_dict(), "optimizer": state}, stored)
     half.close()
     stored.seek(0)
     second, rest = wrapped(torch.load(stored, weights_only=True), **told)
-    train(second, rest, range(4, 8))
+    train(second, rest, range(3, 6))
     rest.close()
     return everything(model), everything(second)
 
 
 TOPK = {"compress": "topk", "compress_settings": {"keep": 0.2}}
 RESUMED: list[tuple[str, str, dict[str, Any]]] = [
-    ("momentum", "before", {"topology": "one_peer_exponential"}),
     ("momentum", "before", {"topology": "one_peer_exponential", "mode": "push_sum"}),
     ("sgd", "before", {"topology": "one_peer_exponential", "algo": "gradient_tracking"}),
-    ("momentum", "plain", {"topology": "ring"}),
     ("adam", "plain", {"topology": "ring", "algo": "dpsgd"}),
     ("momentum", "after", {"topology": "dbt", "algo": "relaysgd"}),
+    ("momentum", "plain", {"topology": "ring"}),
     ("momentum", "after", {"topology": "ring", "algo": "d2"}),
     ("momentum", "after", {"topology": "ring", "algo": "gradient_tracking"}),
     ("momentum", "after", {"topology": "star", "weights": "uniform", "algo": "sgp"}),
@@ -692,7 +684,7 @@ RESUMED: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("cases", [RESUMED[:6], pytest.param(RESUMED[6:], marks=pytest.mark.slow)], ids=["few", "more"])
+@pytest.mark.parametrize("cases", [RESUMED[:4], pytest.param(RESUMED[4:], marks=pytest.mark.slow)], ids=["few", "more"])
 def test_a_checkpoint_is_resumed_bit_for_bit(worlds, cases):
     for optimizer, loads, how in cases:
         for whole, second in worlds(3).call(resumed, optimizer, loads, how):
@@ -728,13 +720,13 @@ def resumed_around_wrap(world: World, how: dict[str, Any], case: str) -> str:
     return heard(optimizer, lambda: trained(model, optimizer, world.rank, range(1)))
 
 
-@pytest.mark.parametrize("case", ["before", "plain", "after", "told", "shared", "new"])
-def test_a_model_that_wrap_has_replaced_does_not_go_on_with_its_own_optimizer(worlds, case: str):
-    """Whatever the mode; an algorithm's state has the models, too."""
-    for how in ({"mode": "awc"}, {"algo": "dpsgd"}):
-        is_wrong = case == "plain" or (case == "before" and "mode" in how)
-        for said in worlds(3).call(resumed_around_wrap, how, case):  # two on a ring would be equal
-            assert ("has replaced the weights" in said) == is_wrong, (how, said)
+def test_an_optimizer_loaded_beside_replaced_weights_is_refused(worlds):
+    """The state of an algorithm has the models, too."""
+    cases = [("awc", case) for case in ("before", "plain", "after", "told", "shared", "new")]
+    for how, case in (*cases, ("algo", "before"), ("algo", "plain")):
+        is_wrong = case == "plain" or (how, case) == ("awc", "before")
+        for said in worlds(3).call(resumed_around_wrap, HOW[how], case):  # two on a ring would be equal
+            assert ("has replaced the weights" in said) == is_wrong, (how, case, said)
 
 
 def warned(world: World, case: str) -> tuple[str, Tensor]:
@@ -757,9 +749,8 @@ def warned(world: World, case: str) -> tuple[str, Tensor]:
     return said.getvalue(), values(model)
 
 
-@pytest.mark.parametrize(
-    ("case", "starts", "says"),
-    [
+def test_weights_that_differ_at_wrap_are_told(worlds):
+    for case, starts, says in (
         ("equal", [0, 0, 0], []),
         ("fresh", [0, 0, 0], ["(0.weight of rank 1 by 0.", "broadcast_from=None keeps"]),
         ("told 1", [1, 1, 1], []),
@@ -767,16 +758,13 @@ def warned(world: World, case: str) -> tuple[str, Tensor]:
         ("states differ", [0, 1, 2], ["each rank keeps its own", "broadcast_from=0 gives"]),
         ("states equal", [0, 0, 0], ["broadcast_from=None keeps"]),
         ("state of rank 0", [0, 0, 0], ["broadcast_from=None keeps", "broadcast_optimizer_state"]),
-    ],
-)
-def test_weights_that_differ_at_wrap_are_told(worlds, case: str, starts: list[int], says: list[str]):
-    found = worlds(3).call(warned, case)
-    for (said, start), seed in zip(found, starts, strict=True):
-        torch.testing.assert_close(start, values(network(seed)), rtol=0, atol=0)
-        assert said == "" or said == found[0][0]
-    told = found[0][0]
-    assert all(part in told for part in says) and bool(told) == bool(says), told
-    assert told.count("weights differ") <= 1 and not any(said for said, _ in found[1:])
+    ):
+        found = worlds(3).call(warned, case)
+        for (_, start), seed in zip(found, starts, strict=True):
+            assert torch.equal(start, values(network(seed))), case
+        told = found[0][0]
+        assert all(part in told for part in says) and bool(told) == bool(says), (case, told)
+        assert told.count("weights differ") <= 1 and not any(said for said, _ in found[1:]), case
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------
@@ -809,9 +797,9 @@ def copied(world: World, how: str) -> int:
     return made
 
 
-@pytest.mark.parametrize("how", ["overlap", "algo"])
-def test_copies_of_a_wrapped_model_are_plain_modules(worlds, how: str):
-    assert worlds(2).call(copied, how) == [4, 0]
+def test_copies_of_a_wrapped_model_are_plain_modules(worlds):
+    for how in ("overlap", "algo"):
+        assert worlds(2).call(copied, how) == [4, 0], how
 
 
 # -- what cannot be wrapped --------------------------------------------------------------------------------------------
@@ -852,15 +840,11 @@ def unfit(world: World, case: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("case", UNFIT)
-def test_what_cannot_be_sent_is_refused_on_every_rank(worlds, case: str):
-    for told in worlds(2).call(unfit, case):
-        assert UNFIT[case][1] in told
-
-
-def test_the_state_of_another_rank_is_refused(worlds):
-    for told in worlds(2).call(unfit, "another rank's"):
-        assert "of rank 0, not of rank 1: let every rank load its own" in told
+def test_models_that_cannot_be_sent_are_refused_on_every_rank(worlds):
+    others = {"another rank's": "of rank 0, not of rank 1: let every rank load its own"}
+    for case, part in ({case: part for case, (_, part) in UNFIT.items()} | others).items():
+        for told in worlds(2).call(unfit, case):
+            assert part in told
 
 
 def left_alone(world: World, how: str) -> None:
@@ -891,6 +875,6 @@ def left_alone(world: World, how: str) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("how", ["overlap", "push_sum", "algo"])
-def test_wrap_leaves_what_is_the_scripts(worlds, how: str):
-    worlds(2).call(left_alone, how)
+def test_wrap_leaves_random_states_modes_and_dtypes_alone(worlds):
+    for how in ("overlap", "push_sum", "algo"):
+        worlds(2).call(left_alone, how)

@@ -89,13 +89,13 @@ def one_forgets_its_weight(peers: Peers, rank: int) -> None:
         (other_columns, ["ranks 0, 2, 3: allgather of float32 [any, 3]", "rank 1: allgather of float32 [any, 2]"]),
     ],
 )
-def test_ranks_that_do_not_mean_the_same_all_hear_who_means_what(worlds, mistake, says):
+def test_ranks_that_disagree_are_all_told(worlds, mistake, says):
     heard = worlds(4).call(refused, mistake)
     assert len(set(heard)) == 1
     assert all(part in heard[0] for part in says), heard[0]
 
 
-def test_what_is_wrong_on_one_rank_is_heard_by_all(worlds):
+def test_an_error_on_one_rank_is_told_to_all(worlds):
     heard = worlds(4).call(refused, one_forgets_its_weight)
     assert heard[2].startswith("src_weights and dst_weights need self_weight")
     assert [heard[rank] for rank in (0, 1, 3)] == [f"rank 2: {heard[2]}"] * 3
@@ -137,7 +137,7 @@ def wrong_arguments(world: World) -> list[str]:
     return found
 
 
-def test_arguments_that_make_no_sense(worlds):
+def test_invalid_arguments_are_refused(worlds):
     says = [part for _, part in WRONG] + [
         "int64 cannot hold", "x is an empty list: give a tensor",
         "x is float in a list: give a tensor", "op='average'", "root=2 is not a rank",
@@ -163,7 +163,7 @@ def unchecked(world: World) -> bool:
         return bool((found == 0.5).all())
 
 
-def test_without_the_check_only_those_who_talk_take_part(worlds):
+def test_without_the_check_only_the_callers_take_part(worlds):
     assert all(worlds(4).call(unchecked))
 
 
@@ -185,34 +185,35 @@ def matrix(entry: float = 0.25, size: int = 4) -> np.ndarray:
     return W
 
 
-@pytest.mark.parametrize(
-    ("topology", "settings", "says"),
-    [
-        (["ring", "ring", "exponential", "ring"], [{}] * 4, "rank 2: join of topology exponential"),
-        (["complete"] * 4, [{}, {}, {}, {"check": False}], "rank 3: "),
-        (["complete"] * 4, [{}, {}, {}, {"workers_per_machine": 2}], "workers_per_machine=2"),
-        (["ring"] * 4, [{"direction": "up"}, {}, {}, {}], "topology.direction='up' does not exist"),
-        ("rign", {}, "topology='rign' does not exist. Did you mean 'ring'?"),
-        ("ring", {"wieghts": "pull"}, "topology=ring has no setting 'wieghts'. Did you mean 'weights'?"),
-        ("ring", {"weights": "unifrom"}, "topology.weights='unifrom' does not exist. Did you mean 'uniform'?"),
-        ("ring", {"every": 0}, "every=0"),
-        ("ring", {"workers_per_machine": 3}, "workers_per_machine=3 does not divide"),
-        ("ring", {"device": "gpu"}, "device='gpu' does not exist"),
-        ("ring", {"needs": ["doubly_stochastc"]}, "needs names 'doubly_stochastc', which does not exist. Did you mean"),
-        ("star", {"weights": "uniform", "needs": ["doubly_stochastic"]}, "your algorithm needs a doubly stochastic"),
-        (Star(), {"center": 1}, "'center' is neither an argument nor a setting"),
-        (matrix(size=3), {}, "needs 3 workers, but there are 4 ranks"),
-        (np.ones((4, 3)) / 3, {}, "numbers of shape [4, 3] are none of them"),
-        (matrix(-0.25), {}, "W has -0.25 at [1, 2], which is negative"),
-        ([matrix(), matrix(float("nan"))], {}, "W of round 1 has nan at [1, 2], which is not a finite number"),
-        (matrix(0.75), {}, "rows sum to [1, 1.5, 1, 1] and columns to [1, 1, 1.5, 1]"),
-        (3, {}, "int is none of them"),
-    ],
-)
-def test_every_rank_is_told_what_is_wrong_with_the_topology(worlds, topology, settings, says):
-    alike = isinstance(settings, dict)
-    heard = worlds(4).call(join_refused, [topology] * 4 if alike else topology, [settings] * 4 if alike else settings)
-    assert len({text.removeprefix("rank 0: ") for text in heard}) == 1 and says in heard[0], heard[0]
+INVALID = [
+    (["ring", "ring", "exponential", "ring"], [{}] * 4, "rank 2: join of topology exponential"),
+    (["complete"] * 4, [{}, {}, {}, {"check": False}], "rank 3: "),
+    (["complete"] * 4, [{}, {}, {}, {"workers_per_machine": 2}], "workers_per_machine=2"),
+    (["ring"] * 4, [{"direction": "up"}, {}, {}, {}], "topology.direction='up' does not exist"),
+    ("rign", {}, "topology='rign' does not exist. Did you mean 'ring'?"),
+    ("ring", {"wieghts": "pull"}, "topology=ring has no setting 'wieghts'. Did you mean 'weights'?"),
+    ("ring", {"weights": "unifrom"}, "topology.weights='unifrom' does not exist. Did you mean 'uniform'?"),
+    ("ring", {"every": 0}, "every=0"),
+    ("ring", {"workers_per_machine": 3}, "workers_per_machine=3 does not divide"),
+    ("ring", {"device": "gpu"}, "device='gpu' does not exist"),
+    ("ring", {"needs": ["doubly_stochastc"]}, "needs names 'doubly_stochastc', which does not exist. Did you mean"),
+    ("star", {"weights": "uniform", "needs": ["doubly_stochastic"]}, "your algorithm needs a doubly stochastic"),
+    (Star(), {"center": 1}, "'center' is neither an argument nor a setting"),
+    (matrix(size=3), {}, "needs 3 workers, but there are 4 ranks"),
+    (np.ones((4, 3)) / 3, {}, "numbers of shape [4, 3] are none of them"),
+    (matrix(-0.25), {}, "W has -0.25 at [1, 2], which is negative"),
+    ([matrix(), matrix(float("nan"))], {}, "W of round 1 has nan at [1, 2], which is not a finite number"),
+    (matrix(0.75), {}, "rows sum to [1, 1.5, 1, 1] and columns to [1, 1, 1.5, 1]"),
+    (3, {}, "int is none of them"),
+]
+
+
+def test_every_rank_hears_what_is_wrong_with_a_topology(worlds):
+    for topology, settings, says in INVALID:
+        alike = isinstance(settings, dict)
+        of_ranks = ([topology] * 4, [settings] * 4) if alike else (topology, settings)
+        heard = worlds(4).call(join_refused, *of_ranks)
+        assert len({text.removeprefix("rank 0: ") for text in heard}) == 1 and says in heard[0], heard[0]
 
 
 # -- at the wrong time, in the wrong place -----------------------------------------------------------------------------

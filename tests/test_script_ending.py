@@ -67,7 +67,7 @@ def test_an_error_that_ranks_suffer_from_each_other_is_a_sentence_with_the_line_
     assert "connection closed by process 1" in said and "peers.equally(batches)" in said
 
 
-def test_what_the_library_refuses_is_a_sentence(ended_by, capsys):
+def test_a_refusal_is_a_sentence(ended_by, capsys):
     ended_by(ConfigError("mode='ac' does not exist. Did you mean 'atc'?"))
     said = capsys.readouterr().err
     assert len(said.splitlines()) == 1 and said.endswith("Did you mean 'atc'?\n")
@@ -223,7 +223,7 @@ def live(rank: int, case: str, victim: int) -> None:
         raise AssertionError("nothing has happened")
 
 
-QUICK = ["peers: barrier", "peers: neighbor_allreduce", "shared_memory: put", "optimizer: step"]
+QUICK = ["peers: neighbor_allreduce", "shared_memory: put", "optimizer: step"]
 CASES = [
     *(f"peers: {name}" for name in [*PEERS, *MORE]),
     *(f"shared_memory: {name}" for name in WINDOW),

@@ -45,14 +45,15 @@ def start_alike(world: World) -> list[list[torch.Tensor]]:
 
 
 def test_models_are_broadcast_and_averaged_with_their_buffers(worlds):
-    states = [state(model(rank)) for rank in range(4)]
-    for broadcast, averaged in worlds(4).call(start_alike):
+    states = [state(model(rank)) for rank in range(3)]
+    answers = worlds(3).call(start_alike)
+    for broadcast, averaged in answers:
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(broadcast, states[1], strict=True))
         for found, *originals in zip(averaged, *states, strict=True):
             if found.is_floating_point():
-                torch.testing.assert_close(found, sum(originals) / 4)
-    counters = [[value for value in found[1] if not value.is_floating_point()] for found in worlds(4).call(start_alike)]
-    assert [int(counter) for (counter,) in counters] == [1, 2, 3, 4]
+                torch.testing.assert_close(found, sum(originals) / 3)
+    counters = [[value for value in averaged if not value.is_floating_point()] for _, averaged in answers]
+    assert [int(counter) for (counter,) in counters] == [1, 2, 3]
 
 
 OPTIMIZERS = {
@@ -86,12 +87,11 @@ def continue_like_root(world: World, name: str) -> tuple[float, list[torch.Tenso
         return optimizer.param_groups[0]["lr"], state(net)
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_go_on_like_that_of_the_root(worlds, name):
-    found = worlds(4).call(continue_like_root, name)
-    assert [lr for lr, _ in found] == [0.05] * 4
-    for _, parameters in found:
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(parameters, found[1][1], strict=True))
+def test_optimizers_go_on_like_that_of_the_root(worlds):
+    for name in OPTIMIZERS:
+        (lr, first), (other_lr, second) = worlds(2).call(continue_like_root, name)
+        assert lr == other_lr == 0.05, name
+        assert all(map(torch.equal, first, second)), name
 
 
 def test_alone_the_same_script_runs_without_torchrun(monkeypatch):
@@ -113,7 +113,7 @@ def test_alone_the_same_script_runs_without_torchrun(monkeypatch):
 
 
 def test_importing_the_package_does_not_import_torch():
-    code = "import decentral, sys; assert 'torch' not in sys.modules; decentral.join; assert 'torch' in sys.modules"
+    code = "import decentral, sys; decentral.ConfigError; assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert {"join", "Peers", "Window", "wrap", "ConfigError"} <= set(dir(decentral))
@@ -126,7 +126,7 @@ def value(rank: int) -> Tensor:
 
 
 def use_all_of_it(world: World, transport: str) -> dict[str, Any]:
-    """What a rank of a ring of 4 sees, step by step; between the steps everybody waits."""
+    """What a rank of a ring of 3 sees, step by step; between the steps everybody waits."""
     seen: dict[str, Any] = {}
     with decentral.join("ring") as peers, decentral.Window(value(world.rank), peers, transport=transport) as window:
 
@@ -151,8 +151,8 @@ def use_all_of_it(world: World, transport: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "torch"])
-def test_a_loop_of_ones_own_has_the_same_operations(worlds, transport):
-    n = 4
+def test_a_window_in_a_script_has_all_operations(worlds, transport):
+    n = 3
     for i, seen in enumerate(worlds(n).call(use_all_of_it, transport)):
         near = sorted({(i - 1) % n, (i + 1) % n})
         torch.testing.assert_close(seen["copies of t at first"], value(i))
@@ -188,7 +188,7 @@ def push_sum_in_a_loop(world: World, transport: str) -> tuple[Tensor, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared_memory", "torch"])
-def test_push_sum_in_a_loop_of_ones_own_finds_the_mean(worlds, transport):
+def test_push_sum_in_a_script_finds_the_mean(worlds, transport):
     found = worlds(5).call(push_sum_in_a_loop, transport)
     assert sum(p for _, p in found) == pytest.approx(5, rel=1e-12)
     for estimate, _ in found:
@@ -226,18 +226,12 @@ def ask_for_nonsense(world: World) -> list[str]:
 
 def test_nonsense_is_refused_on_every_rank(worlds):
     for rank, said in enumerate(worlds(2).call(ask_for_nonsense)):
-        assert "floating-point tensor, not torch.int64" in said[0]
-        assert "[3]" in said[1] and "[4]" in said[1]
-        assert "edges has (0, 5)" in said[2]
-        assert "transport='pigeons' does not exist" in said[3]
-        assert "edges are invalid: give pairs (source, destination)" in said[4]
-        own = rank == 1
-        assert said[5] == ("" if own else "rank 1: ") + "a window needs a dense tensor, not NoneType."
-        assert said[6] == ("" if own else "rank 1: ") + (
-            "transport=['x'] does not exist: use auto, shared_memory or torch."
-        )
-        assert "dense tensor, not a tensor of layout torch.sparse_coo" in said[7]
-        assert ("the caller itself" if rank == 0 else "worker 1 does not send to worker 0") in said[8]
+        parts = ["floating-point tensor, not torch.int64", "[4]", "edges has (0, 5)", "transport='pigeons' does not"]
+        parts += ["edges are invalid: give pairs", "a window needs a dense tensor, not NoneType."]
+        parts += ["transport=['x'] does not exist: use auto,", "not a tensor of layout torch.sparse_coo"]
+        parts.append("worker 1 does not send to worker 0" if rank else "the caller itself")
+        assert all(part in told for part, told in zip(parts, said[:9], strict=True)), said
+        assert [told.startswith("rank 1: ") for told in said[5:7]] == [rank == 0] * 2
         assert said[9:] == [
             "owner=99 is not a rank: use 0 to 1.",
             "owner=-1 is not a rank: use 0 to 1.",
@@ -268,7 +262,7 @@ def use_what_is_gone(world: World, transport: str) -> tuple[list[str], list[int]
 
 
 @pytest.mark.parametrize(("transport", "ranks"), [("auto", 1), ("shared_memory", 2), ("torch", 2)])
-def test_a_freed_window_says_so_whatever_it_is_asked(worlds, transport, ranks):
+def test_a_freed_window_refuses_every_verb(worlds, transport, ranks):
     for rank, (said, near) in enumerate(worlds(ranks).call(use_what_is_gone, transport)):
         assert said == [f"{name} after the window was freed: create a new decentral.Window" for name in PARTS + VERBS]
         assert near == [i for i in range(ranks) if i != rank]
@@ -299,7 +293,7 @@ def test_a_window_is_freed_although_another_rank_does_not_come(pair):
     assert said == ["timed out after 1 s of waiting for the other processes of this run"]
 
 
-def test_arguments_of_other_types_are_refused_in_a_sentence(tmp_path):
+def test_arguments_of_wrong_types_are_refused(tmp_path):
     """A graph, a number, a text, None and an array, wherever a tensor, a module, an optimizer or the like is wanted."""
     net, usual = nn.Linear(2, 1), {"algo": "dpsgd", "topology": "ring", "x0": np.ones((4, 1)), "steps": 1}
     usual["oracle"] = lambda x, t: x

@@ -148,7 +148,7 @@ REFUSED = {
 }
 
 
-def test_what_cannot_be_resumed_is_refused_on_every_rank(worlds, tmp_path: Path):
+def test_invalid_checkpoints_are_refused_on_every_rank(worlds, tmp_path: Path):
     for case, says in REFUSED.items():
         for told in worlds(2).call(refused, tmp_path / case, case):
             assert says in told, (case, told)

@@ -11,7 +11,7 @@ import decentral
 from decentral.network.world import World
 from waiting import until
 
-SIZES = [1, 4, 5]
+SIZES = [1, 3, 4]
 DTYPES = [
     torch.float64, torch.float16, torch.bfloat16, torch.complex64,
 ]  # fmt: skip
@@ -140,18 +140,18 @@ def test_push_pull_and_push_pull_on_a_graph_of_their_own(worlds, kind, check, si
 
 
 def test_the_sum_starts_with_x_and_goes_on_by_ascending_source(worlds):
-    found = worlds(5).call(order_of_sum)
-    x = [values(rank, 1000, torch.float32) for rank in range(5)]
-    for i in range(5):
+    found = worlds(4).call(order_of_sum)
+    x = [values(rank, 1000, torch.float32) for rank in range(4)]
+    for i in range(4):
         expected = x[i] * 0.3
-        for j in range(5):
+        for j in range(4):
             if j != i:
                 expected.add_(x[j] * 0.7, alpha=0.1)
         assert torch.equal(found[i], expected)
 
 
 def order_of_sum(world: World) -> Tensor:
-    others = [j for j in (3, 1, 4, 0, 2) if j != world.rank]
+    others = [j for j in (3, 1, 0, 2) if j != world.rank]
     with decentral.join() as peers:
         return peers.neighbor_allreduce(
             values(world.rank, 1000, torch.float32),
@@ -237,7 +237,7 @@ def test_tensors_and_modules_travel_together_and_in_place(worlds):
 
 
 def gossip(world: World, check: bool | None) -> Tensor:
-    partner = {0: 3, 3: 0, 1: 4, 4: 1}.get(world.rank)
+    partner = {0: 3, 3: 0}.get(world.rank)
     with decentral.join() as peers:
         if partner is None and not check:
             return values(world.rank)
@@ -246,10 +246,10 @@ def gossip(world: World, check: bool | None) -> Tensor:
 
 @pytest.mark.parametrize("check", [None, True])
 def test_pair_gossip_leaves_the_others_alone(worlds, check):
-    X = everybody(5)
-    expected = 0.75 * X + 0.5 * X[[3, 4, 2, 0, 1]]
-    expected[2] = X[2]
-    agree(worlds(5).call(gossip, check), expected)
+    X = everybody(4)
+    expected = 0.75 * X + 0.5 * X[[3, 1, 2, 0]]
+    expected[1:3] = X[1:3]
+    agree(worlds(4).call(gossip, check), expected)
 
 
 def between_machines(world: World, L: int, own, sources, destinations, length: int) -> Tensor:
@@ -294,7 +294,7 @@ def all_together(world: World) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_verbs_of_everybody(worlds, size):
+def test_collective_verbs_follow_their_formulas(worlds, size):
     X, L = everybody(size), 2 if size == 4 else 1
     whole = np.arange(3) + np.arange(size)[:, None]
     expected = [X.mean(0), X.sum(0), X[-1], np.concatenate([X[i, :i] for i in range(size)])]

@@ -246,7 +246,7 @@ def evaluated(world: World) -> tuple[Tensor, Tensor, Tensor]:
     return before, inside, everything()
 
 
-def test_inside_averaged_everybody_has_the_mean(worlds):
+def test_averaged_gives_every_rank_the_mean(worlds):
     found = worlds(3).call(evaluated)
     mean = torch.stack([before for before, _, _ in found]).mean(0)
     for before, inside, after in found:
@@ -272,7 +272,7 @@ def without_means(world: World) -> list[tuple[Tensor, ...]]:
     return found
 
 
-def test_what_has_no_mean_is_that_of_rank_0_inside_averaged(worlds):
+def test_buffers_without_a_mean_are_those_of_rank_0(worlds):
     found = worlds(3).call(without_means)
     for before, inside, after in found:
         assert all(map(torch.equal, inside, found[0][0])) and all(map(torch.equal, after, before))

@@ -291,7 +291,7 @@ def test_a_run_says_which_way_it_read_the_lines(csv, tmp_path, topology, way):
         ("0,0,0.5\n0,1,0.5\n1,0,1\n1,2,0", True, [[0.5, 1, 0], [0.5, 0.5, 0], [0, 0, 1]]),
     ],
 )
-def test_what_the_lines_of_a_file_mean(csv, text, directed, expected):
+def test_lines_of_a_graph_file_are_edges(csv, text, directed, expected):
     (W,) = File(path=csv(text), directed=directed).schedule(3).matrices(0)
     np.testing.assert_allclose(W, expected)
 

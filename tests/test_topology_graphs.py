@@ -267,7 +267,7 @@ def test_eigenvalues_of_many_workers_are_those_of_the_dense_matrix(name):
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
-def test_a_product_shows_a_nan_to_those_who_take_it_only(share):
+def test_a_product_spreads_a_nan_to_its_takers_only(share):
     import torch
 
     dense = np.abs(a_matrix(0, 100, share))

@@ -74,7 +74,7 @@ def accepts(schedule: Rounds, *needs: Need) -> bool:
     return True
 
 
-def test_which_topology_gives_what():
+def test_topologies_meet_the_needs_in_the_table():
     for name in AT_32:
         rounds = TOPOLOGIES[name]().schedule(32)
         assert {need for need in Need if accepts(rounds, need)} == {need for need in Need if name in GIVEN[need]}
@@ -112,7 +112,7 @@ def test_the_sentences_name_the_values_and_a_way_out(topology, fields, need, say
         check(TOPOLOGIES[topology](**fields).schedule(32), {need}, algo="a", topology=topology)
 
 
-def test_weights_that_are_not_finite_are_refused_whatever_is_needed():
+def test_weights_that_are_not_finite_are_refused():
     with pytest.raises(ConfigError, match="not finite"):
         check(fixed([[np.inf]]), set(), algo="dpsgd", topology="file")
 

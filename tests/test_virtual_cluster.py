@@ -78,7 +78,7 @@ def test_async_push_sum_with_equal_speeds_takes_its_steps(start, tmp_path):
 
 
 @pytest.mark.parametrize("name", ASYNCHRONOUS)
-def test_what_the_table_says_of_asynchronous_methods(start, tmp_path, name):
+def test_asynchronous_methods_are_as_the_table_says(start, tmp_path, name):
     run = start(*asynchronous(name, tmp_path), *UNEVEN)
     found = at_the_end(run)
     assert (found["mean", "consensus_distance"] < 1e-12) == ASYNCHRONOUS[name].agrees
@@ -95,14 +95,14 @@ BY_TIME = [*EVERY, "evaluation.every_simulated_s=1.3", "stop_after_simulated_s=9
 
 @pytest.mark.parametrize("name", [*ASYNCHRONOUS, "dpsgd"])
 @pytest.mark.parametrize("further", [[], pytest.param(BY_TIME, marks=pytest.mark.slow)], ids=["steps", "time"])
-def test_a_virtual_run_goes_on_bit_for_bit(start, tmp_path, monkeypatch, name, further):
+def test_a_virtual_run_resumes_bit_for_bit(start, tmp_path, monkeypatch, name, further):
     if name in ASYNCHRONOUS:
         overrides = [*asynchronous(name, tmp_path), *UNEVEN, "checkpoint_every_s=0.000001", *further]
     else:
         overrides = ["algo=dpsgd", *SMALL, "topology=ring", "num_workers=6", *UNEVEN, *further]
     straight = start(*overrides, directory="straight")
-    steps = [step for step in (1, 3, 4, 8, 11, 17) if step < straight.facts["step"]]
-    assert len(steps) >= 3
+    steps = [step for step in (1, 4, 11) if step < straight.facts["step"]]
+    assert len(steps) == 3
     monkeypatch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": step, "kind": "raise"} for step in steps]))
     for _ in steps:
         with pytest.raises(Injected):
@@ -127,10 +127,7 @@ def test_evaluations_at_simulated_times_and_an_end_by_time(start, name):
     assert run.facts["step"] == 14 and run.facts["simulated_s"] == 7
 
 
-ROUNDS = [("dpsgd", "ring"), ("relaysgd", "dbt"), ("allreduce", "ring"), ("sgp", "one_peer_exponential")]
-
-
-@pytest.mark.parametrize(("name", "topology"), ROUNDS)
+@pytest.mark.parametrize(("name", "topology"), [("relaysgd", "dbt"), ("allreduce", "ring")])
 def test_methods_in_rounds_have_the_same_simulated_time_between_processes(start, name, topology):
     overrides = (f"algo={name}", *SMALL, f"topology={topology}", "num_workers=4", *UNEVEN, *EVERY)
     overrides += ("evaluation.every_simulated_s=1", "stop_after_simulated_s=9", "cluster.num_parameters=7")
@@ -165,8 +162,6 @@ def test_losses_count_when_gradients_are_over_not_when_they_are_computed(start):
     assert found["batched"] == pytest.approx(found["loop"], rel=1e-4)
     assert len(found["loop"]) > 4
 
-
-# -- bad input ---------------------------------------------------------------------------------------------------------
 
 # -- times that are measured -------------------------------------------------------------------------------------------
 

@@ -167,9 +167,15 @@ def follow_apart(world: World, carrier: Carrier, graph: str, zero_init: bool) ->
     return seen
 
 
-@pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize(
-    ("graph", "processes"), [("ring", 2), ("star", 5), ("complete", 5), ("one-way ring with a short cut", 2)]
+    ("graph", "processes", "carrier"),
+    [
+        ("ring", 2, CARRIERS[0]),
+        ("star", 3, CARRIERS[0]),
+        ("star", 3, CARRIERS[1]),
+        ("complete", 3, CARRIERS[1]),
+        ("one-way ring with a short cut", 2, CARRIERS[1]),
+    ],
 )
 def test_operations_over_processes_do_the_same(worlds, graph, carrier, processes):
     zero_init = graph != "star"
@@ -178,7 +184,7 @@ def test_operations_over_processes_do_the_same(worlds, graph, carrier, processes
         compare(seen, expected(GRAPHS[graph], zero_init, workers))
 
 
-def test_what_is_no_edge_is_refused_before_anything_is_written():
+def test_a_missing_edge_is_refused_before_any_write():
     window = alone(GRAPHS["star"])
     before = window.t.clone()
     for call in (
@@ -201,7 +207,7 @@ def hammer(world: World, carrier: Carrier) -> tuple[float, Tensor, float]:
     window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]))
     flag = Segments([(1,), (1,)], torch.int64).tensors[0]
     if world.rank == 0:
-        for push in range(1500):
+        for push in range(500):
             window.accumulate(0, {1: 0.25}, self_weight=0.75)
             if push % 16 == 0:
                 window.collect(0)
@@ -224,7 +230,7 @@ def test_hammering_a_slot_from_both_sides_loses_nothing(worlds, carrier):
     found = worlds(2).call(hammer, carrier)
     assert sum(p for p, _, _ in found) == pytest.approx(2, rel=1e-12)
     torch.testing.assert_close(sum(t for _, t, _ in found), start_values(2).sum(0), rtol=1e-12, atol=1e-12)
-    assert found[0][2] == 1500
+    assert found[0][2] == 500
 
 
 def ask_in_vain(world: World, carrier: Carrier, holder: int) -> list[str]:
@@ -288,7 +294,7 @@ def outlive(world: World) -> str:
     return said
 
 
-def test_a_killed_holder_of_a_lock_blocks_nobody_for_ever(worlds):
+def test_a_killed_holder_releases_its_lock(worlds):
     said, _ = worlds(2).call(outlive)
     assert said == "timed out after 0.05 s of waiting for the slot of worker 1 at worker 0"
 
@@ -310,7 +316,7 @@ def outlive_a_holder(world: World) -> str:
     return str(error.value)
 
 
-def test_who_waits_for_a_killed_holder_of_its_row_hears_of_it(pair):
+def test_waiting_for_a_killed_holder_of_a_row_ends(pair):
     assert pair.survivor(0, outlive_a_holder) == "connection closed by process 1 of this run"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.metadata
 import multiprocessing
 import os
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
@@ -28,6 +30,8 @@ from decentral.training import run
 from decentral.training.stepper import Stepper
 
 _PATIENCE_S = 120.0
+PRELOADED = ["decentral.runtime.worker", "decentral.script.wrap", "torch._dynamo"]
+"""What processes share instead of importing it each; torch's optimizers import `torch._dynamo`, which takes long."""
 
 
 class Crash(RuntimeError):
@@ -39,7 +43,6 @@ class Processes:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["decentral.runtime.worker"])
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(size):
@@ -95,6 +98,7 @@ class Processes:
 def _serve(rank: int, size: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
+    gc.freeze()  # what is imported: collections look at the rest
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # which the program's own fork server has blocked
     warnings.simplefilter("error")
@@ -145,13 +149,22 @@ def are_named(told: list[list[str]], expected: list[str]) -> None:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Runs in this process do not wait for the disk, and ask once about the checkout and the packages."""
-    with mock.patch("os.fsync"), mock.patch("decentral.store.provenance._git", _git), mock.patch(_VERSION, _version):
+    """Runs in this process do not wait for the disk, and ask once about the checkout and the packages. Its fork server
+    has imported what is PRELOADED, whatever starts it first."""
+    _preload([])
+    preload = mock.patch("multiprocessing.forkserver.set_forkserver_preload", _preload)
+    git, version = mock.patch("decentral.store.provenance._git", _git), mock.patch(_VERSION, _version)
+    with mock.patch("os.fsync"), preload, git, version:
         yield
 
 
 _VERSION = "importlib.metadata.version"
+_set_preload = forkserver.set_forkserver_preload
 _git, _version = functools.cache(provenance._git), functools.cache(importlib.metadata.version)
+
+
+def _preload(modules: list[str]) -> None:
+    _set_preload([*modules, *PRELOADED])
 
 
 def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) -> str:

@@ -107,18 +107,19 @@ def documented(cls: type) -> dict[str, str]:
 
 def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
     """Raise ConfigError unless the field's metadata allow the value."""
-    wanted = limits_in_words(metadata)
     for entry in value if isinstance(value, list | tuple) else [value]:
         choices = _choices(metadata)
         if choices and entry not in choices:
             if isinstance(entry, str):
                 raise ConfigError(f"{key}={entry} does not exist.{suggest(entry, map(str, choices))}")
-            raise ConfigError(f"{key}={_shown(entry)} is not a valid choice; use {wanted}.")
+            raise ConfigError(f"{key}={_shown(entry)} is not a valid choice; use {limits_in_words(metadata)}.")
         if metadata["limits"] and not _fits(entry, metadata["limits"], metadata["finite"]):
             hint = f" ({metadata['hint']})" if metadata["hint"] else ""
             open_ended = metadata["finite"] and not {"below", "at_most"} & set(metadata["limits"])
             number = "a finite number" if open_ended and not isinstance(entry, int) else "a number"
-            raise ConfigError(f"{key}={_shown(entry)} is {_fault(entry)}; use {number} {wanted}{hint}.")
+            raise ConfigError(
+                f"{key}={_shown(entry)} is {_fault(entry)}; use {number} {limits_in_words(metadata)}{hint}."
+            )
 
 
 def limits_in_words(metadata: Mapping[str, Any]) -> str:

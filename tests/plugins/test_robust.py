@@ -172,11 +172,10 @@ def test_any_number_of_processes_and_an_interruption_make_no_difference(start, a
     one = start(*run, directory="one")
     assert start(*run, crash_at=7).status == "crashed"
     same_results(start(*run), one)
-    for processes in (2, 5):
-        several = start(*run, processes=processes, directory=f"with {processes}")
-        np.testing.assert_allclose(several.iterates, one.iterates, rtol=1e-12, atol=1e-12)
-        for ours, theirs in zip(several.rows, one.rows, strict=True):
-            assert ours.pop("value") == pytest.approx(theirs.pop("value"), rel=1e-9, abs=1e-12) and ours == theirs
+    two = start(*run, processes=2, directory="two")
+    np.testing.assert_allclose(two.iterates, one.iterates, rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(two.rows, one.rows, strict=True):
+        assert ours.pop("value") == pytest.approx(theirs.pop("value"), rel=1e-9, abs=1e-12) and ours == theirs
 
 
 SAME = {"qg_dpsgd": ["algo.beta=0"], "gasloc": ["algo.period_steps=1", "algo.outer_lr=1", "algo.outer_momentum=0"]}
@@ -203,7 +202,7 @@ DIGITS = ["data=digits", "model=mlp", "num_workers=4", "algo=dpsgd", "topology=c
           "trace=true", "save=none", "evaluation.every_epochs=0.1"]  # fmt: skip
 
 
-def test_who_flips_labels_has_the_gradients_of_the_flipped_ones(start):
+def test_label_flippers_have_gradients_of_flipped_labels(start):
     flips = [*DIGITS, "attack=label_flip", "attack.workers=[1,3]"]
     run = assemble(prepare(configure(*flips)), World(0, 1, torch.device("cpu")))
     problem, x, draws = run.problem, run.stepper.models, np.zeros(4, dtype=np.int64)
@@ -286,7 +285,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_in_a_sentence(case):
+def test_impossible_runs_are_refused(case):
     overrides, text = REFUSED[case]
     with pytest.raises(ConfigError, match=text):
         configure(*overrides)

@@ -219,6 +219,7 @@ def _plain(hint: type, value: Any) -> Any:
     return int(number) if hint is int and number.is_integer() else None
 
 
+@cache
 def words(hint: Any) -> str:
     """A type as a person calls it."""
     origin, parts = get_origin(hint), get_args(hint)
