@@ -41,11 +41,9 @@ SETTINGS: dict[str, Any] = {
 
 def each(entries: dict[str, Any], slow: int = 1, first: int = 0) -> Any:
     """Make a case of each entry; one of `slow` in a row is quick, from `first` on."""
-    cases = enumerate(entries.items())
-    return pytest.mark.parametrize(
-        "entry",
-        [pytest.param(entry, id=name, marks=pytest.mark.slow if i % slow != first else []) for i, (name, entry) in cases],
-    )
+    marks = [[] if number % slow == first else pytest.mark.slow for number in range(len(entries))]
+    cases = zip(entries.items(), marks, strict=True)
+    return pytest.mark.parametrize("entry", [pytest.param(entry, id=name, marks=mark) for (name, entry), mark in cases])
 
 
 TRAINED = {name: entry for name, entry in MODULES.items() if not entry.refused}
