@@ -33,11 +33,10 @@ from decentral.study.tuning.rule import Choice, Fixed, Grid, PowersOfTwo
 # -- smoke ----------------------------------------------------------------------------------------------------------
 
 STUDIES = [
-    *("bluefog_consensus_simulated", "relaysum_fig5"),
+    *("bluefog_consensus_simulated", "relaysum_fig4", "relaysum_fig5"),
     *("benchmark_methods", "bluefog_consensus", "bluefog_consensus_graphs", "bluefog_fig11", "bluefog_fish_school"),
     *("bluefog_table2_time", "flex_choice_map", "flex_cost_table", "flex_honest", "relaysum_fig3", "relaysum_fig9"),
-    *("relaysum_table1", "time_map", "time_measured", "time_validation", "wagma_ablations_time"),
-    *("certificates", "data_graphs", "theory_quadratics"),
+    *("time_map", "time_measured", "time_validation", "wagma_ablations_time", "certificates", "data_graphs"),
     *("relaysum_fig7_rates", "relaysum_table13", "wagma_fig10_measured", "wagma_fig1_groups", "wagma_fig6"),
 ]
 STUDIES = [name for name in STUDIES if name in catalogue.names()]
