@@ -196,6 +196,7 @@ def test_a_start_that_was_killed_in_its_report_makes_it_the_next_time(
     assert "Its results are collected" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("inline")
 def test_a_second_start_computes_nothing_imports_nothing_heavy_and_says_so(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "progress=false"]
     assert study(*arguments) == 0
