@@ -38,7 +38,7 @@ from decentral.report.runs_table import _without_repeats, layout_of
 from decentral.report.spec import Table
 from decentral.report.tables import measured
 from decentral.scheduling.scheduler import Tally, schedule
-from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
+from decentral.store import Metric, RunStore, Status, find_runs
 from decentral.study.catalogue import study_from
 from decentral.study.study import overrides_of
 from decentral.terminal.console import REFUSED
@@ -551,16 +551,6 @@ def pids() -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_more_often_than_it_is_tried_again_fails_alone():
-    grid = (*SLOW, "steps=2000,6000", "launcher.slots=2", "launcher.retries=0")
-    with start(*grid, DECENTRAL_FAULTS=fault(3000, "kill")) as launcher:
-        out, _ = launcher.communicate(timeout=PATIENCE_S)
-    assert launcher.returncode == 1
-    (victim,) = (run for run in find_runs(Path("results")) if run.status != "done")
-    assert "of 2 runs, 0 refused and 1 failed" in out and victim.run_id in out and out.count("] done") == 1
-
-
-@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_nothing_running_and_the_next_one_does_the_rest():
     """It is killed in the middle of the second run, which stands still there."""
     grid = (*SLOW, "steps=3,6000,6001", "launcher.slots=1")
@@ -586,18 +576,6 @@ def test_two_launchers_share_the_work_and_every_run_is_carried_out_once():
     runs = find_runs(Path("results"))
     assert [run.status for run in runs] == ["done"] * 6
     assert not any(written_twice(run.path) for run in runs)
-
-
-@pytest.mark.slow
-def test_ctrl_c_lets_the_runs_write_checkpoints_and_the_same_command_goes_on():
-    with start("seed=0,1,2", *SLOW, "launcher.slots=2", "steps=20000000") as launcher:
-        until(lambda: sum(bool(read_metrics(run.path)) for run in find_runs(Path("results"))) == 2)
-        launcher.send_signal(signal.SIGINT)
-        out, _ = launcher.communicate(timeout=PATIENCE_S)
-    assert launcher.returncode == 130 and "Stopped:  0 done, 2 interrupted, 1 not started, of 3 runs." in out
-    runs = find_runs(Path("results"))
-    assert [run.status for run in runs] == ["interrupted"] * 2
-    assert all(list((run.path / "checkpoints").iterdir()) for run in runs)
 
 
 OPTUNA = """

@@ -544,22 +544,6 @@ def global_state() -> list[Any]:
     return [torchs, random.getstate(), np.random.get_state()[1].tolist(), os.environ.get("OMP_NUM_THREADS")]
 
 
-@pytest.mark.parametrize(
-    ("model", "settings"),
-    [(small(), {}), (small, {"lr": 1e30}), (seeding, {}), (seeding, {"lr": 1e30}), (seeding, {"algo": "relaysgd"})],
-    ids=["instance", "diverged", "seeds", "seeds and diverges", "seeds and is refused"],
-)
-def test_generators_types_and_threads_are_left_as_they_were(tmp_path, model, settings):
-    torch.manual_seed(7)
-    before = global_state()
-    with suppress(ConfigError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = decentral.train(model, toy(), toy(24), results_dir=tmp_path, **(SHORT | settings))
-        assert global_state() == before
-        decentral.load(result.directory, model=model)
-    assert global_state() == before
-
-
 class Interrupting(nn.Linear):
     """Ctrl-C in the middle of a step, after torch was set to something else."""
 
@@ -571,10 +555,25 @@ class Interrupting(nn.Linear):
         return super().forward(x)
 
 
-def test_they_are_so_after_an_interruption_too(tmp_path):
-    model, before = nn.Sequential(Interrupting(6, 3)), global_state()
-    with pytest.raises(KeyboardInterrupt):
-        decentral.train(model, toy(), toy(24), results_dir=tmp_path, **SHORT)
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (small(), {}),
+        (seeding, {}),
+        (seeding, {"lr": 1e30}),
+        (seeding, {"algo": "relaysgd"}),
+        (nn.Sequential(Interrupting(6, 3)), {}),
+    ],
+    ids=["instance", "seeds", "seeds and diverges", "seeds and is refused", "is interrupted"],
+)
+def test_generators_types_and_threads_are_left_as_they_were(tmp_path, model, settings):
+    torch.manual_seed(7)
+    before = global_state()
+    with suppress(ConfigError, KeyboardInterrupt), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = decentral.train(model, toy(), toy(24), results_dir=tmp_path, **(SHORT | settings))
+        assert global_state() == before
+        decentral.load(result.directory, model=model)
     assert global_state() == before
 
 
