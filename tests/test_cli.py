@@ -485,18 +485,9 @@ def test_an_experiment_that_cannot_be_read_is_refused_in_one_sentence(tmp_path: 
         assert code == 2 and err.count("\n") == 1 and says in err
 
 
-def bomb(levels: int) -> str:
-    """A list of lists of lists ..., each of which is written down once: 9^levels values."""
-    lines = ["# @package _global_", "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
-    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
-    return "\n".join([*lines, ""])
-
-
 def test_a_file_of_the_users_that_cannot_be_loaded_is_refused_by_every_command(tmp_path: Path, capsys) -> None:
     faults = {
         "latin": ("# @package _global_\nalpha: 0.5 # \u00e9t\u00e9\n".encode("latin-1"), "is not UTF-8 (line 2)"),
-        "bomb": (bomb(9).encode(), "values after alias expansion"),
-        "endless": (b"# @package _global_\na: &a [*a]\n", "endlessly many values after alias expansion"),
         "pipe": (None, "is not a regular file"),
     }
     for group, entry in (("experiment", main), ("study", study)):

@@ -26,7 +26,7 @@ from decentral.cli.report import main as report
 from decentral.cli.run import main
 from decentral.cli.run import main as run_main
 from decentral.cli.study import main as study
-from decentral.cli.sweep import closing_table
+from decentral.cli.sweep import Combination, _layout, closing_table
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump, read_yaml
@@ -238,6 +238,20 @@ def test_what_goes_without_saying_by_the_rest_is_in_the_rows():
     assert (found.rows, found.columns, found.best) == (["algo", "topology"], "alpha", "lr")
 
 
+def test_options_of_a_sweep_leave_the_other_settings_to_the_rest_of_the_table():
+    keys = ["algo", "algo.period_steps", "cluster.links.latency_s"]
+    settings = product(("diloco", "local_sgd"), (2, 4), (0.01, 0.1))
+    words = [[f"{key}={value}" for key, value in zip(keys, values, strict=True)] for values in settings]
+    combinations = [Combination(one, compose([*QUICK, "cluster=even", *one])) for one in words]
+    for options, rows, columns, best in (
+        ({"rows": ["cluster.links.latency_s", "algo"]}, ["cluster.links.latency_s", "algo"], "algo.period_steps", ""),
+        ({"columns": "algo"}, ["algo.period_steps", "cluster.links.latency_s"], "algo", ""),
+        ({"best": "algo.period_steps"}, ["algo"], "cluster.links.latency_s", "algo.period_steps"),
+    ):
+        found = _layout(combinations, [], options)
+        assert (found.rows, found.columns, found.best) == (rows, columns, best)
+
+
 def test_combinations_that_are_one_run_have_one_row_and_one_sentence(capsys, planned):
     same = "algo,topology=(allreduce,ring),(allreduce,chain)"
     for arguments, says in (
@@ -410,7 +424,7 @@ def test_tables_figures_and_studies_show_the_name_that_a_class_of_a_module_has(c
 
 def test_the_commands_below_a_table_have_the_options_of_the_sweep(capsys, monkeypatch):
     options = ["--metric", "distance to optimum", "--worker", "mean", "--x", "bytes", "--log", "--panels",
-               "suboptimality,distance to optimum", "--name", "mine", "--save-study", "s"]  # fmt: skip
+               "suboptimality,distance to optimum", "--name", "mine", "--save-study", "s", "--best", "lr"]  # fmt: skip
     words = ["algo=dpsgd,d2", "lr=0.02,0.04", "topology=ring", *QUICK, "progress=false"]
     _, out, _ = command(capsys, *words, *options)
     (again, wider), table = re.findall(r"^(?:Next|Wider): +(.*?)  \(", out, re.M), Path("results/tables/mine")
@@ -422,6 +436,8 @@ def test_the_commands_below_a_table_have_the_options_of_the_sweep(capsys, monkey
     out = command(capsys, *pairs)[1]
     assert "(highest tried)" in out and "Wider:" not in out
     for wrong, says in ((["--name", "../x"], "--name='../x' is not a plain file name"),
+                        (["--rows", "period"], "--rows period is not a setting of the runs that are done"),
+                        (["--x", "hours"], "--x=hours does not exist"),
                         (["figures.width=column"], "decentral-report FOLDER figures.width=..."),
                         (["figures.widht=column"], "decentral-report FOLDER figures.widht=...")):  # fmt: skip
         status, _, err = command(capsys, *words, *wrong)
@@ -1039,48 +1055,6 @@ def test_each_sweep_has_a_table_of_its_own_and_the_next_command_works(capsys):
     assert f"Results:  {first}" in said(capsys, report, *shlex.split(again))
     with pytest.raises(ConfigError, match="judged by"):
         decentral.table(rows="algo")
-
-
-@pytest.mark.slow
-def test_a_sweep_takes_the_options_of_a_table_of_runs(capsys):
-    words = [
-        "algo=diloco,local_sgd",
-        "algo.period_steps=2,4",
-        *QUICK,
-        "cluster=even",
-        "cluster.links.latency_s=0.01,0.1",
-    ]
-    for options, rows, columns, axis in (
-        (
-            "--x bytes --log --rows cluster.links.latency_s,algo",
-            ["cluster.links.latency_s", "algo"],
-            "algo.period_steps",
-            "bytes",
-        ),
-        ("--columns algo --x seconds", ["algo.period_steps", "cluster.links.latency_s"], "algo", "seconds"),
-        ("--best algo.period_steps --worker mean", ["algo"], "cluster.links.latency_s", "epochs"),
-    ):
-        status, out, _ = command(capsys, *words, *options.split())
-        (again,) = re.findall(r"^Next:     decentral-report (.*?)  \(", out, re.M)
-        first = json.loads(Path(re.findall(r"^Results:  (.*)$", out, re.M)[0], "study.json").read_text())
-        said(capsys, report, *shlex.split(again), "--name", "again")
-        again = json.loads(Path("results/tables/again/study.json").read_text())
-        for facts in (first, again):
-            layout, figure = facts["layout"], facts["report"]["figures"][-1]
-            assert status == 0 and (layout["rows"], layout["columns"], figure["x"]) == (rows, columns, axis)
-            assert figure["logy"] == ("--log" in options or None)
-    target = ["target=objective suboptimality:1", "--x"]
-    for wrong, says in (
-        (["--rows", "period"], "--rows period is not a setting of the runs that are done"),
-        (["--x", "hours"], "--x=hours does not exist"),
-        ([*target, "hours"], "--x=hours does not exist"),
-        ([*target, "bytes", "--rows", "algo"], "--rows does not apply to target="),
-    ):
-        status, out, err = command(capsys, *words, "seed=8", *wrong)
-        assert status == REFUSED and says in err and "Results" not in out
-    with pytest.raises(SystemExit):
-        run_main([*QUICK, "--x", "bytes"])
-    assert "--x needs -m" in capsys.readouterr().err
 
 
 def test_table_1_of_the_readme_comes_from_its_stored_runs(tmp_path, monkeypatch, capsys):
