@@ -126,6 +126,11 @@ def test_an_invalid_model_file_is_refused(what, tmp_path):
 
 def test_a_model_file_of_another_run_is_refused(start):
     mine, other = start(*MLP), start(*MLP, "lr=0.01", directory="other")
+    content = bytearray((mine.directory / FILE).read_bytes())
+    content[-1] ^= 1
+    (mine.directory / FILE).write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is damaged \(its content does not match its checksum\)"):
+        load(mine.directory)
     (mine.directory / FILE).write_bytes((other.directory / FILE).read_bytes())
     with pytest.raises(ConfigError, match=f"belongs to run {run_id(compose([*MLP, 'lr=0.01']))}, not to run"):
         load(mine.directory)

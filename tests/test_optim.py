@@ -720,6 +720,7 @@ def test_a_batch_depends_on_worker_and_step_alone():
 def test_an_epoch_takes_equally_many_samples_of_each_part(drop_last, steps, samples):
     batches = order(range(4), drop_last=drop_last)
     assert batches.steps_per_epoch() == steps
+    assert batches.examples(0, 2 * steps + 1) == 2 * samples + 4
     epoch = torch.cat([batches(step) for step in range(steps)], dim=1)
     assert epoch.shape == (4, samples)
     for worker, part in enumerate(PARTS):

@@ -560,6 +560,7 @@ EDITS: dict[str, Callable[[nn.Module, Any], object]] = {
     "none": lambda model, optimizer: None,
     "read": lambda model, optimizer: [p.grad.norm() for p in model.parameters()],
     "clip": lambda model, optimizer: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
+    "negate": lambda model, optimizer: [p.grad.neg_() for p in model.parameters()],
     "zero": lambda model, optimizer: optimizer.zero_grad(),
     "zero in place": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
     "replace": lambda model, optimizer: setattr(
