@@ -182,7 +182,7 @@ def reference(A: np.ndarray, b: np.ndarray, present: np.ndarray, method: str, lr
         u = np.zeros((n, d))
         for i in np.flatnonzero(there):
             u[i] = -lr * A[i].T @ (A[i] @ x[i] - b[i])
-        if method == "dpsgd":
+        if method in ("dpsgd", "choco"):
             x = np.where(there[:, None], W @ (x + u), x)
         elif method == "gradient_tracking":
             mixed = W @ (c + u) - u
@@ -206,7 +206,10 @@ def reference(A: np.ndarray, b: np.ndarray, present: np.ndarray, method: str, lr
 
 @pytest.mark.parametrize(
     ("method", "average"),
-    [("dpsgd", True), ("dpsgd", False), ("gradient_tracking", True), ("exact_diffusion", False), ("diloco", True)],
+    [
+        *(("dpsgd", True), ("dpsgd", False), ("choco", True), ("gradient_tracking", True)),
+        *(("exact_diffusion", False), ("diloco", True)),
+    ],
 )
 def test_iterates_are_those_of_the_formulas(start: Start, tmp_path: Path, method: str, average: bool) -> None:
     random = np.random.default_rng(3)
@@ -215,6 +218,7 @@ def test_iterates_are_those_of_the_formulas(start: Start, tmp_path: Path, method
     words = [f"task.problem={tmp_path / 'problem.npz'}", f"algo={method}", "topology=ring", "num_workers=7"]
     words += ["steps=60", "lr=0.02", "availability=independent", "availability.probability=0.4"]
     words += ["algo.period_steps=3"] if method == "diloco" else []
+    words += ["algo.gamma=1"] if method == "choco" else []  # without compression it is D-PSGD
     words += [f"availability.on_return={'average' if average else 'stale'}"]
     found = start("task=quadratics", "save=none", "trace=true", *words)
     present = attendance(found.directory, 60, 7)

@@ -15,6 +15,7 @@ import pytest
 
 from configure import configure
 from decentral.config.parsing import dump
+from decentral.host.machine import num_cores
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.attempt import carry_out
 from decentral.scheduling.job import Demand, Ended, ended_without_report, seen_in_directory
@@ -96,7 +97,7 @@ def test_a_job_sees_the_gpus_that_it_was_given(toy):
             pool.start(job)
         assert sorted(seen.place for seen in pool.look()) == ["cuda:4", "cuda:GPU-77"]
         end_all(pool)
-    assert "CUDA_VISIBLE_DEVICES=4\n" in log(jobs[0])
+    assert "CUDA_VISIBLE_DEVICES=4\n" in log(jobs[0]) and f"cores={max(1, num_cores() // 4)}\n" in log(jobs[0])
     assert "CUDA_VISIBLE_DEVICES=GPU-77\n" in log(jobs[1])
 
 
@@ -127,6 +128,7 @@ def test_an_interrupt_is_no_failure_and_after_the_grace_it_kills(pool, toy):
     polite.pid  # noqa: B018 - it waits
     pool.interrupt(3600)  # it does not wait so long
     assert next(iter(end_all(pool).values()))[1:3] == (Status.interrupted, None)
+    assert (RunStore.peek(polite.directory) or {})["status"] == "interrupted"
     deaf = toy("b", "sleep600")
     pool.start(deaf)
     os.kill(deaf.pid, signal.SIGSTOP)

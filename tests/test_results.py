@@ -279,7 +279,7 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("measure", "label", "value"), [
     ({"last_epochs": 2, "worker": "0"}, "test accuracy (%)", 87.5),
     ({"to_reach": 70, "axis": "step"}, "step to test accuracy 70 %", 20),
-    ({"to_reach": 70, "axis": "wall_s"}, "wall_s to test accuracy 70 %", 4),
+    ({"to_reach": 80, "axis": "wall_s"}, "wall_s to test accuracy 80 %", 4),
     ({"to_reach": 0.6, "worker": "1", "percent": False, "larger_is_better": False}, "step to test accuracy 0.6", 0),
     ({"to_reach": 94, "axis": "bytes_sent"}, "bytes_sent to test accuracy 94 %", math.nan),
 ])  # fmt: skip

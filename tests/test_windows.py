@@ -102,6 +102,11 @@ class Model:
             self.slot[owner, j] = self.slot[owner, j] * (not reset)
             self.version[owner, j] = 0
 
+    def push(self, sender: int, weights: dict[int, float], self_weight: float) -> None:
+        welcome = {i: w for i, w in weights.items() if not self.slot[i, sender].any()}
+        kept = sum(w for i, w in weights.items() if i not in welcome)
+        self.accumulate(sender, welcome, self_weight + kept)
+
     def collect(self, owner: int) -> None:
         mine = [j for i, j in self.slot if i == owner]
         self.update(owner, dict.fromkeys(mine, 1.0), 1.0, True)
@@ -124,10 +129,18 @@ def random_calls(edges: Edges, num_calls: int) -> Iterator[tuple[int, str, tuple
         yield worker, operation, (worker, *rest.get(operation, (weights, own)))
 
 
+def calls(edges: Edges) -> Iterator[tuple[int, str, tuple]]:
+    """Random calls; then, with all slots empty, two pushes of every worker, the second of which finds them full."""
+    yield from random_calls(edges, 50)
+    yield from ((worker, "collect", (worker,)) for worker in range(N))
+    pushes = [(j, "push", (j, dict.fromkeys(edges.receivers[j], 0.2), 0.1)) for j in range(N)]
+    yield from [*pushes, *pushes]
+
+
 def follow(window: Window, edges: Edges) -> list:
     """What the local workers have after each of many calls, each of which is seen by all before the next."""
     seen = []
-    for worker, operation, arguments in random_calls(edges, 50):
+    for worker, operation, arguments in calls(edges):
         if worker in window.workers:
             getattr(window, operation)(*arguments)
         window.fence()
@@ -139,7 +152,7 @@ def follow(window: Window, edges: Edges) -> list:
 
 def expected(edges: Edges, zero_init: bool, workers: range) -> list:
     model, seen = Model(edges, zero_init), []
-    for _, operation, arguments in random_calls(edges, 50):
+    for _, operation, arguments in calls(edges):
         getattr(model, operation)(*arguments)
         seen.append(model.state(workers))
     return seen

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
+from decentral.host.machine import num_cores
 from decentral.scheduling.job import Demand, Job
 from decentral.store import RunStore, Status
 from decentral.terminal.progress import progress
@@ -65,7 +66,11 @@ class Toy(Job):
         with RunStore.open(self.directory, self.id, "") as store:
             with open(self.folder / f"{self.name}.attempts", "a") as file:
                 file.write(f"{os.getpid()} {word}\n")
-            status = self._act(word)
+            try:
+                status = self._act(word)
+            except KeyboardInterrupt:
+                store.set_status(Status.interrupted)
+                raise
             store.set_status(status)
         return status
 
@@ -83,6 +88,7 @@ class Toy(Job):
             sys.exit(3)
         if word == "environment":
             print(*(f"{key}={os.environ.get(key)}" for key in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")), flush=True)
+            print(f"cores={num_cores()}", flush=True)
             print(f"processes={self.processes} leader={os.getpgid(0) == os.getpid()}", flush=True)
         if word == "child":
             child = subprocess.Popen(["sleep", "600"])

@@ -199,8 +199,14 @@ def hooked(register: Callable[[nn.Sequential], object]) -> nn.Sequential:
 
 def patched() -> nn.Sequential:
     net = mlp(nn.Tanh())
-    net[0].forward = types.MethodType(lambda self, x: F.linear(x, self.weight) - 1, net[0])
+    net[0].forward = types.MethodType(shrinks, net[0])
     return net
+
+
+def shrinks(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        self.weight.data = 0.9 * self.weight.data
+    return F.linear(x, self.weight) - 1
 
 
 def tied() -> Net:
