@@ -546,12 +546,14 @@ def test_pushing_in_step_is_multiplying_with_the_matrix(worlds, name, carrier, p
     plan, rounds = schedule(name), 4
     net, x = LocalNetwork(plan, CERTAIN), start_values()
     p = torch.ones(N, plan.num_pieces, dtype=torch.float64)
-    wanted, weights = start_values(), p.clone()
+    wanted, weights, sent = start_values(), p.clone(), 0
     for round in range(rounds):
         x, p = net.push(x, p, round)
         for h, (W, piece) in enumerate(zip(plan.matrices(round), plan.slices(P), strict=True)):
             wanted[:, piece] = torch.tensor(W) @ wanted[:, piece]
             weights[:, h] = torch.tensor(W) @ weights[:, h]
+            sent += (np.count_nonzero(W) - N) * 8 * (len(range(P)[piece]) + 1)
+    assert net.traffic.bytes_sent == sent
     found = worlds(processes).call(in_step, name, carrier, rounds)
     for rows, numbers, bytes_sent, messages_sent, *_ in [
         (x, p, net.traffic.bytes_sent, net.traffic.messages_sent),

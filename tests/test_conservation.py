@@ -295,6 +295,9 @@ def test_probes_and_collectives_wait_for_busy_ports_and_take_them() -> None:
         ports[2] = busy = max(*clock.out, *clock.into) + 10
         underway, *_ = clock.begin_collective("all_reduce", 1000.0)
         assert underway.ready.tolist() == pytest.approx([busy + clock.costs.all_reduce_s(4, 1000.0)] * 4)
+    again = Clock(4, None, clock.costs)  # type: ignore[arg-type]
+    again.load_state(clock.state())
+    assert np.array_equal(again.state(), clock.state()) and clock.into.all()
 
 
 @pytest.mark.parametrize("name", ["allreduce", "sgp", "wagma", "relaysgd"])

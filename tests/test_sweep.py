@@ -519,6 +519,8 @@ def test_notes_below_the_table_name_a_long_period_and_a_slow_collective(capsys):
         f"an all-reduce takes {ring:.3g} s by ring, but {doubling:.3g} s by recursive_doubling: try "
         "cluster.links.collective=auto."
     ]
+    (steps,) = (word for word in read_yaml(Path("conf/study/s.yaml"))["rows"][0]["base"] if word.startswith("steps="))
+    assert 55 < int(steps.removeprefix("steps=")) <= 60, "with the share of a period's all-reduce"
     for again, words in ((report, ["results/tables/mine"]), (study, ["s", "results_dir=results"])):
         assert [line for line in said(capsys, again, *words).splitlines() if line.startswith("Note:")] == told
     better = ["algo.period_steps=5,10", "cluster.links.collective=auto", "algo=diloco"]

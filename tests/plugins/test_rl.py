@@ -241,6 +241,7 @@ def test_workers_that_are_not_equally_far_have_what_they_would_have_alone(case: 
 )
 def test_a_run_goes_on_bit_for_bit_in_the_middle_of_a_rollout(start: Start, case: str) -> None:
     overrides = [*settings(case), "steps=15", "evaluation.every_epochs=1", "checkpoint_every_s=0", "trace=true"]
+    overrides.append("task.normalise=true")
     straight = start(*overrides, directory="straight")
     start(*overrides, interrupt_at=6)
     again = start(*overrides)
