@@ -155,6 +155,7 @@ def test_losses_count_when_gradients_are_over_not_when_they_are_computed(start):
         "evaluation.every_simulated_s=1",
     )
     found = {}
+    start(*overrides, "execution=batched", "checkpoint_every_s=0", directory="batched", interrupt_at=0)
     for execution in ("batched", "loop"):
         run = start(*overrides, f"execution={execution}", directory=execution)
         train = [row for row in rows(run) if (row["split"], row["metric"]) == ("train", "loss")]
