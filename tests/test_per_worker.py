@@ -179,8 +179,8 @@ def test_a_distribution_is_drawn_from_the_seed_for_each_worker_by_itself():
     assert np.median(drawn["lognormal"]) == pytest.approx(0.1, rel=0.1)
     whole = per_worker("batch_size_per_worker", ["lognormal", 4, 2], 100, 3, whole=True)
     assert whole.dtype == np.int64 and whole.min() == 1
-    ids = {run_id(configure(*RUN, *own)) for own in ([], [OWN[0]], [OWN[1]], [OWN[2]], OWN)}
-    assert len(ids) == 5
+    ids = {run_id(configure(*RUN, *own)) for own in ([], [OWN[0]], [OWN[1]], [OWN[2]], OWN, ["accumulate=2"])}
+    assert len(ids) == 6
     assert run_id(configure(*RUN, OWN[0])) == run_id(configure(*RUN, OWN[0], "lr=0.3"))  # which is not used
     with pytest.raises(ConfigError, match=r"lr=0.3 conflicts with lr_per_worker=\[0.1,0.2,0.05,0.1\]"):
         compose([*RUN, OWN[0], "lr=0.3"])

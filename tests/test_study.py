@@ -266,6 +266,7 @@ def finish_all(
     (PowersOfTwo(at_most=5), lambda lr: math.nan, None),
     (Grid(values=[0.1, 0.01, 0.05]), lambda lr: lr, Choice(0.1, True)),
     (Grid(values=[0.1, 0.01, 0.05]), lambda lr: -abs(lr - 0.05), Choice(0.05, False)),
+    (Grid(values=[0.1, 0.01, 0.05]), lambda lr: lr if lr < 0.1 else math.nan, Choice(0.05, False)),
     (Fixed(), lambda lr: 0.0, Choice(0.1, False)),
 ])  # fmt: skip
 def test_a_rule_finds_the_best_rate_and_says_whether_it_lies_at_the_edge_of_its_grid(rule, score, chosen):

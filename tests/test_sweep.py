@@ -26,7 +26,7 @@ from decentral.cli.report import main as report
 from decentral.cli.run import main
 from decentral.cli.run import main as run_main
 from decentral.cli.study import main as study
-from decentral.cli.sweep import Combination, _layout, closing_table
+from decentral.cli.sweep import Combination, _layout, closing_table, exit_status
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump, read_yaml
@@ -41,7 +41,7 @@ from decentral.scheduling.scheduler import Tally, schedule
 from decentral.store import Metric, RunStore, Status, find_runs
 from decentral.study.catalogue import study_from
 from decentral.study.study import overrides_of
-from decentral.terminal.console import REFUSED
+from decentral.terminal.console import FAILED, REFUSED
 from waiting import PATIENCE_S, alive, stands_still, until
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "device=cpu", "processes=1")
@@ -559,6 +559,7 @@ def test_one_run_that_cannot_work_stops_no_other_and_is_named_at_the_end(capsys)
     assert code == 2
     assert out.count("] done") == 2
     assert f"run {bad.id}" in err and "refused" in err and "decentral-run seed=1" in err
+    assert exit_status([0, REFUSED, FAILED]) == FAILED
 
 
 def pids() -> list[int]:
