@@ -195,3 +195,19 @@ def nothing_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the figures of runs that decentral-run carries out in this process."""
     monkeypatch.setattr("decentral.cli.single.draw", lambda *_: None)
+
+
+@pytest.fixture
+def inline() -> Iterator[pytest.MonkeyPatch]:
+    """Carry out the jobs of sweeps and studies in this process, and draw no figure; `undo()` it for the contrary."""
+    from decentral.scheduling.attempt import carry_out
+    from decentral.scheduling.job import Ended
+    from decentral.scheduling.local_pool import LocalPool
+
+    ended: list[Ended] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalPool, "start", lambda _, job: ended.append(carry_out(job.placed(1))))
+        patch.setattr(LocalPool, "wait", lambda *_: [ended.pop()])
+        patch.setattr("decentral.cli.sweep.draw", lambda *_: None)
+        patch.setattr("decentral.report.figures.canvas.save", lambda figure, *_: [Path(f"{figure.file}.png")])
+        yield patch

@@ -245,10 +245,10 @@ def test_evaluating_each_step_is_a_run_of_its_own_where_the_task_suggests_less()
 
 
 def test_short_runs_are_evaluated_ten_times_without_a_new_id(start):
-    small = ["data=digits", "model=mlp", "num_workers=4", "batch_size=32", "alpha=10"]
+    small = ["data=digits", "model=mlp", "model.hidden=[2]", "num_workers=4", "batch_size=32", "alpha=10"]
     in_time = ["steps=1000", "cluster=even", "cluster.compute.mean_s=1", "stop_after_simulated_s=20"]
     stopped = ["steps=20", "early_stop.patience=9"]
-    for words, number in ((["steps=20"], 11), (["epochs=2"], 11), (["steps=5"], 6), (in_time, 11), (stopped, 2)):
+    for words, number in ((["steps=20"], 11), (["steps=5"], 6), (in_time, 11), (stopped, 2)):
         result = start(*small, *words, directory=f"{words[0]}{len(words)}")
         steps = {row["step"] for row in result.rows}
         assert len(steps) == number, (words, steps)
@@ -383,7 +383,7 @@ def test_what_is_counted_on_the_halves_adds_up_to_that_on_all_whatever_the_seed(
         pixels = np.random.default_rng(10 * number + ord(name)).integers(0, 255, (64, 64, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.png")
     found, looked_at = {}, {}
-    for part, seed in itertools.product(("all", *PARTS), (0, 1)):
+    for part, seed in (("all", 0), *((part, 0) for part in PARTS), ("validation", 1)):
         settings = (*HALVED[task], "num_workers=2", "precision=fp64", f"evaluation.part={part}", f"seed={seed}")
         run = assemble(prepare(configure(*settings, "device=cpu")), World(0, 1, torch.device("cpu")))
         problem, examples = run.problem, run.config.task.num_examples(run.config)[1]
@@ -396,9 +396,8 @@ def test_what_is_counted_on_the_halves_adds_up_to_that_on_all_whatever_the_seed(
         if problem.split == "both":
             assert all(set(own.tolist()) <= looked_at[part, seed] for own in problem.local_tests)
         run.close()
-    for seed in (0, 1):
-        torch.testing.assert_close(found["validation", seed] + found["test", seed], found["all", seed])
-        assert not found["validation", seed].equal(found["test", seed])
+    torch.testing.assert_close(found["validation", 0] + found["test", 0], found["all", 0])
+    assert not found["validation", 0].equal(found["test", 0])
     assert looked_at["validation", 0] == looked_at["validation", 1] < looked_at["all", 0]
 
 

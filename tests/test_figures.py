@@ -184,7 +184,7 @@ def test_a_logarithmic_panel_names_the_lines_that_are_zero(results: Results) -> 
         assert ax.get_ylim()[0] > 0.1 or not logy
 
 
-@pytest.mark.parametrize("width", [2.2, 3.25, 6.75])
+@pytest.mark.parametrize("width", [2.2, 6.75])
 def test_titles_and_legends_fit_into_the_figure(results: Results, width: float) -> None:
     names = {"ring": "a topology with a name as long as those that settings make: partition.groups_per_worker = 2"}
     names |= {name: f"{name} of the averaged model over present workers" for name in (LOSS, ACCURACY)}

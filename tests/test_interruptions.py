@@ -116,8 +116,9 @@ DONE = (
 )
 
 
-def test_ctrl_c_is_not_lost_and_what_is_done_stays_done(tmp_path):
-    lost, done = ([script(tmp_path, code) for code in codes] for codes in (LOST, DONE))
+@pytest.mark.parametrize("several", [2, pytest.param(len(LOST), marks=pytest.mark.slow)])
+def test_ctrl_c_is_not_lost_and_what_is_done_stays_done(tmp_path, several):
+    lost, done = ([script(tmp_path, code) for code in codes[:several]] for codes in (LOST[::-1], DONE))
     for process in lost:
         ends(process, [])
     for process in done:

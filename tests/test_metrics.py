@@ -336,6 +336,8 @@ def test_units_directions_and_names_are_in_rows_tables_and_figures(tmp_path: Pat
 
 
 def test_the_figure_has_a_panel_for_each_of_many_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decentral.report.style.png", lambda *_, **__: b"")
+
     def panels(number: int) -> tuple[int, float]:
         sizes = []
         monkeypatch.setattr("decentral.report.style.plain", lambda figure: sizes.append(figure) or figure)

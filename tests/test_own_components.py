@@ -338,6 +338,7 @@ def test_a_file_that_cannot_be_what_it_says_is_refused(
     assert said in refusal(capsys, "--config-dir", mine, f"algo={Path(name).stem}", *QUICK)
 
 
+@pytest.mark.usefixtures("inline")
 def test_the_conf_of_a_clone_is_a_folder_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     shutil.copytree(conf_directory(), conf := tmp_path / "clone" / "conf")
     saved = ["-m", "algo=dpsgd,allreduce", *QUICK, "--config-dir", str(conf), "--save-study", "saved"]

@@ -94,6 +94,7 @@ def rows(path: Path) -> dict[str, list[str]]:
     return {cells[0]: [cell.strip() for cell in cells[1:]] for cells in lines}
 
 
+@pytest.mark.usefixtures("inline")
 def test_the_scoreboard_has_a_row_for_every_item_run_or_not(results_dir: Path) -> None:
     report_all(results_dir)
     assert rows(results_dir / "README.md") == {
@@ -424,7 +425,7 @@ def test_the_legend_tells_where_a_line_is_at_the_target_with_units(results: Resu
 # For papers
 
 
-@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75), ("5.5", 5.5)])
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("5.5", 5.5)])
 def test_a_figure_for_a_paper_is_as_wide_as_its_column_without_a_title(results: Results, width: str, inches) -> None:
     wanted = output({"figures.title": "false", "figures.width": width})
     with style.settings("x", wanted.small):

@@ -32,13 +32,11 @@ from decentral.study.tuning.rule import Choice, Fixed, Grid, PowersOfTwo
 
 # -- smoke ----------------------------------------------------------------------------------------------------------
 
-QUICK = ("bluefog_consensus_simulated", "relaysum_fig5")
 STUDIES = [
-    *QUICK,
+    *("bluefog_consensus_simulated", "relaysum_fig4", "relaysum_fig5"),
     *("benchmark_methods", "bluefog_consensus", "bluefog_consensus_graphs", "bluefog_fig11", "bluefog_fish_school"),
     *("bluefog_table2_time", "flex_choice_map", "flex_cost_table", "flex_honest", "relaysum_fig3", "relaysum_fig9"),
-    *("relaysum_table1", "time_map", "time_measured", "time_validation", "wagma_ablations_time"),
-    *("certificates", "data_graphs", "theory_quadratics"),
+    *("time_map", "time_measured", "time_validation", "wagma_ablations_time", "certificates", "data_graphs"),
     *("relaysum_fig7_rates", "relaysum_table13", "wagma_fig10_measured", "wagma_fig1_groups", "wagma_fig6"),
 ]
 STUDIES = [name for name in STUDIES if name in catalogue.names()]
@@ -60,7 +58,7 @@ def results(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in STUDIES]
+    "name", [pytest.param(name, marks=[] if name == "relaysum_fig5" else pytest.mark.slow) for name in STUDIES]
 )
 def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys: pytest.CaptureFixture):
     arguments = [name, "scale=smoke", f"results_dir={results}", "progress=false", "launcher.slots=1"]
@@ -123,7 +121,7 @@ UNDEFINED = ("network C2",)
 """Of flexible communication, which nowhere says what it is."""
 
 
-COMPOSED = ("relaysum_table1", "thesis_fig5_2", "bluefog_table2", "wagma_fig5", "flex_adaptive")
+COMPOSED = ("thesis_fig5_2", "wagma_fig5", "flex_adaptive")
 
 
 @pytest.mark.parametrize(

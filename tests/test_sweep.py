@@ -26,7 +26,7 @@ from decentral.cli.report import main as report
 from decentral.cli.run import main
 from decentral.cli.run import main as run_main
 from decentral.cli.study import main as study
-from decentral.cli.sweep import closing_table
+from decentral.cli.sweep import Combination, _layout, closing_table
 from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
 from decentral.config.parsing import dump, read_yaml
@@ -38,7 +38,7 @@ from decentral.report.runs_table import _without_repeats, layout_of
 from decentral.report.spec import Table
 from decentral.report.tables import measured
 from decentral.scheduling.scheduler import Tally, schedule
-from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
+from decentral.store import Metric, RunStore, Status, find_runs
 from decentral.study.catalogue import study_from
 from decentral.study.study import overrides_of
 from decentral.terminal.console import REFUSED
@@ -49,7 +49,7 @@ SLOW = (*QUICK[:2], "evaluation.every_epochs=2000", "device=cpu", "processes=1")
 
 
 @pytest.fixture(autouse=True)
-def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -99,7 +99,8 @@ def written_twice(directory: Path) -> list[str]:
     return [key for key, count in Counter(keys).items() if count > 1]
 
 
-def test_a_sweep_runs_every_combination_and_those_that_are_refused_stop_no_other(capsys):
+def test_a_sweep_runs_every_combination_and_those_that_are_refused_stop_no_other(capsys, inline):
+    inline.undo()
     arguments = ["algo=relaysgd,dpsgd", "topology=ring,dbt", *QUICK]
     code, out, err = command(capsys, *arguments)
     assert code == 2
@@ -235,6 +236,20 @@ def test_what_goes_without_saying_by_the_rest_is_in_the_rows():
     assert (layout_of(pairs).rows, layout_of(pairs).columns) == (["algo", "topology"], "")
     found = layout_of(grid)
     assert (found.rows, found.columns, found.best) == (["algo", "topology"], "alpha", "lr")
+
+
+def test_options_of_a_sweep_leave_the_other_settings_to_the_rest_of_the_table():
+    keys = ["algo", "algo.period_steps", "cluster.links.latency_s"]
+    settings = product(("diloco", "local_sgd"), (2, 4), (0.01, 0.1))
+    words = [[f"{key}={value}" for key, value in zip(keys, values, strict=True)] for values in settings]
+    combinations = [Combination(one, compose([*QUICK, "cluster=even", *one])) for one in words]
+    for options, rows, columns, best in (
+        ({"rows": ["cluster.links.latency_s", "algo"]}, ["cluster.links.latency_s", "algo"], "algo.period_steps", ""),
+        ({"columns": "algo"}, ["algo.period_steps", "cluster.links.latency_s"], "algo", ""),
+        ({"best": "algo.period_steps"}, ["algo"], "cluster.links.latency_s", "algo.period_steps"),
+    ):
+        found = _layout(combinations, [], options)
+        assert (found.rows, found.columns, found.best) == (rows, columns, best)
 
 
 def test_combinations_that_are_one_run_have_one_row_and_one_sentence(capsys, planned):
@@ -409,7 +424,7 @@ def test_tables_figures_and_studies_show_the_name_that_a_class_of_a_module_has(c
 
 def test_the_commands_below_a_table_have_the_options_of_the_sweep(capsys, monkeypatch):
     options = ["--metric", "distance to optimum", "--worker", "mean", "--x", "bytes", "--log", "--panels",
-               "suboptimality,distance to optimum", "--name", "mine", "--save-study", "s"]  # fmt: skip
+               "suboptimality,distance to optimum", "--name", "mine", "--save-study", "s", "--best", "lr"]  # fmt: skip
     words = ["algo=dpsgd,d2", "lr=0.02,0.04", "topology=ring", *QUICK, "progress=false"]
     _, out, _ = command(capsys, *words, *options)
     (again, wider), table = re.findall(r"^(?:Next|Wider): +(.*?)  \(", out, re.M), Path("results/tables/mine")
@@ -421,6 +436,8 @@ def test_the_commands_below_a_table_have_the_options_of_the_sweep(capsys, monkey
     out = command(capsys, *pairs)[1]
     assert "(highest tried)" in out and "Wider:" not in out
     for wrong, says in ((["--name", "../x"], "--name='../x' is not a plain file name"),
+                        (["--rows", "period"], "--rows period is not a setting of the runs that are done"),
+                        (["--x", "hours"], "--x=hours does not exist"),
                         (["figures.width=column"], "decentral-report FOLDER figures.width=..."),
                         (["figures.widht=column"], "decentral-report FOLDER figures.widht=...")):  # fmt: skip
         status, _, err = command(capsys, *words, *wrong)
@@ -449,7 +466,6 @@ def test_methods_are_compared_by_the_time_to_a_target_with_one_budget_and_tuned_
     assert re.search(r"^choco .* [01](\.\d+)?( \(\w+ tried\))?$", out, re.M)
     (folder,) = Path("results/tables").glob("to_target_*")
     table = (folder / "to_target.csv").read_text()
-    assert (folder / "curves.png").exists()
     runs = [read_yaml(path / "config.yaml") for path in Path("results/runs").glob("[!.]*")]
     assert len({run["steps"] for run in runs}) == 1 and {run["seed"] for run in runs} == {1, 2}
     gammas = {run["algo"]["gamma"] for run in runs}
@@ -551,16 +567,6 @@ def pids() -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_more_often_than_it_is_tried_again_fails_alone():
-    grid = (*SLOW, "steps=2000,6000", "launcher.slots=2", "launcher.retries=0")
-    with start(*grid, DECENTRAL_FAULTS=fault(3000, "kill")) as launcher:
-        out, _ = launcher.communicate(timeout=PATIENCE_S)
-    assert launcher.returncode == 1
-    (victim,) = (run for run in find_runs(Path("results")) if run.status != "done")
-    assert "of 2 runs, 0 refused and 1 failed" in out and victim.run_id in out and out.count("] done") == 1
-
-
-@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_nothing_running_and_the_next_one_does_the_rest():
     """It is killed in the middle of the second run, which stands still there."""
     grid = (*SLOW, "steps=3,6000,6001", "launcher.slots=1")
@@ -586,18 +592,6 @@ def test_two_launchers_share_the_work_and_every_run_is_carried_out_once():
     runs = find_runs(Path("results"))
     assert [run.status for run in runs] == ["done"] * 6
     assert not any(written_twice(run.path) for run in runs)
-
-
-@pytest.mark.slow
-def test_ctrl_c_lets_the_runs_write_checkpoints_and_the_same_command_goes_on():
-    with start("seed=0,1,2", *SLOW, "launcher.slots=2", "steps=20000000") as launcher:
-        until(lambda: sum(bool(read_metrics(run.path)) for run in find_runs(Path("results"))) == 2)
-        launcher.send_signal(signal.SIGINT)
-        out, _ = launcher.communicate(timeout=PATIENCE_S)
-    assert launcher.returncode == 130 and "Stopped:  0 done, 2 interrupted, 1 not started, of 3 runs." in out
-    runs = find_runs(Path("results"))
-    assert [run.status for run in runs] == ["interrupted"] * 2
-    assert all(list((run.path / "checkpoints").iterdir()) for run in runs)
 
 
 OPTUNA = """
@@ -1061,48 +1055,6 @@ def test_each_sweep_has_a_table_of_its_own_and_the_next_command_works(capsys):
     assert f"Results:  {first}" in said(capsys, report, *shlex.split(again))
     with pytest.raises(ConfigError, match="judged by"):
         decentral.table(rows="algo")
-
-
-@pytest.mark.slow
-def test_a_sweep_takes_the_options_of_a_table_of_runs(capsys):
-    words = [
-        "algo=diloco,local_sgd",
-        "algo.period_steps=2,4",
-        *QUICK,
-        "cluster=even",
-        "cluster.links.latency_s=0.01,0.1",
-    ]
-    for options, rows, columns, axis in (
-        (
-            "--x bytes --log --rows cluster.links.latency_s,algo",
-            ["cluster.links.latency_s", "algo"],
-            "algo.period_steps",
-            "bytes",
-        ),
-        ("--columns algo --x seconds", ["algo.period_steps", "cluster.links.latency_s"], "algo", "seconds"),
-        ("--best algo.period_steps --worker mean", ["algo"], "cluster.links.latency_s", "epochs"),
-    ):
-        status, out, _ = command(capsys, *words, *options.split())
-        (again,) = re.findall(r"^Next:     decentral-report (.*?)  \(", out, re.M)
-        first = json.loads(Path(re.findall(r"^Results:  (.*)$", out, re.M)[0], "study.json").read_text())
-        said(capsys, report, *shlex.split(again), "--name", "again")
-        again = json.loads(Path("results/tables/again/study.json").read_text())
-        for facts in (first, again):
-            layout, figure = facts["layout"], facts["report"]["figures"][-1]
-            assert status == 0 and (layout["rows"], layout["columns"], figure["x"]) == (rows, columns, axis)
-            assert figure["logy"] == ("--log" in options or None)
-    target = ["target=objective suboptimality:1", "--x"]
-    for wrong, says in (
-        (["--rows", "period"], "--rows period is not a setting of the runs that are done"),
-        (["--x", "hours"], "--x=hours does not exist"),
-        ([*target, "hours"], "--x=hours does not exist"),
-        ([*target, "bytes", "--rows", "algo"], "--rows does not apply to target="),
-    ):
-        status, out, err = command(capsys, *words, "seed=8", *wrong)
-        assert status == REFUSED and says in err and "Results" not in out
-    with pytest.raises(SystemExit):
-        run_main([*QUICK, "--x", "bytes"])
-    assert "--x needs -m" in capsys.readouterr().err
 
 
 def test_table_1_of_the_readme_comes_from_its_stored_runs(tmp_path, monkeypatch, capsys):

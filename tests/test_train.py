@@ -37,6 +37,7 @@ from decentral.errors import ConfigError
 from decentral.script.given import GivenModel
 from decentral.store import read_metrics
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 SHORT = {"algo": "dpsgd", "topology": "ring", "num_workers": 4, "batch_size": 8, "steps": 8, "alpha": 0.1, "seed": 5,
          "progress": False, "device": "cpu"}  # fmt: skip
 
@@ -46,13 +47,19 @@ def words(settings: dict) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Normalized as data=digits is."""
+def all_digits() -> tuple[TensorDataset, TensorDataset]:
+    """The examples of data=digits, normalized as there."""
     loaded = compose(["data=digits"]).data.load("cpu", 0)
     order = torch.arange(len(loaded.train_labels))[None]
     images, labels = next(loaded.train_batches(lambda step: order, range(1), 0, 1))
     test = next(loaded.test_batches(10_000))
     return TensorDataset(images[0], labels[0]), TensorDataset(*test)
+
+
+@pytest.fixture(scope="module")
+def digits(all_digits) -> tuple[TensorDataset, TensorDataset]:
+    """Some of them."""
+    return tuple(TensorDataset(*data[:200]) for data in all_digits)
 
 
 class Examples(Dataset):
@@ -146,24 +153,17 @@ def test_texts_that_cannot_be_settings_are_refused(tmp_path, monkeypatch, settin
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("wrap", [lambda data: data, Pairs], ids=["tensors", "pairs"])
-def test_it_is_what_decentral_run_does_digit_for_digit(tmp_path, digits, wrap):
-    command = [
-        *words(SHORT),
-        "evaluation.every_epochs=0.2",
-        "data=digits",
-        "model=cnn",
-        "processes=1",
-        f"run_dir={tmp_path / 'run'}",
-    ]
-    config = compose(command)
+def test_it_is_what_decentral_run_does_digit_for_digit(tmp_path, all_digits):
+    often, run = "evaluation.every_epochs=0.2", tmp_path / "run"
+    config = compose([*words(SHORT), often, "data=digits", "model=cnn", "processes=1", f"run_dir={run}"])
     assert carry_out(config) == 0
 
     def cnn() -> nn.Module:
         return config.model.build(config.data.inspect())
 
-    result = decentral.train(cnn, *map(wrap, digits), results_dir=tmp_path, evaluation={"every_epochs": 0.2}, **SHORT)
-    assert metrics(result.metrics.to_dict("records")) == metrics(read_metrics(tmp_path / "run"))
+    for data in (all_digits, map(Pairs, all_digits)):
+        result = decentral.train(cnn, *data, often, results_dir=tmp_path, **SHORT)
+        assert metrics(result.metrics.to_dict("records")) == metrics(read_metrics(run))
 
 
 def net(num_classes: int = 10) -> nn.Module:
@@ -196,7 +196,7 @@ def test_a_run_without_a_name_is_new_and_seeds_share_a_cell(tmp_path, digits):
 def test_a_name_finds_its_run_again_with_the_same_settings_and_objects_only(tmp_path, digits, capsys):
     torch.manual_seed(1)
     module, twin = net(), net()
-    few, relabeled = TensorDataset(*digits[0][:1000]), labels_of(digits[0], lambda labels: labels.flip(0))
+    few, relabeled = TensorDataset(*digits[0][:150]), labels_of(digits[0], lambda labels: labels.flip(0))
 
     def call(model: Any = module, data: Any = digits[0], **told: Any) -> Any:
         return decentral.train(model, data, digits[1], name="mine", results_dir=tmp_path, **(SHORT | told))
@@ -212,7 +212,7 @@ def test_a_name_finds_its_run_again_with_the_same_settings_and_objects_only(tmp_
         ({"model": twin}, r"initial_weights=\w+, not initial_weights="),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))}, "model.num_parameters=1210, not"),
         ({"model": "mlp"}, "model=given, not model=mlp"),
-        ({"data": few}, "data.num_train=1438, not data.num_train=1000"),
+        ({"data": few}, "data.num_train=200, not data.num_train=150"),
         ({"data": relabeled}, "labels="),
     ):
         with pytest.raises(ConfigError, match=f"name=mine has a run with {differs}.*another name, or rerun=True"):
@@ -544,22 +544,6 @@ def global_state() -> list[Any]:
     return [torchs, random.getstate(), np.random.get_state()[1].tolist(), os.environ.get("OMP_NUM_THREADS")]
 
 
-@pytest.mark.parametrize(
-    ("model", "settings"),
-    [(small(), {}), (small, {"lr": 1e30}), (seeding, {}), (seeding, {"lr": 1e30}), (seeding, {"algo": "relaysgd"})],
-    ids=["instance", "diverged", "seeds", "seeds and diverges", "seeds and is refused"],
-)
-def test_generators_types_and_threads_are_left_as_they_were(tmp_path, model, settings):
-    torch.manual_seed(7)
-    before = global_state()
-    with suppress(ConfigError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = decentral.train(model, toy(), toy(24), results_dir=tmp_path, **(SHORT | settings))
-        assert global_state() == before
-        decentral.load(result.directory, model=model)
-    assert global_state() == before
-
-
 class Interrupting(nn.Linear):
     """Ctrl-C in the middle of a step, after torch was set to something else."""
 
@@ -571,10 +555,25 @@ class Interrupting(nn.Linear):
         return super().forward(x)
 
 
-def test_they_are_so_after_an_interruption_too(tmp_path):
-    model, before = nn.Sequential(Interrupting(6, 3)), global_state()
-    with pytest.raises(KeyboardInterrupt):
-        decentral.train(model, toy(), toy(24), results_dir=tmp_path, **SHORT)
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (small(), {}),
+        (seeding, {}),
+        (seeding, {"lr": 1e30}),
+        (seeding, {"algo": "relaysgd"}),
+        (nn.Sequential(Interrupting(6, 3)), {}),
+    ],
+    ids=["instance", "seeds", "seeds and diverges", "seeds and is refused", "is interrupted"],
+)
+def test_generators_types_and_threads_are_left_as_they_were(tmp_path, model, settings):
+    torch.manual_seed(7)
+    before = global_state()
+    with suppress(ConfigError, KeyboardInterrupt), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = decentral.train(model, toy(), toy(24), results_dir=tmp_path, **(SHORT | settings))
+        assert global_state() == before
+        decentral.load(result.directory, model=model)
     assert global_state() == before
 
 
@@ -616,12 +615,12 @@ def test_another_default_type_makes_no_difference(tmp_path, make, precision):
     assert usual.dtype == getattr(torch, precision.replace("fp", "float")) and torch.equal(found[0], usual)
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu")])
-def test_the_mode_that_torch_is_in_makes_no_difference(tmp_path, context):
+def test_the_mode_that_torch_is_in_makes_no_difference(tmp_path):
     model = small()
     usual = both(tmp_path, model)
-    with context():
-        assert torch.equal(both(tmp_path, model)[0], usual[0])
+    for context in (torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu")):
+        with context():
+            assert torch.equal(both(tmp_path, model)[0], usual[0])
 
 
 def test_what_computes_with_the_parameters_of_the_module_itself_is_refused(tmp_path):
@@ -707,7 +706,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_the_same_call_resumes_a_run_with_a_n
     net = nn.Sequential(PressingCtrlC(64, 10), nn.Dropout(0.1))
 
     def call(**told: Any) -> Any:
-        return decentral.train(net, *digits, results_dir=tmp_path, **(SHORT | {"steps": 400} | told))
+        return decentral.train(net, *digits, results_dir=tmp_path, **(SHORT | {"steps": 40} | told))
 
     for told, says in (({}, "begins a new run: give it name="), ({"name": "mine"}, "the same call resumes it")):
         _PRESSED.clear()

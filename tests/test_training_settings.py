@@ -320,7 +320,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_said(start):
 
 
 def test_an_epoch_of_a_step_or_two_is_said(start):
-    words = ["model=mlp", "num_workers=16", "batch_size=80", "processes=1"]
+    words = ["model=mlp", "model.hidden=[2]", "num_workers=16", "batch_size=80", "processes=1"]
     (note,) = [one for one in start(*words, "epochs=2").facts["notes"] if "an epoch has" in one]
     assert note.startswith("an epoch has 1 step, because a step takes batch_size=80 examples of each worker: train")
     for enough in ("steps=2", "epochs=200"):
@@ -341,7 +341,7 @@ import decentral.config.identity as source
 import decentral.config.prepared as prepared
 from decentral.cli.run import main
 with mock.patch.object(source, "identity", wraps=source.identity) as one:
-    with mock.patch.object(prepared, "identity", one):
+    with mock.patch.object(prepared, "identity", one), mock.patch("decentral.cli.single.draw"):
         try:
             main(sys.argv[1:])
         except SystemExit as end:

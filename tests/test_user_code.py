@@ -39,13 +39,11 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def each(entries: dict[str, Any], slow: int = 1) -> Any:
-    """A case for each entry; of `slow` that follow each other, one is quick."""
-    cases = enumerate(entries.items())
-    return pytest.mark.parametrize(
-        "entry",
-        [pytest.param(entry, id=name, marks=pytest.mark.slow if i % slow else []) for i, (name, entry) in cases],
-    )
+def each(entries: dict[str, Any], slow: int = 1, first: int = 0) -> Any:
+    """Make a case of each entry; one of `slow` in a row is quick, from `first` on."""
+    marks = [[] if number % slow == first else pytest.mark.slow for number in range(len(entries))]
+    cases = zip(entries.items(), marks, strict=True)
+    return pytest.mark.parametrize("entry", [pytest.param(entry, id=name, marks=mark) for (name, entry), mark in cases])
 
 
 TRAINED = {name: entry for name, entry in MODULES.items() if not entry.refused}
@@ -124,7 +122,7 @@ def loss_of(module: nn.Module, data: Dataset) -> float:
     return float(F.cross_entropy(outputs(module, data), labels))
 
 
-@each(MODULES, slow=2)
+@each(MODULES, slow=4)
 def test_one_worker_is_plain_pytorch_and_is_stored_and_evaluated_as_it_is(entry: Entry, tmp_path: Path) -> None:
     module, data = entry.make(), toy(entry.inputs)
     if entry.refused:
@@ -164,7 +162,7 @@ def _fresh(entry: Entry) -> nn.Module:
     return entry.make()
 
 
-@each(TRAINED, slow=4)
+@each(TRAINED, slow=8, first=2)
 def test_all_executions_agree(entry: Entry, tmp_path: Path) -> None:
     found = {}
     for execution in ("loop", "auto", "batched"):
@@ -192,10 +190,10 @@ DRAWING = ("dropout", "dropout_always", "dropout_later", "depth_of_python", "dep
 CHANGING = ("ema_assigned_anew", "extra_state", "from_none", "grows", "shares_a_buffer", "teacher")
 
 
-@pytest.mark.parametrize("name", [*DRAWING, *CHANGING])
-def test_draws_and_state_are_the_same_after_an_interruption(name: str, tmp_path: Path) -> None:
+@each({name: name for name in (*DRAWING, *CHANGING)}, slow=3)
+def test_draws_and_state_are_the_same_after_an_interruption(entry: str, tmp_path: Path) -> None:
     def run(directory: str, interrupt_at: int) -> str:
-        config = replace(composed(name), run_dir=str(tmp_path / directory))
+        config = replace(composed(entry), run_dir=str(tmp_path / directory))
         return str(carry_out(World(0, 1, torch.device("cpu")), config, -1, interrupt_at))
 
     assert run("straight", -1) == "done" and run("broken", 3) == "interrupted"
@@ -217,7 +215,7 @@ def composed(name: str, algo: str = "dpsgd") -> Config:
     )
 
 
-@each({name: entry for name, entry in TRAINED.items() if entry.joint}, slow=4)
+@each({name: entry for name, entry in TRAINED.items() if entry.joint}, slow=8, first=5)
 def test_all_reduce_is_plain_pytorch_on_the_joint_batch(entry: Entry, tmp_path: Path) -> None:
     data = toy(entry.inputs)
     result = train(_fresh(entry), data, tmp_path, algo="allreduce", num_workers=4)
