@@ -322,7 +322,9 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
             named = f"the reported {named}" if len(seeds) > 1 else f"{named}, which is also reported"
         elif counted.intersection(seeds):
             named += ", some also reported"
-        parts.append(f"Learning rates were chosen on the metric shown here (no held-out data), with {named}.")
+        held_out = any("validation half" in part for part in parts)
+        data = "on the validation half" if held_out else "(no held-out data)"
+        parts.append(f"Learning rates were chosen on the metric shown here {data}, with {named}.")
     blocks = [" ".join(parts)]
     if edge := sorted({where(entry.labels) for entry in entries if entry.at_edge}):
         blocks.append(f"\\* The best learning rate is at the edge of the grid: {'; '.join(edge)}.")
