@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.gradients.passes import windows
 from decentral.gradients.passes.columns import Geometry
 from decentral.network import kernels, sums
@@ -52,7 +53,7 @@ def steps(overrides: list[str]) -> tuple[torch.Tensor, int]:
     common = ["precision=fp64", "batch_size=8", "steps=9", "processes=1", "launcher=local", "logger=none"]
     config = compose([*common, "task=images", "model=mlp", "model.hidden=[3]", "alpha=0.1", *overrides])
     with torch.no_grad(), mock.patch.object(sums, "write", side_effect=sums.write) as write:
-        run = assemble(config, World(0, 1, torch.device("cpu")))
+        run = assemble(prepare(config), World(0, 1, torch.device("cpu")))
         for _ in range(4):
             run.stepper.step()
         run.close()

@@ -14,6 +14,7 @@ from conftest import Start
 from decentral.algorithms.asynchronous import Team
 from decentral.cluster.timeline import Timeline
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.training.clock import without_training
 from decentral.training.method import schedule_of
@@ -232,8 +233,8 @@ def test_the_time_of_a_timeline_is_that_of_the_run_and_of_its_model(start: Start
     words = [*PROBLEM, "algo=dpsgd", "topology=ring", "num_workers=6", "steps=40", *UNEVEN, *availability, "save=none"]
     words += ["cluster.num_parameters=100"]
     found = start(*words)
-    alone = timed(compose(words), 40, 100)
-    assert found.facts["simulated_s"] == alone.simulated_s == at_each_step(compose(words))[0][-1]
+    alone = timed(prepare(compose(words)), 40, 100)
+    assert found.facts["simulated_s"] == alone.simulated_s == at_each_step(prepare(compose(words)))[0][-1]
     assert found.facts["bytes_sent"] == alone.bytes_sent
     assert alone.gradients == round(sum(found.facts["availability"]["attendance"]) * 40)
     assert set(found.facts["simulated_shares"]) == {"compute", "wait", "exchange", "away"}
@@ -296,7 +297,7 @@ def test_free_running_workers_come_and_go_in_training_as_in_time_alone(start: St
     words = [*PROBLEM, f"algo={name}", "topology=ring", "num_workers=6", "steps=40", *UNEVEN, *availability]
     words += [*BY_THEMSELVES, "save=none", "checkpoint_every_s=0", "trace=true"]
     whole = start(*words, directory="whole")
-    alone = timed(compose(words), 40, 4)
+    alone = timed(prepare(compose(words)), 40, 4)
     assert np.isfinite(whole.iterates).all()
     assert whole.facts["simulated_shares"]["away"][0] > 0 and alone.gradients == 240
     assert start(*words, directory="parts", crash_at=21).status == "crashed"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from configure import configure
 from decentral.config.identity import run_id
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.windows.window import SmallWeight
@@ -60,7 +61,7 @@ class Found(NamedTuple):
 
 def carried_out(world: World, config: Config, *pauses: int) -> Found:
     """All steps, without a store, with pauses after some of them."""
-    r = assemble(config, world)
+    r = assemble(prepare(config), world)
     assert config.steps is not None
     with torch.no_grad():
         for t in range(config.steps):
@@ -167,7 +168,7 @@ def test_recorded_operations_give_the_iterates(worlds, algo, replay, settings, p
 
 def last_mixed(world: World, config: Config) -> list[float]:
     """After all steps: when the local workers last mixed their two models."""
-    r = assemble(config, world)
+    r = assemble(prepare(config), world)
     assert config.steps is not None and isinstance(r.stepper, ThreadedStepper)
     with torch.no_grad():
         for _ in range(config.steps):
@@ -294,7 +295,7 @@ def test_every_method_goes_on_from_a_checkpoint(start, algo):
 
 def failing(world: World, config: Config, rank: int) -> str:
     """On one process a gradient fails, in a thread: what the run loop hears."""
-    r = assemble(config, world)
+    r = assemble(prepare(config), world)
     sabotage = mock.patch.object(r.oracle, "problem", None) if world.rank == rank else mock.patch("os.fsync")
     with sabotage, torch.no_grad():
         try:

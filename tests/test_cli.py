@@ -345,7 +345,8 @@ REFUSED = [
     ("gradient_clipping=1", "'gradient_clipping'", "Did you mean 'optim.clip_norm'?"),
     ("momentum_beta=0.9", "'momentum_beta'", "Did you mean 'optim.momentum'?"),
     ("message_dropout=0.1", "'message_dropout'", "Did you mean 'network.drop_probability'?"),
-    ("network.dropout=0.1", "network has no setting", "Did you mean 'network.drop_probability'"),
+    ("network.dropout=0.1", "network has no setting", "Did you mean 'network.drop_probability'?"),
+    ("evaluation.every=5", "evaluation has no setting", "Did you mean 'evaluation.every_epochs'"),
     ("weight_decay=0.1", "'weight_decay'", "Did you mean 'optim.weight_decay'?"),
     ("schedule.warmup_steps=5", "schedule=constant", "Did you mean 'schedule.warmup_epochs'?"),
     (

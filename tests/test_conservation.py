@@ -14,6 +14,7 @@ from configure import configure
 from decentral.algorithms.features import Feature
 from decentral.cluster.clock import Clock, Use
 from decentral.cluster.links import LinkCosts, Links
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.registry.find import components
@@ -63,7 +64,7 @@ def method(name: str, folder: Path) -> list[str]:
 def alone(config: Config, ledger: list[Use] | None = None, steps: int = STEPS) -> Timed:
     """Its time without training."""
     parameters = config.task.num_parameters(config)
-    return timed(config, steps, parameters, steps_per_epoch=1.0, ledger=ledger)
+    return timed(prepare(config), steps, parameters, steps_per_epoch=1.0, ledger=ledger)
 
 
 def in_cluster(name: str, folder: Path) -> tuple[str, ...]:

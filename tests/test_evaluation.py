@@ -21,6 +21,7 @@ from configure import configure
 from decentral.cli.single import carry_out as carry_out_command
 from decentral.config.composition import compose, compose_all
 from decentral.config.identity import identity, run_id
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.network import kernels
 from decentral.network.local import LocalNetwork
@@ -300,7 +301,7 @@ def test_on_its_own_test_set_a_model_is_as_good_as_by_hand(start, task):
     more = ["task=text", "data=synthetic_text", "model=fasttext"] if task == "text" else []
     settings = [*SPLIT, *more, "evaluation.split=both", "evaluation.initial=false"]
     found = start(*settings)
-    run = assemble(configure(*settings), World(0, 1, torch.device("cpu")))
+    run = assemble(prepare(configure(*settings)), World(0, 1, torch.device("cpu")))
     labels, models = run.problem.data.test_labels(), load_models(found.directory)
     of_average: list[float] = []
     for i, numbers in enumerate(run.problem.local_tests):
@@ -384,7 +385,7 @@ def test_what_is_counted_on_the_halves_adds_up_to_that_on_all_whatever_the_seed(
     found, looked_at = {}, {}
     for part, seed in itertools.product(("all", *PARTS), (0, 1)):
         settings = (*HALVED[task], "num_workers=2", "precision=fp64", f"evaluation.part={part}", f"seed={seed}")
-        run = assemble(configure(*settings, "device=cpu"), World(0, 1, torch.device("cpu")))
+        run = assemble(prepare(configure(*settings, "device=cpu")), World(0, 1, torch.device("cpu")))
         problem, examples = run.problem, run.config.task.num_examples(run.config)[1]
         x = torch.linspace(-1, 1, run.stepper.models.shape[1], dtype=torch.float64)  # the same for both seeds
         found[part, seed] = problem.average_statistics(x, 0, 1)
@@ -502,7 +503,7 @@ def assembled(name: str, *settings: str) -> Run:
     config = configure(*common, *TASKS[name], *settings)
     config.task.prepare(config)
     with torch.no_grad():
-        return assemble(config, World(0, 1, torch.device("cpu")))
+        return assemble(prepare(config), World(0, 1, torch.device("cpu")))
 
 
 def models(run: Run) -> Tensor:
@@ -589,7 +590,7 @@ def test_a_checkpoint_knows_how_far_every_worker_is(run: Run) -> None:
 
 def assembled_again(run: Run) -> Run:
     with torch.no_grad():
-        return assemble(run.config, run.world)
+        return assemble(prepare(run.config), run.world)
 
 
 def test_a_state_of_no_kind_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,7 +602,7 @@ def test_a_state_of_no_kind_is_refused_before_the_first_step(monkeypatch: pytest
     config = configure("num_workers=3", "task=quadratics", "algo=dpsgd", "topology=ring")
     monkeypatch.setattr(type(config.algo), "State", State)
     with pytest.raises(ConfigError, match=r"State\.opt: annotate it as Rows"):
-        assemble(config, World(0, 1, torch.device("cpu")))
+        assemble(prepare(config), World(0, 1, torch.device("cpu")))
 
 
 def test_a_task_with_the_names_of_version_2_is_taken_with_a_warning():

@@ -22,6 +22,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from configure import configure
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Auto, Batched, Loop, Workload
 from decentral.gradients.passes import columns, layers, replayed
@@ -605,7 +606,9 @@ def trained(device: str, overrides: Sequence[str]) -> tuple[Tensor, dict[str, Te
     """Models and buffers after some steps, on the CPU, and how many times the passes were recorded."""
     config = compose([*BASE, *overrides, f"device={device}"])
     with torch.no_grad():
-        run = assemble(config, World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device)))
+        run = assemble(
+            prepare(config), World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device))
+        )
         for _ in range(STEPS):
             run.stepper.step()
         run.stepper.flush()

@@ -139,7 +139,7 @@ class init:
 
 def test_trackio_gets_every_worker_and_the_learning_rate(tmp_path: Path, monkeypatch, capsys) -> None:
     if importlib.util.find_spec("trackio") is None:
-        assert "pip install 'decentral[trackio]'" in refused(capsys, "logger=trackio")
+        assert "pip install '.[trackio]'" in refused(capsys, "logger=trackio")
     (tmp_path / "trackio.py").write_text(TRACKIO)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "trackio", raising=False)
@@ -155,7 +155,7 @@ def test_trackio_gets_every_worker_and_the_learning_rate(tmp_path: Path, monkeyp
         assert len(each) == 4 and values["objective/suboptimality/worst"] == max(each)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="pip install 'decentral[trackio]'")
+@pytest.mark.skipif(importlib.util.find_spec("trackio") is None, reason="pip install '.[trackio]'")
 def test_the_real_trackio_takes_a_run(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "there"))
     monkeypatch.chdir(tmp_path)

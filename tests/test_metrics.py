@@ -19,6 +19,7 @@ from conftest import exit_status
 from decentral.cli.run import main
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components
@@ -103,7 +104,7 @@ def broken(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def trained(*overrides: str) -> Run:
-    run = assemble(configure(*SMALL, *overrides), HERE)
+    run = assemble(prepare(configure(*SMALL, *overrides)), HERE)
     with torch.no_grad():
         for _ in range(run.total_steps):
             run.stepper.step()
@@ -173,7 +174,7 @@ def test_metrics_are_the_same_for_any_share_of_the_processes_and_on_workers_own_
 def test_tasks_with_tokens_count_them(task: str) -> None:
     found = {}
     for metrics in ("[accuracy,f1]", "[]"):
-        run = assemble(compose([*SEQUENCES[task], f"metrics={metrics}"]), HERE)
+        run = assemble(prepare(compose([*SEQUENCES[task], f"metrics={metrics}"])), HERE)
         found[metrics] = evaluated(run)
     plain = {key: value for key, value in found["[accuracy,f1]"].items() if key[1] not in ("accuracy", "f1")}
     assert plain == pytest.approx(found["[]"], nan_ok=True)
@@ -183,7 +184,7 @@ def test_tasks_with_tokens_count_them(task: str) -> None:
 
 
 def test_language_models_are_right_about_so_many_tokens() -> None:
-    run = assemble(compose([*SEQUENCES["language"], "metrics=[accuracy]", "evaluation.examples=all"]), HERE)
+    run = assemble(prepare(compose([*SEQUENCES["language"], "metrics=[accuracy]", "evaluation.examples=all"])), HERE)
     found = evaluated(run)["test", "accuracy", 0]
     right = count = 0
     run.problem.models.bind(run.stepper.models)

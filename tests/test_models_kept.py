@@ -20,6 +20,7 @@ import decentral
 from conftest import Result
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import same
 from decentral.network import kernels
@@ -359,7 +360,7 @@ def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(start, 
 def test_states_rest_with_their_workers_and_are_taken_over_with_models():
     """Worker 1 of a complete graph is away in steps 2 to 4; `before` is what is there when step 5 begins to compute."""
     words = [*OWN, "topology=complete", "availability=fixed", "availability.absences=[[1,2,5]]"]
-    run = assemble(compose([*words, "device=cpu"]), World(0, 1, torch.device("cpu")))
+    run = assemble(prepare(compose([*words, "device=cpu"])), World(0, 1, torch.device("cpu")))
     seen, gradient = [], run.problem.gradient
 
     def noted(*arguments: Any) -> Any:

@@ -15,6 +15,7 @@ from decentral.algorithms.sparta import SPARTA, Select
 from decentral.algorithms.teleportation import Teleportation
 from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import (
     Constant,
@@ -322,7 +323,7 @@ def test_an_algorithm_with_a_momentum_refuses_updates_that_are_not_proportional_
 def configure_and_step(*words: str) -> None:
     config = configure(*SMALL, *words, "num_workers=3", "processes=1", "device=cpu")
     with torch.no_grad():
-        assemble(config, World(0, 1, torch.device("cpu"))).stepper.step()
+        assemble(prepare(config), World(0, 1, torch.device("cpu"))).stepper.step()
 
 
 SCHEDULERS = [
@@ -630,7 +631,7 @@ def test_what_looks_at_layers_is_the_same_with_processes_executions_and_after_a_
 
 def test_muon_takes_matrices_of_several_shapes_in_groups() -> None:
     words = [*IMAGES, "algo=dpsgd", "topology=ring", "processes=1", "device=cpu"]
-    run = assemble(configure(*words), World(0, 1, torch.device("cpu")))
+    run = assemble(prepare(configure(*words)), World(0, 1, torch.device("cpu")))
     assert len(run.algorithm.local.optimizer._groups) > 1
 
 
@@ -781,7 +782,7 @@ def test_a_timeline_of_a_large_model_sends_what_is_drawn_of_it() -> None:
     for select in Select:
         drawn = sum(len(SPARTA(share=0.001, select=select).places(P, t)) for t in range(steps))
         config = configure(*words, f"algo.select={select.value}")
-        assert timed(config, steps, P).bytes_sent == 2 * 3 * 8 * drawn
+        assert timed(prepare(config), steps, P).bytes_sent == 2 * 3 * 8 * drawn
 
 
 def test_sparta_draws_each_coordinate_as_often_as_it_says() -> None:
@@ -848,7 +849,7 @@ def test_the_warm_up_of_sparseloco_is_in_epochs_of_its_steps():
     settings = ("algo=sparseloco algo.period_steps=2", "compress=topk compress.keep=0.5 compress.warmup_epochs=4")
     words = [word for setting in settings for word in setting.split()]
     config = configure(*SMALL, *words, "num_workers=2", "processes=1", "device=cpu")
-    run, sent = assemble(config, World(0, 1, torch.device("cpu"))), []
+    run, sent = assemble(prepare(config), World(0, 1, torch.device("cpu"))), []
     with torch.no_grad():
         for _ in range(4):
             before = run.net.traffic.bytes_sent

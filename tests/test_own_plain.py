@@ -693,7 +693,7 @@ def test_what_a_data_set_of_the_library_does_not_have(
 
 @pytest.mark.skipif(find_spec("datasets") is not None, reason="the library is installed")
 def test_a_library_that_is_missing_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "pip install 'decentral[datasets]'" in refusal_of(capsys, "data=datasets:load_dataset")
+    assert "pip install '.[datasets]'" in refusal_of(capsys, "data=datasets:load_dataset")
 
 
 def test_a_data_set_of_the_real_library(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.config.per_worker import per_worker
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.tasks.problems.batches import BatchOrder
@@ -38,7 +39,7 @@ OPTIMS = {
 
 def by_hand(config, optim):
     """The models [steps + 1, n, P] of n loops that average every 3 steps."""
-    run = assemble(config, World(0, 1, torch.device("cpu")))
+    run = assemble(prepare(config), World(0, 1, torch.device("cpu")))
     problem, x0 = run.problem, run.stepper.models[0].clone()
     settings = {"reshuffle": True, "drop_last": True}
     orders = [BatchOrder(problem.indices, range(N), size, config.seed, **settings) for size in SIZES]
@@ -165,7 +166,7 @@ def test_accumulated_gradients_count_like_batches_that_are_as_large(start):
         clocks = [[(row["epoch"], row["simulated_s"], row["bytes_sent"]) for row in run.rows] for run in runs]
         np.testing.assert_allclose(*clocks, rtol=1e-12)
         assert runs[0].facts["examples_per_worker"] == runs[1].facts["examples_per_worker"]
-        timeline = timed(configure(*shape, *words, given[0], "accumulate=3"), 6, 1)
+        timeline = timed(prepare(configure(*shape, *words, given[0], "accumulate=3")), 6, 1)
         assert timeline.simulated_s == pytest.approx(runs[0].facts["simulated_s"])
 
 

@@ -223,7 +223,7 @@ def finished(tmp_path: Path, *overrides: str) -> tuple[Config, Path]:
 def test_a_run_says_what_a_step_cost_and_where_its_timeline_is(tmp_path: Path) -> None:
     config, directory = finished(tmp_path, "algo=wagma", *DELAYED)
     facts = RunStore.peek(directory) or {}
-    found = timed(config, 20, 10)
+    found = timed(prepare(config), 20, 10)
     assert facts["simulated_s"] == found.simulated_s
     assert {int(age): times for age, times in facts["staleness"].items()} == found.ages
     assert facts["critical"] == [found.critical.index(max(found.critical)), max(found.critical), sum(found.critical)]
@@ -307,7 +307,7 @@ def test_a_timeline_alone_trains_nothing_and_says_what_steps_cost(tmp_path: Path
         config = configure(*words)
         model = config.model.build(config.data.inspect())
     assert facts["num_parameters"] == sum(p.numel() for p in model.parameters())
-    assert facts["simulated_s"] == timed(config, 20, facts["num_parameters"]).simulated_s
+    assert facts["simulated_s"] == timed(prepare(config), 20, facts["num_parameters"]).simulated_s
     for text in ("per step", "waiting", "Staleness: ", "Critical:  worker ", "20 steps", f"{directory}/timeline.png"):
         assert text in out
     with open(directory / "workers.csv", newline="") as file:
@@ -346,7 +346,7 @@ def test_a_timeline_has_to_know_how_long_messages_are(compress: str) -> None:
 def test_a_timeline_sends_what_messages_keep(keep: float) -> None:
     words = ("algo=choco", "topology=ring", "task=quadratics", "cluster=even", "num_workers=4", "steps=3")
     config = configure(*words, "compress=topk", f"compress.keep={keep}")
-    sent = timed(config, 3, 1_000_000).bytes_sent
+    sent = timed(prepare(config), 3, 1_000_000).bytes_sent
     each = 8 + 4  # a float64 value and its index
     assert sent == pytest.approx(3 * 4 * 2 * each * keep * 1_000_000, rel=2e-3)
-    assert timed(config, 3, 2).bytes_sent == 3 * 4 * 2 * each * max(1, int(2 * keep))
+    assert timed(prepare(config), 3, 2).bytes_sent == 3 * 4 * 2 * each * max(1, int(2 * keep))

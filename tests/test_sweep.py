@@ -730,10 +730,10 @@ def test_a_search_needs_optuna_and_many_runs(capsys, monkeypatch):
         main(["sweeper=optuna", *QUICK])
     assert "sweeper=optuna needs -m" in capsys.readouterr().err
     monkeypatch.setattr("decentral.host.machine.find_spec", lambda package: None)
-    assert "pip install 'decentral[optuna]'" in command(capsys, *SEARCH)[2]
+    assert "pip install '.[optuna]'" in command(capsys, *SEARCH)[2]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="pip install 'decentral[optuna]'")
+@pytest.mark.skipif(importlib.util.find_spec("optuna") is None, reason="pip install '.[optuna]'")
 def test_the_real_optuna_searches(capsys):
     for trials in (3, 4):
         code, out, _ = command(capsys, *SEARCH, f"trials={trials}")

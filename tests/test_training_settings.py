@@ -22,6 +22,7 @@ from conftest import exit_status
 from decentral.cli.run import main
 from decentral.config.identity import run_id
 from decentral.config.parsing import read
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import plugins
@@ -56,7 +57,7 @@ HERE = World(0, 1, torch.device("cpu"))
 
 def ours(*overrides: str) -> tuple[Tensor, Any]:
     """The models [n, P] after all steps, and the run."""
-    run = assemble(configure(*overrides), HERE)
+    run = assemble(prepare(configure(*overrides)), HERE)
     with torch.no_grad():
         for _ in range(run.total_steps):
             run.stepper.step()
@@ -66,7 +67,7 @@ def ours(*overrides: str) -> tuple[Tensor, Any]:
 def theirs(loss: Callable[[Tensor, Tensor], Tensor], schedule: Callable[[Any], Any] | None, *overrides: str) -> Tensor:
     """The parameters [P] that plain SGD on the batches of all workers together has after all steps."""
     config = configure(*overrides)
-    run = assemble(config, HERE)
+    run = assemble(prepare(config), HERE)
     model = config.model.build(config.data.inspect()).double()
     nn.utils.vector_to_parameters(run.stepper.models[0], model.parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
@@ -245,7 +246,7 @@ REFUSED = {
 @pytest.mark.parametrize("settings", REFUSED)
 def test_what_cannot_be_right_is_refused_before_the_first_step(settings: str) -> None:
     with pytest.raises(ConfigError, match=REFUSED[settings]):
-        assemble(configure(*SMALL, *settings.split(), "num_workers=2"), HERE)
+        assemble(prepare(configure(*SMALL, *settings.split(), "num_workers=2")), HERE)
 
 
 MODULE = """

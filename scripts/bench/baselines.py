@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.harness import passes
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.data.cifar10 import Cifar10
 from decentral.data.dataset import ImageData
@@ -124,12 +125,12 @@ class Call(Work):
 
 def training(config: Config, world: World) -> Work:
     """Our own steps, as a run takes them."""
-    return Stepping(assemble(config, world))
+    return Stepping(assemble(prepare(config), world))
 
 
 def passes_alone(config: Config, world: World) -> Work:
     """The forward and backward passes of the workers of each process, and nothing else: `harness.passes`."""
-    run = assemble(config, world)
+    run = assemble(prepare(config), world)
     work = Call(passes(run))
     run.close()
     return work

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from bench.baselines import PlainTraining, model_and_batch
 from bench.harness import Effort, Findings, Table, Target, Times, alone, benchmark, in_turn
 from decentral.config.checks import resolve
-from decentral.config.identity import run_id
 from decentral.config.parsing import from_dict
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.host.machine import num_gpus
 from decentral.network.world import World
@@ -108,7 +108,7 @@ def step_row(case: Case, way: Way, device: str, effort: Effort) -> dict[str, Any
     """Steps, the gradients in them, and those of one model with all the images, in turn."""
     config, world = configured(case, way, device), alone(device)
     with torch.no_grad():
-        run = assemble(config, world)
+        run = assemble(prepare(config), world)
         peak, rows = peak_bytes(run), row_bytes(run)
         works: dict[str, Callable[[], object]] = {
             "step": run.stepper.step,
@@ -144,7 +144,7 @@ def group_row(case: Case, algo: str, device: str, effort: Effort) -> dict[str, A
     """The same run without a process group, and in one of a single process (nccl on a GPU)."""
     config, world = configured(case, Way("auto", "fp32", algo), device), alone(device)
     with group_of_one(config) as grouped, torch.no_grad():
-        runs = {"local": assemble(config, world), "group": assemble(config, grouped)}
+        runs = {"local": assemble(prepare(config), world), "group": assemble(prepare(config), grouped)}
         times = on_device({name: run.stepper.step for name, run in runs.items()}, world.device, effort)
         for run in runs.values():
             run.close()
@@ -174,7 +174,7 @@ def group_of_one(config: Config) -> Iterator[World]:
     """This process, in a group of its own."""
     stay_on_this_machine()
     store = serve_store(1, config.network.timeout_s)
-    with joined(config, 0, 1, 0, 0, run_id(config), store) as world:
+    with joined(prepare(config), 0, 1, 0, 0, store) as world:
         yield world
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from decentral.algorithms.algorithm import Oracle
 from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.host.machine import num_gpus
 from decentral.measurements import timing
@@ -150,7 +151,7 @@ class Steps:
         config = compose([*overrides, "processes=1", "device=cpu", "progress=false"])
         config.task.prepare(config)
         with torch.no_grad():
-            self.run: Run = assemble(config, alone())
+            self.run: Run = assemble(prepare(config), alone())
 
     def __call__(self) -> None:
         """One step."""

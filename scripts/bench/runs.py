@@ -319,7 +319,7 @@ def one_epoch(settings: Sequence[str], epochs: int, every: float, directory: str
 
 def passes_s(config: Config, calls: int) -> float:
     """The passes of a step (wall), alone: the mean of so many, after one to warm up."""
-    run = assemble(config, alone())
+    run = assemble(prepare(config), alone())
     compute = passes(run)
     run.close()
     compute()
@@ -336,7 +336,7 @@ def evaluations(config: Config, epochs: int, every: float, effort: Effort) -> tu
     curve has ceil(T / E) - 1 evaluations of n workers and their average, and before the first step one of the model
     that all begin with.
     """
-    run = assemble(config, alone())
+    run = assemble(prepare(config), alone())
     x = run.stepper.models
     x = x + _DIFFERENT * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     evaluation = partial(evaluate, run.problem, x, run.net, run.oracle.take_losses(), 0, 1)

@@ -16,6 +16,7 @@ from bench.baselines import PlainLoop
 from bench.harness import Effort, Findings, Steps, Table, Target, benchmark, in_turn, passes
 from bench.processes import over_processes
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Workload
 from decentral.registry import components
@@ -250,11 +251,11 @@ def timeline(effort: Effort) -> Findings:
 def timeline_row(method: str, num_workers: int, repeats: int) -> dict[str, Any]:
     """The least CPU time of so many attempts."""
     times = ("cluster=even", "cluster.compute.distribution=lognormal", "cluster.compute.sigma=0.3")
-    config = compose([f"algo={method}", f"num_workers={num_workers}", "task=quadratics", *times])
+    run = prepare(compose([f"algo={method}", f"num_workers={num_workers}", "task=quadratics", *times]))
     seconds = []
     for _ in range(repeats):
         began = time.process_time()
-        found = timed(config, 400, 1_000_000)
+        found = timed(run, 400, 1_000_000)
         seconds.append(time.process_time() - began)
     return {
         "method": method,

@@ -9,6 +9,7 @@ import torch
 
 from decentral.algorithms.features import Feature
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.training.assemble import assemble
@@ -37,7 +38,7 @@ def sent(methods: list[str], num_workers: int) -> dict[str, Sent]:
         with torch.no_grad():
             compress = components("compression")[algo.usual.get("compress", "none")]()
             chosen = replace(config, algo=algo, topology=topology, compress=compress)
-            r = assemble(chosen, World(0, 1, torch.device("cpu")))
+            r = assemble(prepare(chosen), World(0, 1, torch.device("cpu")))
             try:
                 for _ in range(r.total_steps):
                     r.stepper.step()

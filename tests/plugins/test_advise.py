@@ -14,6 +14,7 @@ from conftest import exit_status
 from decentral.cluster.links import CollectiveName
 from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.plugins.advise import command as cli
 from decentral.plugins.advise.advise import advise
 from decentral.plugins.advise.machine import fitted, layout_of
@@ -114,7 +115,7 @@ def test_the_time_of_methods_without_compression_is_that_of_a_timeline():
     for row in found["methods"]:
         if row["method"].startswith(("D-PSGD on", "WAGMA", "RelaySGD")):
             words = ["simulate=timeline", "steps=200", "num_workers=8", "cluster=slow_network", *row["settings"]]
-            clock = timed(compose(words), 200, found["num_parameters"])
+            clock = timed(prepare(compose(words)), 200, found["num_parameters"])
             assert row["step_s"] == pytest.approx(clock.step_s)
             assert row["bytes_per_step"] == pytest.approx(clock.bytes_sent / clock.gradients)
 

@@ -411,7 +411,7 @@ def test_the_command_refuses_wrong_settings_before_its_checks(capsys: pytest.Cap
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as exit:
         patch.setitem(sys.modules, "clarabel", None)
         main(["algo=dpsgd", "certify.steps=2"])
-    assert "pip install 'decentral[certificates]'" in capsys.readouterr().err and exit.value.code == 2
+    assert "pip install '.[certificates]'" in capsys.readouterr().err and exit.value.code == 2
 
 
 def test_the_page_prints_what_its_program_prints(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch.distributions import Categorical, Normal
 from configure import configure
 from conftest import Start
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
 from decentral.network.world import World
@@ -46,7 +47,7 @@ def settings(case: str) -> list[str]:
 def opened(case: str, *more: str) -> Run:
     config = configure(*settings(case), "precision=fp64", *more)
     with torch.no_grad():
-        return assemble(config, World(0, 1, CPU))
+        return assemble(prepare(config), World(0, 1, CPU))
 
 
 def problem_of(run: Run) -> PolicyOptimization:

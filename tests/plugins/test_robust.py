@@ -11,6 +11,7 @@ import torch
 
 from configure import configure
 from decentral.config.identity import run_id
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.plugins.adversaries.robust.rules import Clip, ClipHe, CSPlus, NearestNeighbors, Trimmed
@@ -204,7 +205,7 @@ DIGITS = ["data=digits", "model=mlp", "num_workers=4", "algo=dpsgd", "topology=c
 
 def test_who_flips_labels_has_the_gradients_of_the_flipped_ones(start):
     flips = [*DIGITS, "attack=label_flip", "attack.workers=[1,3]"]
-    run = assemble(configure(*flips), World(0, 1, torch.device("cpu")))
+    run = assemble(prepare(configure(*flips)), World(0, 1, torch.device("cpu")))
     problem, x, draws = run.problem, run.stepper.models, np.zeros(4, dtype=np.int64)
     _, g = problem.gradient(x, draws)
     found = g.clone()
@@ -238,7 +239,7 @@ def test_the_honest_are_evaluated_by_themselves(start):
     assert run.last("consensus_distance", "honest mean") == pytest.approx(apart)
     config = configure(*DIGITS)
     problem = config.task.open(config, range(4), torch.device("cpu"))
-    problem.average_states(assemble(config, World(0, 1, torch.device("cpu"))).net)
+    problem.average_states(assemble(prepare(config), World(0, 1, torch.device("cpu"))).net)
     statistics = problem.average_statistics(torch.from_numpy(x.mean(0)), 0, 1)
     assert run.last("accuracy", "honest averaged") == pytest.approx(float(problem.finish(statistics)[0]))
     assert run.facts["notes"] == ["attackers (attack=sign_flip): workers 1"]

@@ -17,6 +17,7 @@ from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA
 from decentral.cluster.links import Links
 from decentral.config.composition import compose
+from decentral.config.prepared import prepare
 from decentral.plugins.papers.validation.clock import (
     Case,
     known_cluster,
@@ -63,7 +64,7 @@ def virtual(method: str, n: int = 8, steps: int = 20, costs: Costs = SLOW, **opt
 
 
 def time_of(steps: int, *overrides: str) -> Timed:
-    return timed(configure(*QUADRATICS, *overrides), steps, num_parameters=1000)
+    return timed(prepare(configure(*QUADRATICS, *overrides)), steps, num_parameters=1000)
 
 
 def traced(tmp_path, table: Sequence[Sequence[float]], latency_s: float) -> list[str]:
@@ -141,7 +142,7 @@ def test_dpsgd_on_a_ring_is_a_loop_over_neighbors(waits_for):
             now = [max(now) + latency] * n
         else:
             now = [max(now[i], now[i - 1] + latency, now[(i + 1) % n] + latency) for i in range(n)]
-    assert timed(config, steps, 1000).simulated_s == pytest.approx(max(now), rel=1e-12)
+    assert timed(prepare(config), steps, 1000).simulated_s == pytest.approx(max(now), rel=1e-12)
 
 
 def expected_maximum(n: int, tau: int, p: float) -> float:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from decentral.cli.completion import complete
-from decentral.config.parsing import conf_directory, dump, folders_of
+from decentral.config.parsing import conf_directory, folders_of
 from decentral.config.prepared import Prepared
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
@@ -98,9 +98,9 @@ def check_directory(run: Prepared) -> None:
     if not is_leader() or RunStore.finished(directory, run.id) is not None:
         return
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
-        RunStore.open(directory, run.id, dump(config)).close()
-        return
-    check_writable(key, getattr(config, key), directory)
+        RunStore.open(directory, run.id, run.text).close()
+    else:
+        check_writable(key, getattr(config, key), directory)
 
 
 def check_writable(key: str, value: str, directory: Path) -> None:

@@ -38,7 +38,7 @@ class Trials:
         make: Callable[[list[str], Config], TrainingRun],
         config_dir: str | None,
     ) -> None:
-        machine.require("optuna", "sweeper=optuna", "pip install 'decentral[optuna]', or list the values")
+        machine.require("optuna", "sweeper=optuna", "pip install '.[optuna]', or list the values")
         self._optuna = importlib.import_module("optuna")
         self._axes, self._make, self._config_dir = axes, make, config_dir
         some = {name: axis[3] if isinstance(axis, re.Match) else next(iter(axis)) for name, axis in axes.items()}

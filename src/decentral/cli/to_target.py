@@ -20,10 +20,11 @@ from decentral.cli.command import as_options
 from decentral.cli.sweep import axes_of, exit_status, names_in, report_refusals
 from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.links import CollectiveName
+from decentral.config.checks import has_clock
 from decentral.config.composition import compose_each, fitting
 from decentral.config.overrides import checked, in_its_unit
 from decentral.config.parsing import convert, folders_of
-from decentral.config.prepared import Kind
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
@@ -196,7 +197,7 @@ def _notes(config: Config, steps: int) -> list[str]:
 
 def _check(config: Config) -> None:
     """Raise ConfigError for a run without simulated time."""
-    if not Kind.of(config).has_clock or not isinstance(config.cluster, VirtualCluster):
+    if not has_clock(config) or not isinstance(config.cluster, VirtualCluster):
         raise ConfigError(
             "target= compares methods by simulated time, which needs a cluster: choose one, such as "
             "cluster=slow_network, and set its cluster.links.latency_s, cluster.links.bandwidth_gbps and "
@@ -217,7 +218,7 @@ def _unit(config: Config, target: Target) -> str:
         return ""
     split, metric, value = target
     with torch.no_grad():
-        run = assemble(config, World(0, 1, torch.device("cpu")))
+        run = assemble(prepare(config), World(0, 1, torch.device("cpu")))
     metrics = {each.words: each for each in run.problem.metrics}
     run.close()
     words = f"{split} {metric.replace('_', ' ')}"
@@ -244,7 +245,7 @@ def _timed(config: Config, steps: int) -> Timed:
     from decentral.training.timing import timed
 
     assert isinstance(config.cluster, VirtualCluster)
-    return timed(config, steps, config.cluster.num_parameters or config.task.num_parameters(config))
+    return timed(prepare(config), steps, config.cluster.num_parameters or config.task.num_parameters(config))
 
 
 def _named(own: Sequence[str], config: Config, names: Mapping[str, str]) -> dict[str, str]:

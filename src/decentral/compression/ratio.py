@@ -181,7 +181,7 @@ class Ratio(Compressor):
             raise ConfigError("compress.candidates=[] is empty: give shares of the coordinates, such as [0.1,0.01].")
         if self.solver is Solver.nsga2 and importlib.util.find_spec("pymoo") is None:
             raise ConfigError(
-                "compress.solver=nsga2 needs pymoo, which is not installed: pip install 'decentral[nsga2]', or use "
+                "compress.solver=nsga2 needs pymoo, which is not installed: pip install '.[nsga2]', or use "
                 "compress.solver=grid, which is exact."
             )
 

@@ -318,7 +318,8 @@ def meant(key: str) -> str:
     longer = [one for one in known if part.search(one)]
     first = [one for one in longer if one in (name, *_KEYS)]
     found = first or longer or get_close_matches(name, known, n=1, cutoff=0.7)
-    meant = list(dict.fromkeys(place for one in found for place in known[one])) or _explained_with(name)
+    inside = {place: None for one in longer for place in known[one] if place.startswith(key.rpartition(".")[0] + ".")}
+    meant = list(inside or dict.fromkeys(place for one in found for place in known[one])) or _explained_with(name)
     meant = meant or get_close_matches(name, (*_KEYS, "experiment"), n=1, cutoff=0.6)
     if meant:
         return f" Did you mean {' or '.join(map(repr, meant))}?"
@@ -423,7 +424,7 @@ def _unknown(group: str, name: str, cls: type, known: list[str], values: Any, ch
     elif more and not get_close_matches(name, known, n=1, cutoff=0.8):
         close = f": write arguments of **{more} as {group}.{more}={{{name}:...}}."
     elif f"{group}.{name}" not in places().get(name, [f"{group}.{name}"]) and not get_close_matches(name, known, n=1):
-        close = f".{meant(name)}"
+        close = "." + meant(f"{group}.{name}")
     else:
         close = f".{suggest(name, known)}".replace("Did you mean '", f"Did you mean '{group}.")
     return f"{owner} has no setting '{name}'{close}"

@@ -116,7 +116,7 @@ def saved_and_loaded(config: Config, at: int, folder: Path) -> tuple[np.ndarray,
     alone = World(0, 1, torch.device("cpu"))
     last: list[np.ndarray] = []
     with torch.no_grad():
-        first, second = assemble(config, alone), assemble(config, alone)
+        first, second = assemble(prepare(config), alone), assemble(prepare(config), alone)
         try:
             for r in (first, second):
                 _iterates(r, at if r is first else 1)  # the second is somewhere else

@@ -24,7 +24,7 @@ SPECIAL = ("[PAD]", "[UNK]")
 """Tokens 0 and 1: padding, and symbols that do not occur in the training texts."""
 UNKNOWN = 1
 FILE = "tokens.json"
-INSTALL = "pip install 'decentral[text]'"
+INSTALL = "pip install '.[text]'"
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _PAD, _UNK = (re.compile(rf"^[<\[]{name}[>\]]$", re.I) for name in ("pad", "unk"))

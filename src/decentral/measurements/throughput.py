@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from decentral.config.identity import identity
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
@@ -132,7 +133,7 @@ class Throughput(Measurement, InProcesses):
         cudnn = torch.backends.cudnn
         before, cudnn.benchmark = cudnn.benchmark, cudnn.benchmark or world.device.type == "cuda"
         try:
-            runs = assemble(self.held_against, world), assemble(config, world)
+            runs = assemble(prepare(self.held_against), world), assemble(prepare(config), world)
             for run in runs:
                 timed(run, self.warm_up)
             yield runs

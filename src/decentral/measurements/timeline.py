@@ -11,6 +11,7 @@ import numpy as np
 from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.timeline import write_spans
 from decentral.config.identity import component_identity
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Computation, Measurement, check_losses
@@ -69,7 +70,7 @@ class Timeline(Measurement):
 
         num_parameters = cluster_of(self.config).num_parameters
         assert num_parameters is not None
-        times = timed(replace(self.config, seed=seed), self.steps, num_parameters)
+        times = timed(prepare(replace(self.config, seed=seed)), self.steps, num_parameters)
         contributions = sum(times.ages.values())
         stale = sum(count for age, count in times.ages.items() if age > 0)
         age = sum(age * count for age, count in times.ages.items())
@@ -159,11 +160,11 @@ class SimulatedTimeline(Computation):
         from decentral.training.facts import time_facts
         from decentral.training.timing import spans_of, timed
 
-        config, steps = self.config, self.config.steps
+        config, steps, run = self.config, self.config.steps, prepare(self.config)
         assert steps is not None
         num_parameters = config.cluster.num_parameters or config.task.num_parameters(config)
-        write_spans(self.directory, spans_of(config, steps, num_parameters))
-        times = timed(config, steps, num_parameters)
+        write_spans(self.directory, spans_of(run, steps, num_parameters))
+        times = timed(run, steps, num_parameters)
         critical = [times.critical] if times.critical else []
         header = ("worker", *(f"{part}_s" for part in times.accounts), *(["critical"] if critical else []))
         columns = [range(self.n), *(seconds.tolist() for seconds in times.accounts.values()), *critical]

@@ -237,7 +237,7 @@ class Sleeping(Stepping):
     def __init__(self, config: Config, steps: int, warm_up: int, world: World) -> None:
         from decentral.training.assemble import assemble
 
-        super().__init__(assemble(config, world))
+        super().__init__(assemble(prepare(config), world))
         self.steps = steps
         advance(self.run, warm_up)
         let_sleep(self.run, all=True)
@@ -267,7 +267,7 @@ def let_sleep(run: Run, all: bool | None) -> None:
 
     cluster = run.config.cluster
     assert isinstance(cluster, VirtualCluster)
-    times = uneven(cluster.gradient_times(run.net.n, run.config.seed), run.config)
+    times = uneven(cluster.gradient_times(run.net.n, run.config.seed), run.prepared)
     sleep = Sleep(times, all) if all is not None else None
     if isinstance(run.stepper, ThreadedStepper):
         run.stepper.sleep = sleep

@@ -69,7 +69,7 @@ class TrainingRun(Job):
         too short for more."""
         config = self.config
         processes = None if config.processes == "auto" else int(config.processes)
-        if processes is None and (self.prepared.kind.in_one_process or config.task.useful_processes(config) <= 1):
+        if processes is None and (self.prepared.kind.in_one_process or self.prepared.useful_processes <= 1):
             processes = 1
         return Demand(processes, config.device)
 

@@ -251,7 +251,7 @@ class DistilBert(TextModel):
         """Raise ConfigError if the library is missing, or there is no model in the folder."""
         super().check(data)
         require(
-            "transformers", "model=distilbert", "pip install 'decentral[distilbert]', or use model=text_transformer"
+            "transformers", "model=distilbert", "pip install '.[distilbert]', or use model=text_transformer"
         )
         if self.path is not None and not (at_home(self.path) / "config.json").is_file():
             raise ConfigError(f"model.path={self.path} has no config.json: give a folder saved by transformers.")

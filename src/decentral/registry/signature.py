@@ -192,7 +192,7 @@ def _imported(module: str, where: str) -> Any:
         except (ImportError, ValueError):
             known = module == "__main__"  # a script, which has no spec
         if not known and importlib.util.find_spec(top := module.partition(".")[0]) is None:
-            hint = f": pip install 'decentral[{EXTRAS[top]}]'" if top in EXTRAS else ""
+            hint = f": pip install '.[{EXTRAS[top]}]'" if top in EXTRAS else ""
             raise ConfigError(
                 f"{where}: there is no module {module} in this folder ({here}), on PYTHONPATH or installed{hint}."
             )

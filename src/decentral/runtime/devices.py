@@ -79,7 +79,7 @@ def num_processes(run: Prepared) -> int:
             raise ConfigError(f"processes={count} exceeds the {num_gpus()} GPUs here: use at most one process per GPU.")
         return count
     slots = num_gpus() if kind == "cuda" else num_cores()
-    return max(1, int(min(slots, config.num_workers, config.task.useful_processes(config))))
+    return max(1, int(min(slots, config.num_workers, run.useful_processes)))
 
 
 def set_threads(processes: int, worth_threads: bool) -> int:

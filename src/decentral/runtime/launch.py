@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.config.parsing import dump
 from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
 from decentral.host.machine import num_gpus, without_garbage_collection
@@ -46,34 +44,33 @@ def launch(run: Prepared) -> Outcome:
     if under_torchrun():
         return _join(run)
     finished = RunStore.finished(run.directory, run.id)
-    if finished is not None and not run.config.rerun:
+    if finished is not None and not run.rerun:
         if id_in_config(run.directory) is None:  # somebody has emptied the file
             with contextlib.suppress(ConfigError, OSError):  # a copy that cannot be written is left as it is
-                RunStore.open(run.directory, run.id, dump(run.config)).close()
+                RunStore.open(run.directory, run.id, run.text).close()
         return Outcome(finished, run.directory, done_before=True)
     return Outcome(in_processes(run), run.directory)
 
 
-def _begun_again(run: Prepared) -> Prepared:
-    """Set aside what a finished run has stored, with `rerun=true`; return the run to carry out."""
-    if run.config.rerun and is_leader() and RunStore.finished(run.directory, run.id) is not None:
+def _set_aside(run: Prepared) -> None:
+    """Set aside what a finished run has stored, with `rerun=true`."""
+    if run.rerun and is_leader() and RunStore.finished(run.directory, run.id) is not None:
         RunStore.forget(run.directory, run.id)
-    return replace(run, config=replace(run.config, rerun=False))
 
 
 def in_processes(run: Prepared, part: Part | None = None) -> Status:
     """Carry out the run, or another `part` that uses its configuration, in this process or in several new ones."""
-    config = run.config
     processes = num_processes(run)
-    threads = set_threads(processes, config.task.useful_processes(config) > 1)
-    if processes == 1:
-        config.task.prepare(config)
-        return _here(run, threads, part)
-    from decentral.runtime.supervise import prepare_server, supervise
+    threads = set_threads(processes, run.useful_processes > 1)
+    if processes > 1:
+        from decentral.runtime.supervise import prepare_server, supervise
 
-    prepare_server()  # first: whatever prepares the data may start it
-    config.task.prepare(config)
-    return supervise(_begun_again(run), processes, part)
+        prepare_server()  # first: whatever prepares the data may start it
+    run.config.task.prepare(run.config)
+    if processes == 1:
+        return _here(run, threads, part)
+    _set_aside(run)
+    return supervise(run, processes, part)
 
 
 def _here(run: Prepared, threads: int, part: Part | None) -> Status:
@@ -95,7 +92,7 @@ def _here(run: Prepared, threads: int, part: Part | None) -> Status:
         index = int(config.device.partition(":")[2] or 0)
         torch.cuda.set_device(index)
     device = torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
-    run = _begun_again(run)
+    _set_aside(run)
     ended = RunFailed("its code, such as your own model, called os._exit(0)", Failure.error)
     with no_silent_end(ended):
         return (part or carry_out)(run, World(0, 1, device))
@@ -115,14 +112,14 @@ def _join(run: Prepared) -> Outcome:
             f"torchrun started {here} processes for {num_gpus()} GPUs: start at most one process per GPU."
         )
     config.task.prepare(config)
-    set_threads(here, config.task.useful_processes(config) > 1)
+    set_threads(here, run.useful_processes > 1)
     from decentral.runtime.process_group import joined, stay_on_this_machine
     from decentral.training.run import carry_out
 
     if here == size:
         stay_on_this_machine()
-    with joined(config, rank, size, local_rank, attempt, run.id) as world:
-        run = _begun_again(run)
+    with joined(run, rank, size, local_rank, attempt) as world:
+        _set_aside(run)
         finished = RunStore.finished(run.directory, run.id) if world.leader else None
         codes = [None, Status.done, Status.diverged]
         finished = codes[world.agree(codes.index(finished))]

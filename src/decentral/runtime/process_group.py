@@ -15,7 +15,7 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from decentral.config.schema import Config
+from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.runtime.devices import device_kind
@@ -133,25 +133,22 @@ def _until(done: Callable[[], bool], missing: Callable[[], list[int]], rank: int
 
 @contextmanager
 def joined(
-    config: Config,
+    run: Prepared,
     rank: int,
     size: int,
     local_rank: int,
     attempt: int,
-    run: str,
     store: dist.Store | None = None,
 ) -> Iterator[World]:
     """Join a group of `size` processes as number `rank`: gloo on CPUs, nccl on GPUs.
 
     `attempt` counts from 0 and separates the attempts in the key-value store: without that, a group that is started
-    again finds the addresses of the dead one. `run` is the run's id: processes that have different configurations
-    refuse to work together.
+    again finds the addresses of the dead one. Processes whose runs have different IDs refuse to work together.
     Without `store`, the one at MASTER_ADDR and MASTER_PORT is used, as torchrun provides it.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    timeout = timedelta(seconds=config.network.timeout_s)
-    store = dist.PrefixStore(f"attempt{attempt}", store or store_of_group(rank, size, config.network.timeout_s))
-    kind = device_kind(config)
+    timeout_s, kind = run.config.network.timeout_s, device_kind(run.config)
+    store = dist.PrefixStore(f"attempt{attempt}", store or store_of_group(rank, size, timeout_s))
     device = (
         torch.device("cuda", local_rank % max(1, torch.cuda.device_count())) if kind == "cuda" else torch.device("cpu")
     )
@@ -163,11 +160,11 @@ def joined(
         store=store,
         rank=rank,
         world_size=size,
-        timeout=timeout,
+        timeout=timedelta(seconds=timeout_s),
     )
     try:
         world = World(rank, size, device, distributed=True)
-        if world.any(world.agree(int(run, 16)) != int(run, 16))[0]:
+        if world.any(world.agree(int(run.id, 16)) != int(run.id, 16))[0]:
             raise ConfigError(
                 "the processes of this run differ in configuration or data: start all with the same command, and "
                 "seed the random draws of data=module:function."

@@ -23,7 +23,6 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decentral.config.parsing import dump
 from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
 from decentral.host.interrupt import as_keyboard_interrupt
@@ -231,7 +230,7 @@ def _announce(run: Prepared, error: RunFailed, attempt: int) -> None:
     step = 0
     with (
         contextlib.suppress(ConfigError, OSError),  # the next attempt will say it
-        RunStore.open(run.directory, run.id, dump(run.config)) as store,
+        RunStore.open(run.directory, run.id, run.text) as store,
     ):
         step = newest_step(store.checkpoints)
         store.set_status(Status.running, restarts=store.restarts + 1, reason=str(error))
@@ -293,7 +292,7 @@ def _record(run: Prepared, error: BaseException) -> None:
     """Set the status of a run whose leader cannot do it any more."""
     with (
         contextlib.suppress(ConfigError, OSError),  # the directory is not ours, or gone: there is nothing to record
-        RunStore.open(run.directory, run.id, dump(run.config)) as store,
+        RunStore.open(run.directory, run.id, run.text) as store,
     ):
         refused = isinstance(error, ConfigError)
         if refused and (store.take_back() or RunStore.finished(run.directory, run.id) is not None):

@@ -35,17 +35,17 @@ def work(packed: tuple[str, bytes, dict[str, Any]], place: Place, pipe: Connecti
     keep_freed_memory()
     stay_on_this_machine()
     run = Prepared.unpacked(*packed)
-    config = run.config
+    timeout_s = run.config.network.timeout_s
     try:
         if place.rank == 0:
-            store = serve_store(place.size, config.network.timeout_s)
+            store = serve_store(place.size, timeout_s)
             pipe.send(("port", store.port))
         else:
-            if not pipe.poll(_START_S + config.network.timeout_s):
+            if not pipe.poll(_START_S + timeout_s):
                 raise TimeoutError("process 0 did not say where it waits for the others")
-            timeout = timedelta(seconds=config.network.timeout_s)
+            timeout = timedelta(seconds=timeout_s)
             store = TCPStore("127.0.0.1", pipe.recv(), place.size, is_master=False, timeout=timeout)
-        with joined(config, place.rank, place.size, place.rank, place.attempt, run.id, store) as world:
+        with joined(run, place.rank, place.size, place.rank, place.attempt, store) as world:
             status = (part or carry_out)(run, world)
         pipe.send(("status", status.value))
     except ConfigError as error:

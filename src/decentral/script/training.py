@@ -17,7 +17,7 @@ from torch import nn
 
 from decentral.config.composition import compose
 from decentral.config.overrides import checked, literal, parsed_override
-from decentral.config.parsing import as_settings, dump, folders_of, plain
+from decentral.config.parsing import as_settings, folders_of, plain
 from decentral.config.prepared import Prepared, prepare
 from decentral.config.schema import GROUPS, Config
 from decentral.data.dataset import NO_TEST
@@ -260,7 +260,7 @@ def _claim(run: Prepared) -> None:
     differing = [key for key in now | then if now.get(key) != then.get(key)]
     if not differing:
         return
-    if then and not config.rerun:
+    if then and not run.rerun:
         key = min(differing, key=lambda key: key in _WORDS)
         word = _WORDS.get(key, key)
         raise ConfigError(
@@ -270,7 +270,7 @@ def _claim(run: Prepared) -> None:
             "build it." * (word == "initial_weights")
         )
     if is_leader():
-        RunStore.forget(directory, run.id, dump(config))
+        RunStore.forget(directory, run.id, run.text)
 
 
 def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:

@@ -33,8 +33,8 @@ ADVICE = {
     "checkpoint",
     Failure.lost: "If a process was only slow, raise network.timeout_s; the same command resumes from the last "
     "checkpoint",
-    Failure.out_of_memory: "Use more processes on more GPUs, which share the memory; the same command resumes from "
-    "the last checkpoint. A smaller batch_size, a smaller model or fewer workers also help, but make another run",
+    Failure.out_of_memory: "A smaller batch_size, a smaller model or fewer workers help, and make another run. With "
+    "more GPUs, use more processes: the same command then resumes from the last checkpoint",
     Failure.disk_full: "Free some space and rerun the same command: it resumes from the last checkpoint, which is "
     "intact",
     Failure.refused: "Fix that and rerun the same command",

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.cluster.cluster import VirtualCluster
-from decentral.config.identity import init_directory
-from decentral.config.prepared import Kind, Prepared, prepare
+from decentral.config.prepared import Prepared
 from decentral.config.schema import Config
 from decentral.host.torch_state import keep_freed_memory
 from decentral.network.network import Network
@@ -20,6 +19,7 @@ from decentral.network.world import World
 from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.console import duration
+from decentral.training.ahead import AheadOracle
 from decentral.training.checkpoint import state_fields
 from decentral.training.evaluation import scores_of
 from decentral.training.method import attendance_of, open_algorithm, open_network
@@ -44,6 +44,8 @@ class Run:
     stepper: Stepper
     total_steps: int
     eval_every_steps: float
+    num_examples: tuple[int, int] | None
+    """Numbers of training and test examples; None without examples."""
     examples_on_the_way: int | None
     """Number of test examples in evaluations before the last one; None for all."""
     start: int = 0
@@ -125,12 +127,8 @@ class Run:
         self.net.close()
 
 
-def assemble(run: Prepared | Config, world: World) -> Run:
-    """Create this process's problem, network and algorithm at step 0; all processes call this at once.
-
-    Measurements and tests give a configuration, which is prepared here.
-    """
-    run = prepare(run) if isinstance(run, Config) else run
+def assemble(run: Prepared, world: World) -> Run:
+    """Create this process's problem, network and algorithm at step 0; all processes call this at once."""
     config = run.config
     keep_freed_memory()
     net = open_network(config, world)
@@ -144,12 +142,13 @@ def assemble(run: Prepared | Config, world: World) -> Run:
         problem = Accumulated(problem, config.accumulate)
     problem = config.privacy.protect(problem, config, net.workers)
     x0 = problem.init()
-    if config.init is not None:
-        x0 = problem.begin_with(load_models(init_directory(config))[AVERAGED])
+    if run.init is not None:
+        x0 = problem.begin_with(load_models(run.init)[AVERAGED])
     x = x0.expand(len(net.workers), -1).clone()
     total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
-    oracle = oracle_of(run.kind)(problem, net.workers, world.device, config.local_steps())
-    algorithm = open_algorithm(config, problem, net, x, total_steps)
+    oracle_type = AheadOracle if run.kind.asynchronous else GradientOracle
+    oracle = oracle_type(problem, net.workers, world.device, run.local_steps)
+    algorithm = open_algorithm(run, problem, net, x, total_steps)
     stepper = open_stepper(run, algorithm, net, oracle, x, total_steps)
     state_fields(stepper.state)  # refuse an unstorable state now, not at the first checkpoint
     patience = None
@@ -166,16 +165,7 @@ def assemble(run: Prepared | Config, world: World) -> Run:
     every = eval_every_steps(config, problem.steps_per_epoch, total_steps)
     every_epochs = config.evaluation.every_epochs or every / problem.steps_per_epoch
     some = None if counts is None else config.evaluation.on_the_way(counts[0], counts[1], net.n, epochs, every_epochs)
-    return Run(run, world, problem, oracle, stepper, total_steps, every, some, patience=patience)
-
-
-def oracle_of(kind: Kind) -> type[GradientOracle]:
-    """Return the class of the oracle: asynchronous workers' gradients may be computed ahead of time."""
-    if not kind.asynchronous:
-        return GradientOracle
-    from decentral.training.ahead import AheadOracle
-
-    return AheadOracle
+    return Run(run, world, problem, oracle, stepper, total_steps, every, counts, some, patience=patience)
 
 
 def eval_every_steps(config: Config, steps_per_epoch: float, total_steps: int) -> float:

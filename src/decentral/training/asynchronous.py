@@ -40,7 +40,7 @@ def open_asynchronous(
     config, described = run.config, isinstance(run.config.cluster, VirtualCluster)
     cluster = config.cluster if described else _EQUALLY_FAST
     times = times_of_steps(run, cluster, net, oracle.problem, x)
-    team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times), mean_seconds_each(times))
+    team = Team(net.rounds, total_steps, config.seed, mean_seconds(times), mean_seconds_each(times))
     assert isinstance(oracle, AheadOracle)
     if not isinstance(net, LocalNetwork):
         from decentral.network.asynchronous.mailbox import Mailbox

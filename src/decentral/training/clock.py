@@ -95,8 +95,9 @@ def time_of(
         return []
     size = cluster.num_parameters
     if size is not None and known_without_training(config):
-        dtype = config.precision.dtype
-        timekeeper = without_training(config, cluster, times, size, dtype, total_steps, steps_per_epoch=per_epoch)
+        timekeeper = without_training(
+            config, cluster, times, size, config.precision.dtype, total_steps, steps_per_epoch=per_epoch
+        )
         if attendance is not None:
             attendance.timekeeper = timekeeper.attendance
         return [Timekeeper(timekeeper)]

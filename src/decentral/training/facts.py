@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def notes_of(r: Run) -> list[str]:
     """Return notes for readers of the metrics."""
-    notes, counts = [*r.problem.notes, *r.heard], r.config.task.num_examples(r.config)
+    notes, counts = [*r.problem.notes, *r.heard], r.num_examples
     if attackers := r.attackers:
         numbers = ", ".join(map(str, attackers))
         notes.append(f"attackers (attack={r.config.attack.name}): workers {numbers}")

@@ -12,14 +12,12 @@ import numpy as np
 from torch import Tensor
 
 from decentral.cluster.compute import MEASURED, GradientTimes
-from decentral.config.identity import run_directory
 from decentral.network.local import LocalNetwork
 from decentral.store.files import csv_text, write_text
 
 if TYPE_CHECKING:
     from decentral.cluster.cluster import VirtualCluster
     from decentral.config.prepared import Prepared
-    from decentral.config.schema import Config
     from decentral.network.network import Network
     from decentral.tasks.task import Problem
     from decentral.topology.communication import LocalSteps
@@ -48,21 +46,20 @@ def times_of_steps(run: Prepared, cluster: VirtualCluster, net: Network, problem
     In one process they may be measured, at the initial models x [n, P]. Measurements are stored in the run's directory,
     if there is one, so that a resumed run has the same times.
     """
-    config = run.config
-    times = cluster.gradient_times(net.n, config.seed)
+    times = cluster.gradient_times(net.n, run.config.seed)
     if isinstance(net, LocalNetwork) and (times := _kept(times, run.directory)).passes:
         seconds = measure(problem, x, times.passes)
         if run.directory.is_dir():
             rows = [[repr(value)] for value in seconds.tolist()]
             write_text(run.directory / _MEASURED, csv_text(["seconds"], rows))
         times = times.measured(seconds)
-    return uneven(times, config)
+    return uneven(times, run)
 
 
-def known_times(config: Config) -> GradientTimes:
+def known_times(run: Prepared) -> GradientTimes:
     """Return the times of a run's steps in its cluster, with its stored measurements, if any."""
-    times: GradientTimes = config.cluster.gradient_times(config.num_workers, config.seed)
-    return uneven(_kept(times, run_directory(config)) if times.passes else times, config)
+    times: GradientTimes = run.config.cluster.gradient_times(run.config.num_workers, run.config.seed)
+    return uneven(_kept(times, run.directory), run)
 
 
 def _kept(times: GradientTimes, directory: Path) -> GradientTimes:
@@ -115,13 +112,15 @@ class UnevenTimes(GradientTimes):
         return np.where(self.local_steps.active(steps), found, 0.0)
 
 
-def uneven(times: GradientTimes, config: Config) -> GradientTimes:
+def uneven(times: GradientTimes, run: Prepared) -> GradientTimes:
     """Return the times of a step's gradients for each worker's batches and steps: see `UnevenTimes`."""
-    if config.batch_size_per_worker is None and config.steps_per_worker is None and config.accumulate == 1:
+    config = run.config
+    if not {"batch_size", "steps"} & {*run.own} and config.accumulate == 1:
         return times
     of_steps = getattr(getattr(config.cluster, "compute", None), "distribution", None) in MEASURED
-    scale = np.ones(times.num_workers) if of_steps else config.accumulate * config.batch_sizes() / config.batch_size
-    return UnevenTimes(times, scale, config.local_steps())
+    sizes = run.own.get("batch_size", np.full(times.num_workers, config.batch_size))
+    scale = np.ones(times.num_workers) if of_steps else config.accumulate * sizes / config.batch_size
+    return UnevenTimes(times, scale, run.local_steps)
 
 
 def measure(problem: Problem, x: Tensor, passes: int) -> np.ndarray:

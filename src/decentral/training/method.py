@@ -14,6 +14,7 @@ from decentral.availability.availability import AlwaysPresent, Schedule
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_probes
+from decentral.config.prepared import Prepared
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
@@ -93,23 +94,23 @@ def learning_rate(
     return lambda t: lr * rate(t)
 
 
-def open_algorithm(config: Config, problem: Problem, net: Network, x: Tensor, total_steps: int) -> Algorithm:
-    """Return the configured algorithm for the workers of this process, whose models are x [k, P]."""
+def open_algorithm(run: Prepared, problem: Problem, net: Network, x: Tensor, total_steps: int) -> Algorithm:
+    """Return the algorithm of a run for the workers of this process, whose models are x [k, P]."""
     local = slice(net.workers.start, net.workers.stop)
-    own, local_steps, per_epoch = config.own("lr"), config.local_steps(), problem.steps_per_epoch
+    config, own, per_epoch = run.config, run.own.get("lr"), problem.steps_per_epoch
     rates = None if own is None else torch.from_numpy(own[local, None]).to(x)
     lr = learning_rate(config, per_epoch, total_steps, rates)
     changes = config.schedule.group_settings(config.optim, per_epoch, total_steps)
     algorithm = with_rate(config, lr, problem.layout(x[0]), per_epoch, changes)
     algorithm.num_samples = problem.num_samples
-    if local_steps is None:
+    if run.local_steps is None:
         return algorithm
     if changes is not None and any(map(changes, range(min(total_steps, _STEPS_LOOKED_AT)))):
         raise ConfigError(
             f"steps_per_worker cannot be used with schedule={config.schedule.name}, which changes more than the "
             "learning rate: leave one of them out, or set schedule.cycle_momentum=false."
         )
-    return algorithm.bind(UnevenRule(algorithm.local, local_steps.of(net.workers)), algorithm.compressor)
+    return algorithm.bind(UnevenRule(algorithm.local, run.local_steps.of(net.workers)), algorithm.compressor)
 
 
 def schedule_of(config: Config, total_steps: int) -> Schedule | None:

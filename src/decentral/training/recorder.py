@@ -16,9 +16,7 @@ import numpy as np
 import torch
 
 from decentral.algorithms.features import Feature
-from decentral.config.parsing import dump, plain
 from decentral.config.prepared import Prepared
-from decentral.config.schema import OWN
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import Constant
 from decentral.network.world import World
@@ -65,7 +63,7 @@ class Recorder:
     def open(cls, run: Prepared, world: World) -> Iterator[Recorder]:
         """Open the run's directory: the leader first, with a lock, then the others."""
         if world.leader:
-            store = RunStore.open(run.directory, run.id, dump(run.config))
+            store = RunStore.open(run.directory, run.id, run.text)
             world.barrier()
         else:
             world.barrier()
@@ -104,12 +102,11 @@ class Recorder:
         workers = self.config.topology.worker_names(r.net.n) if Feature.topology in r.algorithm.supports else []
         if names := {what: each for what, each in {**r.problem.names(), "worker": workers}.items() if each}:
             write_json(self.store.path / "names.json", names)
-        own = {key: values.tolist() for key in OWN if (values := self.config.own(key)) is not None}
-        if own:
-            rows = ([worker, *row] for worker, row in enumerate(zip(*own.values(), strict=True)))
-            write_text(self.store.path / "workers.csv", csv_text(["worker", *own], rows))
+        if own := self.run.own:
+            columns = [range(r.net.n), *(values.tolist() for values in own.values())]
+            write_text(self.store.path / "workers.csv", csv_text(["worker", *own], zip(*columns, strict=True)))
         if self.config.logger.name != "none":
-            self.sink = Guarded(self.config.logger, self.run.id, plain(self.config), self.store.path)
+            self.sink = Guarded(self.config.logger, self.run.id, self.run.values, self.store.path)
 
     @contextmanager
     def progress(self, r: Run) -> Iterator[Progress]:
@@ -151,7 +148,7 @@ class Recorder:
             rows += [place | row for row in self.config.privacy.account(self.config, rates, self.store.path)]
         self.store.append([*rows, *chosen_rows(r.stepper.facts(), place)])
         if self.sink is not None:
-            self.sink.log(t, shown_to_logger(self.config, rows, r.problem.steps_per_epoch))
+            self.sink.log(t, shown_to_logger(self.run, rows, r.problem.steps_per_epoch))
         metric = found.metrics[0]
         self.without_number = metric.own and not math.isfinite(found.worst(0))
         texts = {
@@ -233,7 +230,7 @@ class Recorder:
             self.sink.close(status.value)
             if not self.sink.failed:
                 whole = status in (Status.done, Status.diverged)
-                remember(self.config, self.store.path, self.sink.place, whole)
+                remember(self.run, self.sink.place, whole)
 
     def _add_metrics(self, table: Path) -> None:
         """Add each worker's last metrics on its own test set to a table with a row per worker."""
@@ -254,7 +251,7 @@ class Recorder:
 
             with self.store.in_place():
                 size, per_epoch = r.stepper.models.shape[1], r.problem.steps_per_epoch
-                write_spans(self.store.path, spans_of(self.config, r.total_steps, size, per_epoch))
+                write_spans(self.store.path, spans_of(self.run, r.total_steps, size, per_epoch))
 
     def keep_outputs(self, r: Run) -> None:
         """Store the final outputs of the averaged model; all processes call this."""

@@ -14,8 +14,7 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
 from decentral.cluster.clock import Use
 from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.timeline import Lateness, Span, Spans, Timeline
-from decentral.config.prepared import Kind
-from decentral.config.schema import Config
+from decentral.config.prepared import Prepared
 from decentral.training.clock import without_training
 from decentral.training.gradient_times import known_times, mean_seconds, mean_seconds_each
 from decentral.training.method import schedule_of
@@ -60,7 +59,7 @@ class Timed(NamedTuple):
 
 
 def timed(
-    config: Config,
+    run: Prepared,
     num_steps: int,
     num_parameters: int,
     spans: Spans | None = None,
@@ -69,7 +68,7 @@ def timed(
     steps_per_epoch: float | None = None,
     ledger: list[Use] | None = None,
 ) -> Timed:
-    """Return the time of `num_steps` steps of the configured method in its cluster, with messages of `num_parameters`.
+    """Return the time of `num_steps` steps of a run's method in its cluster, with messages of `num_parameters`.
 
     If the cluster describes another model (`cluster.num_parameters`), its size counts, in the precision of the run.
 
@@ -81,13 +80,13 @@ def timed(
 
     Raises ConfigError if the network changes by epochs and there are none.
     """
-    cluster, n = config.cluster, config.num_workers
+    config, cluster, n = run.config, run.config.cluster, run.config.num_workers
     assert isinstance(cluster, VirtualCluster) and n is not None
-    times = known_times(config).after(after)
+    times = known_times(run).after(after)
     precision = config.precision if cluster.num_parameters else config.task.precision or config.precision
     dtype, num_parameters = precision.dtype, cluster.num_parameters or num_parameters
     first = min(first or num_steps, num_steps)
-    if isinstance(config.algo, AsynchronousAlgorithm) and Kind.of(config).asynchronous:
+    if isinstance(config.algo, AsynchronousAlgorithm) and run.kind.asynchronous:
         team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times), mean_seconds_each(times))
         schedule = schedule_of(config, num_steps)
         with _undisturbed():
@@ -110,10 +109,10 @@ def timed(
     return Timed(clock.latest_s, gradients, stepper.net.traffic.bytes_sent, clock.accounts(), {}, [], clock.used)
 
 
-def at_each_step(config: Config) -> tuple[list[float], list[float]]:
+def at_each_step(run: Prepared) -> tuple[list[float], list[float]]:
     """Return simulated seconds and total bytes after 0, 1, ..., config.steps steps of a synchronous method, with a
     message size from the cluster."""
-    cluster, times = config.cluster, known_times(config)
+    config, cluster, times = run.config, run.config.cluster, known_times(run)
     assert isinstance(cluster, VirtualCluster) and cluster.num_parameters and config.steps
     seconds, sent = [0.0], [0.0]
     with torch.no_grad(), _undisturbed():
@@ -125,15 +124,10 @@ def at_each_step(config: Config) -> tuple[list[float], list[float]]:
     return seconds, sent
 
 
-def spans_of(
-    config: Config,
-    num_steps: int,
-    num_parameters: int,
-    steps_per_epoch: float | None = None,
-) -> list[Span]:
+def spans_of(run: Prepared, num_steps: int, num_parameters: int, steps_per_epoch: float | None = None) -> list[Span]:
     """Return the activities of the first workers in the first steps."""
     spans = Spans(WORKERS_KEPT)
-    timed(config, num_steps, num_parameters, spans, STEPS_KEPT, steps_per_epoch=steps_per_epoch)
+    timed(run, num_steps, num_parameters, spans, STEPS_KEPT, steps_per_epoch=steps_per_epoch)
     return spans.found
 
 

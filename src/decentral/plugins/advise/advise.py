@@ -7,6 +7,7 @@ from typing import Any
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose, compose_each
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
 from decentral.measurements.timing import host
@@ -81,7 +82,7 @@ def advise(
         "num_parameters": layout.num_coordinates,
         "cluster": cluster,  # as the user calls it; null: this machine
         "gradient_s": mean_seconds(
-            uneven(virtual.gradient_times(n, config.seed), config)
+            uneven(virtual.gradient_times(n, config.seed), prepare(config))
         ),  # stragglers included, by its first ones
         "backward_share": backward,
         "coding": "measured" if measures else "table",

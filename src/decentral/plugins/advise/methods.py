@@ -17,6 +17,7 @@ from decentral.cluster.cluster import VirtualCluster, WaitsFor
 from decentral.compression.compressor import Compressor, Encoder
 from decentral.compression.dense import NoCompression
 from decentral.compression.rows import Address, RowLayout
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.network.payload import Payload, Sizes
 from decentral.randomness import torch_generator
@@ -53,7 +54,7 @@ class Case(NamedTuple):
         """Return the cluster's clock at time 0."""
         cluster = self.config.cluster
         assert isinstance(cluster, VirtualCluster)
-        times = uneven(cluster.gradient_times(self.n, self.config.seed), self.config)
+        times = uneven(cluster.gradient_times(self.n, self.config.seed), prepare(self.config))
         return Clock(self.n, times, cluster.costs(self.n), cluster.waits_for is WaitsFor.everyone)
 
 
@@ -204,7 +205,7 @@ def predict_rows(case: Case) -> Prediction:
     """Predict uncompressed rows, by the clock of `simulate=timeline`."""
     from decentral.training.timing import timed
 
-    times = timed(case.config, case.num_steps, case.layout.num_coordinates)
+    times = timed(prepare(case.config), case.num_steps, case.layout.num_coordinates)
     return Prediction(times.step_s, times.bytes_sent / times.gradients)
 
 

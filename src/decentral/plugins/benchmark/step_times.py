@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.identity import component_identity, identity
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.measurements.measurement import Computation
 
@@ -38,5 +39,5 @@ class StepTimes(Computation):
         """Return the line of a part."""
         from decentral.training.timing import at_each_step
 
-        seconds, sent = at_each_step(replace(self.runs[of], cluster=self.clusters[clock]))
+        seconds, sent = at_each_step(prepare(replace(self.runs[of], cluster=self.clusters[clock])))
         return {"simulated_s": [float(f"{each:.9g}") for each in seconds], "bytes_sent": sent}

@@ -52,7 +52,7 @@ def traced(
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """Return the coefficients, and bases of the subspaces of workers that are separate by symmetry; or raise the errors
     of `worst_case`."""
-    require("clarabel", "the worst case (certify.steps)", "pip install 'decentral[certificates]'")
+    require("clarabel", "the worst case (certify.steps)", "pip install '.[certificates]'")
     points, final = coefficients(method, steps, lr)
     moved = max(np.abs(rows[..., 0] - 1).max() for rows in (points, final))
     method.refuse(moved > TOLERANCE, "moves away from a common optimum: leave out weight decay or certify.steps")

@@ -68,7 +68,7 @@ class TextBleu:
 
     def __init__(self) -> None:
         """Import sacrebleu. Raises ConfigError if it is missing."""
-        require("sacrebleu", "task=translation with texts", "pip install 'decentral[translation]'")
+        require("sacrebleu", "task=translation with texts", "pip install '.[translation]'")
         from sacrebleu.metrics import BLEU
 
         self._bleu = BLEU(lowercase=True, force=True)

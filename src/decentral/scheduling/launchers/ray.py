@@ -50,7 +50,7 @@ class Ray(Launcher):
 
     def check(self) -> None:
         """Raise ConfigError if Ray is not installed."""
-        require("ray", "launcher=ray", "pip install 'decentral[ray]'")
+        require("ray", "launcher=ray", "pip install '.[ray]'")
 
     def open(self, results_dir: Path) -> Pool:
         """Start Ray, or connect to it. Raises ConfigError if there is nothing at the address."""

@@ -67,7 +67,7 @@ class Slurm(Launcher):
 
     def check(self) -> None:
         """Raise ConfigError if submitit is not installed, or if this machine cannot submit SLURM jobs."""
-        require("submitit", "launcher=slurm", "pip install 'decentral[slurm]'")
+        require("submitit", "launcher=slurm", "pip install '.[slurm]'")
         missing = [command for command in ("sbatch", "srun", "sacct", "scancel") if shutil.which(command) is None]
         if self.cluster is Where.slurm and missing:
             raise ConfigError(

@@ -24,7 +24,7 @@ class Trackio(Logger):
 
     def check(self) -> None:
         """Raise ConfigError if trackio is not installed."""
-        require("trackio", self.name, "pip install 'decentral[trackio]'")
+        require("trackio", self.name, "pip install '.[trackio]'")
 
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
         """Start or resume a run in the project."""

@@ -66,7 +66,7 @@ class Optimized(SeesClasses, MatrixTopology):
     def weights(self, n: int) -> tuple[MixingMatrix, str]:
         """Return the optimized matrix, and the objective before and after in words."""
         if self.objective is Objective.spectral:
-            require("clarabel", "topology.objective=spectral", "pip install 'decentral[certificates]'")
+            require("clarabel", "topology.objective=spectral", "pip install '.[certificates]'")
         if n > _MOST_WORKERS:
             raise ConfigError(f"num_workers={n} is too many for topology=optimized: use at most {_MOST_WORKERS}.")
         Pi = self.given(n) if self.objective is Objective.classes else np.zeros((n, 0))

@@ -61,7 +61,7 @@ class Lora(Adapter, where="model.lora"):
 
     def adapt(self, module: nn.Module, has_classes: bool) -> tuple[nn.Module, str]:
         """See `Adapter`."""
-        require("peft", "model.lora", "pip install 'decentral[lora]'")
+        require("peft", "model.lora", "pip install '.[lora]'")
         from peft import LoraConfig, inject_adapter_in_model
 
         config = LoraConfig(r=self.rank, lora_alpha=self.alpha, lora_dropout=self.dropout, target_modules=self.targets)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from decentral.config.identity import component_identity, identity
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.measurements.measurement import Measurement, check_losses
 from decentral.measurements.timeline import STEP, THROUGHPUT, baseline_of, cluster_of
@@ -184,7 +185,8 @@ class SleepingSteps(InTurn):
         return {
             "measured_s": {name: found["wall"][name][0] / self.steps for name in configs},
             "clock_s": {
-                name: timed(config, self.steps, size, after=self.warm_up).step_s for name, config in configs.items()
+                name: timed(prepare(config), self.steps, size, after=self.warm_up).step_s
+                for name, config in configs.items()
             },
         }
 

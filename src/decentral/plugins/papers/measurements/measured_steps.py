@@ -13,6 +13,7 @@ import numpy as np
 from decentral.cluster.cluster import Machines
 from decentral.cluster.compute import ComputeTimes
 from decentral.cluster.links import CollectiveName
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import Labels, Meaning, Value
@@ -157,7 +158,7 @@ class MeasuredSteps(Measurement):
         )
         config = replace(self.config, algo=algo, cluster=machines, num_workers=cell.workers)
         until, before = (
-            timed(config, steps, cell.parameters).simulated_s if steps else 0.0
+            timed(prepare(config), steps, cell.parameters).simulated_s if steps else 0.0
             for steps in (cell.steps, cell.steps - cell.steps_used)
         )
         return {

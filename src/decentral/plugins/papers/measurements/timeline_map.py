@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from decentral.cluster.cluster import Machines
 from decentral.config.identity import component_identity
+from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.measurements.measurement import Measurement, check_losses
 from decentral.measurements.timeline import STEP, cluster_of
@@ -70,7 +71,7 @@ class TimelineMap(Measurement):
                 stragglers = replace(cluster.stragglers, slowdown=slowdown)
                 changed = replace(cluster, stragglers=stragglers, links=replace(cluster.links, bandwidth_gbps=gbps))
                 config = replace(self.config, seed=seed, cluster=changed)
-                row.append(timed(config, self.steps, cluster.num_parameters).step_s)
+                row.append(timed(prepare(config), self.steps, cluster.num_parameters).step_s)
         return {"step_s": rows}
 
     def cells(self) -> list[Labels]:

@@ -17,6 +17,7 @@ import numpy as np
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.cluster.cluster import KnownCluster, VirtualCluster
 from decentral.cluster.links import CollectiveName, LinkCosts, Links
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.plugins.papers.validation.observed import pace, stale_share
 from decentral.randomness import uniform
@@ -174,7 +175,7 @@ def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
     n = cluster.links.num_workers
     alone = replace(config, processes="1", cluster=cluster, record_operations=False, steps=steps)
     spans = Spans(n) if runs_freely(config) else None
-    times = timed(alone, steps, _NUMBERS, spans)
+    times = timed(prepare(alone), steps, _NUMBERS, spans)
     if spans is None:
         return Simulated(times.simulated_s / steps, stale_share(times.ages))
     begins: list[list[float]] = [[] for _ in range(n)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.config.identity import identity
-from decentral.config.prepared import Kind, Prepared
+from decentral.config.prepared import prepare
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, check_at_least
 from decentral.host.machine import num_cores
@@ -176,7 +176,7 @@ class ObservedTimes(ObservedRuns):
         config, sleeps = self.config_of(method, round), self.num_parameters is not None
         task = Still(dimension=self.num_parameters) if self.num_parameters is not None else config.task
         steps = self.warm_up + self.steps
-        run = assemble(replace(config, steps=steps, task=task, record_operations=True), world)
+        run = assemble(prepare(replace(config, steps=steps, task=task, record_operations=True)), world)
         run.oracle.clock = run.net.traffic.clock = None  # nobody asks for simulated time here
         try:
             let_sleep(run, None)
@@ -260,8 +260,8 @@ class Target(Settings, where="target"):
         from decentral.training.assemble import assemble
         from decentral.training.evaluation import evaluate
 
-        config = replace(config, steps=self.at_most_steps)  # of a run that is not stored: it needs no ID
-        run = assemble(Prepared(config, {}, "", Path(os.devnull), Kind.of(config)), world)
+        config = replace(config, steps=self.at_most_steps)
+        run = assemble(prepare(config, Path(os.devnull)), world)
         if world.distributed:
             run.oracle.clock = run.net.traffic.clock = None  # the real one counts
         stepper, spent_ns = run.stepper, 0

@@ -32,7 +32,7 @@ _WIDEST_SPREAD = 10.0  # exp(10 z) is millions of times as much, or as little
 class Gymnasium(Environment):
     """An environment of gymnasium, by its ID: `env=CartPole-v1` is `env=gymnasium env.id=CartPole-v1`.
 
-    `pip install 'decentral[rl]'` has classic control, `'decentral[minigrid]'` has MiniGrid, with its image as the
+    `pip install '.[rl]'` has classic control, `'.[minigrid]'` has MiniGrid, with its image as the
     observation. Observations are vectors (Box), images (height, width and channels, of bytes) or categorical (Discrete,
     one-hot encoded); actions are categorical (Discrete) or vectors (Box).
 
@@ -178,7 +178,7 @@ class Gymnasium(Environment):
 def installed(package: str, wanted: str, extra: str) -> Any:
     """Import a package. Raises ConfigError with installation instructions."""
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"env={wanted} needs {package}, which is not installed: pip install 'decentral[{extra}]'.")
+        raise ConfigError(f"env={wanted} needs {package}, which is not installed: pip install '.[{extra}]'.")
     return importlib.import_module(package)
 
 

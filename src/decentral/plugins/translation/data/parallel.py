@@ -161,7 +161,7 @@ SPECIAL = {PAD: "<pad>", BEGIN: "<s>", END: "</s>"}
 """Special tokens, which are not parts of words: number -> name in the tokenizer's file."""
 LEAST = 256 + len(SPECIAL)
 """Number of tokens of a vocabulary of single bytes."""
-_INSTALL = "pip install 'decentral[translation]', or use data=synthetic_translation, which needs no package"
+_INSTALL = "pip install '.[translation]', or use data=synthetic_translation, which needs no package"
 
 
 def trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
