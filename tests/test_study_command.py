@@ -191,22 +191,41 @@ def test_a_start_that_was_killed_in_its_report_makes_it_the_next_time(
         assert study(*arguments) == 137
     capsys.readouterr()
     assert study(*arguments) == 0
-    assert "nothing was computed. Its results are collected from them." in capsys.readouterr().out
+    assert "nothing was computed.\nIts results are collected from them." in capsys.readouterr().out
     assert (tmp_path / "r" / "README.md").exists()
 
 
-def test_a_second_start_computes_nothing_and_says_so(folder: Path, tmp_path: Path, capsys):
+def test_a_second_start_computes_nothing_imports_nothing_heavy_and_says_so(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "progress=false"]
     assert study(*arguments) == 0
-    runs = {file: file.stat().st_mtime_ns for file in (tmp_path / "r" / "runs").rglob("*") if file.is_file()}
-    facts = tmp_path / "r" / "mine" / "two" / "small" / "study.json"
-    before = facts.read_bytes()
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "r").rglob("*") if file.is_file()}
+    check = (
+        "import sys; from decentral.cli.study import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    )
+    again = subprocess.run([sys.executable, "-c", check, *arguments], capture_output=True, text=True)
+    assert (again.returncode, again.stderr) == (0, "") and "nothing was computed" in again.stdout
+    assert re.search(r"^\| D-PSGD \| [\d.]", again.stdout, re.M)  # its table
+    assert files == {file: file.stat().st_mtime_ns for file in (tmp_path / "r").rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("change", ["table", "definition"])
+def test_a_report_that_is_no_longer_of_the_study_is_made_again(change: str, folder: Path, tmp_path: Path, capsys):
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    table = tmp_path / "r" / "mine" / "two" / "smoke" / "table.md"
+    before = table.read_text()
+    if change == "table":
+        table.write_text(before.replace("D-PSGD", "nothing"))
+    else:
+        yaml = folder / "study" / "two.yaml"
+        yaml.write_text(STUDY.replace("title: Two small runs", "title: Another title"))
     capsys.readouterr()
     assert study(*arguments) == 0
-    again = capsys.readouterr().out
-    assert "nothing was computed" in again and re.search(r"^D-PSGD +[\d.]", again, re.M)  # its table
-    assert facts.read_bytes() == before
-    assert runs == {file: file.stat().st_mtime_ns for file in (tmp_path / "r" / "runs").rglob("*") if file.is_file()}
+    said = capsys.readouterr().out
+    assert "Its results are collected from them." in said and ("Another title" in said) == (change == "definition")
+    assert table.read_text() == before or change == "definition"
 
 
 @pytest.mark.slow

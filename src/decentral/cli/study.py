@@ -27,7 +27,7 @@ from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
 from decentral.scheduling.board import board
 from decentral.scheduling.scheduler import schedule
-from decentral.store.files import at_home, stored_table
+from decentral.store.files import at_home, stored_table, write_json
 from decentral.study import SCALES, catalogue, collect
 from decentral.study.study import SWEEPS, Cell, Study, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
@@ -230,8 +230,15 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
     if not pending and not options.plan:
         say(
             f"{chosen.name} at scale={chosen.scale} is finished: all {len(source.jobs)} jobs were done before; nothing "
-            "was computed. Its results are collected from them."
+            "was computed."
         )
+        facts = collect.read_facts(chosen.directory)
+        if facts | collect.report_digest(chosen.directory, chosen.definition, source.finished) == facts:
+            for path in sorted(chosen.directory.glob("*.md")):
+                say(f"\n{path.read_text(encoding='utf-8').partition('<details>')[0].strip()}\n")
+            say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
+            return 0
+        say("Its results are collected from them.")
     for word in dict.fromkeys(slow_precision(job.config) for job in pending if isinstance(job, TrainingRun)):
         if word:
             warn(word)
@@ -275,7 +282,7 @@ def _report_again(chosen: ChosenStudy) -> int:
             raise
     else:
         if complete:
-            collect_results(chosen, cells, source, time.monotonic(), None)
+            return carry_out(chosen, source, cells, lambda made: made.summary())
     say(reported(chosen).summary())
     return 0
 
@@ -297,7 +304,10 @@ def carry_out(
     elif in_parts:
         say("All jobs were finished before; nothing was computed.")
     collect_results(chosen, cells, Unfinished(cells) if in_parts else source, began, tally, in_parts)
-    say(summary(reported(chosen)))
+    made = reported(chosen)
+    digest = collect.report_digest(chosen.directory, chosen.definition, source.finished)
+    write_json(chosen.directory / "study.json", collect.read_facts(chosen.directory) | digest)
+    say(summary(made))
     if tally is None or not (tally.interrupted or tally.failed):
         return 0
     number = len(tally.failed)

@@ -250,9 +250,7 @@ class DistilBert(TextModel):
     def check(self, data: DataDescription) -> None:
         """Raise ConfigError if the library is missing, or there is no model in the folder."""
         super().check(data)
-        require(
-            "transformers", "model=distilbert", "pip install '.[distilbert]', or use model=text_transformer"
-        )
+        require("transformers", "model=distilbert", "pip install '.[distilbert]', or use model=text_transformer")
         if self.path is not None and not (at_home(self.path) / "config.json").is_file():
             raise ConfigError(f"model.path={self.path} has no config.json: give a folder saved by transformers.")
 

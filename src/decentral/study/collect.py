@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from decentral import __version__
 from decentral.measurements.values import Meaning, Row, Value
 from decentral.store import AXES
 from decentral.store.files import (
@@ -100,8 +101,20 @@ def refresh(study: Study, directory: Path, at_this_scale: list[str], definition:
 def setup(definition: dict[str, Any]) -> str:
     """12 hexadecimal digits for what of a study's definition decides its runs and values: all but its words."""
     decides = {key: value for key, value in definition.items() if key not in _WORDS}
-    text = json.dumps([_without(decides, "because"), []], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return _digest(_without(decides, "because"), [])
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def report_digest(directory: Path, definition: dict[str, Any], finished: Iterable[str]) -> dict[str, str]:
+    """Return 12 hexadecimal digits for the tables in a folder and what they come from, as an entry of study.json.
+
+    A finished report adds it to study.json, and collecting results removes it.
+    """
+    tables = {path.name: path.read_bytes() for path in directory.glob("*") if path.suffix in (".csv", ".gz", ".md")}
+    return {"digest": _digest(__version__, definition, sorted(finished), tables)}
 
 
 def _without(value: Any, gone: str) -> Any:
