@@ -554,3 +554,26 @@ def test_copies_and_links_of_runs_do_not_count_and_are_named(finished: Path, tmp
     with pytest.warns(UserWarning, match="3 folders left out"):
         assert decentral.table(tmp_path / "results", rows="algo").equals(before)
     assert list(decentral.runs(one.with_name(f"{one.name}_backup"))["id"]) == [one.name]
+
+
+def test_the_index_of_runs_is_not_believed_when_a_file_has_changed(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decentral.report.series._INDEXED_FROM", 1)
+    shutil.copytree(finished, results := tmp_path / "results")
+    one, other = sorted((results / "runs").iterdir())
+    first = decentral.runs(results)
+    with monkeypatch.context() as patched:  # it is used
+        patched.setattr("decentral.report.series.read_run", lambda _: pytest.fail("read again"))
+        assert decentral.runs(results).equals(first)
+    times = os.stat(one / "metrics.jsonl")
+    text = (one / "metrics.jsonl").read_text()
+    (one / "metrics.jsonl").write_text(text.replace('"worker": 0', '"worker": x', 1))  # the same size
+    os.utime(one / "metrics.jsonl", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert sorted(decentral.runs(results)["status"]) == ["done", "unreadable"]
+    shutil.rmtree(other)
+    assert list(decentral.runs(results)["status"]) == ["unreadable"]
+    (one / "metrics.jsonl").write_text(text)
+    for content in ("", "{}", "0", (results / ".runs.json").read_text().replace(decentral.__version__, "0.1")):
+        (results / ".runs.json").write_text(content)
+        assert list(decentral.runs(results)["status"]) == ["done"]

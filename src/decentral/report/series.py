@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from decentral import __version__
 from decentral.algorithms.features import USUAL, Feature
 from decentral.config.parsing import run_settings, stored_config
 from decentral.config.schema import GROUPS
@@ -17,6 +20,7 @@ from decentral.errors import ConfigError
 from decentral.host.machine import without_garbage_collection
 from decentral.registry import component, components
 from decentral.store import FoundRun, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
+from decentral.store.files import write_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 CONSENSUS = "consensus_distance"
 _ROUNDING, _FAR = 1e-10, 1e-6
 _MOST_NAMED = 5
+_INDEX, _INDEXED_FROM = ".runs.json", 50
 
 Worker = int | str
 Rows = list[dict[str, Any]]
@@ -102,12 +107,41 @@ def read_run(run: FoundRun) -> StoredRun:
 
 @without_garbage_collection()
 def stored_runs(results_dir: Path) -> tuple[list[StoredRun], str]:
-    """Read the runs in a folder for tables; and a sentence on what was left out, see `find_runs`."""
+    """Read the runs in a folder for tables; and a sentence on what was left out, see `find_runs`.
+
+    A large folder has an index of its ended runs, from which a run is taken while its files have the same sizes and
+    times.
+    """
     names = list[str]()
-    found = [read_run(run) for run in find_runs(results_dir, names)]
+    runs, index = find_runs(results_dir, names), results_dir / _INDEX
+    known, entries, found = dict[str, Any](), dict[str, Any](), list[StoredRun]()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(index.read_bytes())[__version__]
+    for run in runs:
+        key, stamps = os.path.relpath(run.path, results_dir), _stamps(run.path)
+        if key not in known or known[key]["stamps"] != stamps:
+            one = read_run(run)
+        else:
+            settings, metrics, last = (known[key][name] for name in StoredRun._fields[1:])
+            one = StoredRun(run, settings, {(m["split"], m["name"]): Metric(**m) for m in metrics}, last)
+        found.append(one)
+        if one.run.status in (Status.done, Status.diverged):
+            entries[key] = one._asdict() | {"metrics": [asdict(m) for m in one.metrics.values()], "stamps": stamps}
+            del entries[key]["run"]
+    if entries != known and len(runs) >= _INDEXED_FROM:
+        with suppress(OSError, TypeError):  # a read-only folder; a setting that JSON does not know
+            write_bytes(index, json.dumps({__version__: entries}).encode())
     named = ", ".join([*names[:_MOST_NAMED], *["..."] * (len(names) > _MOST_NAMED)])
     left_out = f"links, copies, or not named by the ID of the run: {named}"
     return found, f"{len(names)} folder{'s' * (len(names) > 1)} left out ({left_out})" if names else ""
+
+
+def _stamps(path: Path) -> list[list[Any]]:
+    """Return what changes with the files of a folder: times, sizes and numbers; empty if it cannot be read."""
+    with suppress(OSError):
+        found = sorted((one.name, one.stat(follow_symlinks=False)) for one in os.scandir(path))
+        return [[name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino] for name, stat in found]
+    return []
 
 
 def describe(run_dir: Path) -> str:
