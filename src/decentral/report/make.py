@@ -6,10 +6,14 @@ import textwrap
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from decentral.errors import ConfigError
-from decentral.registry import blame
+from decentral.host.machine import num_cores
+from decentral.host.processes import carried_out
+from decentral.registry import blame, plugins
 from decentral.report import tables, verdicts
 from decentral.report.figures import canvas
 from decentral.report.figures.figure import FORMATS, SCREEN, Output, caption
@@ -19,6 +23,8 @@ from decentral.store.files import refuse_links, write_json, write_text
 from decentral.store.provenance import is_seen_by_git
 from decentral.terminal.console import aligned
 from decentral.terminal.display import unless_quick
+
+_MANY = 8  # reports, from which on several processes make them
 
 
 @dataclass(frozen=True)
@@ -124,16 +130,29 @@ def report_all(
             f"results_dir={results_dir} has no results{what}: run decentral-study first, or give results_dir=results "
             "for the published reports."
         )
-    made, skipped = [], []
+    tasks, processes = [(path, output) for path in found], num_cores() if len(found) >= _MANY else 1
+    done: dict[int, dict[str, Any] | ConfigError] = {}
     with unless_quick(f"Making {len(found)} reports", len(found)) as advance:
-        for path in found:
-            try:
-                with blame.named():
-                    made.append(make(path, output, alone=False))
-            except ConfigError as error:
-                if names:
-                    raise
-                skipped.append(skip(path, error))
+        for i, one in carried_out(_facts_of, tasks, processes, partial(plugins.enter, plugins.passport())):
+            done[i] = one
             advance(1)
+    made, skipped = [], []
+    for i, path in enumerate(found):
+        if isinstance(one := done[i], dict):
+            made.append(Made(read(path), **one))
+        elif names:
+            raise one
+        else:
+            skipped.append(skip(path, one))
     items, unreadable = ([], []) if names else report_pages(results_dir, made)
     return made, list(dict.fromkeys([*skipped, *unreadable])), items
+
+
+def _facts_of(directory: Path, output: Output) -> dict[str, Any] | ConfigError:
+    """Make a report and return what is known of it besides the results, which may not be picklable; or the error."""
+    try:
+        with blame.named():
+            made = make(directory, output, alone=False)
+    except ConfigError as error:
+        return error
+    return {"verdicts": made.verdicts, "files": made.files, "remarks": made.remarks}
