@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from decentral.report.figures.figure import SCREEN, Output, StudyFigure
@@ -90,4 +91,6 @@ def courses(method: str, topology: str, alpha: float, level: float, seeds: Seque
 
 def picture(figure: StudyFigure, results: Results, output: Output = SCREEN) -> Figure:
     """A figure of these results, drawn."""
-    return figure.draw(results, figure.data(results), output)
+    drawn = figure.draw(results, figure.data(results), output)
+    FigureCanvasAgg(drawn)
+    return drawn

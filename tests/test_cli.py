@@ -374,9 +374,8 @@ REFUSED = [
     ("--config-dir nowhere", "nowhere", "folder"),
     ("--help relaysdg", "relaysdg", "'relaysgd'"),
     ("-m lr=interval(0,1)", "lr=interval(0,1)", "list the values"),
-    ("-m seed=range(1000000000)", "seed=range(1000000000)", "1,000,000,000 combinations", "max_combinations=10000"),
-    ("-m seed=range(3) lr=1,2 max_combinations=5", "6 combinations", "max_combinations=5"),
-    ("-m lr=range(0,1,0)", "lr=range(0,1,0)", "never ends"),
+    ("-m seed=range(1000000000)", "seed=range(1000000000)", "more combinations than max_combinations=10000"),
+    ("-m seed=range(3) lr=1,2 max_combinations=5", "more combinations than max_combinations=5"),
     ("-m algo=relysgd,dpsgd", "algo=relysgd", "'relaysgd'"),
     # types
     ("alpha=abc", "alpha='abc'", "a number, such as 0.1"),
@@ -426,8 +425,6 @@ REFUSED = [
     ("run_dir=a_file", "run_dir=a_file", "is a file"),
     ("run_dir=foreign", "run_dir=foreign", "new or empty"),
     ("run_dir=other_run", "run_dir=other_run", "another run_dir"),
-    (f"run_dir={'x' * 300}", "run_dir=xxx", "255 bytes"),
-    (f"results_dir={'x/' * 2000}", "results_dir=x/x/", "3840"),
     ("task=quadratics task.problem=huge.npz", "task.problem=huge.npz", "cannot be read"),
     ("results_dir=a_file", "results_dir=a_file", "is a file"),
 ]
@@ -633,7 +630,6 @@ def test_a_run_in_the_current_folder_and_empty_lists_of_a_study(tmp_path, monkey
     for name, key in (
         ("relaysum_fig2", "seeds"),
         ("bluefog_linear_regression", "tune_seeds"),
-        ("relaysum_fig3", "at"),
         ("relaysum_fig10", "seeds"),
     ):
         assert exit_status(study, name, "scale=smoke", f"study.{key}=[]") == 2

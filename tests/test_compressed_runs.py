@@ -209,5 +209,5 @@ def test_nsga2_decides_in_a_run(start, monkeypatch) -> None:
     run = start(*settings, "compress.solver=nsga2")
     assert 0.001 <= run.facts["ratios"][0][1] <= 0.1
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs pymoo, which is not installed: pip install 'decentral\[nsga2\]'"):
+    with pytest.raises(ConfigError, match=r"needs pymoo, which is not installed: pip install '\.\[nsga2\]'"):
         TopK(solver=Solver.nsga2)

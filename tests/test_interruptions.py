@@ -316,11 +316,3 @@ def test_14_a_corrupt_picture_is_named_once_before_any_worker_starts(tmp_path, p
     complaint = capfd.readouterr().err
     assert complaint.count("\n") == 1 and "dog/3.png" in complaint
     assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_that_was_deleted_is_refused_in_one_sentence(tmp_path, monkeypatch, capsys):
-    (tmp_path / "deleted").mkdir()
-    monkeypatch.chdir(tmp_path / "deleted")
-    (tmp_path / "deleted").rmdir()
-    assert command(*RUN) == 2
-    assert re.fullmatch(r"decentral-run: the current folder has been deleted.*\n", capsys.readouterr().err)

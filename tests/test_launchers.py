@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def metrics(job: TrainingRun) -> list[dict]:
 def test_runs_are_done_and_what_fails_takes_nothing_with_it(tmp_path):
     runs = [run(tmp_path, "steps=50", f"seed={seed}") for seed in (1, 2)]
     toys = [Counting(str(tmp_path), fate=fate) for fate in ("error", "refused", "killed")]
-    with replace(LOCAL).open(tmp_path) as pool:
+    with closing(replace(LOCAL).open(tmp_path)) as pool:
         for job in (*runs, *toys):
             pool.start(job)
         until(lambda: pool.look()[0].place.startswith("local job "))
@@ -105,7 +105,7 @@ def test_a_preempted_run_goes_on_from_its_checkpoint_to_the_same_result(tmp_path
     job = run(tmp_path, *settings)
     stops = [{"rank": 0, "step": step, "kind": "stop"} for step in (3000, 4000)]
     monkeypatch.setenv("DECENTRAL_FAULTS", json.dumps(stops))
-    with replace(LOCAL).open(tmp_path) as pool:
+    with closing(replace(LOCAL).open(tmp_path)) as pool:
         pool.start(job)
         first = stopped(job)
         os.kill(first, signal.SIGUSR2)
@@ -125,7 +125,7 @@ def test_jobs_outlive_a_launcher_that_is_killed_and_the_next_one_finds_them(tmp_
     job = Counting(str(tmp_path), steps=50, fate="held")
     Slurm().open(tmp_path).start(job)
     until(lambda: started(job))
-    with Slurm().open(tmp_path) as pool:
+    with closing(Slurm().open(tmp_path)) as pool:
         assert pool.started_before(job)
         pool.start(job)
         job.let_go()
@@ -139,9 +139,8 @@ def test_slurm_requeues_preempted_jobs(tmp_path, slurm):
     fates = ("preempted", "slow to stop")
     jobs = [Counting(str(tmp_path), steps=50, fate=fate) for fate in fates]
     killed = Counting(str(tmp_path), fate="killed")
-    with Slurm(partition="gpu", cpus=3, gpus=2, memory_gb=1.5, sbatch=["account=abc", "--exclusive"]).open(
-        tmp_path
-    ) as pool:
+    settings = Slurm(partition="gpu", cpus=3, gpus=2, memory_gb=1.5, sbatch=["account=abc", "--exclusive"])
+    with closing(settings.open(tmp_path)) as pool:
         with holding(slurm):
             for job in (*jobs, killed):
                 pool.start(job)
@@ -164,7 +163,7 @@ def test_slurm_requeues_preempted_jobs(tmp_path, slurm):
 
 def test_slurm_jobs_are_cancelled_by_ctrl_c_and_by_hand(tmp_path, slurm):
     by_hand, running, waiting = (Counting(str(tmp_path), steps=steps) for steps in (5000, 5001, 5002))
-    with Slurm().open(tmp_path) as pool:
+    with closing(Slurm().open(tmp_path)) as pool:
         for job, number in ((by_hand, 101), (running, 102)):
             pool.start(job)
             until(lambda job=job, number=number: started(job) and (slurm / f"{number}.task").exists())
@@ -222,7 +221,7 @@ def ray(home) -> Iterator[Pool]:
             patch.setenv(key, "")  # so that what is set meanwhile does not stay
             patch.delenv(key)
         handler = signal.getsignal(signal.SIGTERM)
-        with Ray(address="local").open(Path("unused")) as ray:
+        with closing(Ray(address="local").open(Path("unused"))) as ray:
             assert signal.getsignal(signal.SIGTERM) == handler
             yield ray
 

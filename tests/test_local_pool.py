@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from waiting import PATIENCE_S, alive, until
 
 @pytest.fixture
 def pool() -> Iterator[LocalPool]:
-    with LocalPool(Slots(8)) as opened:
+    with closing(LocalPool(Slots(8))) as opened:
         yield opened
 
 
@@ -92,7 +93,7 @@ def test_what_a_job_prints_and_where_it_failed_is_in_its_log(pool, toy, capfd):
 
 def test_a_job_sees_the_gpus_that_it_was_given(toy):
     jobs = [toy(name, "environment", needs=Demand(1, "cuda")) for name in "ab"]
-    with LocalPool(Slots(4, ["4", "GPU-77"])) as pool:
+    with closing(LocalPool(Slots(4, ["4", "GPU-77"]))) as pool:
         for job in jobs:
             pool.start(job)
         assert sorted(seen.place for seen in pool.look()) == ["cuda:4", "cuda:GPU-77"]
@@ -162,12 +163,13 @@ def test_a_process_that_got_the_number_of_a_dead_leader_is_left_alone(pool, toy)
 
 LAUNCHER = """
 import sys, time
+from contextlib import closing
 from pathlib import Path
 from decentral.scheduling.local_pool import LocalPool
 from decentral.scheduling.local_pool import Slots
 from toy_jobs import Toy
 if __name__ == "__main__":
-    with LocalPool(Slots(2)) as pool:
+    with closing(LocalPool(Slots(2))) as pool:
         pool.start(Toy(Path(sys.argv[1]), "a", ("child",)))
         pool.start(Toy(Path(sys.argv[1]), "b", ("sleep600",)))
         time.sleep(600)

@@ -18,7 +18,7 @@ from test_resume import same_results
 H, STEPS = 3, 40
 EVERY = {"every": H, "global_every": None, "workers_per_machine": 1}
 RELAYS = [
-    Case("relaysgd", "chain", 5),
+    Case("relaysgd", "chain", 5, {"fill": "initial"}),
     Case("relaysgd", "dbt", 6, {"overlap": True, "correct_lr": True}),
     Case("relaysgd", "bt", 6, {"fill": "count"}, compress={"name": "bf16"}),
     Case("relaysgd", "dbt", 5, {"fill": "previous"}, {"split": "interleaved"}),

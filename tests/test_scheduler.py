@@ -18,7 +18,7 @@ from decentral.scheduling.board import Board, board
 from decentral.scheduling.job import Demand, Ended, Job, Pool, Seen
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.scheduling.local_pool import Seat, Slots
-from decentral.scheduling.scheduler import Fixed, Tally, schedule
+from decentral.scheduling.scheduler import Tally, schedule
 from decentral.store import RunStore, Status
 from decentral.store.files import try_lock
 from toy_jobs import Toy
@@ -99,7 +99,9 @@ def toy(tmp_path):
 
 def run(jobs: Sequence[Job], pool: Played | None = None, shown: Board | None = None) -> tuple[Tally, list[str]]:
     pool = pool or Played()
-    return schedule(Fixed(jobs), pool, Path("unused"), shown or board("test", False)), pool.log
+    return schedule(
+        lambda: [job for job in jobs if job.finished() is None], pool, Path("unused"), shown or board("test", False)
+    ), pool.log
 
 
 def count(tally: Tally, status: Status) -> int:
@@ -175,7 +177,7 @@ def test_a_job_that_does_not_know_what_it_needs_fails_alone(toy, tmp_path):
             return [job for job in jobs if not (job.directory / "status.json").exists()]
 
     pool = Played(room=3)
-    tally = schedule(Listed(), pool, Path("unused"), board("test", False))
+    tally = schedule(Listed().pending, pool, Path("unused"), board("test", False))
     assert pool.log == ["open", "a", "d", "close"] and count(tally, Status.done) == 2
     assert [(ended.job, ended.failure) for ended in tally.failed] == [(jobs[1], "refused"), (jobs[2], "error")]
 
@@ -193,7 +195,7 @@ def test_an_error_of_the_source_is_raised_after_running_jobs_have_written_checkp
 
         pool, stream = Played(), io.StringIO()
         with pytest.raises(type(error)) as raised:
-            schedule(Broken(), pool, Path("unused"), board("study", stream=stream))
+            schedule(Broken().pending, pool, Path("unused"), board("study", stream=stream))
         assert raised.value is error
         assert pool.interrupted and pool.log == ["open", first.name, second.name, "close"] and not pool.running
         assert "stopping: the remaining jobs cannot be determined" in stream.getvalue()
@@ -251,7 +253,7 @@ def test_lines_and_bars_count_the_jobs_that_are_known_so_far(toy, monkeypatch):
             return [job for job in (first, *(later if first.finished() else [])) if not job.finished()]
 
     stream = io.StringIO()
-    schedule(Search(), Played(room=1), Path("unused"), board("study", stream=stream))
+    schedule(Search().pending, Played(room=1), Path("unused"), board("study", stream=stream))
     heads = [line.partition("] ")[0] for line in stream.getvalue().splitlines()]
     assert heads == [f"[study: {words}" for words in ("0 of 1", "1 of 1", "1 of 3", "2 of 3", "2 of 3", "3 of 3")]
 

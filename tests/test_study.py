@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from conftest import exit_status
 from decentral.cli import study as command
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
+from decentral.errors import ConfigError
 from decentral.host import machine
 from decentral.published import key as published_key
 from decentral.report.published import numbers
@@ -294,37 +294,14 @@ def test_a_rate_with_which_a_seed_diverges_does_not_count_and_neither_does_the_n
     assert {value.lr for value in cell.values() if value.chosen} == {0.1}
 
 
-def test_a_damaged_run_that_counts_has_no_number_and_a_remark(tmp_path):
+def test_a_damaged_run_is_refused_with_what_to_do(tmp_path):
     (cell,) = cells_of(tmp_path)
-    first, second = cell.jobs()
-    finish(first, 0.5)
-    finish(second, 0.7)
-    (first.directory / "metrics.jsonl").write_text("nothing\n")
-    damaged, whole = cell.values()
-    assert (damaged.status, damaged.chosen, math.isnan(damaged.value)) == ("damaged", True, True)
-    assert (whole.status, whole.value) == ("done", 70.0)
-    (remark,) = {value.remark for value in cell.values()} - {""}
-    assert f"delete the folder {first.directory}" in remark
-    assert all(job.finished() for job in cell.jobs())
-
-
-def test_a_search_waits_for_a_damaged_run_to_be_computed_anew(tmp_path):
-    values = {"tune": {"rule": "grid", "values": [0.1, 0.2]}, "seeds": [1]}
-    (cell,) = cells_of(tmp_path, **values)
-    first, second = cell.jobs()
-    finish(first, 0.5)
-    with RunStore.open(second.directory, second.id, "") as store:
-        store.set_status(Status.done)
-    assert all(job.finished() for job in cell.jobs())
-    assert [(value.lr, value.status, value.chosen) for value in cell.values()] == [
-        (0.1, "done", False),
-        (0.2, "damaged", False),
-    ]
-    assert "has no test accuracy" in cell.values()[1].remark
-    shutil.rmtree(second.directory)
-    (again,) = cells_of(tmp_path, **values)
-    finish_all(again, lambda lr, seed: 0.9)
-    assert [value.lr for value in again.values() if value.chosen] == [0.2]
+    for job in cell.jobs():
+        finish(job, 0.5)
+    damaged = cell.jobs()[0].directory
+    (damaged / "metrics.jsonl").write_text("nothing\n")
+    with pytest.raises(ConfigError, match=f"delete the folder {damaged}"):
+        cell.values()
 
 
 def test_the_worst_worker_is_the_worst_of_their_means_over_the_last_epochs(tmp_path):
@@ -336,8 +313,8 @@ def test_the_worst_worker_is_the_worst_of_their_means_over_the_last_epochs(tmp_p
     found = Measure(last_epochs=5).of(job.directory)  # (50 + 90) / 2 and (90 + 60) / 2
     assert (found.value, found.worst, found.mean) == pytest.approx((70.0, 70.0, 72.5))
     assert Measure(last_epochs=0).of(job.directory).value == pytest.approx(60.0)
-    missing = Measure(worker="7").of(job.directory)
-    assert missing.status == "damaged" and "2 workers" in missing.remark
+    with pytest.raises(ConfigError, match=r"worker=7 does not exist in .*: it has 2 workers"):
+        Measure(worker="7").of(job.directory)
 
 
 def test_a_run_that_diverged_has_no_number_unless_the_study_gives_it_one(tmp_path):

@@ -61,7 +61,7 @@ def study(*arguments: object) -> int:
         (["two", "study.seeds=[1"], "study.seeds=[1"),
         (
             ["two", "figures.title=false"],
-            "is a setting of decentral-report: use decentral-report",
+            "belongs to decentral-report",
         ),
         (["scale=small"], "name of a study"),
         (["two", "--plan", "--report"], "give one of them"),
@@ -91,7 +91,7 @@ def test_the_listing_is_grouped_by_paper_fits_100_columns_and_marks_scales_with_
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     own = lines[lines.index("mine") + 1 :]
-    assert own[0].split()[:3] == ["long", "word", "word"] and own[0].endswith("...  smoke small")
+    assert own[0].split()[:3] == ["long", "word", "word"] and "... " in own[0] and own[0].endswith("  smoke small")
     assert own[1].split() == ["two", "first", "smoke*", "small*"]
     names = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
     assert sorted(names) == sorted(command.catalogue.names(str(folder)))
@@ -186,15 +186,14 @@ def test_a_start_that_was_killed_in_its_report_makes_it_the_next_time(
     capsys.readouterr()
     assert study(*arguments) == 0
     assert "nothing was computed.\nIts results are collected from them." in capsys.readouterr().out
-    assert study(*arguments) == 0
-    assert "Its results are collected" not in capsys.readouterr().out
+    assert (tmp_path / "r" / "README.md").exists()
 
 
 @pytest.mark.usefixtures("inline")
 def test_a_second_start_computes_nothing_imports_nothing_heavy_and_says_so(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "progress=false"]
     assert study(*arguments) == 0
-    runs = {file: file.stat().st_mtime_ns for file in (tmp_path / "r" / "runs").rglob("*") if file.is_file()}
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "r").rglob("*") if file.is_file()}
     check = (
         "import sys; from decentral.cli.study import main\n"
         "try: main()\n"
@@ -203,7 +202,25 @@ def test_a_second_start_computes_nothing_imports_nothing_heavy_and_says_so(folde
     again = subprocess.run([sys.executable, "-c", check, *arguments], capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (0, "") and "nothing was computed" in again.stdout
     assert re.search(r"^\| D-PSGD \| [\d.]", again.stdout, re.M)  # its table
-    assert runs == {file: file.stat().st_mtime_ns for file in (tmp_path / "r" / "runs").rglob("*") if file.is_file()}
+    assert files == {file: file.stat().st_mtime_ns for file in (tmp_path / "r").rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("change", ["table", "definition"])
+def test_a_report_that_is_no_longer_of_the_study_is_made_again(change: str, folder: Path, tmp_path: Path, capsys):
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    table = tmp_path / "r" / "mine" / "two" / "smoke" / "table.md"
+    before = table.read_text()
+    if change == "table":
+        table.write_text(before.replace("D-PSGD", "nothing"))
+    else:
+        yaml = folder / "study" / "two.yaml"
+        yaml.write_text(STUDY.replace("title: Two small runs", "title: Another title"))
+    capsys.readouterr()
+    assert study(*arguments) == 0
+    said = capsys.readouterr().out
+    assert "Its results are collected from them." in said and ("Another title" in said) == (change == "definition")
+    assert table.read_text() == before or change == "definition"
 
 
 @pytest.mark.slow
@@ -228,25 +245,22 @@ def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folde
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("complete", "said"), [(True, "its complete results"), (False, "its results, whose runs are")])
-def test_an_interrupted_start_without_the_runs_keeps_results(complete: bool, said: str, folder: Path, tmp_path: Path):
+def test_an_interrupted_start_without_the_runs_keeps_complete_results(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "scale=smoke", "launcher.slots=1"]
     assert study(*arguments, "progress=false") == 0
     values = tmp_path / "r" / "mine" / "two" / "smoke" / "values.csv"
-    before, facts = values.read_bytes(), values.with_name("study.json")
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"complete": complete}))
+    before = values.read_bytes()
     shutil.rmtree(tmp_path / "r" / "runs")
     start = [sys.executable, "-m", "decentral.cli.study", *arguments]
     fault = {**os.environ, "DECENTRAL_FAULTS": '[{"rank": 0, "step": 5, "kind": "raise"}]'}
     broken = subprocess.run(start, capture_output=True, text=True, env=fault)
-    assert broken.returncode == 1 and f"keeps {said}" in broken.stdout
+    assert broken.returncode == 1 and "keeps its complete results" in broken.stdout
     assert values.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("seeds: [1]", "seeds: [1, 1]", "repeats a seed"),
         ("seeds: [1]", "seeds: []", "nothing to run"),
         ("method: D2, topology: ring, base: [algo=d2]", "method: D-PSGD, topology: ring, base: [algo=d2]", "two cells"),
         ("paper: mine", "paper: ../mine", "must be one word"),
@@ -299,7 +313,7 @@ def test_a_study_and_a_report_change_no_tracked_file(folder: Path, tmp_path: Pat
     assert "results/mine/two/smoke/values.csv" in git("ls-files")
     capsys.readouterr()
     assert study(*words) == 0
-    note = "Note:     results/mine/two/smoke has results of this study; use results_dir=results to continue from them"
+    note = "Note:     results/mine/two/smoke has results of this study; this run repeats it in results/own."
     assert note in capsys.readouterr().out and (tmp_path / "results" / "own" / "mine" / "two" / "smoke").is_dir()
     assert study(*words, "--report") == 0
     assert exit_status(report_command) == 0

@@ -101,7 +101,7 @@ def test_what_does_not_fit_is_refused_by_name(start, monkeypatch):
         with pytest.raises(ConfigError, match=message):
             start(*TEXT, f"{CLASSES}.from_config", *words)
     monkeypatch.setattr("decentral.host.machine.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"model.lora needs the package 'peft': pip install 'decentral\[lora\]'"):
+    with pytest.raises(ConfigError, match=r"model.lora needs the package 'peft': pip install '.\[lora\]'"):
         start(*TEXT, f"{CLASSES}.from_config", *TINY, "model.lora={}")
 
 

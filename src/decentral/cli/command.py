@@ -91,14 +91,10 @@ def as_options(values: Mapping[str, Any]) -> list[str]:
     return [word for pair in texts.items() for word in pair if isinstance(word, str)]
 
 
-_LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what lies below a run's folder
-
-
 def check_directory(run: Prepared) -> None:
     """Refuse a run directory that cannot be used, before torch is imported; creates none."""
     config, directory = run.config, run.directory
     key = "run_dir" if config.run_dir else "results_dir"
-    _check_length(key, getattr(config, key), directory)
     if not is_leader() or RunStore.finished(directory, run.id) is not None:
         return
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
@@ -109,25 +105,11 @@ def check_directory(run: Prepared) -> None:
 
 def check_writable(key: str, value: str, directory: Path) -> None:
     """Refuse a folder that was set by key=value, if it cannot be created or written; creates nothing."""
-    _check_length(key, value, directory)
     parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise ConfigError(f"{key}={value} cannot be created, because {parent} is a file: choose another folder.")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={value} cannot be written, because {parent} is read-only: choose another folder.")
-
-
-def _check_length(key: str, value: str, directory: Path) -> None:
-    """Refuse a path that the system does not take, or not with the files of a run below it."""
-    whole, part = (
-        len(os.fsencode(directory.absolute())),
-        max((len(os.fsencode(name)) for name in directory.parts), default=0),
-    )
-    if whole > _LONGEST_PATH or part > _LONGEST_NAME:
-        raise ConfigError(
-            f"{key}={value[:40]}... is too long: use at most {_LONGEST_NAME} bytes per name and {_LONGEST_PATH} for "
-            "the whole path."
-        )
 
 
 def guarded(

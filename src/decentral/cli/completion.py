@@ -80,10 +80,7 @@ def _folders(words: Sequence[str]) -> list[Path]:
     """Ours, and the one that `--config-dir` names, if there is one."""
     given = [word for before, word in pairwise(words) if before in ("-cd", "--config-dir")]
     given += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
-    try:
-        return folders_of(given[-1] if given else None)
-    except ConfigError:
-        return folders_of(None)
+    return folders_of(given[-1] if given else None)
 
 
 def _keys(word: str, before: Sequence[str], folders: Sequence[Path]) -> list[str]:

@@ -244,12 +244,9 @@ def _topic(topic: str, folders: Sequence[Path], sizes: Sequence[int]) -> str:
         return found
     longer = [group for group in CHOICES if name.startswith(group)]  # optimizer: optim
     every = longer or [*CHOICES, *NODES, *(option for group in CHOICES for option in options(group, folders))]
-    (near,) = get_close_matches(name, [*every, *places()], n=1, cutoff=0.7) or [""]
-    hint = (
-        f" Write its group, as in algo={name}."
-        if ":" in name
-        else (suggest(name, every) if near in every and "." not in name else meant(name))
-    )
+    near = get_close_matches(name, [*every, *places()], n=1, cutoff=0.7)
+    hint = suggest(name, every) if "." not in name and near and near[0] in every else meant(name)
+    hint = f" Write its group, as in algo={name}." if ":" in name else hint
     more = "" if "--help lists" in hint else " decentral-run --help lists everything."
     raise ConfigError(f"--help {topic}: there is no such setting or choice.{hint}{more}")
 

@@ -125,8 +125,8 @@ def _finish(directory: Path, settings: dict[str, str], html: bool) -> None:
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:
-    pairs = (word.split("=", 1) for word in words)
-    settings = {key: value.strip("'\"") for key, value in pairs}  # quoted, as Hydra wants it of the other commands
+    # quoted, as Hydra wants it of the other commands
+    settings = {key: value.strip("'\"") for key, _, value in (word.partition("=") for word in words)}
     for key in settings:
         if key not in _KEYS:
             raise ConfigError(f"decentral-report has no setting '{key}'.{suggest(key, _KEYS)}")
@@ -174,13 +174,7 @@ def _carry_out(names: list[str], settings: dict[str, str], html: bool, config_di
         if name not in known:
             raise ConfigError(f"there is no study {name}.{suggest(name, known)}")
     check_writable("results_dir", str(results_dir), results_dir)
-    absent = [name for name in names or ["*"] if not any(results_dir.glob(f"*/{name}/{scale}*/study.json"))]
-    if "results_dir" not in settings and len(absent) == max(1, len(names)):
-        of = (f" of {absent[0]}" if names else "") + (f" at scale={scale}" if scale else "")
-        raise ConfigError(
-            f"results_dir={results_dir} has no results{of} yet: run decentral-study first, or give "
-            f"results_dir={PUBLISHED_RESULTS} for the published reports."
-        )
+    absent = [name for name in names if not any(results_dir.glob(f"*/{name}/{scale}*/study.json"))]
 
     from decentral.report.html import write_page
     from decentral.report.make import report_all
@@ -195,7 +189,7 @@ def _carry_out(names: list[str], settings: dict[str, str], html: bool, config_di
     for one in made:
         for remark in one.remarks:
             say(f"Note:     {one.results.study}, scale={one.results.scale}: {remark}")
-    for name in absent if names else ():
+    for name in absent:
         skipped.append(f"{name} has no results{f' at scale={scale}' if scale else ''} in {results_dir}")
     for remark in skipped:
         say(f"Note:     {remark}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from decentral import __version__
@@ -32,10 +31,6 @@ def parser() -> Options:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise ConfigError("the current folder has been deleted: change to one that exists (cd).") from None
     options = parser().begin(arguments, "")
     if options is None:
         return 0

@@ -27,8 +27,7 @@ from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
 from decentral.scheduling.board import board
 from decentral.scheduling.scheduler import schedule
-from decentral.store.files import at_home, stored_table
-from decentral.store.run_store import RunStore
+from decentral.store.files import at_home, stored_table, write_json
 from decentral.study import SCALES, catalogue, collect
 from decentral.study.study import SWEEPS, Cell, Study, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
@@ -43,8 +42,6 @@ HERE_ONLY = [
     *("launcher", "logger", "rerun"),
 ]
 """Keys that say where and how something is computed, not what."""
-_CHANGES = ("seeds=[1,2]", "num_workers=[8,16]", "columns={...}")
-"""Suggestions of a refusal, for studies that have such a key."""
 
 OWN_RESULTS = "results/own"
 """Default folder of studies and their reports, which git ignores."""
@@ -52,8 +49,6 @@ PUBLISHED_RESULTS = "results"
 """Folder of the committed results, and of those of versions without another folder."""
 
 _FOLDERS = (OWN_RESULTS, PUBLISHED_RESULTS)
-_MAY_BE_EMPTY = ("base", "tune_base", "departures", "report", "also", "curves", "keys", "published_at", "calibrated_by")
-"""Keys of a study that are empty where there is nothing to say."""
 _LEGEND = f"Studies by paper, with their scales; * has results in {OWN_RESULTS}/ or {PUBLISHED_RESULTS}/."
 _THEN = """\
 decentral-study NAME scale=smoke      run a study in seconds, to see it work
@@ -82,13 +77,10 @@ class ChosenStudy(NamedTuple):
     @property
     def earlier(self) -> str:
         """A line on results in the folder of the published ones, where its own has none yet; else ''."""
-        folder = Path(PUBLISHED_RESULTS)
-        there = folder / self.directory.relative_to(self.results_dir)
+        there = Path(PUBLISHED_RESULTS) / self.directory.relative_to(self.results_dir)
         if self.results_dir != Path(OWN_RESULTS) or self.directory.exists() or not stored_table(there / "values.csv"):
             return ""
-        if not (folder / "runs").is_dir():
-            return f"{there} has the published results of this study; this run repeats it in {self.results_dir}."
-        return f"{there} has results of this study; use results_dir={folder} to continue from them."
+        return f"{there} has results of this study; this run repeats it in {self.results_dir}."
 
     @property
     def definition(self) -> dict[str, Any]:
@@ -129,9 +121,6 @@ def _chosen(name: str, scale: str, rest: list[str], config_dir: str | None) -> C
     own = [word.removeprefix("study.") for word in rest if word.startswith("study.")]
     study = catalogue.load(name, scale, config_dir, own)
     overrides = [word for word in rest if not word.startswith("study.")]
-    paper = [word for word in overrides if word.startswith("figures.")]
-    if paper:
-        raise ConfigError(f"{paper[0]} is a setting of decentral-report: use decentral-report {name} {paper[0]}.")
     _refuse_decided(name, study, overrides)
     if not re.fullmatch(r"[\w-]+", study.paper):
         raise ConfigError(f"study {name}: paper={study.paper!r} must be one word, the name of a folder in results/.")
@@ -160,11 +149,9 @@ def _refuse_decided(name: str, study: Study, overrides: Iterable[str]) -> None:
     for override in overrides:
         key = study.for_runs(override).lstrip("+").partition("=")[0]
         if key in decided:
-            known = {field.name for field in dataclasses.fields(study)}
-            possible = [f"'study.{change}'" for change in _CHANGES if change.partition("=")[0] in known]
-            change = f", or change the study, for example with {' or '.join(possible)}" if possible else ""
             raise ConfigError(
-                f"{override} cannot be set, because {name} sets {key} for each of its runs: leave it out{change}."
+                f"{override} cannot be set, because {name} sets {key} for each of its runs: leave it out, or change "
+                "the study, as in 'study.seeds=[1,2]'."
             )
 
 
@@ -241,14 +228,12 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
     source = Unfinished(cells)
     pending = source.pending()
     if not pending and not options.plan:
-        known = len(source.jobs)
         say(
-            f"{chosen.name} at scale={chosen.scale} is finished: all {known} jobs were done before; nothing was "
-            "computed."
+            f"{chosen.name} at scale={chosen.scale} is finished: all {len(source.jobs)} jobs were done before; nothing "
+            "was computed."
         )
-        pages = chosen.results_dir / "README.md"  # written last of all
-        told = chosen.study.paper == SWEEPS or pages.exists()
-        if told and collect.is_current(chosen.directory, chosen.definition, source.finished):
+        facts = collect.read_facts(chosen.directory)
+        if facts | collect.report_digest(chosen.directory, chosen.definition, source.finished) == facts:
             for path in sorted(chosen.directory.glob("*.md")):
                 say(f"\n{path.read_text(encoding='utf-8').partition('<details>')[0].strip()}\n")
             say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
@@ -278,16 +263,9 @@ def checked_cells(chosen: ChosenStudy) -> list[Cell]:
     twice = next((one for one in labels if labels.count(one) > 1), None)
     if twice is not None:
         raise ConfigError(f"study {chosen.name} has two cells with the labels {twice}: give them different ones.")
-    emptied = [word for word in chosen.changed if word.endswith(("=[]", "={}")) and word[6:-3] not in _MAY_BE_EMPTY]
-    emptied += [f"{key}=[]" for key in ("seeds", "tune_seeds") if getattr(chosen.study, key, None) == []]
-    if emptied:
-        raise ConfigError(f"study {chosen.name}: {emptied[0]} leaves nothing to run: give at least one value.")
-    seeds = list(getattr(chosen.study, "seeds", []))
-    wrong = next((seed for seed in seeds if not 0 <= seed < 2**62), None)
-    if wrong is not None:
-        raise ConfigError(f"study {chosen.name}: seeds={seeds} has {wrong}: use seeds from 0 to 2^62 - 1.")
-    if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"study {chosen.name}: seeds={seeds} repeats a seed: give each seed once.")
+    for key in ("seeds", "tune_seeds"):
+        if getattr(chosen.study, key, None) == []:
+            raise ConfigError(f"study {chosen.name}: {key}=[] leaves nothing to run: give at least one value.")
     if not any(cell.jobs() for cell in cells):
         raise ConfigError(f"study {chosen.name} has nothing to run: it needs rows, values in its columns, and seeds.")
     return cells
@@ -304,7 +282,7 @@ def _report_again(chosen: ChosenStudy) -> int:
             raise
     else:
         if complete:
-            collect_results(chosen, cells, source, time.monotonic(), None)
+            return carry_out(chosen, source, cells, lambda made: made.summary())
     say(reported(chosen).summary())
     return 0
 
@@ -322,11 +300,14 @@ def carry_out(
         config.launcher.check()
         title = f"{chosen.name} scale={chosen.scale}" if chosen.scale else "sweep"
         with board(title, config.progress) as shown:
-            tally = schedule(source, config.launcher, chosen.results_dir, shown)
+            tally = schedule(source.pending, config.launcher, chosen.results_dir, shown)
     elif in_parts:
         say("All jobs were finished before; nothing was computed.")
     collect_results(chosen, cells, Unfinished(cells) if in_parts else source, began, tally, in_parts)
-    say(summary(reported(chosen)))
+    made = reported(chosen)
+    digest = collect.report_digest(chosen.directory, chosen.definition, source.finished)
+    write_json(chosen.directory / "study.json", collect.read_facts(chosen.directory) | digest)
+    say(summary(made))
     if tally is None or not (tally.interrupted or tally.failed):
         return 0
     number = len(tally.failed)
@@ -346,22 +327,22 @@ def collect_results(
 ) -> None:
     """Write what is known, with the provenance of the runs, whenever they were carried out.
 
-    Its time is that of all commands since runs of it were last computed again. `in_parts`: the study is carried out
+    Its time is that of all commands. `in_parts`: the study is carried out
     cell by cell, as somebody asks for them: it is not kept as it was complete, and its time is that of all its runs,
     one after the other.
     """
     left = source.pending()  # look again what is finished
     took = {value.run: value.wall_s for cell in cells for value in cell.values()} if in_parts else {}  # each once
     earlier = collect.read_facts(chosen.directory)
-    computed = {ended.job.id for ended in tally.ended} if tally is not None else set()
-    again = earlier.get("complete") and not in_parts and bool(computed & collect.runs_of_values(chosen.directory))
-    before = {} if again else earlier  # of the same computation, interrupted, or of less of it
+    if left and not in_parts and earlier.get("complete"):
+        say(f"{chosen.directory} keeps its complete results, of commit {str(earlier.get('git_commit'))[:12]}.")
+        return
     facts = {
         "study": chosen.name,
         "scale": chosen.scale,
         "command": chosen.command,
         "changed": chosen.changed,
-        "wall_s": round(sum(took.values()) if in_parts else before.get("wall_s", 0.0) + time.monotonic() - began, 1),
+        "wall_s": round(sum(took.values()) if in_parts else earlier.get("wall_s", 0.0) + time.monotonic() - began, 1),
         "failed": len(tally.failed) if tally is not None else earlier.get("failed", 0) if left else 0,
         "complete": not left,
     }
@@ -369,17 +350,8 @@ def collect_results(
         facts |= {key: earlier[key] for key in ("command", "wall_s") if key in earlier}
     directories = [source.jobs[id].directory for id in source.finished]
     kept = earlier if in_parts and not all(cell.jobs() for cell in cells) else None  # of cells without runs here
-    facts |= collect.provenance(directories, kept) | collect.reported()
-    runs = collect.runs_of_values(chosen.directory) - {value.run for cell in cells for value in cell.values()}
-    lost = [run for run in runs if RunStore.finished(chosen.results_dir / "runs" / run, run) is None]
-    if left and not in_parts and (earlier.get("complete") or lost):
-        which = "complete results" if earlier.get("complete") else "results, whose runs are gone"
-        say(f"{chosen.directory} keeps its {which}, of commit {str(earlier.get('git_commit'))[:12]}.")
-        return
-    facts |= {"digest": collect.digest(chosen.definition, source.finished), "setup": collect.setup(chosen.definition)}
+    facts |= collect.provenance(directories, kept) | {"setup": collect.setup(chosen.definition)}
     collect.collect(chosen.study, cells, chosen.directory, facts)
-    for remark in dict.fromkeys(value.remark for cell in cells for value in cell.values() if value.remark):
-        say(f"Note:     {remark}")
 
 
 def reported(chosen: ChosenStudy) -> Made:
@@ -409,6 +381,7 @@ def refresh(chosen: ChosenStudy) -> None:
 def _listing(config_dir: str | None) -> str:
     """A heading for each paper and a line for each study, in at most 100 columns."""
     found: dict[str, list[tuple[str, str, str]]] = {paper: [] for paper in papers()}
+    width = max(map(len, catalogue.names(config_dir)))
     for name in catalogue.names(config_dir):
         scales = catalogue.scales(name, config_dir)
         study = catalogue.load(name, scales[-1], config_dir)
@@ -418,16 +391,12 @@ def _listing(config_dir: str | None) -> str:
         found.setdefault(study.paper, []).append((name, study.item or study.title, marked))
     blocks = []
     for paper, studies in found.items():
-        if not studies:
-            continue
         short, title = paper_of(paper)
         head = title if title.startswith(short) else f"{short}: {title}"
-        widths = [max(1, *map(len, column)) for column in zip(*studies, strict=True)]
-        room = min(widths[1], max(100 - len("      ") - widths[0] - widths[2], 10))
-        blocks.append(textwrap.fill(head, 100, subsequent_indent=" " * 4))
+        lines = [textwrap.fill(head, 100, subsequent_indent=" " * 4)]
         for name, item, marked in studies:
-            short_item = textwrap.shorten(item, room, placeholder="...")
-            blocks[-1] += f"\n  {name:{widths[0]}}  {short_item:{room}}  {marked}"
+            lines.append(f"  {name:{width}}  {textwrap.shorten(item, 30, placeholder='...'):30}  {marked}")
+        blocks += ["\n".join(lines)] * bool(studies)
     return "\n\n".join([_LEGEND, *blocks, _THEN])
 
 

@@ -7,13 +7,13 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, product
+from itertools import chain, islice, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, RangeSweep
+from hydra.core.override_parser.types import Override
 
 from decentral.algorithms.features import Feature
 from decentral.cli.command import TABLE, as_options, check_directory
@@ -33,11 +33,12 @@ from decentral.report.run_figures import draw
 from decentral.report.summary import overview
 from decentral.scheduling.board import board, failure_line
 from decentral.scheduling.job import Ended
-from decentral.scheduling.scheduler import Fixed, Source, schedule
+from decentral.scheduling.scheduler import Pending, schedule
 from decentral.store import RunStore, read_metadata
 from decentral.store.failures import Failure
-from decentral.store.files import at_home, read_json
-from decentral.study.catalogue import grid_study, reserved, study_from, write_study
+from decentral.store.files import at_home
+from decentral.study import catalogue
+from decentral.study.catalogue import grid_study, judged_study, reserved, study_from
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, aligned, duration, is_leader, report_error, say
 from decentral.training.loggers.stored import log_stored
 
@@ -92,8 +93,6 @@ def sweep(
         )
     overrides = checked(overrides, folders_of(config_dir), several=True)
     commands = fitting([list(chain.from_iterable(job)) for job in product(*axes_of(overrides, config_dir))], config_dir)
-    if not commands:
-        raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
         raise ConfigError("run_dir= names one directory, but -m starts several runs: use results_dir= instead.")
     if len(commands) == 1 and not (predict or save_study):
@@ -115,9 +114,6 @@ def sweep(
     refused = [REFUSED] * sum(map(len, refusals.values()))
     if not accepted:
         return exit_status(refused)
-    for key in ("launcher", "simulate"):
-        if any(getattr(one.config, key) != getattr(accepted[0].config, key) for one in accepted):
-            raise ConfigError(f"{key}= is shared by all runs of a sweep: give one value.")
     accepted = _different(accepted)
     layout = _layout(accepted, overrides, table or {})
     grid = _grid(save_study, accepted, layout, config_dir) if save_study else {}
@@ -131,14 +127,12 @@ def sweep(
     if save_study:
         from decentral.report.runs_table import metric_named
 
-        folder, runs = Path(config_dir or "conf"), [run_directory(one.config) for one in accepted]
+        runs = [run_directory(one.config) for one in accepted]
         known = [metrics for path in runs if (metrics := read_metadata(path))]
         panels = [metric_named(words, known, "--panels") for words in layout.panels]
-        of_table = (read_json(_folder(accepted, layout) / "study.json") or {}).get("layout", {})
-        worker = layout.worker or of_table.get("worker", "worst")
         shown, judge = {"x": layout.x, "logy": layout.log or None}, metric_named(layout.metric, known)
-        path = write_study(save_study, grid, runs, judge, worker, folder, shown, list(filter(None, panels)))
-        say(f"Study:    {path}, to be committed  (decentral-study {save_study} --config-dir {folder})")
+        study = judged_study(grid, runs, judge, layout.worker or "worst", shown, list(filter(None, panels)))
+        catalogue.save_study(save_study, config_dir, study)
     return exit_status(refused + statuses)
 
 
@@ -214,23 +208,10 @@ def _carry_out(
     layout: Layout | None = None,
     options: Sequence[str] = (),
 ) -> list[int]:
-    """Return the exit status of each run."""
+    """Return the exit status of each run, carried out by the launcher; print the table with this layout."""
     if combinations[0].config.simulate is Simulate.timeline:
         titles = _varying(combinations)
         return [work_out([(title, one.config) for title, one in zip(titles, combinations, strict=True)])]
-    if under_torchrun():
-        return _one_by_one(combinations)
-    return _schedule(combinations, config_dir, overrides, layout, options)
-
-
-def _schedule(
-    combinations: Sequence[Combination],
-    config_dir: str | None,
-    overrides: Sequence[str],
-    layout: Layout | None,
-    options: Sequence[str],
-) -> list[int]:
-    """Return the exit status of each run, carried out by the launcher; print the table with this layout."""
     titled = zip(combinations, _varying(combinations), strict=True)
     runs = [_job(words, config, title, config_dir) for (words, config, _), title in titled]
     unfinished = [run for run in runs if run.finished() is None]
@@ -241,7 +222,9 @@ def _schedule(
     logged = [log_stored(run.prepared) for run in runs if run.finished() is not None]
     for told in dict.fromkeys(filter(None, logged)):
         say(f"{told} ({logged.count(told)} of {len(runs)} runs)")
-    ended, interrupted = _launch(Fixed(unfinished), config) if unfinished else ({}, False)
+    ended, interrupted = dict[str, Ended](), False
+    if unfinished:
+        ended, interrupted = _launch(lambda: [run for run in unfinished if run.finished() is None], config)
     table = "" if layout is None else _table(combinations, config_dir, overrides, layout, options)
     if not table or len(runs) <= _LISTED:
         say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
@@ -259,15 +242,12 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     """The runs that Optuna asks for; returns the exit status."""
     from decentral.cli.search import Trials
 
-    intervals = {one: found for one in overrides if (found := INTERVAL.fullmatch(one))}
-    lowest = [f"{found[1]}={found[3]}" for found in intervals.values()]
-    checked([one for one in overrides if one not in intervals] + lowest, folders_of(config_dir), several=True)
-    lists = iter(
-        axes_of([one if one not in intervals else f"{intervals[one][1]}=0,1" for one in overrides], config_dir)
-    )
+    found = {one: interval for one in overrides if (interval := INTERVAL.fullmatch(one))}
+    ends = [f"{found[one][1]}={found[one][3]},{found[one][4]}" if one in found else one for one in overrides]
+    checked(ends, folders_of(config_dir), several=True)
     axes: dict[str, re.Match[str] | dict[str, list[str]]] = {}
-    for one, places in zip(overrides, lists, strict=True):
-        axes[one.partition("=")[0]] = intervals.get(one) or {" ".join(place): place for place in places}
+    for one, places in zip(overrides, axes_of(ends, config_dir), strict=True):
+        axes[one.partition("=")[0]] = found.get(one) or {" ".join(place): place for place in places}
     if "seed" in axes and (isinstance(axes["seed"], re.Match) or len(axes["seed"]) > 1):
         raise ConfigError("seed= has several values, and a search would pick the luckiest: give one.")
     single = [axis for axis in axes.values() if isinstance(axis, dict) and len(axis) == 1]
@@ -280,7 +260,7 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     before = len(trials.runs)
     if before:
         say(f"{before} trials were started or finished before: {trials.file}")
-    ended, interrupted = _launch(trials, trials.config)
+    ended, interrupted = _launch(trials.pending, trials.config)
     runs = list(trials.runs.values())
     say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}\n")
     say(trials.best())
@@ -293,11 +273,11 @@ def _search(overrides: Sequence[str], config_dir: str | None) -> int:
     return exit_status([REFUSED] * len(trials.refused) + _statuses(runs, ended, interrupted, trials.left()))
 
 
-def _launch(source: Source, config: Config) -> tuple[dict[str, Ended], bool]:
-    """Carry out what the source asks for; how the runs have ended, by their ids, and whether the user stopped it."""
+def _launch(pending: Pending, config: Config) -> tuple[dict[str, Ended], bool]:
+    """Carry out the pending runs; how the runs have ended, by their ids, and whether the user stopped it."""
     config.launcher.check()
     with board("sweep", config.progress) as shown:
-        tally = schedule(source, config.launcher, at_home(config.results_dir), shown)
+        tally = schedule(pending, config.launcher, at_home(config.results_dir), shown)
     return {one.job.id: one for one in tally.ended}, tally.interrupted
 
 
@@ -346,14 +326,14 @@ def _table(
     settings = list(map(_settings, combinations))
 
     from decentral.report.make import make
-    from decentral.report.runs_table import collect_runs
+    from decentral.report.runs_table import collect_runs, folder_of
 
     runs = [run_directory(one.config) for one in combinations]
     titled = zip(_varying(combinations), combinations, strict=True)
     left = [title for title, one in titled if RunStore.finished(run_directory(one.config), run_id(one.config)) is None]
     resume = f"Missing:  {', '.join(left[:_NAMED])}{', ...' * (len(left) > _NAMED)} ({len(left)} of {len(runs)} runs)\n"
     resume = f"{resume}Resume:   {shlex.join(['decentral-run', '-m', *overrides, *options])}\n" if left else ""
-    directory = _folder(combinations, layout)
+    directory = folder_of(at_home(combinations[0].config.results_dir) / "tables", layout, runs)
     try:
         choices = [{key: value for key, value in each.items() if key in GROUPS} for each in settings]
         collect_runs(runs, layout, directory, {run.name: own for run, own in zip(runs, choices, strict=True)})
@@ -380,14 +360,6 @@ def _table(
     return "\n".join(lines)
 
 
-def _folder(combinations: Sequence[Combination], layout: Layout) -> Path:
-    """Return the folder of the sweep's table."""
-    from decentral.report.runs_table import folder_of
-
-    tables = at_home(combinations[0].config.results_dir) / "tables"
-    return folder_of(tables, layout, [run_directory(one.config) for one in combinations])
-
-
 def together_in(overrides: Sequence[str]) -> set[str]:
     """Return the settings that vary together with others: 'algo,topology=(dpsgd,ring),(relaysgd,dbt)'."""
     heads = (word.lstrip("+").partition("=")[0].split(",") for word in overrides)
@@ -405,27 +377,6 @@ def _wider(results: Results, best: str, overrides: Sequence[str]) -> list[str]:
     values = [*[lower] * (tried[0] in ends), *tried, *[upper] * (tried[-1] in ends)]
     listed = f"{best}={','.join(f'{value:.6g}' for value in values)}"
     return [listed if word.lstrip("+").startswith(f"{best}=") else word for word in overrides]
-
-
-def _one_by_one(combinations: Sequence[Combination]) -> list[int]:
-    """The same under torchrun, whose processes carry out every run together."""
-    statuses: list[int] = []
-    for number, (words, config, _) in enumerate(combinations, start=1):
-        name = " ".join(words)
-        if is_leader():
-            say(f"Run {number} of {len(combinations)}: {name}")
-        try:
-            statuses.append(carry_out(config))
-        except ConfigError as error:
-            statuses.append(REFUSED)
-            report_refusal(name, str(error))
-        if statuses[-1] == INTERRUPTED:
-            break
-    if is_leader():
-        titles = _varying(combinations)
-        rows = [(title, run_directory(one.config), None) for title, one in zip(titles, combinations, strict=True)]
-        say(f"\n{closing_table(rows)}")
-    return statuses
 
 
 def closing_table(runs: Sequence[tuple[str, Path, Ended | None]]) -> str:
@@ -456,12 +407,8 @@ def report_refusals(refusals: Mapping[str, Sequence[list[str]]], total: int) -> 
     """Tell each reason once, with the overrides that its runs have in common; `refusals` has the overrides of these."""
     for why, concerned in refusals.items():
         alike = [word for word in concerned[0] if all(word in words for words in concerned)]
-        report_refusal(" ".join(alike), why, f" ({len(concerned)} of {total} runs)" * (len(concerned) > 1))
-
-
-def report_refusal(run: str, why: str, how_many: str = "") -> None:
-    """Tell why a run is refused."""
-    report_error(why + how_many if run in why else f"{run}{how_many}: {why}")
+        run, how_many = " ".join(alike), f" ({len(concerned)} of {total} runs)" * (len(concerned) > 1)
+        report_error(why + how_many if run in why else f"{run}{how_many}: {why}")
 
 
 def exit_status(statuses: Sequence[int]) -> int:
@@ -496,29 +443,18 @@ def axes_of(overrides: Sequence[str], config_dir: str | None) -> list[list[list[
             )
         if own == ["max_combinations"] and isinstance(axis, Override) and isinstance(value := axis.value(), int):
             most = value
-    number = math.prod(len(axis) if isinstance(axis, list) else _number_of_values(axis) for axis in axes)
-    if number > max(1, most):
+    found = [axis if isinstance(axis, list) else _words(axis, most) for axis in axes]
+    if math.prod(map(len, found)) > max(1, most):
         raise ConfigError(
-            f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
-            "values, or raise max_combinations."
+            f"-m {' '.join(overrides)} has more combinations than max_combinations={most}: list fewer values, or "
+            "raise max_combinations."
         )
-    return [axis if isinstance(axis, list) else _words(axis) for axis in axes]
+    return found
 
 
-def _words(override: Override) -> list[list[str]]:
-    """`key=value` for each of its values, in turn: each in a list, as of one setting."""
+def _words(override: Override, most: int) -> list[list[str]]:
+    """`key=value` for each of its values, in turn: each in a list, as of one setting; of too many, one too many."""
     several = override.is_sweep_override()
     values = override.sweep_string_iterator() if several else [override.get_value_element_as_str()]
-    return [[f"{override.get_key_element()}={value}".replace("\\:", ":")] for value in values]  # mymodule:MyNet
-
-
-def _number_of_values(override: Override) -> int:
-    """Return the number of values, without making those of a range: they may be endlessly many."""
-    values = override.value()
-    if not isinstance(values, RangeSweep):
-        return len(_words(override))
-    assert values.start is not None and values.stop is not None
-    start, stop, step = float(values.start), float(values.stop), float(values.step)
-    if not math.isfinite(start + stop + step) or step == 0:
-        raise ConfigError(f"{override.input_line} never ends: use range(start,stop,step) with a step toward stop.")
-    return max(0, math.ceil((stop - start) / step))
+    words = (f"{override.get_key_element()}={value}".replace("\\:", ":") for value in values)  # mymodule:MyNet
+    return [[word] for word in islice(words, max(1, most) + 1)]

@@ -12,8 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from decentral.algorithms.features import Feature
 from decentral.cli import study as studies
@@ -30,7 +29,7 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import under_torchrun
 from decentral.report.runs_table import Layout
-from decentral.store.files import at_home, check_name, make_folder, write_text
+from decentral.store.files import at_home, make_folder
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import is_number, value_of
 from decentral.study.study import SWEEPS, Unfinished
@@ -47,17 +46,8 @@ _MOST_PARAMETERS = 10**8
 _NOT_TUNED = ("seed", "steps", "epochs", "num_workers")
 
 
-class Asked(NamedTuple):
-    """Settings of the command.
-
-    metric  split and name of the target's metric, and its value in the displayed unit
-    tune    setting to tune; '' for none
-    budget  simulated seconds of each run; None: what the first combination takes
-    """
-
-    metric: tuple[str, str, float]
-    tune: str
-    budget: float | None
+Target = tuple[str, str, float]
+"""Split and name of a metric, and its value in the displayed unit."""
 
 
 def compare(
@@ -72,7 +62,7 @@ def compare(
     words, given = list(overrides), {}
     for key in KEYS:
         given[key], words = catalogue.reserved(words, key)
-    asked = _asked(given)
+    target, tune, seconds = _asked(given)
     shown = {"x": "seconds", **(table or {})}
     if other := next((name for name in shown if name not in ("x", "log", "name")), ""):
         raise ConfigError(
@@ -95,38 +85,34 @@ def compare(
     common = [word for word in fixed if word not in here]
     combinations = fitting([list(chain.from_iterable(combination)) for combination in product(*varying)], config_dir)
     configs = compose_each([[*fixed, *own] for own in combinations], config_dir)
-    if asked.tune and any(word.startswith(f"{asked.tune}=") for word in chain.from_iterable(combinations)):
-        raise ConfigError(f"tune={asked.tune} searches its value: leave out the list of {asked.tune}=.")
-    rows, budget, notes = _rows(combinations, configs, common, asked.budget)
+    if tune and any(word.startswith(f"{tune}=") for word in chain.from_iterable(combinations)):
+        raise ConfigError(f"tune={tune} searches its value: leave out the list of {tune}=.")
+    rows, budget, notes = _rows(combinations, configs, common, seconds)
     refused = [REFUSED] * (len(configs) - len(rows))
     if not rows:
         return exit_status(refused)
     known = [config for config in configs if isinstance(config, Config)]
-    unit = _unit(known[0], asked)
-    if asked.tune and (asked.tune in _NOT_TUNED or not any(is_number(value_of(one, asked.tune)) for one in known)):
+    unit = _unit(known[0], target)
+    if tune and (tune in _NOT_TUNED or not any(is_number(value_of(one, tune)) for one in known)):
         raise ConfigError(
-            f"tune={asked.tune} is not a number that these methods have: use one setting, lr or such as algo.gamma, "
+            f"tune={tune} is not a number that these methods have: use one setting, lr or such as algo.gamma, "
             "and list values of others, as in algo.period_steps=4,16."
         )
-    origin = "" if asked.budget else f", the time of {rows[0]['method']}; budget= sets another"
+    origin = "" if seconds else f", the time of {rows[0]['method']}; budget= sets another"
     say(f"Budget:   {budget:.4g} simulated seconds for each method{origin}")
-    definition = _definition(asked, unit, rows, common, seeds or _SEEDS, budget)
+    definition = _definition(target, tune, unit, rows, common, seeds or _SEEDS, budget)
     definition["report"]["figures"][0] |= {"x": shown["x"], "logy": shown.get("log")}
     definition["report"] |= {"notes": notes} if notes else {}
     if save_study:
-        folder = Path(config_dir or "conf")
-        check_name(save_study, "--save-study")
-        file = folder / "study" / f"{save_study}.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, catalogue.as_yaml(save_study, folder, definition))
-        say(f"Study:    {file}, to be committed  (decentral-study {save_study} --config-dir {folder})")
+        catalogue.save_study(save_study, config_dir, definition)
     options = {"config-dir": config_dir, **(table or {}), "save-study": save_study}
     again = shlex.join(["decentral-run", "-m", *overrides, *as_options(options)])
     return max(_carry_out(definition, here, again, config_dir, shown.get("name", "")), exit_status(refused))
 
 
-def _asked(given: dict[str, str | None]) -> Asked:
-    """Return what the three keys say. Raises ConfigError."""
+def _asked(given: dict[str, str | None]) -> tuple[Target, str, float | None]:
+    """Return the target, the setting to tune ('' for none) and the simulated seconds of each run (None: what the first
+    combination takes). Raises ConfigError."""
     target, budget = given["target"], given["budget"]
     if target is None:
         raise ConfigError("tune= and budget= need target=, such as target='test accuracy:90'.")
@@ -146,13 +132,7 @@ def _asked(given: dict[str, str | None]) -> Asked:
         raise ConfigError(
             f"budget={budget} is not a time: give simulated seconds > 0, such as budget=60 or budget=2min."
         )
-    tune, *others = (given["tune"] or "").strip("[]").split(",")
-    if others:
-        raise ConfigError(
-            f"tune={given['tune']} has several settings: tune them one after the other, first tune={tune}, then "
-            f"{tune}=VALUE tune={others[0]} with the value that was chosen."
-        )
-    return Asked(wanted, tune, seconds)
+    return wanted, given["tune"] or "", seconds
 
 
 def _rows(
@@ -225,7 +205,7 @@ def _check(config: Config) -> None:
         )
 
 
-def _unit(config: Config, asked: Asked) -> str:
+def _unit(config: Config, target: Target) -> str:
     """Return the unit of the metric. Raises ConfigError if a run does not measure it; runs with large models are not
     opened for that."""
     import torch
@@ -236,7 +216,7 @@ def _unit(config: Config, asked: Asked) -> str:
     assert config.num_workers is not None
     if config.num_workers * config.task.num_parameters(config) > _MOST_PARAMETERS:
         return ""
-    split, metric, value = asked.metric
+    split, metric, value = target
     with torch.no_grad():
         run = assemble(prepare(config), World(0, 1, torch.device("cpu")))
     metrics = {each.words: each for each in run.problem.metrics}
@@ -281,10 +261,10 @@ def _named(own: Sequence[str], config: Config, names: Mapping[str, str]) -> dict
 
 
 def _definition(
-    asked: Asked, unit: str, rows: list[Any], common: list[str], seeds: list[int], budget: float
+    target: Target, tune: str, unit: str, rows: list[Any], common: list[str], seeds: list[int], budget: float
 ) -> dict[str, Any]:
     """Return the comparison as the keys of a study."""
-    split, metric, value = asked.metric
+    split, metric, value = target
     measure = {"split": split, "metric": metric, "worker": "averaged"}
     reach = {**measure, "to_reach": value}
     figure = {
@@ -294,16 +274,16 @@ def _definition(
         "lines": ["method", "topology"],
         "target": value,
     }
-    target = f"{split} {metric.replace('_', ' ')} {value:g}{unit}"
-    listing = {"name": "to_target", "kind": "to_target", "budget_s": budget, "tuned": asked.tune}
+    told = f"{split} {metric.replace('_', ' ')} {value:g}{unit}"
+    listing = {"name": "to_target", "kind": "to_target", "budget_s": budget, "tuned": tune}
     return {
         "kind": "comparison",
-        "title": f"Simulated time to {target}",
+        "title": f"Simulated time to {told}",
         "paper": SWEEPS,
         "item": f"{budget:.4g} simulated seconds for each method, averaged model",
         "base": common,
         "rows": rows,
-        "tune": {"rule": "powers_of_two", "key": asked.tune, "nearest": True} if asked.tune else {"rule": "fixed"},
+        "tune": {"rule": "powers_of_two", "key": tune, "nearest": True} if tune else {"rule": "fixed"},
         "tune_seeds": seeds[:1],
         "seeds": seeds,
         "measure": {**reach, "axis": "simulated_s"},
@@ -311,16 +291,15 @@ def _definition(
         "curves": ["averaged"],
         "report": {
             "figures": [{**figure, "spread": "std"}],
-            "listings": [{**listing, "title": f"Methods by their time to {target}"}],
+            "listings": [{**listing, "title": f"Methods by their time to {told}"}],
         },
     }
 
 
 def _carry_out(definition: dict[str, Any], here: Sequence[str], again: str, config_dir: str | None, name: str) -> int:
     study = catalogue.study_from("of target=", definition)
-    directory = next((word.partition("=")[2] for word in here if word.startswith("results_dir=")), "results")
+    results = at_home(next((word.partition("=")[2] for word in here if word.startswith("results_dir=")), "results"))
     name = name or "to_target_" + hashlib.sha256(json.dumps(definition, sort_keys=True).encode()).hexdigest()[:8]
-    results = at_home(directory)
     chosen = studies.ChosenStudy(name, "", study, list(here), [], results, results / "tables" / name, again, config_dir)
     cells = studies.checked_cells(chosen)
     make_folder(results / "tables", above=1)

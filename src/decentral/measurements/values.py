@@ -44,7 +44,7 @@ class Value(NamedTuple):
     at_edge: bool = False
     """True if the chosen rate is at the edge of the searched range."""
     status: str = "done"
-    """done, diverged, damaged (the run's numbers cannot be read), or not reached (no rate led to the target)."""
+    """done, diverged, or not reached (no rate led to the target)."""
     worst: float | None = None
     mean: float | None = None
     averaged: float | None = None
@@ -59,8 +59,6 @@ class Value(NamedTuple):
     """Settings tuned besides the learning rate, as arguments of decentral-run."""
     meaning: Meaning = Meaning()
     """The direction, unit and chance level of the metric."""
-    remark: str = ""
-    """The reason why a damaged run has no number."""
 
     @property
     def score(self) -> float:

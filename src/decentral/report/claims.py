@@ -8,13 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from decentral.errors import ConfigError, suggest
 from decentral.report.entries import Entry, plain
-
-if TYPE_CHECKING:
-    import pandas
 
 MET, NOT_MET, NOT_RUN = "met", "not met", "not run"
 WITHIN_NOISE = "within the noise"
@@ -43,7 +40,6 @@ class Cells:
 
     entries: list[Entry]
     study: str
-    searches: pandas.DataFrame
 
     def find(self, says: str, *wanted: Mapping[str, Any]) -> list[Entry]:
         """Return for each of `wanted` the one entry with these labels, of the first metric unless `metric` is given.
@@ -56,12 +52,7 @@ class Cells:
         for entry, labels in zip(found, wanted, strict=True):
             words = ", ".join(f"{name}={plain(value)}" for name, value in labels.items())
             if entry is None:
-                runs = self.searches
-                for name in labels.keys() - {"metric"}:
-                    runs = runs[runs[name] == plain(labels[name])]
-                tried = ", ".join(f"{rate:.6g}" for rate in sorted(runs["rate"].unique()))
-                only = f", only its learning-rate search: {tried}" if tried else ""
-                raise NotRun(f"no {'final ' * bool(tried)}run of {words} has ended{only}")
+                raise NotRun(f"no run of {words} has ended")
             if entry.unfinished:
                 raise NotRun(f"{entry.unfinished} of {words}")
         return [entry for entry in found if entry is not None]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from decentral.measurements.values import NOT_REACHED
 from decentral.store import AXES, Status
-from decentral.study.measure import DAMAGED
 
 if TYPE_CHECKING:
     import pandas
@@ -26,7 +25,7 @@ class Entry:
     values: tuple[float, ...]
     """The finite values, in the order of the seeds."""
     runs: int
-    """Number of ended runs, done or diverged; runs with damaged numbers are still pending."""
+    """Number of ended runs, done or diverged."""
     diverged: int
     at_edge: bool
     """True if the learning rate of any of them is at the edge of the searched range."""
@@ -107,34 +106,29 @@ def group(values: pandas.DataFrame, labels: list[str], of: str, wanted: Wanted) 
 
     A cell's values may have more labels than the cell in `wanted`, such as the step or a bandwidth.
     """
-    found: dict[tuple[str, ...], list[Any]] = {}
-    for row in values.to_dict("records"):
-        found.setdefault((*[row[name] for name in labels], row["metric"]), []).append(row)
     closed = [({name: word for name, word in own.items() if word}, number) for own, number in wanted]
     entries = []
-    for (*key, metric), rows in found.items():
+    for (*key, metric), frame in values.groupby([*labels, "metric"], sort=False):
         own = dict(zip(labels, key, strict=True))
         fitting = [(len(cell), number) for cell, number in closed if cell.items() <= own.items()]
-        entries.append(_entry(own, metric, rows, of, max(fitting, default=(0, 0))[1]))
+        rows = frame.sort_values("seed", kind="stable").to_dict("records")
+        with_value = [row for row in rows if math.isfinite(row[of])]
+        to_reach = metric.partition(" to ")[0] in AXES  # 'simulated_s to test accuracy 95 %': who is done may have none
+        short = [NOT_REACHED, Status.done] if to_reach else [NOT_REACHED]
+        by_seed = {str(row["seed"]): row[of] for row in with_value}
+        entries.append(
+            Entry(
+                labels=own,
+                metric=metric,
+                values=tuple(row[of] for row in with_value),
+                runs=len(rows),
+                diverged=sum(row["status"] == Status.diverged for row in rows),
+                at_edge=any(row["at_edge"] for row in rows),
+                rates=tuple(sorted({row["rate"] for row in rows if math.isfinite(row["rate"])})),
+                published=next((row["published"] for row in rows if row["published"]), ""),
+                wanted=max(fitting, default=(0, 0))[1],
+                never=sum(row["status"] in short and not math.isfinite(row[of]) for row in rows),
+                by_seed=by_seed if len(by_seed) == len(with_value) else {},
+            )
+        )
     return entries
-
-
-def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted: int) -> Entry:
-    whole = sorted((row for row in rows if row["status"] != DAMAGED), key=lambda row: row["seed"])
-    with_value = [row for row in whole if math.isfinite(row[of])]
-    to_reach = metric.partition(" to ")[0] in AXES  # 'simulated_s to test accuracy 95 %': who is done may have none
-    short = [NOT_REACHED, Status.done] if to_reach else [NOT_REACHED]
-    by_seed = {str(row["seed"]): row[of] for row in with_value}
-    return Entry(
-        labels=labels,
-        metric=metric,
-        values=tuple(row[of] for row in with_value),
-        runs=len(whole),
-        diverged=sum(row["status"] == Status.diverged for row in whole),
-        at_edge=any(row["at_edge"] for row in whole),
-        rates=tuple(sorted({row["rate"] for row in whole if math.isfinite(row["rate"])})),
-        published=next((row["published"] for row in whole if row["published"]), ""),
-        wanted=wanted if len(whole) == len(rows) else max(wanted, len(rows)),
-        never=sum(row["status"] in short and not math.isfinite(row[of]) for row in whole),
-        by_seed=by_seed if len(by_seed) == len(with_value) else {},
-    )

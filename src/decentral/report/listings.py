@@ -104,19 +104,18 @@ class ToTarget(Listing):
 
     def texts(self, results: Results) -> dict[str, str]:
         """Return the table as Markdown and LaTeX, and its numbers as CSV."""
-        head, rows = [*results.labels, "runs", "reached"], []
+        rows: list[dict[str, Any]] = []
         for entries in self._cells(results):
-            first, *others = entries.values()
-            row = [*first.labels.values(), first.runs, len(first.values)]
-            for entry in (first, *others):
-                row += [entry.mean, "" if entry.std is None else entry.std]
-            rows.append([*row, " ".join(f"{rate:.6g}" for rate in first.rates), first.at_edge])
-        for axis in self._cells(results)[0] if rows else ():
-            head += [axis, f"{axis} std"]
+            first = _first(entries)
+            row: dict[str, Any] = {**first.labels, "runs": first.runs, "reached": len(first.values)}
+            for axis, entry in entries.items():
+                row |= {axis: entry.mean, f"{axis} std": entry.std}
+            rates = " ".join(f"{rate:.6g}" for rate in first.rates)
+            rows.append(row | {self.tuned or "rate": rates, "at_edge": first.at_edge})
         lines = [[escape(text) for text in line] for line in self.lines(results)]
         latex = latex_table(lines, self.left, " ".join([f"{self.title}.", *self.sentences(results)]), results.study)
         return super().texts(results) | {
-            f"{self.file}.csv": csv_text([*head, self.tuned or "rate", "at_edge"], rows),
+            f"{self.file}.csv": csv_text(list(rows[0]) if rows else results.labels, [row.values() for row in rows]),
             f"{self.file}.tex": f"% Needs \\usepackage{{booktabs}}\n{latex}",
         }
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
@@ -18,15 +19,12 @@ from decentral.report.figures import canvas
 from decentral.report.figures.figure import FORMATS, SCREEN, Output, caption
 from decentral.report.pages import CAPTIONS, Item, Run, report_pages, skip
 from decentral.report.results import find, read
-from decentral.report.verdicts import Verdict
 from decentral.store.files import refuse_links, write_json, write_text
 from decentral.store.provenance import is_seen_by_git
 from decentral.terminal.console import aligned
 from decentral.terminal.display import unless_quick
 
 _MANY = 8  # reports, from which on several processes make them
-_Told = tuple[list[Verdict], list[Path], list[str]]
-"""Verdicts, files and remarks of a report."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +108,6 @@ def make(directory: Path, output: Output = SCREEN, alone: bool = True) -> Made:
     remarks += [*results.tried(), *results.spec.notes]
     if results.of_runs:
         remarks += [f"{note}." for note in results.facts.get("run_notes", [])]
-    missed = {one.what for one in found if one.kind == "claim" and one.verdict == verdicts.NOT_MET}
-    for says in sorted(results.reasons.keys() - missed):
-        remarks.append(f"reasons.yaml explains why '{says}' is not met, but that claim is met or does not exist.")
     return Made(results, found, [*files, directory / "verdicts.csv"], remarks)
 
 
@@ -124,23 +119,27 @@ def report_all(
     Results that no report can be made of are left out, unless they were asked for by name: a remark says why. Also
     returns the items of the pages. Raises ConfigError if there are none.
     """
-    found = [path for path in find(results_dir) if not names or path.parent.name in names]
-    found = [path for path in found if not scale or path.name.partition("-")[0] == scale]
+    found = [
+        path
+        for path in find(results_dir)
+        if (not names or path.parent.name in names) and (not scale or path.name.partition("-")[0] == scale)
+    ]
     if not found:
         what = f" of {' or '.join(names)}" * bool(names) + f" at scale={scale}" * bool(scale)
-        raise ConfigError(f"results_dir={results_dir} has no results{what}: run decentral-study first.")
-    several = num_cores() if len(found) >= _MANY else 1
-    done: dict[int, _Told | ConfigError] = {}
+        raise ConfigError(
+            f"results_dir={results_dir} has no results{what}: run decentral-study first, or give results_dir=results "
+            "for the published reports."
+        )
+    tasks, processes = [(path, output) for path in found], num_cores() if len(found) >= _MANY else 1
+    done: dict[int, dict[str, Any] | ConfigError] = {}
     with unless_quick(f"Making {len(found)} reports", len(found)) as advance:
-        begin = partial(plugins.enter, plugins.passport())
-        for i, one in carried_out(_made, [(path, output) for path in found], several, begin):
+        for i, one in carried_out(_facts_of, tasks, processes, partial(plugins.enter, plugins.passport())):
             done[i] = one
             advance(1)
     made, skipped = [], []
     for i, path in enumerate(found):
-        one = done[i]
-        if not isinstance(one, ConfigError):
-            made.append(Made(read(path), *one))
+        if isinstance(one := done[i], dict):
+            made.append(Made(read(path), **one))
         elif names:
             raise one
         else:
@@ -149,11 +148,11 @@ def report_all(
     return made, list(dict.fromkeys([*skipped, *unreadable])), items
 
 
-def _made(directory: Path, output: Output) -> _Told | ConfigError:
-    """Make a report and return its facts without the results, which may not be picklable; or the error."""
+def _facts_of(directory: Path, output: Output) -> dict[str, Any] | ConfigError:
+    """Make a report and return what is known of it besides the results, which may not be picklable; or the error."""
     try:
         with blame.named():
             made = make(directory, output, alone=False)
     except ConfigError as error:
         return error
-    return made.verdicts, made.files, made.remarks
+    return {"verdicts": made.verdicts, "files": made.files, "remarks": made.remarks}

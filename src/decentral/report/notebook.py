@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from IPython.display import Image, Markdown
 
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import StudyFigure
@@ -14,32 +14,6 @@ from decentral.report.results import Results, read
 from decentral.report.style import plain, png, settings
 from decentral.report.tables import as_markdown, harmless, markdown_table
 from decentral.report.verdicts import count, judge, told
-
-if TYPE_CHECKING:
-    import pandas
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure that a notebook shows."""
-
-    png: bytes = field(repr=False)
-
-    def _repr_png_(self) -> bytes:
-        return self.png
-
-
-@dataclass(frozen=True)
-class Text:
-    """Markdown that a notebook shows; as text where there is no notebook."""
-
-    markdown: str
-
-    def _repr_markdown_(self) -> str:
-        return harmless(self.markdown)
-
-    def __str__(self) -> str:
-        return self.markdown
 
 
 class Studies:
@@ -53,40 +27,39 @@ class Studies:
 
     def results(self, study: str) -> Results | None:
         """The study's results; None if there are none."""
-        found = [self.directory / study / scale for scale in MOST_TELLING_FIRST]
-        existing = [path for path in found if (path / "study.json").is_file()]
-        return read(existing[0]) if existing else None
+        paths = (self.directory / study / scale for scale in MOST_TELLING_FIRST)
+        return next((read(path) for path in paths if (path / "study.json").is_file()), None)
 
-    def figure(self, study: str, name: str = "") -> Picture | Text:
+    def figure(self, study: str, name: str = "") -> Image | Markdown:
         """A figure of a study, its first one unless named; what to run if there is nothing to draw."""
         results = self.results(study)
         if results is None:
             return self._nothing(study)
         figures = {one.file: one for one in results.spec.figures}
         if not figures:
-            return Text(f"**{study}** has no figure at scale={results.scale}.")
+            return _text(f"**{study}** has no figure at scale={results.scale}.")
         chosen = name or next(iter(figures))
         if chosen not in figures:
             raise ConfigError(f"{study} has no figure '{name}'.{suggest(name, figures)}")
         return self.draw(study, figures[chosen])
 
-    def draw(self, study: str, wanted: StudyFigure) -> Picture | Text:
+    def draw(self, study: str, wanted: StudyFigure) -> Image | Markdown:
         """Any figure of a study's numbers, for example Scaling(x='num_workers', lines=['method'])."""
         results = self.results(study)
         if results is None:
             return self._nothing(study)
         lines = wanted.data(results)
         if not lines:
-            return Text(f"**{study}** has no data for `{wanted.file}` at scale={results.scale}.")
+            return _text(f"**{study}** has no data for `{wanted.file}` at scale={results.scale}.")
         with settings(f"{study}/{wanted.file}"):
-            return Picture(png(plain(wanted.draw(results, lines)), dpi=110))
+            return Image(png(plain(wanted.draw(results, lines)), dpi=110))
 
-    def table(self, study: str) -> Text:
+    def table(self, study: str) -> Markdown:
         """A study's table, with the published numbers in brackets where they can be compared."""
         results = self.results(study)
-        return self._nothing(study) if results is None else Text(as_markdown(results))
+        return self._nothing(study) if results is None else _text(as_markdown(results))
 
-    def verdicts(self, study: str) -> Text:
+    def verdicts(self, study: str) -> Markdown:
         """The claims and what came of them, and how many of the published numbers are met."""
         results = self.results(study)
         if results is None:
@@ -96,26 +69,18 @@ class Studies:
         blocks = [markdown_table([["claim", "verdict", "why"], *lines], left=3)] if lines else []
         counted = count(found, "number")
         blocks += [f"Published numbers: {told(counted)}."] if counted else []
-        return Text("\n\n".join(blocks))
+        return _text("\n\n".join(blocks))
 
-    def values(self, study: str) -> pandas.DataFrame:
-        """values.csv. Raises ConfigError if the study has not been run."""
-        results = self.results(study)
-        if results is None:
-            raise ConfigError(self._nothing(study).markdown)
-        return results.values
+    def _nothing(self, study: str) -> Markdown:
+        return _text(f"**{study}** has no results in {self.directory.parent}: run `decentral-study {study}` first.")
 
-    def _nothing(self, study: str) -> Text:
-        return Text(f"**{study}** has no results in {self.directory.parent}: run `decentral-study {study}` first.")
+
+def _text(markdown: str) -> Markdown:
+    return Markdown(harmless(markdown))
 
 
 def results_directory() -> Path:
-    """DECENTRAL_RESULTS, or the nearest folder `results` seen from here. Raises ConfigError if there is none."""
-    given = os.environ.get("DECENTRAL_RESULTS")
-    if given:
-        return Path(given)
+    """DECENTRAL_RESULTS, or the nearest folder `results` seen from here."""
     here = Path.cwd()
-    found = next((path / "results" for path in (here, *here.parents) if (path / "results").is_dir()), None)
-    if found is None:
-        raise ConfigError(f"there is no folder results in {here} or above it: set DECENTRAL_RESULTS to yours.")
-    return Path(os.path.relpath(found))
+    above = next((path / "results" for path in (here, *here.parents) if (path / "results").is_dir()), here / "results")
+    return Path(os.environ.get("DECENTRAL_RESULTS") or os.path.relpath(above))

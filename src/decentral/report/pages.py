@@ -24,6 +24,7 @@ from decentral.terminal.console import duration
 CAPTIONS = "captions.json"
 """Of a study's figures: what their lines and bands are, by the names of their files."""
 MOST_TELLING_FIRST = tuple(reversed(SCALES))
+_KINDS = ("number", "reference", "claim")
 _SCORE_HEAD = ["paper", "items run", "at scale", "published numbers", "reference numbers", "claims"]
 _HEAD = ["item", "study", "run at scale", "published numbers", "reference numbers", "claims", "time"]
 
@@ -245,11 +246,7 @@ def totals(items: list[Item]) -> str:
     """A few sentences: how many of the published numbers and of the claims are met."""
     parts = [f"{sum(bool(item.counted) for item in items)} of {len(items)} items were run"]
     for kind, words in (("number", "Published numbers"), ("reference", "Reference numbers"), ("claim", "Claims")):
-        counted = _count(items, kind)
-        compared = counted[MET] + counted[NOT_MET]
-        chance = f", {counted[WITHIN_NOISE]} of them {WITHIN_NOISE}" if counted[WITHIN_NOISE] else ""
-        share = f"{counted[MET]} of {compared} met ({100 * counted[MET] / compared:.0f} %)" if compared else ""
-        parts.append(f"{words}: {share or 'none checked'}{chance}, {counted[NOT_RUN]} not run")
+        parts.append(f"{words}: {verdicts.told(_count(items, kind))}")
     return ". ".join(parts) + "."
 
 
@@ -265,9 +262,7 @@ def scores(papers: dict[str, list[Item]]) -> str:
         scales = Counter(next(iter(item.counted)) for item in items if item.counted)
         cells = [name, f"{scales.total()} of {len(items)}"]
         cells.append(", ".join(f"{scales[scale]} {scale}" for scale in MOST_TELLING_FIRST if scales[scale]))
-        for kind in ("number", "reference", "claim"):
-            cells.append(_met(_count(items, kind)))
-        lines.append(cells)
+        lines.append([*cells, *(_met(_count(items, kind)) for kind in _KINDS)])
     return markdown_table(lines, left=3)
 
 
@@ -287,9 +282,7 @@ def _table(items: list[Item], above: str) -> str:
     """A row for each item; links go through the folder `above`."""
     lines = [_HEAD]
     for item in items:
-        counts = []
-        for kind in ("number", "reference", "claim"):
-            counts.append(_met(verdicts.count(item.verdicts, kind)))
+        counts = [_met(verdicts.count(item.verdicts, kind)) for kind in _KINDS]
         reasons = ["only scale=smoke"] * bool(item.runs) + [f"needs {item.needs}"] * bool(item.needs)
         missing = "not run" + (f" ({'; '.join(reasons)})" if reasons else "")
         wall = sum(float(run.results.facts.get("wall_s") or 0.0) for run in item.counted.values())

@@ -26,8 +26,6 @@ _SAME_CELLS = ("study.seeds=", "study.tune_seeds=", "study.columns=", "study.num
 _FLAGS = ("chosen", "at_edge")
 _TEXTS = ("metric", "status", "published", "run")
 _COLUMNS = (*_NUMBERS, *_FLAGS, *_TEXTS, "seed")
-_OTHERS = set(_COLUMNS)
-"""What is not read as labels are."""
 _CURVE_COLUMNS = ("metric", "worker", "seed", "value")
 
 
@@ -110,8 +108,7 @@ class Results:
     @property
     def changes(self) -> list[str]:
         """Overrides with which it was started that make it another study than the one in conf/study."""
-        changed = self.facts.get("changed") or []
-        return [str(one) for one in (changed if isinstance(changed, list) else self.facts.get("overrides") or [])]
+        return [str(one) for one in self.facts.get("changed") or []]
 
     @property
     def original(self) -> bool:
@@ -141,14 +138,9 @@ class Results:
 
     @cached_property
     def wanted(self) -> Wanted:
-        """The final numbers of runs of cells, as far as study.json has them. Raises ConfigError if it is damaged."""
-        try:
-            known = [(json.loads(key), int(number)) for key, number in (self.facts.get("wanted") or {}).items()]
-            return [({name: plain(value) for name, value in own.items()}, number) for own, number in known]
-        except (ValueError, TypeError, AttributeError):
-            raise ConfigError(
-                f"`wanted` in {self.directory}/study.json does not map labels to numbers of runs."
-            ) from None
+        """The final numbers of runs of cells, as far as study.json has them."""
+        known = [(json.loads(key), int(number)) for key, number in (self.facts.get("wanted") or {}).items()]
+        return [({name: plain(value) for name, value in own.items()}, number) for own, number in known]
 
     @cached_property
     def chosen(self) -> pandas.DataFrame:
@@ -161,19 +153,14 @@ class Results:
             self.known[of] = group(self.chosen, self.labels, of, self.wanted)
         return self.known[of]
 
-    @cached_property
-    def searches(self) -> pandas.DataFrame:
-        """The runs of searches for a learning rate in cells of which no run that counts has ended."""
-        tried = self.values[~self.values["chosen"] & (self.values["rate"].abs() < math.inf)]
-        if tried.empty:
-            return tried
-        cells, ended = (pandas.MultiIndex.from_frame(table[self.labels]) for table in (tried, self.chosen))
-        return tried[~cells.isin(ended)].drop_duplicates([*self.labels, "rate", "seed"])
-
     def tried(self) -> list[str]:
-        """Return a sentence on each of these cells, with what its rates gave; of many, the others are only counted."""
-        found = []
-        for labels, runs in self.searches.groupby(self.labels, sort=False) if len(self.searches) else ():
+        """Return a sentence on each cell of which no run that counts has ended, with what the learning rates of its
+        search gave; of many, the others are only counted."""
+        tried = self.values[~self.values["chosen"] & (self.values["rate"].abs() < math.inf)]
+        found, ended = [], set(self.chosen[self.labels].itertuples(index=False, name=None))
+        for labels, runs in tried.groupby(self.labels, sort=False) if len(tried) else ():
+            if labels in ended:
+                continue
             finite = runs["value"].where(runs["value"].abs() < math.inf)
             means = finite.groupby(runs["rate"]).mean()
             words = [
@@ -187,15 +174,11 @@ class Results:
     @cached_property
     def curves(self) -> pandas.DataFrame:
         """curves.csv: labels and worker as text, axes without a place nan; empty if there is none."""
-        path = stored_table(self.directory / "curves.csv")
-        if path is None:
+        if stored_table(self.directory / "curves.csv") is None:
             return pandas.DataFrame(columns=[*self.labels, *_CURVE_COLUMNS, *AXES])
         table = _read(self.directory / "curves.csv", [*self.labels, *_CURVE_COLUMNS], self.facts.get("names"))
         known = {axis: _numbers(table[axis]) if axis in table.columns else math.nan for axis in AXES}
-        seed = _numbers(table["seed"])
-        if seed.isna().any():
-            raise ConfigError(f"{path} is damaged (a line has no seed): rerun decentral-study, which rewrites it.")
-        return table.assign(**known, value=_numbers(table["value"]), seed=seed.astype(int))
+        return table.assign(**known, value=_numbers(table["value"]), seed=_numbers(table["seed"]).fillna(0).astype(int))
 
 
 def read(directory: Path) -> Results:
@@ -231,20 +214,14 @@ def _read(path: Path, columns: list[str], names: dict[str, str] | None) -> panda
     """Read a table with text as labels, in which `names` replace values."""
     try:
         table = pandas.read_csv(io.StringIO(read_table(path)), dtype=str, keep_default_na=False)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"{path} is missing: rerun decentral-study, which writes it from the finished runs."
-        ) from None
-    except ConfigError:
-        raise
     except (OSError, ValueError) as error:
-        file = stored_table(path)
-        raise ConfigError(f"{file} cannot be read ({error}): delete it and rerun decentral-study.") from None
+        file = stored_table(path) or path
+        raise ConfigError(f"{file} cannot be read ({error}): rerun decentral-study, which writes it.") from None
     table.columns = pandas.Index(map(from_csv_cell, table.columns))
     absent = [column for column in columns if column not in table.columns]
     if absent:
         raise ConfigError(f"{path} has no column '{absent[0]}': rerun decentral-study, which rewrites it.")
-    texts = (name for name in columns if name not in _OTHERS or name == "metric")
+    texts = (name for name in columns if name not in _COLUMNS or name == "metric")
     return table.assign(**{name: _labels(table[name]).replace(names or {}) for name in texts})
 
 

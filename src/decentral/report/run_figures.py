@@ -8,6 +8,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median_high
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,12 +39,11 @@ _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 _LINE_STYLES = ("-", "--", ":", "-.")
 _MARKERS_PER_LINE = 10
-_FOOT, _ROW, _ENTRY = 0.5, 0.16, 2.4  # inches: below a panel, of a row of its legend, of an entry at most
+_ENTRY = 2.4  # inches of an entry of a legend at most
 _MAX_METRICS, _IN_ONE_ROW, _IN_ROWS = 16, 5, 4  # panels: in all, below the first if they fit into a row, or else
 _LOG_FROM_RATIO = 10.0
-_WIDTH, _HEIGHT, _HEAD = 10.0, 3.55, 0.4  # inches: of the figure, of a row of panels without legends, of the title
+_WIDTH, _HEIGHT = 10.0, 3.9  # inches: of the figure, and of a row of panels
 _WIDER = 13.0  # with three panels above
-_MARGINS = {"left": 0.05, "right": 0.985}  # fixed: to have matplotlib work them out takes a tenth of a second
 _TIMES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
@@ -127,10 +127,10 @@ def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
     figure = _sheet(6.4, 3.6, title)
     panel = figure.subplots()
     colors = [style.GREEN, *[style.VERMILLION] * last]
-    panel.bar(range(last + 1), shares, width=0.8, color=colors[: last + 1])
-    for age, share in enumerate(shares if last < 14 else ()):
-        text = f"{100 * share:.0f} %" if share >= 0.01 or not share else "< 1 %"
-        panel.annotate(text if share else "", (age, share), ha="center", va="bottom", fontsize=8)
+    bars = panel.bar(range(last + 1), shares, width=0.8, color=colors[: last + 1])
+    if last < 14:
+        percent = (f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %" for share in shares)
+        panel.bar_label(bars, [text if share else "" for text, share in zip(percent, shares, strict=True)], fontsize=8)
     panel.yaxis.set_major_formatter(PercentFormatter(1.0))
     panel.xaxis.set_major_locator(MultipleLocator(1) if last < 20 else MaxNLocator(14, integer=True))
     more = f" ({last}: {last} or more)" if max(ages) > last else ""
@@ -143,14 +143,12 @@ def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
 
 def shown_until_s(spans: Sequence[Span], shown: Sequence[int]) -> float:
     """When the workers that are shown have taken about 12 gradients, the median of them; the end if none has more."""
-    ends, more = [], False
-    for worker in shown:
-        gradients = [span.end_s for span in spans if span.worker == worker and span.kind == "compute"]
-        if gradients:
-            ends.append(sorted(gradients)[:_STEPS][-1])
-            more = more or len(gradients) > _STEPS
+    computed = ([span.end_s for span in spans if (span.worker, span.kind) == (one, "compute")] for one in shown)
+    gradients = [sorted(ends) for ends in computed if ends]
     latest = max((span.end_s for span in spans), default=math.nan)
-    return min(latest, 1.04 * sorted(ends)[len(ends) // 2]) if more else latest
+    if max(map(len, gradients), default=0) <= _STEPS:
+        return latest
+    return min(latest, 1.04 * median_high(ends[:_STEPS][-1] for ends in gradients))
 
 
 def save_figure(counts: np.ndarray, path: str | Path, title: str, dealt: str = "class") -> None:
@@ -193,11 +191,9 @@ def save_figure(counts: np.ndarray, path: str | Path, title: str, dealt: str = "
 
 def _sheet(width: float, height: float, title: str) -> Figure:
     """An empty figure with a title."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     figure.suptitle(textwrap.fill(title, int(11 * width)), fontsize=10, x=0.01, ha="left", fontweight="bold")
     return figure
 
@@ -223,11 +219,9 @@ class Scale(NamedTuple):
 
 def save_learning_curves(run_dir: Path, curves: Curves) -> Path:
     """Draw `run_dir/learning_curves.png` from the metrics and return its path."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure()
-    FigureCanvasAgg(figure)
     draw_learning_curves(figure, run_dir, curves)
     path = run_dir / "learning_curves.png"
     write_bytes(path, style.png(figure, figure.dpi, quick=True))
@@ -247,29 +241,22 @@ def draw_learning_curves(figure: Figure, run_dir: Path, curves: Curves) -> None:
     rows = [others[start : start + width] for start in range(0, len(others), width)]
     scales = _scales(curves) if first else []
     simulated = bool(scales) and scales[0].axis == "simulated_s"
-    inches = _WIDER if simulated else _WIDTH
-    feet = [_foot(curves, [first], inches / max(len(scales), 1), 1) if first else _FOOT]
-    feet += [_foot(curves, some, inches / min(len(others), width)) for some in rows]
-    heights = [_HEAD * (not number) + _HEIGHT + foot - _FOOT for number, foot in enumerate(feet)]
-    figure.set_size_inches(inches, sum(heights))
+    figure.set_layout_engine("constrained")
+    figure.set_size_inches(_WIDER if simulated else _WIDTH, _HEIGHT * (1 + len(rows)))
     figure.set_dpi(130)
     more = f" (without {len(metrics) - _MAX_METRICS} metrics)" if len(metrics) > _MAX_METRICS else ""
-    top = 1 - 0.1 / sum(heights)
-    figure.suptitle(describe(run_dir) + more, fontsize=11, x=0.01, y=top, ha="left", fontweight="bold")
+    figure.suptitle(describe(run_dir) + more, fontsize=11, x=0.01, ha="left", fontweight="bold")
     if first:
-        above, *below = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        above, *below = figure.subfigures(1 + len(rows), 1, squeeze=False)[:, 0]
         ratios = [6, *[5] * (len(scales) - 1)]
         panels = above.subplots(1, len(scales), squeeze=False, sharey=True, width_ratios=ratios)[0]
         for panel, scale in zip(panels, scales, strict=True):
             _draw(panel, curves, first, scale, every_worker=True, legend=panel is panels[0])
-        above.subplots_adjust(**_MARGINS, top=1 - (_HEAD + 0.25) / heights[0], bottom=feet[0] / heights[0], wspace=0.04)
-        for row, some, foot, height in zip(below, rows, feet[1:], heights[1:], strict=True):
-            columns = min(len(others), width)
-            for panel, metric in zip(row.subplots(1, columns, squeeze=False)[0], some, strict=False):
+        for row, some in zip(below, rows, strict=True):
+            for panel, metric in zip(row.subplots(1, len(rows[0]), squeeze=False)[0], some, strict=False):
                 _draw(panel, curves, metric, scales[0])
             for panel in row.axes[len(some) :]:
                 panel.remove()
-            row.subplots_adjust(**_MARGINS, top=1 - 0.3 / height, bottom=foot / height, wspace=0.07 * columns)
     else:
         figure.text(0.5, 0.5, "no metrics yet", ha="center", fontsize=12)
     style.plain(figure)
@@ -337,20 +324,9 @@ def _draw(
     if not any(math.isfinite(value) for value in drawn):
         panel.text(0.5, 0.5, "nothing to draw yet", transform=panel.transAxes, ha="center", fontsize=10)
     elif legend:
-        # below the panel, whose height between its margins is the same everywhere
-        below = 0.42 / (_HEIGHT - _FOOT - 0.25)
-        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -below), "borderaxespad": 0.0}
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (0, -0.16), "borderaxespad": 0.0}
         inches = panel.get_position().width * panel.figure.bbox.width / panel.figure.dpi
         panel.legend(fontsize=7, frameon=False, handlelength=3.2, ncols=max(1, int(inches / _ENTRY)), **place)
-
-
-def _foot(curves: Curves, metrics: Sequence[str], inches: float, more: int = 0) -> float:
-    """Inches below panels of this width, for the numbers of the x axis and the longest of the legends."""
-    shown = {one: [key for key in curves.series if key[1] == one] for one in metrics}
-    counts = [
-        sum(len(curves.series[key].keys() & style.WORKERS.keys()) + more for key in own) for own in shown.values()
-    ]
-    return _FOOT + _ROW * math.ceil(max(counts) / max(1, int(0.9 * inches / _ENTRY)))
 
 
 def _values(rows: Rows) -> list[float]:

@@ -38,7 +38,7 @@ from decentral.store import Metric, Status
 from decentral.store.files import at_home, check_name, make_folder, read_json, stored_table, write_json
 from decentral.store.run_store import found_run
 from decentral.study.collect import write_curves, write_values
-from decentral.study.measure import AGGREGATES, DAMAGED, Measure, headed, titled
+from decentral.study.measure import AGGREGATES, Measure, headed, titled
 from decentral.study.tuning.rule import Choice, best_of
 
 FREE = frozenset(
@@ -162,14 +162,8 @@ def collect_runs(
     if isinstance(source, Path) and stored_table(source / "values.csv"):
         frame, metrics, notes = _study_frame(source, layout)
     else:
-        asked, layout = layout.worker, replace(layout, worker=layout.worker or "worst")
+        layout = replace(layout, worker=layout.worker or "worst")
         frame, metrics, notes = _runs_frame(source, layout, chosen)
-        if key := "" if asked else _of_averaged(frame, resolved(layout, frame.columns)):
-            layout = replace(layout, worker="averaged")
-            frame, metrics, notes = _runs_frame(source, layout, chosen)
-            notes.append(
-                f"no worker differs by {key}, so this table shows the averaged model: use --worker=worst for others"
-            )
     layout = resolved(layout, frame.columns)
     absent = {label: style.ABSENT if label == layout.columns else "" for label in layout.labels}
     frame[layout.labels] = frame[layout.labels].astype(object).fillna(absent)  # settings that a run does not have
@@ -178,16 +172,13 @@ def collect_runs(
     metric = next(iter(metrics))
     if layout.best:
         frame = _with_best(frame, layout, metric, bool(metrics[metric]["larger_is_better"]))
-    judged = frame[frame["metric"] == metric]
-    _refuse_mixed_cells(judged[judged["chosen"]], layout)
     if layout.over not in ("", "seed"):
         frame["seed"] = pandas.factorize(frame[layout.over])[0]
     names = list(dict.fromkeys(frame["metric"]))
     frame = frame.sort_values("metric", key=lambda column: column.map(names.index), kind="stable")
     judged = frame[frame["metric"] == metric]
-    size = judged["value"].abs().median()  # nan where no run has a value
-    plain_form = "scientific" if size < 0.01 else "plain"
-    form = "percent" if metrics[metric]["unit"] == "%" else plain_form
+    _refuse_mixed_cells(judged[judged["chosen"]], layout)
+    form = "percent" if metrics[metric]["unit"] == "%" else "plain"
     heading = metrics[metric].get("heading", metric)
     own = {label: frame[f"own.{label}"].fillna("") for label in layout.labels if f"own.{label}" in frame}
     shown = own_names(pair for label in own for pair in zip(frame[label], own[label], strict=True))
@@ -227,12 +218,7 @@ def _curves(judged: pandas.DataFrame, layout: Layout) -> tuple[list[dict[str, An
             tried = dict.fromkeys([measure.worker, *["mean"] * bool(run["panels"])])
             found = ((one, measure.curves(run["directory"], [one], labels, run["seed"])) for one in tried)
             worker, curve = next((each for each in found if each[1]), ("", []))
-            if not curve:
-                raise ConfigError(
-                    f"{measure.split} {measure.metric} has no values for --worker={layout.worker} in "
-                    f"{run['directory']}: use --worker=mean, or select other runs with --where."
-                )
-            whose[curve[0]["metric"]] = worker
+            whose |= {row["metric"]: worker for row in curve}
             lines += [row | {"worker": measure.worker} for row in curve]
     return lines, whose
 
@@ -247,22 +233,15 @@ def _runs_frame(
         runs, left_out = [read_run(found_run(path)) for path in source if (path / "status.json").exists()], ""
     damaged = [run.reason for run, *_ in runs if run.reason]
     ended, rows, judged = [], [], []
-    metrics, workers = dict[str, Any](), dict.fromkeys(("worst", "mean"))
-    for run, settings, known, last in runs:
+    metrics = dict[str, Any]()
+    for run, settings, known, _ in runs:
         if run.status in (Status.done, Status.diverged) and _wanted(settings, layout.where):
-            workers |= dict.fromkeys(key.rpartition(" (")[2].strip(")") for key in last if " (" in key)
             ended.append((run.path, settings, run.facts, known))
     if not ended:
         which = f" with {' and '.join(layout.where)}" if layout.where else ""
-        which += f" ({damaged[0].rstrip('.')})" if damaged else ""
-        which += f" ({left_out})" if left_out else ""
-        if not isinstance(source, Path):
-            raise ConfigError(f"no run of this sweep{which} has finished: rerun the same command.")
-        raise ConfigError(f"{source} has no finished runs{which}: run decentral-run first, or name another folder.")
-    if layout.worker not in workers and not layout.worker.isdigit():
-        raise ConfigError(
-            f"--worker={layout.worker} is in none of these runs: use {', '.join(workers)}, or the number of a worker."
-        )
+        which += "".join(f" ({why.rstrip('.')})" for why in [*damaged[:1], left_out] if why)
+        where = source if isinstance(source, Path) else "this sweep"
+        raise ConfigError(f"{where} has no finished runs{which}: rerun decentral-run, or name another folder.")
     ended, repeated = _without_repeats(ended)
     asked = metric_named(layout.metric, [known for *_, known in ended])
     shown = [metric_named(words, [known for *_, known in ended], "--panels") for words in layout.panels]
@@ -284,12 +263,10 @@ def _runs_frame(
         for value in values:
             more = {"heading": headed(value.metric, layout.worker)} if value.worst is not None else {}
             metrics[value.metric] = value.meaning._asdict() | more
-        for value in [each.of(path) for each in about["panels"]]:
-            metrics.setdefault(value.metric, value.meaning._asdict())
+        for metric in [known[each] for each in shown if each in known]:
+            metrics.setdefault(metric.label, Meaning(metric.larger_is_better, "%" * metric.percent)._asdict())
     if not rows:
         raise ConfigError(f"{ended[0][0]} has recorded no metric: use a task that measures one.")
-    if all(value.status == DAMAGED for value in judged):
-        raise ConfigError(judged[0].remark.replace("measure.worker", "--worker"))
     names = list(dict.fromkeys(value.metric for value in judged))
     if len(names) > 1:
         raise ConfigError(
@@ -491,17 +468,6 @@ def resolved(layout: Layout, known: Collection[str]) -> Layout:
     if twice:
         raise ConfigError(f"{twice[0]} is named twice: use a setting once, in rows, columns, best or over.")
     return found
-
-
-def _of_averaged(frame: pandas.DataFrame, layout: Layout) -> str:
-    """Return the setting of the table that makes a difference to the averaged model, but to no worker; '' for none."""
-    judged = frame[frame["metric"] == frame["metric"].iloc[0]]
-    for key in layout.labels:
-        others = [one for one in (*layout.labels, layout.best, layout.over) if one not in ("", key)]
-        counts = judged.groupby(others, dropna=False)[["worst", "mean", "averaged"]].nunique() if others else None
-        if counts is not None and (counts[["worst", "mean"]] == 1).all(axis=None) and (counts["averaged"] > 1).any():
-            return key
-    return ""
 
 
 def _with_best(frame: pandas.DataFrame, layout: Layout, metric: str, larger_is_better: bool) -> pandas.DataFrame:

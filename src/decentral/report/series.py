@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -31,8 +29,6 @@ CONSENSUS = "consensus_distance"
 _ROUNDING, _FAR = 1e-10, 1e-6
 _MOST_NAMED = 5
 _INDEX, _INDEXED_FROM = ".runs.json", 50
-_INDEXED = ("status.json", "config.yaml", "metrics.json", "metrics.jsonl", "metrics.jsonl.gz")
-_FRESH_S = 1.0  # a file that is younger may change again without a change of its times
 
 Worker = int | str
 Rows = list[dict[str, Any]]
@@ -113,54 +109,39 @@ def read_run(run: FoundRun) -> StoredRun:
 def stored_runs(results_dir: Path) -> tuple[list[StoredRun], str]:
     """Read the runs in a folder for tables; and a sentence on what was left out, see `find_runs`.
 
-    Finished runs of a large folder are kept in an index there, from which a run is taken while all its files have the
-    same size and times as when it was read.
+    A large folder has an index of its ended runs, from which a run is taken while its files have the same sizes and
+    times.
     """
     names = list[str]()
-    runs = find_runs(results_dir, names)
-    file = results_dir / _INDEX
-    known: dict[str, Any] = _index(file) if len(runs) >= _INDEXED_FROM else {}
-    found, kept = list[StoredRun](), dict[str, Any]()
+    runs, index = find_runs(results_dir, names), results_dir / _INDEX
+    known, entries, found = dict[str, Any](), dict[str, Any](), list[StoredRun]()
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known = json.loads(index.read_bytes())[__version__]
     for run in runs:
-        stamps, key = [_stamp(run.path / name) for name in _INDEXED], os.path.relpath(run.path, results_dir)
-        if (entry := known.get(key)) is not None and entry["stamps"] == stamps:
-            metrics = {(one["split"], one["name"]): Metric(**one) for one in entry["metrics"]}
-            one = StoredRun(run, entry["settings"], metrics, entry["last"])
-        else:
+        key, stamps = os.path.relpath(run.path, results_dir), _stamps(run.path)
+        if key not in known or known[key]["stamps"] != stamps:
             one = read_run(run)
+        else:
+            settings, metrics, last = (known[key][name] for name in StoredRun._fields[1:])
+            one = StoredRun(run, settings, {(m["split"], m["name"]): Metric(**m) for m in metrics}, last)
         found.append(one)
-        old = all(stamp is None or stamp[1] < 1e9 * (time.time() - _FRESH_S) for stamp in stamps)
-        if old and one.run.status in (Status.done, Status.diverged):
-            metrics_ = [asdict(metric) for metric in one.metrics.values()]
-            kept[key] = {"stamps": stamps, "settings": one.settings, "metrics": metrics_, "last": one.last}
-    if kept != known and len(runs) >= _INDEXED_FROM:
-        with suppress(OSError, TypeError):  # a folder of others; a setting that JSON does not know
-            text = json.dumps(kept).encode()
-            write_bytes(file, _digest(text) + b"\n" + text)
-    more = ", ..." * (len(names) > _MOST_NAMED)
-    left_out = f"links, copies, or not named by the ID of the run: {', '.join(names[:_MOST_NAMED])}{more}"
+        if one.run.status in (Status.done, Status.diverged):
+            entries[key] = one._asdict() | {"metrics": [asdict(m) for m in one.metrics.values()], "stamps": stamps}
+            del entries[key]["run"]
+    if entries != known and len(runs) >= _INDEXED_FROM:
+        with suppress(OSError, TypeError):  # a read-only folder; a setting that JSON does not know
+            write_bytes(index, json.dumps({__version__: entries}).encode())
+    named = ", ".join([*names[:_MOST_NAMED], *["..."] * (len(names) > _MOST_NAMED)])
+    left_out = f"links, copies, or not named by the ID of the run: {named}"
     return found, f"{len(names)} folder{'s' * (len(names) > 1)} left out ({left_out})" if names else ""
 
 
-def _index(file: Path) -> dict[str, Any]:
-    """The runs of an index; none if it is missing, damaged or of another version."""
-    with suppress(OSError, ValueError):
-        digest, text = file.read_bytes().split(b"\n", 1)
-        return dict(json.loads(text)) if digest == _digest(text) else {}
-    return {}
-
-
-def _digest(text: bytes) -> bytes:
-    return hashlib.sha256(__version__.encode() + text).hexdigest().encode()
-
-
-def _stamp(path: Path) -> list[int] | None:
-    """Return what changes with a file: times, size and number; None if it does not exist."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return [found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino]
+def _stamps(path: Path) -> list[list[Any]]:
+    """Return what changes with the files of a folder: times, sizes and numbers; empty if it cannot be read."""
+    with suppress(OSError):
+        found = sorted((one.name, one.stat(follow_symlinks=False)) for one in os.scandir(path))
+        return [[name, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino] for name, stat in found]
+    return []
 
 
 def describe(run_dir: Path) -> str:
@@ -177,7 +158,7 @@ def describe(run_dir: Path) -> str:
             if Feature.topology in getattr(algo, "supports", USUAL)
             else name["algo"]
         )
-    for group in ("compress", "attack", "robust", "privacy"):
+    for group in ("compress", "attack", "robust", "privacy", "availability"):
         if words := choice_words(group, config.get(group)):
             parts.append(words)
     where = next((group for group in ("data", "env") if group in used), None)
@@ -192,8 +173,6 @@ def describe(run_dir: Path) -> str:
         parts.append(str(precision))
     if cluster := cluster_words(config.get("cluster")):
         parts.append(cluster)
-    if words := choice_words("availability", config.get("availability")):
-        parts.append(words)
     if config.get("seed") is not None:
         parts.append(f"seed {config['seed']}")
     status = (RunStore.peek(run_dir) or {}).get("status", "unknown")

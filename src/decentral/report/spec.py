@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
 from decentral.report.claims import Claim
 from decentral.report.figures.figure import StudyFigure
+from decentral.settings import setting
 from decentral.store.files import check_name
-
-if TYPE_CHECKING:
-    pass
 
 Format = Literal["percent", "steps", "scientific", "plain"]
 
@@ -53,13 +51,11 @@ class Tolerance:
 
     relative: float | None = None
     absolute: float | None = None
-    factor: float | None = None
+    factor: float | None = setting(None, at_least=1)
 
     def __post_init__(self) -> None:
         if self.relative is None and self.absolute is None and self.factor is None:
             raise ConfigError("a tolerance needs one of relative, absolute and factor.")
-        if self.factor is not None and self.factor < 1:
-            raise ConfigError(f"tolerance.factor={self.factor:g} is below 1: use 2 for 'half to twice'.")
 
 
 @dataclass
@@ -116,17 +112,13 @@ def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
         text = str(error)
         raise ConfigError(text if text.startswith("study ") else f"{where}: {text}") from None
     spec.figures, spec.claims, spec.listings = found["figures"], found["claims"], found["listings"]
-    for key, taken in (("figures", []), ("listings", [*_TABLES])):
+    for key, taken in (("figures", []), ("listings", ["table", "values", "curves", "verdicts"])):
         for one in found[key]:
             check_name(one.file, f"{where}.{key}: name")
             if one.file.casefold() in taken:
                 raise ConfigError(f"{where}.{key}: two are named '{one.file}': give each its own name.")
             taken.append(one.file.casefold())
     return spec
-
-
-_TABLES = ("table", "values", "curves", "verdicts")
-"""Parts of the report of a study without listings."""
 
 
 _LISTS = ("figures", "listings", "claims")

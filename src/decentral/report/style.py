@@ -278,21 +278,14 @@ def fitted(text: str, inches: float, key: str) -> str:
 
 def plain(figure: Figure) -> Figure:
     """The figure with its texts as they are written: in names that people have chosen, $ begins no formula."""
+    from matplotlib.text import Text
     from matplotlib.ticker import FixedFormatter
 
-    parts: list[Any] = [figure]
-    texts: list[Any] = []
-    axes: list[Any] = figure.axes
-    for part in parts:
-        parts += part.subfigs
-        texts += [*part.texts, *(text for legend in part.legends for text in legend.get_texts())]
-    for ax in axes:  # the numbers of axes come when it is drawn
-        texts += [ax.title, ax._left_title, ax._right_title, ax.xaxis.label, ax.yaxis.label, *ax.texts]
-        texts += legend.get_texts() if (legend := ax.get_legend()) is not None else []
-        named = [axis for axis in (ax.xaxis, ax.yaxis) if isinstance(axis.get_major_formatter(), FixedFormatter)]
-        texts += [label for axis in named for label in axis.get_ticklabels()]
-    for text in texts:
-        text.set_parse_math(False)
+    axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+    numbers = [axis for axis in axes if not isinstance(axis.get_major_formatter(), FixedFormatter)]
+    kept = {text for axis in numbers for text in axis.findobj(Text)} - {axis.label for axis in axes}
+    for text in set(figure.findobj(Text)) - kept:
+        text.set_parse_math(False)  # type: ignore[attr-defined]
     return figure
 
 
@@ -387,8 +380,7 @@ def _places(names: list[str]) -> dict[str, int]:
     """A place among the further colors for each name, by its hash, the next free one if it is taken."""
     taken: dict[str, int] = {}
     for name in names:
-        place = zlib.crc32(name.encode()) % len(_FURTHER)
-        while place in taken.values() and len(taken) < len(_FURTHER):
-            place = (place + 1) % len(_FURTHER)
-        taken[name] = place
+        first = zlib.crc32(name.encode())
+        places = [(first + step) % len(_FURTHER) for step in range(len(_FURTHER))]
+        taken[name] = next((place for place in places if place not in taken.values()), places[0])
     return taken

@@ -97,14 +97,11 @@ def _cells(curves: Curves, key: tuple[str, str], group: str = "") -> list[str]:
 
 
 def _best(curves: Curves, metric: tuple[str, str]) -> float | None:
-    """The final value of the best worker: where the direction is not known, the far end from the worst."""
+    """The final value of the best worker; None where no worst one is recorded."""
     values = [curves.last(metric, worker) for worker in curves.workers(*metric)]
     if not values or "worst" not in curves.series[metric]:
         return None
-    larger_is_better = curves.metrics[metric].larger_is_better
-    if larger_is_better is None:
-        larger_is_better = curves.last(metric, "worst") <= min(values)
-    return max(values) if larger_is_better else min(values)
+    return max(values) if curves.metrics[metric].larger_is_better else min(values)
 
 
 def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
@@ -266,14 +263,8 @@ def _places(run_dir: Path, facts: dict[str, Any], drawn: bool) -> list[str]:
     places = (read_json(run_dir / LOGGED) or {}).get("places", {})
     lines += [f"Logged:   {place or f'logger={name}'}" for name, place in places.items()]
     if (run_dir / "models.safetensors").exists():
-        folder = str(plugins.folder() or "")  # if another command has trained the run
-        given = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])
-        for word, following in zip(given, [*given[1:], ""], strict=True):
-            if word in ("--config-dir", "-cd"):
-                folder = following
-            elif word.startswith("--config-dir="):
-                folder = word.partition("=")[2]
-        lines.append(f"Models:   {run_dir / 'models.safetensors'}  (in Python: {load_call(run_dir, folder)})")
+        call = load_call(run_dir, str(plugins.folder() or ""))
+        lines.append(f"Models:   {run_dir / 'models.safetensors'}  (in Python: {call})")
     return lines
 
 

@@ -14,6 +14,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.report import style
 from decentral.report.claims import combined, noise
 from decentral.report.entries import Entry, number_of, where
+from decentral.report.figures.figure import natural
 from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
 from decentral.report.spec import Table
@@ -121,10 +122,7 @@ def _grid(heading: str, entries: list[Entry], table: Table, results: Results) ->
             raise ConfigError(f"{where}: name more labels in rows.")
         cells[place] = entry
     rows, columns = (list(dict.fromkeys(places)) for places in zip(*cells, strict=True))
-    numbers = [number_of(column) for column in columns]
-    known = [number for number in numbers if number is not None]
-    if len(known) == len(columns) and known not in (sorted(known), sorted(known, reverse=True)):
-        columns.sort(key=float)  # numbers that neither rise nor fall
+    columns = columns if "" in columns else [column for (column,) in natural((column,) for column in columns)]
     best: set[Place] = set()
     larger, chance = results.larger_is_better(entries[0].metric), results.meaning(entries[0].metric).get("chance")
     if table.bold and larger is not None:
@@ -322,7 +320,9 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
             named = f"the reported {named}" if len(seeds) > 1 else f"{named}, which is also reported"
         elif counted.intersection(seeds):
             named += ", some also reported"
-        parts.append(f"Learning rates were chosen on the metric shown here (no held-out data), with {named}.")
+        held_out = any("validation half" in part for part in parts)
+        data = "on the validation half" if held_out else "(no held-out data)"
+        parts.append(f"Learning rates were chosen on the metric shown here {data}, with {named}.")
     blocks = [" ".join(parts)]
     if edge := sorted({where(entry.labels) for entry in entries if entry.at_edge}):
         blocks.append(f"\\* The best learning rate is at the edge of the grid: {'; '.join(edge)}.")

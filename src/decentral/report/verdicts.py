@@ -73,7 +73,7 @@ def told(counted: Counter[str]) -> str:
 
 def judge_claims(results: Results) -> list[Verdict]:
     """The study's claims, held against the mean over seeds; not at scale=smoke, whose numbers say nothing."""
-    cells, spec, found = Cells(results.entries(), results.study, results.searches), results.spec, []
+    cells, spec, found = Cells(results.entries(), results.study), results.spec, []
     if results.scale == "smoke":
         why = "scale=smoke only checks that the study runs"
         return [Verdict("claim", claim.says, why=why) for claim in spec.claims]

@@ -14,8 +14,6 @@ import threading
 import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from decentral.host import machine
 from decentral.host.processes import die_with_parent
@@ -75,7 +73,7 @@ def carry_out(job: Job) -> Ended:
     A run writes a checkpoint and stops at the first SIGTERM; a job without a handler is aborted.
     """
     main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGTERM, _break_off) if main else None
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
     try:
         status = job.carry_out()
     except KeyboardInterrupt:
@@ -121,7 +119,3 @@ def claim_log(directory: Path) -> int | None:
         os.close(log)
         if not locked:
             return None
-
-
-def _break_off(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt

@@ -109,7 +109,7 @@ class Seen(NamedTuple):
 
 
 class Pool(ABC):
-    """Used by one thread: the scheduler's. A context manager: leaving it stops whatever still runs, at once."""
+    """Used by one thread: the scheduler's."""
 
     shares_devices: bool = False
     """True if jobs share the memory of a device, so that one that ran out of it may have enough alone."""
@@ -147,12 +147,6 @@ class Pool(ABC):
     @abstractmethod
     def close(self) -> None:
         """Kill what is left and release everything."""
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def ended_without_report(job: Job, reason: str, stopped: bool = False) -> Ended:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
@@ -25,23 +26,8 @@ _POLL_S = 0.5
 _GRACE_S = 30.0  # for all jobs to write a checkpoint
 
 
-class Source(Protocol):
-    """The source of jobs."""
-
-    def pending(self) -> Sequence[Job]:
-        """Return the known unfinished jobs by priority; called again whenever one has ended."""
-
-
-class Fixed:
-    """A list of jobs."""
-
-    def __init__(self, jobs: Iterable[Job]) -> None:
-        self._left = list(jobs)
-
-    def pending(self) -> list[Job]:
-        """Return the unfinished jobs, in order."""
-        self._left = [job for job in self._left if job.finished() is None]
-        return self._left
+Pending = Callable[[], Sequence[Job]]
+"""Returns the known unfinished jobs by priority; called again whenever one has ended."""
 
 
 class Tally(NamedTuple):
@@ -57,7 +43,7 @@ class Tally(NamedTuple):
         return [ended for ended in self.ended if ended.status is Status.failed]
 
 
-def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board) -> Tally:
+def schedule(pending: Pending, launcher: Launcher, results_dir: Path, board: Board) -> Tally:
     """Run the jobs of the source, as many in parallel as the launcher has resources for.
 
     A job with an external failure is retried `launcher.retries` times; one out of memory, once more, and alone if jobs
@@ -67,10 +53,10 @@ def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board
     Errors in a job are not raised. Errors of the source are raised after the running jobs have written checkpoints.
     """
     check_launcher(joins=False)
-    work = _Work(source, launcher.retries, board)
+    work = _Work(pending, launcher.retries, board)
     if work.ask():
         try:
-            with Interrupt() as interrupt, launcher.open(results_dir) as pool:
+            with Interrupt() as interrupt, closing(launcher.open(results_dir)) as pool:
                 work.carry_out(pool, interrupt)
         except KeyboardInterrupt:
             work.interrupted = True
@@ -82,8 +68,8 @@ def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board
 class _Work:
     """The state of a schedule; every job is known by its id."""
 
-    def __init__(self, source: Source, retries: int, board: Board) -> None:
-        self.source, self.retries, self.board = source, retries, board
+    def __init__(self, pending: Pending, retries: int, board: Board) -> None:
+        self.pending, self.retries, self.board = pending, retries, board
         self.wanted: list[Job] = []
         self.running: dict[str, Job] = {}
         self.over: dict[str, Ended] = {}
@@ -99,7 +85,7 @@ class _Work:
     def ask(self) -> list[Job]:
         """Return needed jobs that are neither running nor over, exclusive ones last. May raise: see `schedule`."""
         if self._stale:
-            known = {job.id: job for job in self.source.pending()}
+            known = {job.id: job for job in self.pending()}
             left = [job for job in known.values() if job.id not in self.running and job.id not in self.over]
             self.wanted = sorted(left, key=lambda job: job.id in self._alone)
             self._stale = False

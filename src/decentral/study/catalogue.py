@@ -19,6 +19,7 @@ from decentral.study import SCALES
 from decentral.study.measure import Measure, headed, titled
 from decentral.study.measured import study_class
 from decentral.study.study import SWEEPS, Study
+from decentral.terminal.console import say
 
 
 def names(config_dir: str | None = None) -> list[str]:
@@ -96,12 +97,9 @@ def _read(name: str, config_dir: str | None) -> dict[str, Any]:
 
 def reserved(overrides: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     """The last value given for `key`, and the overrides without it."""
-
-    def sets(override: str) -> bool:
-        return override.lstrip("+").startswith(f"{key}=")
-
-    given = [override.partition("=")[2].strip("'\"") for override in overrides if sets(override)]
-    return (given[-1] if given else None), [override for override in overrides if not sets(override)]
+    mine = [override for override in overrides if override.lstrip("+").startswith(f"{key}=")]
+    given = mine[-1].partition("=")[2].strip("'\"") if mine else None
+    return given, [override for override in overrides if override not in mine]
 
 
 # -- from a sweep to a study -------------------------------------------------------------------------------------------
@@ -147,18 +145,15 @@ def grid_study(
     }
 
 
-def write_study(
-    name: str,
+def judged_study(
     grid: dict[str, Any],
     runs: Sequence[Path],
     judge: tuple[str, str] | None,
     worker: str,
-    folder: Path,
     shown: Mapping[str, Any],
     panels: Sequence[tuple[str, str]] = (),
-) -> Path:
-    """Write `folder`/study/`name`.yaml: the study `grid` of these runs, judged by a metric of this worker, by default
-    the first one; return its path.
+) -> dict[str, Any]:
+    """Return the study `grid` of these runs, judged by a metric of this worker, by default the first one.
 
     `shown` has keys of the figure, and `panels` split and name of metrics with a panel each. Raises ConfigError if no
     run has recorded the metric.
@@ -166,7 +161,7 @@ def write_study(
     found = ((path, known) for path in runs if (known := read_metadata(path)) and (judge is None or judge in known))
     path, metrics = next(found, (Path(), {}))
     if not metrics:
-        raise ConfigError(f"--save-study={name} needs an evaluated run to select the metric.")
+        raise ConfigError("--save-study needs an evaluated run to select the metric.")
     judge = judge or next(iter(metrics))
     metric = metrics[judge]
 
@@ -184,7 +179,7 @@ def write_study(
     figure = {"ylabel": heading, "kind": "curves", "worker": drawn, "lines": labels, "spread": "std", **shown}
     workers = {metrics[key].label: whose(key) for key in (judge, *panels) if key in metrics}
     figure |= {"panels": "metric", "ylabel": "", **titled(workers)} if panels else {"panels": columns}
-    study = grid | {
+    return grid | {
         "title": f"{heading[:1].upper()}{heading[1:]}, by {grid['title']}",
         "measure": {"split": metric.split, "metric": metric.name, "worker": whose(judge)},
         "also": also,
@@ -197,16 +192,17 @@ def write_study(
             "figures": [{"name": "curves", **figure}],
         },
     }
+
+
+def save_study(name: str, config_dir: str | None, study: dict[str, Any]) -> None:
+    """Write `study`/`name`.yaml, which defines the usual scale, into the user's folder, and say where it is."""
+    check_name(name, "--save-study")
+    folder = Path(config_dir or "conf")
     file = folder / "study" / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, as_yaml(name, folder, study))
-    return file
-
-
-def as_yaml(name: str, folder: Path, study: dict[str, Any]) -> str:
-    """Return the text of a study file, which defines the usual scale."""
-    study = {**study, "scales": {"small": {}}}
-    return _HEAD.format(name=name, folder=folder) + yaml.safe_dump(study, sort_keys=False, width=110)
+    text = yaml.safe_dump({**study, "scales": {"small": {}}}, sort_keys=False, width=110)
+    write_text(file, _HEAD.format(name=name, folder=folder) + text)
+    say(f"Study:    {file}, to be committed  (decentral-study {name} --config-dir {folder})")
 
 
 def _setting(word: str) -> tuple[str, Any]:

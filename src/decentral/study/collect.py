@@ -8,10 +8,10 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from decentral import __version__
 from decentral.measurements.values import Meaning, Row, Value
 from decentral.store import AXES
 from decentral.store.files import (
@@ -21,7 +21,6 @@ from decentral.store.files import (
     read_table,
     refuse_links,
     remove_table,
-    stored_table,
     write_json,
     write_table,
 )
@@ -57,15 +56,12 @@ _PROVENANCE = (
     "started",
     "ended",
 )
-_FILES = ("values.csv", "values.csv.gz", "curves.csv", "curves.csv.gz")
-_REPORT = ("verdicts.csv", "captions.json")  # with the tables; with the figures, where there are some
 
 
 def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[str, Any]) -> None:
     """Write what the cells know now; replaces the files of an earlier call, each atomically.
 
-    The verdicts and captions of an earlier call go: a report begins and ends with those, so that one that was cut off
-    is known. `facts` are the entries of study.json that the study itself does not know: command, commit, times, counts.
+    `facts` are the entries of study.json that the study itself does not know: command, commit, times, counts.
     """
     refuse_links(directory, above=2)
     directory.mkdir(parents=True, exist_ok=True)
@@ -74,8 +70,6 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
         for cell in cells:
             values += cell.values()
             advance(1)
-    for name in _REPORT:
-        (directory / name).unlink(missing_ok=True)
     labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
     write_values(directory, labels, [value.labels | value._asdict() | {"rate": value.lr} for value in values])
     write_curves(directory, labels, [line for cell in cells for line in cell.curves()])
@@ -85,9 +79,8 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
         "wanted": {json.dumps(cell.labels, sort_keys=True): cell.wanted() for cell in cells if cell.wanted()},
     }
     meanings = {value.metric: value.meaning._asdict() for value in values if value.meaning != Meaning()}
-    metrics = {"metrics": meanings} if meanings else {}
-    files = {"files": _digests(directory, _FILES)}  # by which a file that was damaged later is known
-    write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **metrics, **counts, **files})
+    known = {"labels": labels, "metrics": meanings, **counts}
+    write_json(directory / "study.json", {**facts, **_described(study), **known})
 
 
 def refresh(study: Study, directory: Path, at_this_scale: list[str], definition: dict[str, Any]) -> bool:
@@ -99,20 +92,29 @@ def refresh(study: Study, directory: Path, at_this_scale: list[str], definition:
     if not facts:  # nothing to update: a report says what is wrong
         return True
     current = bool(facts.get("setup") == setup(definition))
-    if current:
-        new = {**facts, **_described(study), "at_this_scale": at_this_scale}
-        new.pop("earlier_definition", None)
-    else:
-        new = {**facts, "earlier_definition": True}
-    if new != facts:
-        write_json(directory / "study.json", new | reported())
+    facts.pop("earlier_definition", None)
+    told = {**_described(study), "at_this_scale": at_this_scale} if current else {"earlier_definition": True}
+    write_json(directory / "study.json", facts | told)
     return current
 
 
 def setup(definition: dict[str, Any]) -> str:
     """12 hexadecimal digits for what of a study's definition decides its runs and values: all but its words."""
     decides = {key: value for key, value in definition.items() if key not in _WORDS}
-    return digest(_without(decides, "because"), [])
+    return _digest(_without(decides, "because"), [])
+
+
+def _digest(*values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def report_digest(directory: Path, definition: dict[str, Any], finished: Iterable[str]) -> dict[str, str]:
+    """Return 12 hexadecimal digits for the tables in a folder and what they come from, as an entry of study.json.
+
+    A finished report adds it to study.json, and collecting results removes it.
+    """
+    tables = {path.name: path.read_bytes() for path in directory.glob("*") if path.suffix in (".csv", ".gz", ".md")}
+    return {"digest": _digest(__version__, definition, sorted(finished), tables)}
 
 
 def _without(value: Any, gone: str) -> Any:
@@ -120,14 +122,6 @@ def _without(value: Any, gone: str) -> Any:
     if isinstance(value, dict):
         return {key: _without(one, gone) for key, one in value.items() if key != gone}
     return [_without(one, gone) for one in value] if isinstance(value, list | tuple) else value
-
-
-def runs_of_values(directory: Path) -> set[str]:
-    """Ids of the runs of the collected values; none where there are no values."""
-    try:
-        return {row.get("run") or "" for row in read_rows(directory / "values.csv")}
-    except FileNotFoundError:
-        return set()
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
@@ -179,41 +173,8 @@ def _machines(runs: Iterable[dict[str, Any]], before: Iterable[dict[str, Any]]) 
     ]
 
 
-def reported() -> dict[str, str]:
-    """Return the time of a report, which is independent of the runs."""
-    return {"reported": datetime.now(UTC).isoformat(timespec="seconds")}
-
-
-def digest(definition: dict[str, Any], finished: Iterable[str]) -> str:
-    """12 hexadecimal digits for a study and the jobs of it that are finished: what collected files are made from."""
-    text = json.dumps([definition, sorted(finished)], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[str]) -> bool:
-    """Return whether the collected files are as they were written, and made from just this, like their report."""
-    facts = read_facts(directory)
-    drawn = bool((facts.get("report") or {}).get("figures"))
-    whole = all((directory / name).exists() for name in _REPORT[: 1 + drawn])
-    if (
-        not whole
-        or stored_table(directory / "values.csv") is None
-        or facts.get("digest") != digest(definition, finished)
-    ):
-        return False
-    written = facts.get("files") or {}
-    return bool(written == _digests(directory, written))
-
-
-def _digests(directory: Path, names: Iterable[str]) -> dict[str, str]:
-    """Name -> 12 hexadecimal digits of what is in it, of those that there are."""
-    paths = [directory / name for name in names]
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in paths if path.is_file()}
-
-
 def _described(study: Study) -> dict[str, Any]:
-    keys = ("title", "paper", "item", "base", "departures", "needs", "report")
-    own = {key: getattr(study, key) for key in keys}
+    own = {key: getattr(study, key) for key in ("base", *_WORDS)}
     return {"kind": study.name, **own, **study.described(), **study.further_facts()}
 
 

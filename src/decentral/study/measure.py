@@ -10,9 +10,8 @@ from typing import Any
 
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Row, Value
+from decentral.settings import setting
 from decentral.store import AXES, RunStore, Status, read_metadata, read_metrics
-
-DAMAGED = "damaged"
 
 Rows = list[dict[str, Any]]
 AGGREGATES = {"worst": " of the worst worker", "mean": ", mean over workers", "averaged": " of the averaged model"}
@@ -42,7 +41,7 @@ class Measure:
     split: str = "test"
     metric: str = "accuracy"
     worker: str = "worst"
-    last_epochs: float = 0.0
+    last_epochs: float = setting(0.0, at_least=0)
     to_reach: float | None = None
     axis: str = "step"
     percent: bool | None = None
@@ -53,38 +52,33 @@ class Measure:
         group, _, whose = self.worker.rpartition(" ")
         if not self.worker.isdigit() and (whose not in AGGREGATES or group not in ("", *_GROUPS)):
             raise ConfigError(
-                f"measure.worker={self.worker} is unknown: use worst, mean or averaged, also of a group "
+                f"worker={self.worker} is unknown: use worst, mean or averaged, also of a group "
                 f"({', '.join(_GROUPS)}) as in 'present worst', or a worker's number."
             )
-        for key, number in (("last_epochs", self.last_epochs), ("to_reach", self.to_reach)):
-            if number is not None and not math.isfinite(number):
-                raise ConfigError(f"measure.{key}={number} is not finite; use a finite number.")
-        if self.last_epochs < 0:
-            raise ConfigError(f"measure.last_epochs={self.last_epochs:g} is negative; use a number >= 0.")
         if self.axis not in AXES:
             raise ConfigError(f"measure.axis={self.axis} is not an axis.{suggest(self.axis, AXES)}")
-        if self.to_reach is not None and self.last_epochs:
-            raise ConfigError(
-                f"measure.to_reach={self.to_reach:g} considers all evaluations: leave out measure.last_epochs."
-            )
 
     def of(self, directory: Path, labels: Labels | None = None, seed: int = 0) -> Value:
-        """Return the numbers of a run that is done or diverged; nan, with a remark, if its rows are damaged."""
+        """Return the numbers of a run that is done or diverged. Raises ConfigError if its rows are damaged."""
         facts = RunStore.peek(directory) or {}
         own, chance = self._in(directory)
-        status, nothing, remark = str(facts.get("status")), math.nan, ""
-        numbers = (nothing,) * 4
+        status = str(facts.get("status"))
         if status == Status.diverged:
-            numbers = (nothing if self.when_diverged is None else self.when_diverged,) * 4
+            numbers = (math.nan if self.when_diverged is None else self.when_diverged,) * 4
         else:
-            try:
-                numbers = own._numbers(directory, own._whole(directory))
-                status = NOT_REACHED if self.to_reach is not None and math.isnan(numbers[0]) else status
-            except ConfigError as error:
-                status, remark = DAMAGED, str(error)
-        about: dict[str, Any] = {"status": status, "wall_s": facts.get("wall_s", 0.0), "remark": remark}
+            numbers = own._numbers(directory, own._whole(directory))
+            status = NOT_REACHED if self.to_reach is not None and math.isnan(numbers[0]) else status
         views: dict[str, Any] = dict(zip(AGGREGATES, numbers[1:], strict=True))
-        return Value(labels or {}, numbers[0], own._label(), seed, meaning=own._meaning(chance), **about, **views)
+        return Value(
+            labels or {},
+            numbers[0],
+            own._label(),
+            seed,
+            status=status,
+            wall_s=facts.get("wall_s", 0.0),
+            meaning=own._meaning(chance),
+            **views,
+        )
 
     def curves(self, directory: Path, workers: list[str], labels: Labels, seed: int) -> list[Row]:
         """Return rows of curves.csv: the metric over time for some of 'worst', 'mean', 'averaged', numbers, 'each'
@@ -92,10 +86,7 @@ class Measure:
         own, _ = replace(self, to_reach=None)._in(directory)
         lines: dict[str, list[Row]] = {}
         single = {"worker": workers[0]} if len(workers) == 1 and workers[0] in AGGREGATES else {}
-        try:
-            rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
-        except ConfigError:  # `of` says why
-            return []
+        rows = read_metrics(directory, **single, split=self.split, metric=self.metric)
         counted = own._counted(rows)
         for row in sorted(own._rows(rows), key=lambda row: row["step"]):
             worker = str(row["worker"])
@@ -170,7 +161,7 @@ class Measure:
         if wanted not in found:
             count = sum(isinstance(worker, int) for worker in found)
             known = f"{count} workers" if count else f"only the {' and the '.join(map(str, found))} of this metric"
-            raise ConfigError(f"measure.worker={self.worker} does not exist in {directory}: it has {known}.")
+            raise ConfigError(f"worker={self.worker} does not exist in {directory}: it has {known}.")
         worst, mean, averaged = (found.get(model, math.nan) for model in ("worst", "mean", "averaged"))
         return found[wanted], worst, mean, averaged
 

@@ -72,19 +72,13 @@ class Unfinished:
 
     def pending(self) -> list[Job]:
         """The jobs to start, in turns through the cells."""
-        waiting = [[job for job in cell.jobs() if not self._is_finished(job)] for cell in self.cells]
-        turns = max((len(jobs) for jobs in waiting), default=0)
-        ordered = [jobs[turn] for turn in range(turns) for jobs in waiting if turn < len(jobs)]
-        unique: dict[str, Job] = {}
-        for job in ordered:
-            unique.setdefault(job.id, job)
-        return list(unique.values())
-
-    def _is_finished(self, job: Job) -> bool:
-        self.jobs.setdefault(job.id, job)
-        if job.id not in self.finished and job.finished() is not None:
-            self.finished.add(job.id)
-        return job.id in self.finished
+        known = [cell.jobs() for cell in self.cells]
+        self.jobs = {job.id: job for jobs in known for job in jobs} | self.jobs
+        self.finished |= {id for id, job in self.jobs.items() if id not in self.finished and job.finished() is not None}
+        waiting = [[job.id for job in jobs if job.id not in self.finished] for jobs in known]
+        turns = max(map(len, waiting), default=0)
+        ordered = [ids[turn] for turn in range(turns) for ids in waiting if turn < len(ids)]
+        return [self.jobs[id] for id in dict.fromkeys(ordered)]
 
 
 def plan(name: str, scale: str, cells: Sequence[Cell]) -> str:
@@ -95,12 +89,12 @@ def plan(name: str, scale: str, cells: Sequence[Cell]) -> str:
     known = [_not_seen(cell.jobs(), seen) for cell in cells]
     later = [_not_seen(cell.to_come(), seen) for cell in cells]
     labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
+    done = [sum(job.id in source.finished for job in own) for own in known]
+    counts = list(zip(map(len, known), done, map(len, later), strict=True))
+    totals = [sum(column) for column in zip(*counts, strict=True)]
     rows = [[*labels, "jobs known", "done", "to come"]]
-    totals = [0, 0, 0]
-    for cell, own, to_come in zip(cells, known, later, strict=True):
-        counts = (len(own), sum(job.id in source.finished for job in own), len(to_come))
-        rows.append([*(str(cell.labels.get(label, "")) for label in labels), *map(str, counts)])
-        totals = [total + count for total, count in zip(totals, counts, strict=True)]
+    for cell, numbers in zip(cells, counts, strict=True):
+        rows.append([*(str(cell.labels.get(label, "")) for label in labels), *map(str, numbers)])
     rows.append(["total", *[""] * (len(labels) - 1), *map(str, totals)])
     lines = [] if len(cells) > _LISTED else [aligned(rows, left=len(labels)), ""]
     more = f", plus {totals[2]} after the learning-rate searches, which may add more"

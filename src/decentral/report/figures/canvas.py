@@ -238,7 +238,6 @@ def blank(
     In print, `rows` of panels are lower, so that the figure has at most the height of its width for each of them. They
     have at least a height of which `more` inches are for several lines of text above them.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     row, handle = (0.16, 0.5) if output.small else (0.2, 0.68)  # inches of a legend's row, and around a label
@@ -251,7 +250,6 @@ def blank(
         body = max(rows * _LOWEST + more, min(body + more, rows * width - head - foot))
     height = head + foot + body
     drawn = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(drawn)
     below = foot / height
     drawn.get_layout_engine().set(rect=(0, below, 1, 1 - head / height - below))  # type: ignore[union-attr,call-arg]
     if above:

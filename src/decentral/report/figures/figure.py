@@ -6,8 +6,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
+import yaml
+
+from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
 from decentral.report.entries import number_of, plain
@@ -22,7 +25,8 @@ WIDTHS = {"column": 3.25, "page": 6.75}
 """Inches of a column, and of a page, of a paper with two columns."""
 METRIC = "metric"
 """The value of `panels` that gives each metric a panel."""
-FORMATS = ("png", "svg", "pdf")
+Format = Literal["png", "svg", "pdf"]
+FORMATS = get_args(Format)
 KEYS = ("figures.title", "figures.width", "figures.format")
 _SPREADS = {
     "std": "\N{PLUS-MINUS SIGN} 1 standard deviation of",
@@ -60,26 +64,14 @@ def output(settings: Mapping[str, str]) -> Output:
     >>> output({"figures.width": "column", "figures.format": "[pdf]"})
     Output(title=True, width=3.25, formats=('pdf',))
     """
-    title, text = settings.get("figures.title", "true"), settings.get("figures.width", "screen")
-    formats = settings.get("figures.format", "png")
-    if title not in ("true", "false"):
-        raise ConfigError(f"figures.title={title} is not a boolean: use true or false.")
-    width = None
-    if text != "screen":
-        try:
-            width = WIDTHS[text] if text in WIDTHS else float(text)
-        except ValueError:
-            width = 0.0
-        if not 2 <= width <= 20:
-            named = ", ".join(f"{name} ({number:g} inches)" for name, number in WIDTHS.items())
-            raise ConfigError(
-                f"figures.width={text} is not a valid width: use screen, {named}, or inches from 2 to 20."
-            )
-    names = [name.strip(" '\"") for name in formats.strip("[]").split(",")]
-    for name in names:
-        if name not in FORMATS:
-            raise ConfigError(f"figures.format={formats} has '{name}', which is not a format.{suggest(name, FORMATS)}")
-    return Output(title == "true", width, tuple(name for name in FORMATS if name in names))
+    title = convert(bool, yaml.safe_load(settings.get("figures.title", "true")), "figures.title")
+    text, wanted = settings.get("figures.width", "screen"), "screen, column, page, or inches from 2 to 20"
+    width = None if text == "screen" else WIDTHS.get(text) or convert(float, text, "figures.width", wanted)
+    if width is not None and not 2 <= width <= 20:
+        raise ConfigError(f"figures.width={text} is out of range: use {wanted}.")
+    names = [name.strip(" '\"") for name in settings.get("figures.format", "png").strip("[]").split(",")]
+    convert(list[Format], names, "figures.format")
+    return Output(title, width, tuple(name for name in FORMATS if name in names))
 
 
 class Line(NamedTuple):

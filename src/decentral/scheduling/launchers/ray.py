@@ -48,14 +48,6 @@ class Ray(Launcher):
     max_jobs: int = setting(100, at_least=1)
     retries: int = setting(2, at_least=0)
 
-    def __post_init__(self) -> None:
-        if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
-            raise ConfigError(
-                f"launcher.gpus={self.gpus:g} is not valid: use a whole number, or a fraction of a GPU such as 0.25."
-            )
-        if not self.address:
-            raise ConfigError("launcher.address= is empty: use local, auto, HOST:PORT or ray://HOST:10001.")
-
     def check(self) -> None:
         """Raise ConfigError if Ray is not installed."""
         require("ray", "launcher=ray", "pip install '.[ray]'")

@@ -19,7 +19,7 @@ from decentral.published import key as published_key
 from decentral.registry import components
 from decentral.scheduling.job import Job
 from decentral.store import RunStore, Status
-from decentral.study.measure import DAMAGED, Measure
+from decentral.study.measure import Measure
 from decentral.study.study import SWEEPS, Cell, Row, Study, overrides_of, points
 from decentral.study.tuning.rule import Choice, Fixed, Rule
 
@@ -52,8 +52,7 @@ def with_value(config: Any, key: str, value: float) -> Any:
 class TunedCell(Cell):
     """Tries rates as its rule wants on the seeds for tuning, then runs all seeds with the best one.
 
-    If a seed diverges with it, that rate does not count and the search goes on (`retreat: false`: it counts). A search
-    that comes upon a damaged run waits until that has been deleted and computed anew.
+    If a seed diverges with it, that rate does not count and the search goes on (`retreat: false`: it counts).
     """
 
     labels: Labels
@@ -181,9 +180,9 @@ class TunedCell(Cell):
         return self._measured.get(job.id)
 
     def _score(self, jobs: list[TrainingRun]) -> float | None:
-        """Mean over the seeds; nan if one diverged; None if one is not finished or damaged: the search has to wait."""
+        """Mean over the seeds; nan if one diverged; None if one is not finished: the search has to wait."""
         results = [self._result(job) for job in jobs]
-        known = [result for result in results if result is not None and result.status != DAMAGED]
+        known = [result for result in results if result is not None]
         if len(known) < len(results):
             return None
         if any(result.status == Status.diverged for result in known):

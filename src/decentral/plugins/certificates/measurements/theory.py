@@ -80,9 +80,7 @@ class Theory(Measurement):
         from decentral.topology.facts import class_error, spectral_gap
 
         method = Certifier(method_of(self.config), 0.1).method
-        steps = math.inf
-        for lr in _RATES[::-1]:
-            steps = min(steps, self._predicted(method, float(lr), steps))
+        steps = min(self._predicted(method, float(lr)) for lr in _RATES)
         known = {PREDICTED: steps, GAP: 1 / spectral_gap(method.rounds)}
         if self.lam is not None:
             counts = self.config.task.class_counts(self.config)
@@ -91,9 +89,9 @@ class Theory(Measurement):
             )
         return known
 
-    def _predicted(self, method: Any, lr: float, most: float) -> float:
+    def _predicted(self, method: Any, lr: float) -> float:
         """Return the steps until the expected error reaches the target, over the curvatures and random gradients at the
-        optimum; interpolated between two steps, infinite if never or if they are more than `most`."""
+        optimum; interpolated between two steps, infinite if never."""
         import torch
 
         from decentral.plugins.certificates.quadratics import heterogeneous
@@ -105,7 +103,7 @@ class Theory(Measurement):
         x0 = torch.eye(1, n).repeat(1, 2)
         h = torch.tensor(_CURVATURES).repeat_interleave(n).expand(n, -1)
         problem = (method.repeated(part) for part in (h, g, x0))
-        for t, models in zip(range(int(min(_MOST_STEPS, most + 1))), run(method, lr, *problem), strict=False):
+        for t, models in zip(range(_MOST_STEPS), run(method, lr, *problem), strict=False):
             error = float(models.square().sum()) / n / len(_CURVATURES) / method.rounds.num_pieces
             if error <= self.reach:
                 return t + math.log(before / self.reach) / math.log(before / error) if error else float(t + 1)
