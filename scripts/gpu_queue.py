@@ -38,7 +38,7 @@ from decentral.measurements.training_run import TrainingRun, run_command
 from decentral.report.run_figures import draw
 from decentral.scheduling.board import board, failure_line
 from decentral.scheduling.job import Job, seen_in_directory
-from decentral.scheduling.scheduler import Fixed, Source, schedule
+from decentral.scheduling.scheduler import Pending, schedule
 from decentral.store.checkpoints import newest_step
 from decentral.store.files import at_home
 from decentral.study.catalogue import reserved
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
     """One entry of the list: where its jobs come from, and the study that they are of."""
 
     command: str
-    source: Source
+    pending: Pending
     study: studies.ChosenStudy | None = None
     cells: Sequence[Cell] = ()
     """All cells of the study, those that are left out by `only` as well."""
@@ -70,7 +70,7 @@ class Queue:
         """Each job once, in the order of the list."""
         known: dict[str, Job] = {}
         for entry in self._entries:
-            for job in entry.source.pending():
+            for job in entry.pending():
                 known.setdefault(job.id, job)
         return list(known.values())
 
@@ -95,7 +95,7 @@ def read_entry(values: Any, words: Sequence[str], config_dir: str | None) -> Ent
         config = compose([*own, *words], config_dir)
         title = " ".join(own)
         run = TrainingRun(config, title, afterwards=draw, command=run_command([*own, *words], config_dir))
-        return Entry(values["command"], Fixed([run]))
+        return Entry(values["command"], lambda: [run] if run.finished() is None else [])
     if program != "decentral-study" or any(word.startswith("-") for word in own):
         raise ConfigError(
             f"'{values['command']}' cannot be queued: write decentral-study NAME key=value ..., or decentral-run "
@@ -105,7 +105,7 @@ def read_entry(values: Any, words: Sequence[str], config_dir: str | None) -> Ent
     if len(chosen) != 1:
         raise ConfigError(f"'{values['command']}' means {len(chosen)} studies: name one.")
     cells = studies.checked_cells(chosen[0])
-    return Entry(values["command"], Unfinished(selected(cells, only)), chosen[0], cells)
+    return Entry(values["command"], Unfinished(selected(cells, only)).pending, chosen[0], cells)
 
 
 def selected(cells: Sequence[Cell], only: dict[str, Any]) -> list[Cell]:
@@ -198,7 +198,7 @@ def carry_out(arguments: list[str]) -> int:
             raise ConfigError(f"--limit {options.limit:g} was over before a run began: use more.")
         timer.start()
     with board("queue", config.progress) as shown:
-        tally = schedule(queue, config.launcher, results_dir, shown)
+        tally = schedule(queue.pending, config.launcher, results_dir, shown)
     timer.cancel()
     for ended in tally.failed:
         report_error(failure_line(ended))
