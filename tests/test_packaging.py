@@ -150,9 +150,8 @@ def test_everything_that_is_imported_is_declared() -> None:
     nodes = [node for tree in trees for node in ast.walk(tree)]
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    tops = (
-        {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"decentral", "habitat", "triton"}
-    )  # which comes with torch
+    given = {"decentral", "habitat", "triton", "IPython"}  # triton comes with torch, IPython with a notebook
+    tops = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - given
     packages = importlib.metadata.packages_distributions()
     assert {top for top in tops if not {one.lower() for one in packages.get(top, [])} & declared} == set()
 
