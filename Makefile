@@ -71,7 +71,7 @@ test-core: $(VENV)/.installed-dev  ## collect all tests in a copy without plug-i
 	cd $(CORE) && PYTHONPATH=$(CORE)/src $(CURDIR)/$(BIN)/pytest --collect-only -qq
 	cd $(CORE) && PYTHONPATH=$(CORE)/src OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(OF_CORE)
 
-test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (about 6 minutes)
+test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (about 8 minutes)
 	$(PYTEST) -m slow tests/test_documents.py tests/test_study.py tests/test_results.py tests/test_packaging.py tests/test_trainers.py
 
 test-all: $(VENV)/.installed-dev  ## run all tests (about 50 minutes on 2 cores)
