@@ -220,6 +220,8 @@ def test_settings_that_cannot_vary_together_are_refused(capsys, planned):
         (["algo,topolgy=(dpsgd,ring),(relaysgd,dbt)"], "Did you mean 'topology'?"),
         ([PAIRS, "topology=ring"], "topology= is given more than once"),
         ([PAIRS, "max_combinations=1"], "has more combinations than max_combinations=1"),
+        (["lr=range(1,1)"], "a list of values is empty"),
+        (["lr=range(1,2,0)"], "lr=range(1,2,0) has no values"),
         (["lr=0.1,0.2", "lr=0.3"], "lr= is given more than once"),
         (["evaluation.every_epochs=1,2", "evaluation.every_epochs=3"], "every_epochs= is given more than once"),
     ):

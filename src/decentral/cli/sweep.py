@@ -93,6 +93,8 @@ def sweep(
         )
     overrides = checked(overrides, folders_of(config_dir), several=True)
     commands = fitting([list(chain.from_iterable(job)) for job in product(*axes_of(overrides, config_dir))], config_dir)
+    if not commands:
+        raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
         raise ConfigError("run_dir= names one directory, but -m starts several runs: use results_dir= instead.")
     if len(commands) == 1 and not (predict or save_study):
@@ -455,6 +457,9 @@ def axes_of(overrides: Sequence[str], config_dir: str | None) -> list[list[list[
 def _words(override: Override, most: int) -> list[list[str]]:
     """`key=value` for each of its values, in turn: each in a list, as of one setting; of too many, one too many."""
     several = override.is_sweep_override()
-    values = override.sweep_string_iterator() if several else [override.get_value_element_as_str()]
+    try:
+        values = override.sweep_string_iterator() if several else [override.get_value_element_as_str()]
+    except ValueError as error:  # of a range whose step is 0
+        raise ConfigError(f"{override.input_line} has no values: {error}.") from None
     words = (f"{override.get_key_element()}={value}".replace("\\:", ":") for value in values)  # mymodule:MyNet
     return [[word] for word in islice(words, max(1, most) + 1)]
