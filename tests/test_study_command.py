@@ -262,6 +262,7 @@ def test_an_interrupted_start_without_the_runs_keeps_complete_results(folder: Pa
     ("before", "after", "said"),
     [
         ("seeds: [1]", "seeds: []", "nothing to run"),
+        ("seeds: [1]", "seeds: [1, 1]", "repeats a seed"),
         ("method: D2, topology: ring, base: [algo=d2]", "method: D-PSGD, topology: ring, base: [algo=d2]", "two cells"),
         ("paper: mine", "paper: ../mine", "must be one word"),
     ],

@@ -264,8 +264,11 @@ def checked_cells(chosen: ChosenStudy) -> list[Cell]:
     if twice is not None:
         raise ConfigError(f"study {chosen.name} has two cells with the labels {twice}: give them different ones.")
     for key in ("seeds", "tune_seeds"):
-        if getattr(chosen.study, key, None) == []:
+        seeds = getattr(chosen.study, key, None)
+        if seeds == []:
             raise ConfigError(f"study {chosen.name}: {key}=[] leaves nothing to run: give at least one value.")
+        if seeds and len(set(seeds)) < len(seeds):
+            raise ConfigError(f"study {chosen.name}: {key}={seeds} repeats a seed: give each seed once.")
     if not any(cell.jobs() for cell in cells):
         raise ConfigError(f"study {chosen.name} has nothing to run: it needs rows, values in its columns, and seeds.")
     return cells
