@@ -361,26 +361,10 @@ def _check_precision_of_tests(config: Config) -> None:
 
 def _check_limits(config: Config) -> None:
     """Raise ConfigError for limited messages between processes if there are none, or if no worker waits for them."""
+    if config.network.measure and config.simulate is Simulate.timeline:
+        raise ConfigError("network.measure=true needs training, and simulate=timeline sends no messages: leave it out.")
     if config.processes == "1" or config.simulate is Simulate.timeline or is_virtual(config):
-        config.network.check_several(1)
-    check_probes(config, several=config.processes != "1")
-
-
-def check_probes(config: Config, several: bool) -> None:
-    """Raise ConfigError for a network measurement without a network, or if no worker waits for messages.
-
-    several   whether there may be several processes
-    """
-    if not config.network.measure:
-        return
-    said = "network.measure=true"
-    if config.simulate is Simulate.timeline:
-        raise ConfigError(f"{said} needs training, and simulate=timeline sends no messages: leave it out.")
-    if not (has_clock(config) or several):
-        raise ConfigError(
-            f"{said} has no links to measure within one process: use several, such as processes=4, or simulated time, "
-            "such as cluster=slow_network."
-        )
+        config.network.check_several(1, has_clock(config))
 
 
 def check_time(config: Config) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from decentral.topology.communication import LocalSteps
+    from decentral.topology.rounds import Rounds
 
 
 class Kind(NamedTuple):
@@ -52,6 +53,8 @@ class Prepared:
     """Each worker's `lr`, `batch_size` and `steps` [n], of those that are set per worker."""
     local_steps: LocalSteps | None
     """Each worker's number of steps between two communications; None if all take every step."""
+    rounds: Rounds
+    """Who communicates with whom in each round, and with which weights."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -75,13 +78,15 @@ class Prepared:
             for group, package in GROUPS.items()
             if type(one := getattr(self.config, group)) is not component(package, one.name)
         }
-        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "config"}
+        derived = {"config", "rounds"}
+        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in derived}
         return self.text, pickle.dumps(made), others
 
     @classmethod
     def unpacked(cls, config: str, made: bytes, others: dict[str, Any]) -> Prepared:
         """Return the run that `packed` described; its components without names were objects."""
-        return cls(load(config, pickle.loads(made)), **others)
+        loaded = load(config, pickle.loads(made))
+        return cls(loaded, rounds=loaded.rounds(), **others)
 
 
 def prepare(config: Config, directory: Path | None = None) -> Prepared:
@@ -98,4 +103,5 @@ def prepare(config: Config, directory: Path | None = None) -> Prepared:
         init=None if config.init is None else init_directory(config),
         own={key: values for key in OWN if (values := config.own(key)) is not None},
         local_steps=config.local_steps(),
+        rounds=config.rounds(),
     )

@@ -176,7 +176,7 @@ class Verb(Work):
 
         from decentral.training.method import open_network
 
-        self.net = open_network(config, world, loses=False)
+        self.net = open_network(config, config.rounds(), world, loses=False)
         self.verb, self.t, self.x = verb, 0, torch.ones(1, num_coordinates)
         if verb == "relay":
             self.m, self.out = self.net.no_messages(self.x), torch.zeros_like(self.x)

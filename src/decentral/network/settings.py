@@ -78,9 +78,19 @@ class NetworkSettings(Settings, where="network"):
         """Return the seconds per byte at the limited bandwidth."""
         return 0.0 if self.bandwidth_gbps is None else 8e-9 / self.bandwidth_gbps
 
-    def check_several(self, processes: int) -> None:
-        """Raise ConfigError if messages are limited but a single process sends none."""
-        if self.limited and processes == 1:
+    def check_several(self, processes: int, has_clock: bool = False) -> None:
+        """Raise ConfigError if messages are limited or measured but a single process sends none.
+
+        In simulated time, `has_clock`, a single process measures links, too.
+        """
+        if processes > 1:
+            return
+        if self.measure and not has_clock:
+            raise ConfigError(
+                "network.measure=true has no links to measure within one process: use several, such as processes=4, or "
+                "simulated time, such as cluster=slow_network."
+            )
+        if self.limited:
             raise ConfigError(
                 f"{self.limited} needs messages between processes, and a single process has none: use several, such "
                 "as processes=4. (In simulated time, cluster.links sets the cost of messages.)"

@@ -131,7 +131,7 @@ def assemble(run: Prepared, world: World) -> Run:
     """Create this process's problem, network and algorithm at step 0; all processes call this at once."""
     config = run.config
     keep_freed_memory()
-    net = open_network(config, world)
+    net = open_network(config, run.rounds, world, has_clock=run.kind.has_clock)
     problem = config.task.open(config, net.workers, world.device)
     attackers = [] if config.attack.flips_labels else config.attack.attackers(net.n, config.seed)
     if attackers or not isinstance(config.robust, PlainMixing):

@@ -13,7 +13,6 @@ from decentral.algorithms.algorithm import Algorithm
 from decentral.availability.availability import AlwaysPresent, Schedule
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.rows import RowLayout
-from decentral.config.checks import check_probes
 from decentral.config.prepared import Prepared
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
@@ -26,20 +25,22 @@ from decentral.topology.delivery import Losses
 
 if TYPE_CHECKING:
     from decentral.network.collectives import Fastest
+    from decentral.topology.rounds import Rounds
     from decentral.training.attendance import Attendance
 
 _STEPS_LOOKED_AT = 256
 
 
-def open_network(config: Config, world: World, *, loses: bool = True) -> Network:
+def open_network(
+    config: Config, rounds: Rounds, world: World, *, has_clock: bool = False, loses: bool = True
+) -> Network:
     """Open the network of a configuration, for this process's workers; all processes call this at once.
 
     With loses=False no message is lost, regardless of the configuration.
     """
-    rounds, losses = config.rounds(), Losses(config.network.drop_probability if loses else 0.0, config.seed)
+    losses = Losses(config.network.drop_probability if loses else 0.0, config.seed)
     if not world.distributed:
-        config.network.check_several(1)
-        check_probes(config, several=False)
+        config.network.check_several(1, has_clock)
         return LocalNetwork(rounds, losses)
     from decentral.network.processes import join
 
