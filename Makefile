@@ -115,7 +115,7 @@ $(VENV)/bin/python:
 define install
 @echo "Installing packages into $(VENV)/ (a minute or two; PyTorch for GPUs is several GB)"
 @$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '$(1)' || \
+@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '$(1)' || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'
 endef
 
