@@ -108,10 +108,15 @@ def group(values: pandas.DataFrame, labels: list[str], of: str, wanted: Wanted) 
     """
     closed = [({name: word for name, word in own.items() if word}, number) for own, number in wanted]
     entries = []
-    for (*key, metric), frame in values.groupby([*labels, "metric"], sort=False):
+    keys = [*labels, "metric"]
+    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {
+        key: [] for key in values[keys].itertuples(index=False, name=None)
+    }
+    for row in values.sort_values("seed", kind="stable").to_dict("records"):
+        cells[tuple(row[key] for key in keys)].append(row)
+    for (*key, metric), rows in cells.items():
         own = dict(zip(labels, key, strict=True))
         fitting = [(len(cell), number) for cell, number in closed if cell.items() <= own.items()]
-        rows = frame.sort_values("seed", kind="stable").to_dict("records")
         with_value = [row for row in rows if math.isfinite(row[of])]
         to_reach = metric.partition(" to ")[0] in AXES  # 'simulated_s to test accuracy 95 %': who is done may have none
         short = [NOT_REACHED, Status.done] if to_reach else [NOT_REACHED]
