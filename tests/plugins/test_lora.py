@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,7 @@ from decentral.plugins.lora.adapters.lora import best_factors
 from decentral.report.summary import summary
 from decentral.store.models import load_models
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("peft")
+pytestmark = pytest.mark.skipif(not all(map(find_spec, ("transformers", "peft"))), reason="pip install '.[lora]'")
 
 TEXT = ["task=text", "data=synthetic_text", "data.num_test=40", "num_workers=4", "topology=ring", "algo=dpsgd"]
 TEXT += ["steps=4", "batch_size=8", "lr=0.05", "evaluation.every_epochs=100"]
@@ -29,6 +29,8 @@ TINY = ["model.model_type=gpt2", "model.n_layer=1", "model.n_embd=32", "model.n_
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stored GPT-2 with 2 layers of width 32."""
+    import transformers
+
     path = tmp_path_factory.mktemp("gpt2")
     settings = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 2000, "bos_token_id": 1, "eos_token_id": 1}
     transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings)).save_pretrained(path)
@@ -43,8 +45,10 @@ def words(folder: Path) -> list[str]:
 
 
 def test_a_stored_model_trains_its_adapters_and_head_and_keeps_its_weights_once(start, folder, words, tmp_path):
+    from transformers import AutoModelForCausalLM
+
     done = start(*words)
-    models, given = load_models(done.directory), transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    models, given = load_models(done.directory), AutoModelForCausalLM.from_pretrained(folder).state_dict()
     sizes = {name: tensor.numel() for name, tensor in models["worker0"].items()}
     sent = sum(size for name, size in sizes.items() if "lora_" in name or name == "score.weight")
     said = f"Model:    {sent:,} of {sum(sizes.values()):,} parameters are trained; only these are sent"
@@ -106,7 +110,9 @@ def test_what_does_not_fit_is_refused_by_name(start, monkeypatch):
 
 
 def test_other_classes_and_other_tokens_than_those_of_the_weights_are_named(start, folder, tmp_path):
-    model = transformers.GPT2ForSequenceClassification.from_pretrained(folder, num_labels=7, pad_token_id=0)
+    from transformers import GPT2ForSequenceClassification
+
+    model = GPT2ForSequenceClassification.from_pretrained(folder, num_labels=7, pad_token_id=0)
     model.save_pretrained(tmp_path / "seven")
     words = [*TEXT, f"{CLASSES}.from_pretrained", f"model.path={tmp_path / 'seven'}"]
     with pytest.raises(ConfigError, match=r"shapes than 4 classes need: use model\.ignore_mismatched_sizes=true"):
