@@ -59,6 +59,8 @@ class Grid:
     """The setting whose best value was chosen; '' if the table does not show it."""
     chosen: dict[tuple[str, ...], str] = field(default_factory=dict)
     """Row -> the chosen values of its columns."""
+    size: float = 1.0
+    """The unit of the cells: 10^6 for megabytes."""
 
     def text(self, place: Place) -> str:
         """Format a cell: '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' if no run got to its target, '-'
@@ -72,7 +74,7 @@ class Grid:
                 return "never"
             runs = f"n/a ({entry.runs} of {wanted} runs)"
             return f"diverged ({entry.diverged} of {wanted})" if entry.diverged else runs
-        text = measured(entry.mean, entry.std, self.table)
+        text = measured(entry.mean / self.size, entry.std and entry.std / self.size, self.table)
         notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
         notes += [f"{entry.never} of {entry.runs} never"] if entry.never else []
         notes += [f"{entry.runs} of {wanted} runs"] if entry.runs < wanted else []
@@ -107,8 +109,14 @@ def grids(results: Results) -> list[Grid]:
     for of in table.of:
         entries = results.entries(of)
         for metric in dict.fromkeys(entry.metric for entry in entries):
-            heading = f"{metric}, {style.WORKERS[of][0]}" if of in style.WORKERS else results.heading(metric)
-            found.append(_grid(heading, [entry for entry in entries if entry.metric == metric], table, results))
+            heading, size = style.quantity(results.heading(metric)), 1.0
+            if of in style.WORKERS:
+                heading = f"{metric}, {style.WORKERS[of][0]}"
+            own = [entry for entry in entries if entry.metric == metric]
+            if metric.startswith("bytes_sent to "):
+                size, unit = style.byte_unit(max((entry.mean for entry in own if entry.values), default=1.0))
+                heading += f" ({unit})"
+            found.append(replace(_grid(heading, own, table, results), size=size))
     return found
 
 
