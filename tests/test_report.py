@@ -20,7 +20,8 @@ import torch
 from configure import configure
 from conftest import exit_status
 from decentral.cli import run as command
-from decentral.cli.single import carry_out, work_out
+from decentral.cli.predicted import work_out
+from decentral.cli.single import carry_out
 from decentral.config.identity import run_directory
 from decentral.config.prepared import prepare
 from decentral.config.schema import Config

@@ -44,7 +44,8 @@ def _carry_out_command(arguments: list[str]) -> int:
         raise ConfigError("--resolve needs --cfg job, which prints the configuration.")
 
     with without_garbage_collection():
-        from decentral.cli.single import carry_out, compared, predictions
+        from decentral.cli.predicted import compared, predictions
+        from decentral.cli.single import carry_out
         from decentral.config.composition import as_yaml, compose
         from decentral.config.prepared import prepare
 

@@ -17,7 +17,8 @@ from hydra.core.override_parser.types import Override
 
 from decentral.algorithms.features import Feature
 from decentral.cli.command import TABLE, as_options, check_directory
-from decentral.cli.single import carry_out, compared, predictions, work_out
+from decentral.cli.predicted import compared, predictions, work_out
+from decentral.cli.single import carry_out
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose, compose_each, fitting
 from decentral.config.identity import run_directory, run_id

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decentral.algorithms.features import Feature
 from decentral.gradients.precision import Precision
+from decentral.lr_schedules.schedule import Constant
+from decentral.store import Status
 from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
@@ -47,6 +50,37 @@ def notes_of(r: Run) -> list[str]:
     return notes
 
 
+def final_facts(r: Run, status: Status, step: int, notes: Sequence[str]) -> dict[str, Any]:
+    """Return the entries of the final status after `step` steps; with what time, bytes and waits it took, and `notes`
+    besides those of the run."""
+    stepper, config, stop_s = r.stepper, r.config, r.config.stop_after_simulated_s
+    facts: dict[str, Any] = {
+        "wall_s": r.times["steps"],
+        "bytes_sent": stepper.traffic.bytes_sent,
+        "messages_sent": stepper.traffic.messages_sent,
+        "times_s": r.spent_s,
+    }
+    if (tokens := config.tokens_of(step)) is not None:
+        facts["tokens"] = tokens
+    if config.schedule != Constant() and Feature.training in r.algorithm.supports:
+        rate = config.schedule.rates(r.problem.steps_per_epoch, r.total_steps)
+        facts["lr_factor"] = rate(max(0, step - 1))
+    if stepper.simulated_s is not None:
+        facts |= {"simulated_s": stepper.simulated_s} | time_facts(stepper.accounts(), stepper.lateness())
+    else:
+        facts |= _late_facts(stepper.lateness())
+    notes = [*notes_of(r), *notes]
+    if status is Status.done and stop_s is not None and step < r.total_steps and not r.ended_early:
+        notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
+    if r.ended_early and r.patience is not None:
+        notes.insert(0, r.patience.note(step, r.total_steps))
+    notes += config.topology.on(config).notes() if Feature.topology in r.algorithm.supports else ()
+    facts |= stepper.facts() | ({"notes": notes} if notes else {})
+    if status is Status.diverged and (suspects := r.problem.suspects()):
+        facts["suspects"] = list(suspects)
+    return facts
+
+
 def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) -> dict[str, Any]:
     """Return the status entries on simulated time, from the seconds of each worker [n].
 
@@ -58,7 +92,7 @@ def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) ->
     _, least, most = shares["wait"]
     if least < most:
         facts["waits_least"] = int(accounts["wait"].argmin())
-    return facts | late_facts(lateness)
+    return facts | _late_facts(lateness)
 
 
 def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
@@ -79,7 +113,7 @@ def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str
     ]
 
 
-def late_facts(lateness: Lateness | None) -> dict[str, Any]:
+def _late_facts(lateness: Lateness | None) -> dict[str, Any]:
     """Return the status entries on late contributions.
 
     staleness    age in versions -> number of contributions of this age; if there are any

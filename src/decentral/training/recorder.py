@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ import torch
 from decentral.algorithms.features import Feature
 from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
-from decentral.lr_schedules.schedule import Constant
 from decentral.network.world import World
 from decentral.store import RunStore, Status, read_metrics
 from decentral.store.checkpoints import Written
@@ -30,7 +29,7 @@ from decentral.terminal.console import say
 from decentral.terminal.progress import Progress, progress
 from decentral.training import operations
 from decentral.training.evaluation import Evaluation, recorded
-from decentral.training.facts import chosen_rows, late_facts, notes_of, time_facts
+from decentral.training.facts import chosen_rows, final_facts, notes_of
 from decentral.training.loggers.logger import Guarded
 from decentral.training.loggers.stored import remember
 from decentral.training.loggers.stored import shown as shown_to_logger
@@ -192,36 +191,14 @@ class Recorder:
                 extension.store(self.store.path, r.stepper)
             if (table := self.store.path / "local_tests.csv").exists():
                 self._add_metrics(table)
-        facts: dict[str, Any] = {
-            "wall_s": r.times["steps"],
-            "bytes_sent": r.stepper.traffic.bytes_sent,
-            "messages_sent": r.stepper.traffic.messages_sent,
-            "times_s": r.spent_s,
-        }
-        if (tokens := self.config.tokens_of(step)) is not None:
-            facts["tokens"] = tokens
-        if own:
-            facts["examples_per_worker"] = r.problem.examples(draws)
-        if self.config.schedule != Constant() and Feature.training in r.algorithm.supports:
-            rate = self.config.schedule.rates(r.problem.steps_per_epoch, r.total_steps)
-            facts["lr_factor"] = rate(max(0, step - 1))
-        stop_s = self.config.stop_after_simulated_s
         if r.stepper.simulated_s is not None:
-            facts |= {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
             self._keep_timeline(r, status)
-        else:
-            facts |= late_facts(r.stepper.lateness())
-        notes = notes_of(r)
+        notes = []
         if self.without_number:
             notes.append(f"metrics={self.config.metrics[0]} judges the run but is not finite")
-        if status is Status.done and stop_s is not None and step < r.total_steps and not r.ended_early:
-            notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
-        if r.ended_early and r.patience is not None:
-            notes.insert(0, r.patience.note(step, r.total_steps))
-        notes += self.config.topology.on(self.config).notes() if Feature.topology in r.algorithm.supports else ()
-        facts |= r.stepper.facts() | ({"notes": notes} if notes else {})
-        if status is Status.diverged and (suspects := r.problem.suspects()):
-            facts["suspects"] = list(suspects)
+        facts = final_facts(r, status, step, notes)
+        if own:
+            facts["examples_per_worker"] = r.problem.examples(draws)
         self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
         if status in (Status.done, Status.diverged):
             self.store.remove_checkpoints()
