@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import decentral
-from configure import configure
 from decentral.cluster.clock import Clock
+from decentral.cluster.cluster import NoCluster, fastest_collective
 from decentral.cluster.links import CollectiveName, LinkCosts, Links
 from decentral.compression.artopk import Flexible
 from decentral.compression.rows import RowLayout
@@ -33,7 +33,6 @@ from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.topology.delivery import Losses
 from decentral.training.faults import VARIABLE, Injected
-from decentral.training.method import fastest_collective
 from table import FREE
 
 # -- All-reduces made of messages, and which of them is cheapest -------------------------------------------------------
@@ -369,9 +368,8 @@ def test_every_message_is_late_and_the_same_as_ever(worlds, carrier):
 
 
 def test_auto_takes_what_is_fastest_by_the_model() -> None:
-    overrides = ["task=quadratics", "num_workers=8", "processes=8", "network.collective=auto"]
-    assert fastest_collective(configure(*overrides), 8) is None
-    fastest = fastest_collective(configure(*overrides, "network.latency_ms=10", "network.bandwidth_gbps=1"), 8)
+    assert fastest_collective(NetworkSettings(), NoCluster(), 8, 8) is None
+    fastest = fastest_collective(NetworkSettings(latency_ms=10, bandwidth_gbps=1), NoCluster(), 8, 8)
     assert fastest is not None
     assert fastest(1) is CollectiveChoice.star, "two latencies"
     assert fastest(10**6) is CollectiveChoice.recursive_doubling, "three"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -13,6 +15,7 @@ from decentral.cluster.links import LinkCosts, Links
 from decentral.cluster.network_changes import ChangingCosts, Mode, NetworkChanges
 from decentral.cluster.stragglers import Stragglers
 from decentral.errors import ConfigError
+from decentral.network.settings import CollectiveChoice, NetworkSettings
 from decentral.settings import Settings, setting
 
 
@@ -156,3 +159,18 @@ class KnownCluster(VirtualCluster):
     def costs(self, num_workers: int) -> LinkCosts:
         """Return the given costs."""
         return self.links
+
+
+def fastest_collective(
+    settings: NetworkSettings, cluster: Cluster, num_workers: int, num_processes: int
+) -> Callable[[int], CollectiveChoice] | None:
+    """Return the rule for `network.collective=auto`, bytes -> collective: by the cost model of limited messages between
+    processes, or else of the cluster. None without either."""
+    if settings.limited:
+        links = Links(settings.latency_ms * 1e-3, settings.bandwidth_gbps or math.inf, copy_gbps=math.inf)
+        costs: LinkCosts = LinkCosts(links, num_processes)
+    elif isinstance(cluster, VirtualCluster):
+        costs = cluster.costs(num_workers)
+    else:
+        return None
+    return lambda num_bytes: CollectiveChoice[costs.fastest_all_reduce(num_processes, num_bytes)]

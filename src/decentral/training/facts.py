@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import numpy as np
 from decentral.algorithms.features import Feature
 from decentral.gradients.precision import Precision
 from decentral.lr_schedules.schedule import Constant
-from decentral.store import Status
+from decentral.store import Status, read_metrics
+from decentral.store.files import csv_text, write_text
 from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
@@ -126,3 +129,13 @@ def _late_facts(lateness: Lateness | None) -> dict[str, Any]:
         most_often = max(lateness.critical)
         facts["critical"] = [lateness.critical.index(most_often), most_often, sum(lateness.critical)]
     return facts
+
+
+def add_metrics(table: Path) -> None:
+    """Add each worker's last metrics on its own test set to a table of the run with a row per worker."""
+    rows = (row for row in read_metrics(table.parent) if row["split"] == "local")
+    last = {(row["metric"], str(row["worker"])): row["value"] for row in sorted(rows, key=lambda row: row["step"])}
+    names = dict.fromkeys(metric for metric, worker in last if worker.isdigit())
+    head, *known = csv.reader(table.read_text().splitlines())
+    found = ([*own, *(last.get((name, own[0])) for name in names)] for own in known)
+    write_text(table, csv_text([*head, *names], found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.availability.availability import AlwaysPresent, Schedule
-from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.rows import RowLayout
 from decentral.config.prepared import Prepared
 from decentral.config.schema import Config
@@ -24,7 +22,6 @@ from decentral.tasks.task import Problem
 from decentral.topology.delivery import Losses
 
 if TYPE_CHECKING:
-    from decentral.network.collectives import Fastest
     from decentral.topology.rounds import Rounds
     from decentral.training.attendance import Attendance
 
@@ -42,29 +39,12 @@ def open_network(
     if not world.distributed:
         config.network.check_several(1, has_clock)
         return LocalNetwork(rounds, losses)
+    from decentral.cluster.cluster import fastest_collective
     from decentral.network.processes import join
 
     net = join(rounds, losses, world.device, world.rank, world.size, config.network)
-    net.fastest = fastest_collective(config, world.size)
+    net.fastest = fastest_collective(config.network, config.cluster, net.n, world.size)
     return net
-
-
-def fastest_collective(config: Config, num_processes: int) -> Fastest | None:
-    """Return the rule for `network.collective=auto`, by the cost model of limited messages between processes, or else
-    of the cluster. None without either."""
-    from decentral.cluster.links import LinkCosts, Links
-    from decentral.network.settings import CollectiveChoice
-
-    settings = config.network
-    if settings.limited:
-        links = Links(settings.latency_ms * 1e-3, settings.bandwidth_gbps or math.inf, copy_gbps=math.inf)
-        costs = LinkCosts(links, num_processes)
-    elif isinstance(config.cluster, VirtualCluster):
-        assert config.num_workers is not None
-        costs = config.cluster.costs(config.num_workers)
-    else:
-        return None
-    return lambda num_bytes: CollectiveChoice[costs.fastest_all_reduce(num_processes, num_bytes)]
 
 
 def local_network(config: Config) -> LocalNetwork:

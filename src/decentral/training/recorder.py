@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +17,7 @@ from decentral.algorithms.features import Feature
 from decentral.config.prepared import Prepared
 from decentral.errors import ConfigError
 from decentral.network.world import World
-from decentral.store import RunStore, Status, read_metrics
+from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
 from decentral.store.failures import record
 from decentral.store.files import csv_text, write_json, write_text
@@ -29,7 +27,7 @@ from decentral.terminal.console import say
 from decentral.terminal.progress import Progress, progress
 from decentral.training import operations
 from decentral.training.evaluation import Evaluation, recorded
-from decentral.training.facts import chosen_rows, final_facts, notes_of
+from decentral.training.facts import add_metrics, chosen_rows, final_facts, notes_of
 from decentral.training.loggers.logger import Guarded
 from decentral.training.loggers.stored import remember
 from decentral.training.loggers.stored import shown as shown_to_logger
@@ -190,7 +188,7 @@ class Recorder:
             for extension in r.stepper.extensions:
                 extension.store(self.store.path, r.stepper)
             if (table := self.store.path / "local_tests.csv").exists():
-                self._add_metrics(table)
+                add_metrics(table)
         if r.stepper.simulated_s is not None:
             self._keep_timeline(r, status)
         notes = []
@@ -208,16 +206,6 @@ class Recorder:
             if not self.sink.failed:
                 whole = status in (Status.done, Status.diverged)
                 remember(self.run, self.sink.place, whole)
-
-    def _add_metrics(self, table: Path) -> None:
-        """Add each worker's last metrics on its own test set to a table with a row per worker."""
-        rows = (row for row in read_metrics(self.store.path) if row["split"] == "local")
-        last = {(row["metric"], str(row["worker"])): row["value"] for row in sorted(rows, key=lambda row: row["step"])}
-        names = dict.fromkeys(metric for metric, worker in last if worker.isdigit())
-        head, *known = csv.reader(table.read_text().splitlines())
-        write_text(
-            table, csv_text([*head, *names], ([*own, *(last.get((name, own[0])) for name in names)] for own in known))
-        )
 
     def _keep_timeline(self, r: Run, status: Status) -> None:
         """Write the beginning of the timeline to a file, if it follows from the configuration."""
