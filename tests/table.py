@@ -1,4 +1,4 @@
-"""The one table of the conformance tests: every algorithm, topology, task and optimizer, and what is true of it.
+"""The one table of the shared tests: every algorithm, topology, task, optimizer and metric, and what is true of it.
 
 A new component joins all of `test_conformance.py` by being listed here, once; until then
 `test_every_component_is_listed` fails.
@@ -344,6 +344,15 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "torch.optim:RAdam": ("optim=torch.optim:RAdam", "optim.betas=[0.9,0.99]", "optim.clip_norm=0.5"),
 }
 """Those with a dotted name stand for all of torch's."""
+
+
+METRICS: dict[str, tuple[str, dict[str, Any]]] = {
+    "accuracy": ("accuracy_score", {}),
+    "f1": ("f1_score", {"average": "macro"}),
+    "macro_f1": ("f1_score", {"average": "macro"}),
+    "per_class_accuracy": ("recall_score", {"average": None, "zero_division": 0}),
+}
+"""What `metrics=` selects by name -> the function of scikit-learn with its settings."""
 
 
 def topology_overrides(name: str, folder: Path) -> list[str]:
