@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from decentral.algorithms.asynchronous import in_rounds as carried_out_in_rounds
 from decentral.registry import components
@@ -49,6 +50,16 @@ class AlgorithmCase:
     alone: tuple[str, ...] = ()  # more settings that make it SGD for n = 1
     overrides: tuple[str, ...] = ()
     task: str = "quadratics"
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return the overrides by group, such as {"algo": {"beta": 0.5}}; a group's choice has the key ""."""
+        groups: dict[str, dict[str, Any]] = {"algo": {}, "topology": {}, "compress": {}}
+        for word in self.overrides:
+            key, value = word.split("=")
+            group, _, setting = key.partition(".")
+            groups[group][setting] = yaml.safe_load(value)
+        return groups
 
     @property
     def optimizes(self) -> bool:

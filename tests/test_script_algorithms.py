@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import Tensor, nn
 
 import decentral
@@ -120,12 +119,8 @@ WRAPPED = {
 
 def of_the_table(name: str) -> Case:
     """Return the case of an algorithm's row in the table, with a model of one vector."""
-    row, groups = ALGORITHMS[name], {"algo": {}, "topology": {}, "compress": {}}
-    for word in row.overrides:
-        key, value = word.split("=")
-        group, _, setting = key.partition(".")
-        groups[group][setting] = yaml.safe_load(value)
-    algo, topology, compress = groups.values()
+    row = ALGORITHMS[name]
+    algo, topology, compress = row.settings.values()
     return Case(name, row.nets[0].topology, MOMENTUM, algo, topology, compress.pop("", None), compress, whole=True)
 
 
