@@ -16,7 +16,7 @@ import numpy as np
 
 from reference_topology import Array, Piece, hops
 
-# --- what the workers do on their own -------------------------------------------------------------------------------
+# --- local optimizers: classes of the same names as in `decentral.optim` ---------------------------------------------
 
 
 @dataclass
@@ -24,10 +24,15 @@ class SGD:
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    gradient_share: float = 0.0
     m: Any = 0.0
 
-    def update(self, g: Array, lr: float) -> Array:
+    def update(self, g: Array, lr: float, x: Any = 0.0) -> Array:
+        """Return the update at x; without x, weight decay is part of g."""
+        g = g + self.weight_decay * x
         self.m = self.momentum * self.m + g
+        if self.gradient_share:
+            return -lr * (self.gradient_share * g + (1 - self.gradient_share) * self.m)
         return -lr * (g + self.momentum * self.m if self.nesterov else self.m)
 
 
@@ -37,16 +42,53 @@ class Adam:
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    gradient_share: float = 0.0
     m: Any = 0.0
     v: Any = 0.0
     k: int = 0
 
-    def update(self, g: Array, lr: float) -> Array:
+    def direction(self, g: Array) -> Array:
         self.k += 1
         self.m = self.beta1 * self.m + (1 - self.beta1) * g
         self.v = self.beta2 * self.v + (1 - self.beta2) * g**2
         m, v = self.m / (1 - self.beta1**self.k), self.v / (1 - self.beta2**self.k)
-        return -lr * m / (np.sqrt(v) + self.epsilon)
+        return (self.gradient_share * g + (1 - self.gradient_share) * m) / (np.sqrt(v) + self.epsilon)
+
+    def update(self, g: Array, lr: float, x: Any = 0.0) -> Array:
+        return -lr * self.direction(g + self.weight_decay * x)
+
+
+@dataclass
+class AdamW(Adam):
+    weight_decay: float = 0.01
+
+    def update(self, g: Array, lr: float, x: Any = 0.0) -> Array:
+        return -lr * (self.direction(g) + self.weight_decay * x)
+
+
+@dataclass
+class ADOPT(AdamW):
+    beta2: float = 0.9999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.0
+
+    def direction(self, g: Array) -> Array:
+        c, self.k = self.k**0.25, self.k + 1
+        if self.k == 1:
+            self.v = g**2
+            return 0 * g
+        z = np.clip(g / np.maximum(np.sqrt(self.v), self.epsilon), -c, c)
+        self.m = self.beta1 * self.m + (1 - self.beta1) * z
+        self.v = self.beta2 * self.v + (1 - self.beta2) * g**2
+        return self.gradient_share * z + (1 - self.gradient_share) * self.m
+
+
+@dataclass
+class Muon(AdamW):
+    """Muon of vectors. For matrices, see `test_muon_is_its_formula_for_every_worker`."""
+
+    beta2: float = 0.95
+    weight_decay: float = 0.1
 
 
 def never(round: int, piece: int, source: int, target: int) -> bool:

@@ -1,4 +1,4 @@
-"""The one table of the conformance tests: every algorithm, topology, task and optimizer, and what is true of it.
+"""The one table of the shared tests: every algorithm, topology, task, optimizer and metric, and what is true of it.
 
 A new component joins all of `test_conformance.py` by being listed here, once; until then
 `test_every_component_is_listed` fails.
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from decentral.algorithms.asynchronous import in_rounds as carried_out_in_rounds
 from decentral.registry import components
@@ -49,6 +50,16 @@ class AlgorithmCase:
     alone: tuple[str, ...] = ()  # more settings that make it SGD for n = 1
     overrides: tuple[str, ...] = ()
     task: str = "quadratics"
+
+    @property
+    def settings(self) -> dict[str, dict[str, Any]]:
+        """Return the overrides by group, such as {"algo": {"beta": 0.5}}; a group's choice has the key ""."""
+        groups: dict[str, dict[str, Any]] = {"algo": {}, "topology": {}, "compress": {}}
+        for word in self.overrides:
+            key, value = word.split("=")
+            group, _, setting = key.partition(".")
+            groups[group][setting] = yaml.safe_load(value)
+        return groups
 
     @property
     def optimizes(self) -> bool:
@@ -344,6 +355,15 @@ OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "torch.optim:RAdam": ("optim=torch.optim:RAdam", "optim.betas=[0.9,0.99]", "optim.clip_norm=0.5"),
 }
 """Those with a dotted name stand for all of torch's."""
+
+
+METRICS: dict[str, tuple[str, dict[str, Any]]] = {
+    "accuracy": ("accuracy_score", {}),
+    "f1": ("f1_score", {"average": "macro"}),
+    "macro_f1": ("f1_score", {"average": "macro"}),
+    "per_class_accuracy": ("recall_score", {"average": None, "zero_division": 0}),
+}
+"""What `metrics=` selects by name -> the function of scikit-learn with its settings."""
 
 
 def topology_overrides(name: str, folder: Path) -> list[str]:

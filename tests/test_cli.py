@@ -36,7 +36,7 @@ from decentral.config.overrides import CHOICES, checked, options
 from decentral.config.parsing import folders_of
 from decentral.config.schema import NODES, Config
 from decentral.errors import ConfigError
-from decentral.registry import find, plugins
+from decentral.registry import components, find, plugins
 from decentral.report.summary import summary
 from decentral.settings import limited
 from decentral.store.files import csv_cell, from_csv_cell, write_text
@@ -128,9 +128,16 @@ def test_help_names_every_setting_with_its_default(capsys: pytest.CaptureFixture
     assert max(len(line) for line in out.splitlines()) <= 120
 
 
+def with_setting(name: str) -> str:
+    """Return how the help lists the optimizers that have a setting."""
+    known = components("optim")
+    known |= dict.fromkeys(("momentum", "nesterov"), known["sgd"])
+    return "of " + ", ".join(f"optim={each}" for each in sorted(known) if name in known[each].__dataclass_fields__)
+
+
 _CLIP_NORM = (
     "optim.clip_norm=null maximum norm of each worker's gradient, over all parameters (of the mean where gradients "
-    "are averaged); > 0 of optim=adam, optim=adamw, optim=adopt, optim=momentum"
+    f"are averaged); > 0 {with_setting('clip_norm')}"
 )
 HELPED = [
     ("algo=relaysgd", "x_i^{t+1} ="),
@@ -161,7 +168,7 @@ HELPED = [
     ("local_steps", "communication.every=1"),
     ("gradient_clipping", "optim.clip_norm=null"),
     ("metrics", "metrics=[] metrics to record before"),
-    ("beta1", "of algo=dadam optim.beta1=0.9 >= 0 and < 1 of optim=adam, optim=adamw, optim=adopt"),
+    ("beta1", f"of algo=dadam optim.beta1=0.9 >= 0 and < 1 {with_setting('beta1')}"),
 ]
 
 

@@ -156,9 +156,9 @@ def test_everything_that_is_imported_is_declared() -> None:
     assert {top for top in tops if not {one.lower() for one in packages.get(top, [])} & declared} == set()
 
 
-HOUSE = Path(decentral.__file__).parent
+SOURCE = Path(decentral.__file__).parent
 
-ROOMS = (
+PARTS = (
     "plugins",
     "cli",
     "script",
@@ -190,7 +190,7 @@ ROOMS = (
     "host",
     "registry",
 )
-"""From the top floor down. The modules beside the rooms (errors, settings, randomness) lie below all of them."""
+"""From top to bottom. The modules beside them (errors, settings, randomness) are below all of them."""
 
 MODULES = {"__init__", "__main__", "errors", "randomness", "settings"}
 
@@ -213,60 +213,60 @@ def imported(file: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{file}: a relative import"
             for alias in node.names:
-                inner = HOUSE.parent.joinpath(*f"{node.module}.{alias.name}".split("."))
+                inner = SOURCE.parent.joinpath(*f"{node.module}.{alias.name}".split("."))
                 is_module = inner.is_dir() or inner.with_suffix(".py").exists()
                 yield f"{node.module}.{alias.name}" if is_module else str(node.module)
 
 
 def module_of(file: Path) -> str:
-    parts = file.relative_to(HOUSE.parent).with_suffix("").parts
+    parts = file.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module: str) -> str:
-    """The room of a module of ours; '' for what lies beside the rooms."""
+def part_of(module: str) -> str:
+    """Return the part that a module of ours belongs to; '' for a module beside the parts."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+    return parts[1] if len(parts) > 1 and parts[1] in PARTS else ""
 
 
 @cache
 def arrows() -> dict[str, set[str]]:
     """Module -> modules of ours that it imports."""
-    files = {module_of(file): file for file in HOUSE.rglob("*.py")}
+    files = {module_of(file): file for file in SOURCE.rglob("*.py")}
     return {
         module: {name for name in imported(file) if name.split(".")[0] == "decentral" and name != module}
         for module, file in files.items()
     }
 
 
-def test_the_house_has_these_rooms_and_few_modules_beside_them():
-    folders = {entry.name for entry in HOUSE.iterdir() if (entry / "__init__.py").exists()}
-    assert folders == set(ROOMS)
-    assert {file.stem for file in HOUSE.glob("*.py")} == MODULES
+def test_the_package_has_these_parts_and_few_modules_beside_them():
+    folders = {entry.name for entry in SOURCE.iterdir() if (entry / "__init__.py").exists()}
+    assert folders == set(PARTS)
+    assert {file.stem for file in SOURCE.glob("*.py")} == MODULES
 
 
-def test_a_room_says_in_a_sentence_what_it_is_for():
-    for room in ROOMS:
-        assert ast.get_docstring(ast.parse((HOUSE / room / "__init__.py").read_text(encoding="utf-8")))
+def test_each_part_says_in_a_sentence_what_it_is_for():
+    for part in PARTS:
+        assert ast.get_docstring(ast.parse((SOURCE / part / "__init__.py").read_text(encoding="utf-8")))
 
 
-def test_a_module_imports_only_rooms_on_floors_below_its_own():
-    floor = {room: number for number, room in enumerate(ROOMS)} | {"": len(ROOMS)}
+def test_a_module_imports_only_parts_below_its_own():
+    level = {part: number for number, part in enumerate(PARTS)} | {"": len(PARTS)}
     upward = sorted(
         f"{module} -> {other}"
         for module, others in arrows().items()
         for other in others
         if module not in ("decentral", "decentral.__main__")
-        and room_of(module) != room_of(other)
-        and floor[room_of(other)] <= floor[room_of(module)]
+        and part_of(module) != part_of(other)
+        and level[part_of(other)] <= level[part_of(module)]
         and other != "decentral"
     )
     assert upward == []
 
 
 def test_the_core_imports_no_plug_in_and_no_plug_in_another_one():
-    known = {module: {name for name in others if room_of(name) == "plugins"} for module, others in arrows().items()}
-    assert {module: names for module, names in known.items() if names and room_of(module) != "plugins"} == {}
+    known = {module: {name for name in others if part_of(name) == "plugins"} for module, others in arrows().items()}
+    assert {module: names for module, names in known.items() if names and part_of(module) != "plugins"} == {}
     for module, names in known.items():
         assert {name.split(".")[2] for name in names} <= set(module.split(".")[2:3]), module
 

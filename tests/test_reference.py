@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 from configure import configure
 from decentral.algorithms.features import Feature
@@ -199,9 +198,7 @@ def with_usual(cases: list[Case], names: Iterable[str]) -> list[Case]:
     """Return the cases, and for each of these algorithms without one that of its row in the table."""
     for name in sorted(set(names) - {case.algo for case in cases}):
         row = ALGORITHMS[name]
-        words = [word.removeprefix("algo.").split("=") for word in row.overrides if word.startswith("algo.")]
-        net = row.nets[0]
-        cases.append(Case(name, net.topology, net.n, {key: yaml.safe_load(value) for key, value in words}))
+        cases.append(Case(name, row.nets[0].topology, row.nets[0].n, row.settings["algo"]))
     return cases
 
 

@@ -21,6 +21,7 @@ from decentral.gradients.precision import Precision
 from decentral.network.settings import NetworkSettings
 from decentral.registry import components
 from decentral.settings import Settings, setting
+from decentral.tasks.counted import COUNTED
 from decentral.tasks.task import EvaluationSettings
 from decentral.topology.communication import Communication, LocalSteps
 from decentral.topology.trees import Chain
@@ -180,9 +181,8 @@ class Config(Settings):
     )
     metrics: list[str] = setting(
         [],
-        help="metrics to record before the task's own: accuracy, f1 or macro_f1 (mean over classes), "
-        "per_class_accuracy, or module:function, prefixed with + or - if larger or smaller is better; the first one "
-        "ranks workers, and decides save=best and early_stop",
+        help=f"metrics to record before the task's own: {', '.join(COUNTED)}, or module:function, prefixed with + or - "
+        "if larger or smaller is better; the first one ranks workers, and decides save=best and early_stop",
         older=[],
         group="data",
         code="metrics",

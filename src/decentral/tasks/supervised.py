@@ -16,6 +16,7 @@ from decentral.partition.partition import class_counts
 from decentral.registry import components
 from decentral.registry.signature import function, functions
 from decentral.settings import setting
+from decentral.tasks.counted import COUNTED, metric_names
 from decentral.tasks.task import Task, TaskConfig
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
     from decentral.tasks.task import Problem
 
-COUNTED = ("accuracy", "f1", "macro_f1", "per_class_accuracy")
-"""Metrics of every task with classes or tokens."""
 RECORDED = ("accuracy", "loss", "consensus_distance", "gain", "gain_of_norms", "compression_error", "density")
 """Names of metrics that runs of tasks with classes always record."""
 LOSSES = ("cross_entropy", "mse")
@@ -104,20 +103,20 @@ class SupervisedTask(Task):
             if [each.lstrip("+-") for each in names].count(name.lstrip("+-")) > 1:
                 raise ConfigError(f"metrics=[{','.join(names)}] has {name} more than once: list each metric once.")
         classes = self.num_classes(info)
-        known = {*RECORDED, *names}
-        if "per_class_accuracy" in names:
-            known |= {f"accuracy_of_class_{c}" for c in range(classes)}
-        for each in own:
-            if (short := each.rpartition(":")[2]) in known:
+        several = {name: metric_names(name, classes) for name in names}
+        known = {*RECORDED, *names, *(short for each in several.values() for short in each)}
+        for name in own:
+            if (short := name.rpartition(":")[2]) in known:
                 raise ConfigError(
-                    f"metrics={each} would be recorded as {short}, the name of another metric of this run: rename the "
+                    f"metrics={name} would be recorded as {short}, the name of another metric of this run: rename the "
                     f"function, for example to my_{short}."
                 )
             known.add(short)
-        if "per_class_accuracy" in names and classes > _MOST_CLASSES:
-            raise ConfigError(
-                f"metrics=per_class_accuracy would record {classes} metrics, more than {_MOST_CLASSES}: use f1."
-            )
+        for name, each in several.items():
+            if len(each) > _MOST_CLASSES:
+                raise ConfigError(
+                    f"metrics={name} would record {len(each)} metrics, more than {_MOST_CLASSES}: use f1."
+                )
         if not own:
             return
         if not hasattr(info, "num_classes"):

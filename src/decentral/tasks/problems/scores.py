@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
@@ -16,6 +17,7 @@ from decentral.randomness import seeded
 from decentral.registry import blame
 from decentral.registry.signature import call, function, taken
 from decentral.store.metrics import Metric
+from decentral.tasks.counted import COUNTED, metric_names
 
 _TRIED = 4  # examples of each class
 
@@ -68,11 +70,8 @@ class OwnMetric:
 class Scores:
     """Statistics of test examples that are summed, and the metrics computed from them.
 
-        f1 = macro_f1 = mean over classes of 2 tp / (n + p)
-
-    for n examples of a class, p predictions of it, tp true positives; over classes with an example or a prediction.
-    For `accuracy`, `f1`, `macro_f1` and `per_class_accuracy`: tp, n, p [3, C]. For user functions: the outputs of all N
-    test examples, one per row [N, C + 2], with target and number of evaluations.
+    For metrics in `COUNTED`: right predictions, examples and predictions of each class [3, C]. For user functions: the
+    outputs of all N test examples, one per row [N, C + 2], with target and number of evaluations.
     """
 
     def __init__(
@@ -85,15 +84,14 @@ class Scores:
         self.num_counts = 3 * num_classes if len(self.own) < len(names) else 0
         self.size = self.num_counts + (num_test * (num_classes + 2) if self.own else 0)
         """Number of statistics S."""
-        percent: dict[str, Any] = {"larger_is_better": True, "unit": "%"}
-        each = range(num_classes if "per_class_accuracy" in names else 0)
-        known = {
-            "accuracy": [Metric("test", "accuracy", **percent, chance=chance)],
-            **{name: [Metric("test", name, **percent)] for name in ("f1", "macro_f1")},
-            "per_class_accuracy": [Metric("test", f"accuracy_of_class_{c}", **percent, may_lack=True) for c in each],
-            **{name: [one.metric] for name, one in self.own.items()},
-        }
-        self.metrics = tuple(metric for name in names for metric in known[name])
+        self.metrics = tuple(metric for name in names for metric in self._metrics(name, chance))
+
+    def _metrics(self, name: str, chance: float | None) -> list[Metric]:
+        if name in self.own:
+            return [self.own[name].metric]
+        metric = Metric("test", name, larger_is_better=True, unit="%", chance=chance if name == "accuracy" else None)
+        each = metric_names(name, self.num_classes)
+        return [metric] if each == [name] else [replace(metric, name=one, may_lack=True) for one in each]
 
     def add(self, total: Tensor, outputs: Tensor, targets: Tensor, numbers: Tensor) -> None:
         """Add outputs [b, ..., C] for targets [b, ...], of test examples with these numbers [b], to total [S]."""
@@ -101,7 +99,7 @@ class Scores:
         if self.own and outputs.shape != (len(targets), C):
             raise ConfigError(
                 f"metrics={next(iter(self.own))} takes outputs [N, {C}], one number per class, but the model gives "
-                f"{list(outputs.shape)} for {len(targets)} examples: use accuracy, f1 or per_class_accuracy."
+                f"{list(outputs.shape)} for {len(targets)} examples: use {', '.join(COUNTED)}."
             )
         if self.num_counts:
             taken_for, labels = outputs.argmax(-1).flatten(), targets.flatten()
@@ -118,15 +116,14 @@ class Scores:
         """Return the metrics: [..., S] -> [..., metrics]. Outputs have this type."""
         rows = statistics.reshape(-1, self.size)
         tables = rows[:, self.num_counts :].view(len(rows), -1, self.num_classes + 2)
-        values: dict[str, Tensor] = {}
-        if self.num_counts:
-            right, labels, taken_for = rows[:, : self.num_counts].view(len(rows), 3, -1).unbind(1)
-            values["accuracy"] = (right.sum(1) / labels.sum(1))[:, None]
-            values["f1"] = values["macro_f1"] = (2 * right / (labels + taken_for)).nanmean(1, keepdim=True)
-            values["per_class_accuracy"] = right / labels
-        for name, metric in self.own.items():
-            values[name] = rows.new_tensor([[metric(*_examples(table, dtype))] for table in tables])
-        return torch.cat([values[name] for name in self.names], dim=1).view(*statistics.shape[:-1], -1)
+        counts = rows[:, : self.num_counts].view(len(rows), 3, self.num_counts // 3).unbind(1)
+
+        def values(name: str) -> Tensor:
+            if name in COUNTED:
+                return COUNTED[name](*counts).view(len(rows), -1)
+            return rows.new_tensor([[self.own[name](*_examples(table, dtype))] for table in tables])
+
+        return torch.cat([values(name) for name in self.names], dim=1).view(*statistics.shape[:-1], -1)
 
 
 def _examples(table: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
