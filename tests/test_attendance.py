@@ -57,6 +57,12 @@ def test_a_restricted_symmetric_matrix_keeps_the_mean(topology: str) -> None:
         np.testing.assert_allclose(W.sum(1), 1, atol=1e-12)
         np.testing.assert_array_equal(W[~present], np.eye(12)[~present])
         assert (W >= 0).all()
+    present = np.arange(12) % 3 > 0
+    auto, usual = (
+        [restricted(rounds.mixing(round)[0], present, weights).dense() for round in range(rounds.period)]
+        for weights in (Weights.auto, Weights.metropolis)
+    )
+    assert np.array_equal(auto, usual) == (topology != "base_graph")
 
 
 def test_restricted_directed_graphs_keep_weights_positive() -> None:
@@ -66,6 +72,7 @@ def test_restricted_directed_graphs_keep_weights_positive() -> None:
         present = random.random(8) < 0.6
         W = restricted(rounds.mixing(0)[0], present, Weights.auto).dense()
         np.testing.assert_allclose(W.sum(0), 1, atol=1e-12)
+        np.testing.assert_allclose(restricted(rounds.mixing(0)[0], present, Weights.keep).row_sums(), 1, atol=1e-12)
         w = W @ w
     assert w.sum() == pytest.approx(8) and w.min() > 0.05
 
@@ -223,6 +230,8 @@ def test_iterates_are_those_of_the_formulas(start: Start, tmp_path: Path, method
     found = start("task=quadratics", "save=none", "trace=true", *words)
     present = attendance(found.directory, 60, 7)
     np.testing.assert_allclose(found.iterates, reference(A, b, present, method, 0.02, average), rtol=1e-11, atol=1e-11)
+    apart = np.square(found.iterates[-1] - found.iterates[-1].mean(0)).sum(1).mean()  # absent workers count, too
+    assert not present[-1].all() and found.last("consensus_distance", "mean") == pytest.approx(apart, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["gradient_tracking", "diloco", "relaysgd"])

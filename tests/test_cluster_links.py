@@ -139,6 +139,7 @@ def test_an_all_reduce_of_twelve_bytes() -> None:
         *((collective, 1, 0.0) for collective in CollectiveName),
     ]:
         assert costs(collective=collective).all_reduce_s(workers, 12) == pytest.approx(expected)
+    assert costs().sends(collectives.RING, 4) == (24, 6)  # in 6 phases 4 messages each, of a quarter of a row
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64, 1024])

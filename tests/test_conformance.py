@@ -4,7 +4,9 @@ should: at the optimum or not, and as plain SGD where all hear of all."""
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from configure import configure
 from decentral.algorithms.dpsgd import DPSGD
@@ -217,41 +220,74 @@ def test_an_asynchronous_method_is_not_checked() -> None:
             Checks([f"algo={algo}"])
 
 
+SENT, MEAN, SGD, ALONE = (
+    *("bytes counted = bytes sent", "the mean is kept"),
+    *("where every worker hears all others, it is plain SGD", "one worker alone does plain SGD"),
+)
+
+
 @pytest.mark.parametrize(
-    ("overrides", "verdict"),
+    ("overrides", "name", "verdict"),
     [
         # with as many steps as it takes until something is sent
-        (["algo=noloco", "algo.period_steps=15"], Verdict.passed),
-        (["algo=noloco", "steps=12"], Verdict.not_tested),
-        (["algo=streaming_diloco"], Verdict.not_asked),  # it averages all workers at once
+        (["algo=noloco", "algo.period_steps=15"], SENT, Verdict.passed),
+        (["algo=noloco", "steps=12"], SENT, Verdict.not_tested),
+        (["algo=streaming_diloco"], SENT, Verdict.not_asked),  # it averages all workers at once
+        (["algo=extra"], SGD, Verdict.not_asked),
+        (["algo=extra"], ALONE, Verdict.not_asked),
     ],
 )
-def test_bytes_are_checked_in_a_run_that_sends_something(overrides: list[str], verdict: Verdict) -> None:
-    assert Checks(overrides).carry_out("bytes counted = bytes sent").verdict is verdict
+def test_a_property_is_asked_where_it_can_be_tested(overrides: list[str], name: str, verdict: Verdict) -> None:
+    assert Checks(overrides).carry_out(name).verdict is verdict
 
 
-def _without_consensus(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
-    y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
-    return self.State(y.add(net.mix(y.clone(), t), alpha=0), s.compression_stats, opt)
+def _step(mixed: Callable[..., Tensor]) -> Callable[..., Any]:
+    """The step of D-PSGD with `mixed(y, s, net, t)` instead of W y."""
+
+    def step(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
+        y, opt = self.local.adapt(s.x.clone(), oracle(s.x), s.opt, t)
+        return self.State(mixed(y, s, net, t), s.compression_stats, opt)
+
+    return step
 
 
-def _gathers(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
-    y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
-    return self.State(net.gather(y).mean(0).repeat(len(y), 1), s.compression_stats, opt)
-
-
-def _loses_nothing(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
-    y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
-    return self.State(net.mix_with(y, np.full((net.n, net.n), 1 / net.n)), s.compression_stats, opt)
+WITHOUT_CONSENSUS = _step(lambda y, s, net, t: y.add(net.mix(y.clone(), t), alpha=0))
+SHRINKING = _step(lambda y, s, net, t: 0.9 * net.mix(y, t))
+RANDOM = _step(lambda y, s, net, t: y + torch.rand_like(y))
 
 
 @pytest.mark.parametrize(
     ("step", "name", "verdict", "words"),
     [
-        (_without_consensus, "the workers reach consensus", Verdict.failed, "still differ by 0.8"),
-        (_without_consensus, "the mean is kept", Verdict.passed, "topology=ring"),
-        (_gathers, "bytes counted = bytes sent", Verdict.failed, "step calls net.gather, which is for evaluation"),
-        (_loses_nothing, "the same messages are lost with 1 and 2 processes", Verdict.not_tested, "is ever lost"),
+        (WITHOUT_CONSENSUS, "the workers reach consensus", Verdict.failed, "still differ by 0.8"),
+        (WITHOUT_CONSENSUS, MEAN, Verdict.passed, "topology=ring"),
+        (SHRINKING, MEAN, Verdict.failed, "all gradients are zero, step 0 moves the models"),
+        (
+            _step(lambda y, s, net, t: s.x + (net.mix(y, t) - s.x) * torch.arange(1, 6)[:, None] / 5),
+            *(MEAN, Verdict.failed, "instead of once each"),
+        ),
+        (_step(lambda y, s, net, t: s.x.clone()), MEAN, Verdict.failed, "updates of the workers are lost"),
+        (SHRINKING, SGD, Verdict.failed, "differ from those of plain SGD"),
+        (SHRINKING, ALONE, Verdict.failed, "with one worker the models differ from those of plain SGD"),
+        (SHRINKING, "it finds the optimum where all workers share it", Verdict.failed, "the worst is still"),
+        (
+            _step(lambda y, s, net, t: y * math.nan),
+            *(
+                "models are finite and start at the initial models",
+                Verdict.failed,
+                "after step 1 a model is not finite",
+            ),
+        ),
+        (RANDOM, "runs are reproducible", Verdict.failed, "two runs with the same seed differ"),
+        (RANDOM, "a resumed run continues bit for bit", Verdict.failed, "a resumed run ends"),
+        (
+            _step(lambda y, s, net, t: net.gather(y).mean(0).repeat(len(y), 1)),
+            *(SENT, Verdict.failed, "step calls net.gather, which is for evaluation"),
+        ),
+        (
+            _step(lambda y, s, net, t: net.mix_with(y, np.full((net.n, net.n), 1 / net.n))),
+            *("the same messages are lost with 1 and 2 processes", Verdict.not_tested, "is ever lost"),
+        ),
     ],
 )
 def test_a_property_is_judged_by_itself(
@@ -260,6 +296,13 @@ def test_a_property_is_judged_by_itself(
     monkeypatch.setattr(DPSGD, "step", step)
     found = Checks(["algo=dpsgd"]).carry_out(name)
     assert found.verdict is verdict and words in found.words
+
+
+def test_processes_with_other_iterates_or_bytes_are_not_the_same() -> None:
+    one = properties.Walk(np.ones((3, 2, 1)), 5, 1, 5)
+    for other, words in ((one._replace(iterates=one.iterates + 1e-9), "differ"), (one._replace(bytes_sent=6), "is 5")):
+        with pytest.raises(properties.Violation, match=words):
+            properties.same(one, other, 2)
 
 
 def test_an_exception_is_shown_once_with_its_line(
@@ -278,21 +321,9 @@ def test_rows_that_an_algorithm_gives_away_are_not_read_again(tmp_path: Path, mo
         net = ALGORITHMS[name].nets[0].overrides(tmp_path)
         task = f"task={ALGORITHMS[name].task}"
         properties.rows_are_given_away(configure(f"algo={name}", *net, *ALGORITHMS[name].overrides, task), 12)
-    monkeypatch.setattr(DPSGD, "step", _reads_given_rows)
+    monkeypatch.setattr(DPSGD, "step", _step(lambda y, s, net, t: (net.mix(y, t) + y) / 2))  # y may be what is mixed
     with pytest.raises(properties.Violation, match=r"give a copy, as in net\.mix\(y\.clone\(\), t\)"):
         properties.rows_are_given_away(configure("algo=dpsgd", "topology=ring", "num_workers=5", "task=quadratics"), 12)
-
-
-def _reads_given_rows(self: DPSGD, s: Any, oracle: Any, net: Any, t: int) -> Any:
-    y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
-    mixed = net.mix(y, t)
-    return self.State((y + mixed) / 2, s.compression_stats, opt)  # y may be what is mixed
-
-
-def test_an_algorithm_that_never_is_plain_sgd_is_not_compared_with_it() -> None:
-    checks = Checks(["algo=extra"])
-    verdicts = [checks.carry_out(name).verdict for name in checks.all if "plain SGD" in name]
-    assert verdicts == [Verdict.not_asked] * 2
 
 
 # -- Every choice in conf/ composes, and a run's identity holds what the computation depends on and nothing else -------

@@ -492,7 +492,7 @@ TASKS = {
     "mean_estimation": ["task=mean_estimation", "algo=relay_mean", "topology=chain"],
     "one by one": ["model=cnn", "execution=loop"],
     "side by side": ["model=mlp", "execution=batched"],
-    "dropout": ["data=synthetic", "data.image_size=32", "model=vgg11", "batch_size=2"],
+    "dropout": ["data=user_table:data_of_vectors", "model=user_table:make_dropout_always", "batch_size=1"],
 }
 SAMPLES_PER_EPOCH = 479  # of the digits, for 3 workers
 
@@ -516,7 +516,7 @@ def gradient(run: Run, x: Tensor, *draws: int) -> Tensor:
     return run.problem.gradient(x, np.array(draws))[1].clone()
 
 
-@pytest.fixture(params=[*list(TASKS)[:-1], pytest.param("dropout", marks=pytest.mark.slow)])
+@pytest.fixture(params=TASKS)
 def run(request: pytest.FixtureRequest) -> Run:
     return assembled(request.param)
 
@@ -547,6 +547,14 @@ def test_workers_that_are_not_equally_far_draw_what_is_next_for_each(run: Run) -
     for worker, draw in enumerate((5, 0, 1)):
         torch.testing.assert_close(mixed[worker], gradient(run, x, draw, draw, draw)[worker])
     assert torch.isfinite(run.oracle.take_losses().mean).all()
+
+
+def test_every_worker_drops_other_inputs_in_every_draw() -> None:
+    run = assembled("dropout")
+    x = models(run)
+    g = torch.cat([gradient(run, x, *[draw] * K) for draw in range(2)])
+    assert len({tuple(row) for row in (g == 0).tolist()}) == 2 * K  # a weight of an input that is dropped has none
+    torch.testing.assert_close(run.problem.gradient(x[-1:], np.array([1]), [K - 1])[1], g[-1:])
 
 
 @pytest.mark.parametrize("name", ["one by one", "side by side"])

@@ -211,7 +211,7 @@ def alike(module: nn.Module, inputs: Tensor, targets: Tensor, loss: Any = cross_
 def test_both_executions_agree_on_any_arrangement_of_layers():
     module = nn.Sequential(
         nn.Sequential(nn.Conv2d(2, 6, 3, stride=2, padding=1, bias=False), nn.ReLU(inplace=True)),
-        nn.Conv2d(6, 4, 3, padding="same", groups=2),
+        nn.Conv2d(6, 4, 3, padding="same", dilation=2, groups=2),
         nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
         nn.Dropout(0.0),
         nn.AdaptiveAvgPool2d(2),

@@ -306,6 +306,16 @@ def test_torchs_own_are_not_foreign_to_a_run_that_is_loaded() -> None:
     assert all(is_foreign(package, f"torch.hub:{name}") for package, name in named)
 
 
+def test_a_gradient_with_weight_decay_gets_no_more_of_it() -> None:
+    x, g = torch.ones(1, 1), torch.tensor([[-0.15]])
+    for name in ("adam", "torch.optim:Adam"):
+        local = compose([f"optim={name}", "optim.weight_decay=0.1", "task=quadratics"]).optim.rule(
+            rate, RowLayout.flat(1)
+        )
+        d, _ = local.direction(local.regularised(g.clone(), x), x, local.init(x), 0)
+        torch.testing.assert_close(d, torch.tensor([[-1.0]]))  # the sign of g + 0.1 x
+
+
 def test_an_algorithm_with_a_momentum_refuses_updates_that_are_not_proportional_to_the_rate(start) -> None:
     with pytest.raises(ConfigError, match="updates that are not proportional to the learning rate"):
         configure_and_step("algo=qg_dpsgd", "topology=ring", "optim=torch.optim:Rprop")

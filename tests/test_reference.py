@@ -402,3 +402,6 @@ def test_push_sum_weights_keep_their_sum_however_much_is_lost():
         w = net.mix_known(w, round)
     assert w.sum().item() == pytest.approx(6, rel=1e-12)
     assert w.min().item() > 0.05
+    net = LocalNetwork(components("topology")["ring"]().schedule(6), Losses(0.5, SEED))  # whose rows sum to one, too
+    _, w = net.push(net.known_ones(), net.known_ones(), 0)
+    assert w.sum().item() == pytest.approx(6, rel=1e-12) and w.std() > 0

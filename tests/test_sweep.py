@@ -993,6 +993,12 @@ def test_a_sweep_of_asynchronous_and_synchronous_methods_leads_to_a_comparison_a
     assert "Times: " not in command(capsys, "algo=allreduce,dpsgd", "topology=ring", *QUICK)[1]
 
 
+def test_rerun_carries_out_finished_runs_again_once(capsys):
+    for more in ((), ("rerun=true",)):
+        code, out, _ = command(capsys, "algo=dpsgd", "topology=ring", "seed=0,1", *QUICK, *more)
+        assert (code, out.count("] done")) == (0, 2)
+
+
 def test_bold_in_a_table_of_runs_takes_a_lead_that_seeds_tell_apart(capsys):
     for others, bold in (((0.30, 0.20, 0.70), False), ((0.10, 0.40, 0.50), False), ((0.30, 0.29, 0.31), True)):
         shutil.rmtree("results", ignore_errors=True)

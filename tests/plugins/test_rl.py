@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
+from gymnasium.wrappers.utils import RunningMeanStd
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
@@ -77,6 +78,17 @@ def reference_advantages(
     return found
 
 
+def reference_scaled(rewards: np.ndarray, ended: np.ndarray, gamma: float) -> np.ndarray:
+    """Rewards [T, E] over the standard deviation of all discounted returns so far, as gymnasium counts them."""
+    discounted, moments, found = 0.0, RunningMeanStd(), []
+    for reward, end in zip(rewards, ended, strict=True):
+        discounted = discounted * gamma + reward
+        moments.update(discounted)
+        found.append(np.clip(reward / np.sqrt(moments.var + 1e-8), -10, 10))
+        discounted = discounted * (1 - end)
+    return np.array(found)
+
+
 def reference_loss(task, distribution, value: Tensor, target: Tensor, actions: Tensor) -> Tensor:
     """PPO's loss of a batch by torch's distributions, term by term; target: advantage, return, value, log-prob."""
     advantage, wanted, before, log_prob = target.unbind(-1)
@@ -110,8 +122,7 @@ def test_a_recorded_rollout_has_the_advantages_the_loss_and_the_gradient_of_an_i
     x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     for draw_ in range(problem.R):  # the first rollout, at other models than the one that counts
         problem.gradient(x, np.full(4, draw_))
-    at_first, spread = x.clone(), rollouts.spread.copy()
-    rewards.clear(), ended.clear()
+    at_first = x.clone()
     problem.gradient(x, np.full(4, problem.R))
     moved = x + 0.02 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=x.dtype)
     losses, g = problem.gradient(moved, np.full(4, problem.R + 1))
@@ -119,14 +130,13 @@ def test_a_recorded_rollout_has_the_advantages_the_loss_and_the_gradient_of_an_i
     for i in range(4):
         target = rollouts.targets[i]
         values = target[..., 2].numpy()
-        got = np.array(rewards)[:, i]
-        if rollouts.normalises:
-            assert not np.array_equal(spread, rollouts.spread)
-        else:
-            seen, memory, begins = rollouts.observe([i]), rollouts.memory[[i]], rollouts.begins[[i]]
-            last = problem._acting(at_first[[i]], [i])(seen, memory, begins)[0][0, :, 0].numpy()
-            wanted = reference_advantages(got, values, np.array(ended)[:, i], last, task.gamma, task.gae_lambda)
-            np.testing.assert_allclose(target[..., 0].numpy(), wanted, rtol=1e-10, atol=1e-10)
+        got, over = np.array(rewards)[:, i], np.array(ended)[:, i]
+        got = reference_scaled(got, over, task.gamma) if rollouts.normalises else got
+        seen, memory, begins = rollouts.observe([i]), rollouts.memory[[i]], rollouts.begins[[i]]
+        last = problem._acting(at_first[[i]], [i])(seen, memory, begins)[0][0, :, 0].numpy()
+        second = slice(task.rollout_steps, None)
+        wanted = reference_advantages(got[second], values, over[second], last, task.gamma, task.gae_lambda)
+        np.testing.assert_allclose(target[..., 0].numpy(), wanted, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(target[..., 1], target[..., 0] + target[..., 2])
         row = moved[i].clone().requires_grad_()
         module = problem.models.modules[i]
@@ -217,6 +227,8 @@ def test_a_rollout_is_collected_every_so_many_draws_with_the_model_of_that_time(
         assert sorted(orders[first] + orders[first + 1]) == list(range(32)), "each frame once in a pass"
     assert orders[0] != orders[2]
     assert problem.rollouts.frames.tolist() == [96] * 4
+    whole, *parts = (problem.average_statistics(x[0], *share)[:-2] for share in ((0, 1), (0, 2), (1, 2)))
+    torch.testing.assert_close(sum(parts), whole)
 
 
 @pytest.mark.parametrize("case", ["mlp", "lstm", "cartpole"])

@@ -41,6 +41,7 @@ from decentral.plugins.translation.problem import (
     WordBleu,
     beam_search,
     bleu,
+    greedy,
     smoothed_loss,
 )
 from decentral.store import read_metrics
@@ -114,22 +115,29 @@ def test_writing_token_by_token_gives_the_logits_of_the_whole():
 
 
 def test_a_beam_that_holds_everything_finds_the_best_of_all_translations():
-    module, penalty, most = network(vocabulary=4, seed=2), 0.6, 4
+    module, most = network(vocabulary=4, seed=3), 4
     source = torch.from_numpy(drawn([2, 2], vocabulary=4, seed=4).rows(np.arange(2)))[:, 1:]
 
-    def score(i: int, tokens: tuple[int, ...]) -> float:
+    def log_p(i: int, tokens: tuple[int, ...]) -> float:
         given = torch.tensor([[BEGIN, *tokens[:-1]]])
-        log_p = module(Sentences(source[i : i + 1], given))[0].log_softmax(-1)
-        return sum(log_p[t, y].item() for t, y in enumerate(tokens)) / ((5 + len(tokens)) / 6) ** penalty
+        each = module(Sentences(source[i : i + 1], given))[0].log_softmax(-1)
+        return sum(each[t, y].item() for t, y in enumerate(tokens))
 
     words = [y for y in range(4) if y != END]
     complete = [(*head, END) for n in range(most) for head in itertools.product(words, repeat=n)]
     everything = [*complete, *itertools.product(words, repeat=most)]
     with torch.no_grad():
-        found = beam_search(module, source, extra_length=1, width=130, penalty=penalty)
-        for i in range(2):
-            best = max(everything, key=lambda tokens, i=i: score(i, tokens))
-            assert found[i] == [y for y in best if y != END]
+        known = [{tokens: log_p(i, tokens) for tokens in everything} for i in range(2)]
+        for penalty, length in ((2.0, 1), (7.0, most)):
+            found = beam_search(module, source, extra_length=1, width=130, penalty=penalty)
+            for of, tokens in zip(known, found, strict=True):
+                best = max(of, key=lambda y, of=of, penalty=penalty: of[y] / ((5 + len(y)) / 6) ** penalty)
+                assert len(best) == length and tokens == [y for y in best if y != END]
+        module = network(vocabulary=4, seed=2)  # it ends no sentence
+        source = torch.from_numpy(drawn([1, 2], vocabulary=4, seed=4).rows(np.arange(2)))[:, 1:]
+        found = greedy(module, source, extra_length=1)
+        alike = beam_search(module, source, extra_length=1, width=1, penalty=2.0)
+    assert found == alike and list(map(len, found)) == [3, 4]
 
 
 # -- BLEU --------------------------------------------------------------------------------------------------------------
