@@ -15,6 +15,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.elastic.agent.server import api as agent
@@ -22,7 +23,7 @@ from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 from torch.distributed.elastic.utils import store as agent_store
 
 import decentral
-from conftest import exit_status
+from conftest import Result, exit_status
 from decentral.cli.run import main
 from decentral.errors import ConfigError
 from decentral.host.processes import carried_out
@@ -99,14 +100,15 @@ def commands(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_commands_for_several_machines_start_one_run(tmp_path):
-    """On one machine, by its loopback."""
+def test_the_commands_for_several_machines_start_one_run(tmp_path, start):
+    """On one machine, by its loopback; with the numbers of one process."""
     (command,) = [line for line in commands(DOCUMENTS[1].read_text()) if "--nnodes" in line]
     assert any(line.startswith(command) for line in commands(DOCUMENTS[2].read_text())), "both say the same"
     for written, here in (("HOST", "127.0.0.1"), ("29500", str(free_port())), ("per-node=4", "per-node=1")):
         command = command.replace(written, here)
     words = shlex.split(command)
-    ours = [*words[1:], "results_dir=results", *QUADRATICS, "steps=20"]
+    settings = [*QUADRATICS[:2], "steps=20", "evaluation.every_epochs=1"]
+    ours = [*words[1:], "results_dir=results", *settings, *QUADRATICS[3:]]
     environment = os.environ | {"PYTHONPATH": str(SOURCES.parent), "GLOO_SOCKET_IFNAME": "lo"}
     agents = [
         subprocess.Popen(
@@ -120,6 +122,9 @@ def test_the_commands_for_several_machines_start_one_run(tmp_path):
         assert each.returncode == 0, told
     (directory,) = (tmp_path / "results" / "runs").iterdir()
     assert (RunStore.peek(directory) or {})["status"] == "done"
+    found, alone = Result("done", directory).rows, start(*words[1 + words.index("decentral") :], *settings).rows
+    assert [row | {"value": 0} for row in found] == [row | {"value": 0} for row in alone] != []
+    np.testing.assert_allclose([row["value"] for row in found], [row["value"] for row in alone], rtol=1e-8)
 
 
 def test_no_documented_command_lets_an_agent_unpickle():

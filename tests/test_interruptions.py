@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -33,12 +32,6 @@ TINY = [
     "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "steps=200",
     "evaluation.every_epochs=10", "device=cpu", "network.timeout_s=20",
 ]  # fmt: skip
-MOMENTS: list[Callable[[Path], object]] = [
-    Path.exists,
-    lambda results: any(read_metrics(run.path) for run in find_runs(results)),
-    lambda results: any(len(read_metrics(run.path)) > 60 for run in find_runs(results)),
-]
-"""What the folder of results shows when Ctrl-C is pressed."""
 
 
 def run(
@@ -73,12 +66,11 @@ def numbers(results: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_a_signal_while_processes_start_ends_the_run(tmp_path):
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        process = run(*TINY, "steps=1000000", "processes=2", f"run_dir={tmp_path / number.name}")
-        until(lambda: len(below(process.pid)) >= 2)  # noqa: B023 - the server and multiprocessing's tracker
-        family = below(process.pid)
-        os.killpg(process.pid, number)
-        ends(process, family)
+    process = run(*TINY, "steps=1000000", "processes=2", f"run_dir={tmp_path / 'run'}")
+    until(lambda: len(below(process.pid)) >= 2)  # the server and multiprocessing's tracker
+    family = below(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    ends(process, family)
 
 
 def script(folder: Path, code: str) -> subprocess.Popen[str]:
@@ -117,7 +109,7 @@ DONE = (
 
 
 @pytest.mark.parametrize("several", [2, pytest.param(len(LOST), marks=pytest.mark.slow)])
-def test_ctrl_c_is_not_lost_and_what_is_done_stays_done(tmp_path, several):
+def test_ctrl_c_ends_a_command_and_does_not_change_a_completed_one(tmp_path, several):
     lost, done = ([script(tmp_path, code) for code in codes[:several]] for codes in (LOST[::-1], DONE))
     for process in lost:
         ends(process, [])
@@ -125,7 +117,7 @@ def test_ctrl_c_is_not_lost_and_what_is_done_stays_done(tmp_path, several):
         assert (process.communicate(timeout=240), process.returncode) == (("", ""), 0)
 
 
-def test_ctrl_c_among_the_first_imports_is_a_sentence():
+def test_ctrl_c_during_the_first_imports_prints_one_sentence():
     ends(
         run(
             words=("-c", "import os, sys; sys.argv[0] = 'decentral-run'; import decentral.cli; os.kill(os.getpid(), 2)")
@@ -135,7 +127,7 @@ def test_ctrl_c_among_the_first_imports_is_a_sentence():
 
 
 @pytest.mark.slow
-def test_what_ignores_ctrl_c_goes_on_with_all_its_processes(tmp_path):
+def test_a_command_that_ignores_ctrl_c_completes(tmp_path):
     """As under nohup, and in the background of a script."""
     process = run(*TINY, "processes=2", f"results_dir={tmp_path}", deaf=True)
     until(lambda: process.poll() is not None or not os.killpg(process.pid, signal.SIGINT))
@@ -147,24 +139,21 @@ def test_what_ignores_ctrl_c_goes_on_with_all_its_processes(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_interrupted_at_any_moment_resumes_to_the_same_numbers(tmp_path):
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize(
+    ("arguments", "alone"), [(["processes=2"], True), (["-m", "seed=1,2"], False)], ids=["run", "sweep"]
+)
+def test_a_command_that_is_interrupted_resumes_to_the_same_numbers(tmp_path, arguments, alone):
     """Ctrl-C reaches the whole group, `kill -INT` the command alone."""
-    for arguments, alone, moments in (
-        (["processes=1"], True, MOMENTS[1:2]),
-        (["processes=2"], False, MOMENTS),
-        (["-m", "seed=1,2"], False, MOMENTS[1:2]),
-    ):
-        straight = tmp_path / f"straight_{alone}_{len(arguments)}"
-        run(*TINY, *arguments, f"results_dir={straight}").communicate()
-        for number, moment in enumerate(moments):
-            results = tmp_path / f"{number}_{alone}_{len(arguments)}"
-            process = run(*TINY, *arguments, f"results_dir={results}")
-            until(lambda: process.poll() is not None or moment(results))  # noqa: B023
-            family = below(process.pid)
-            (os.kill if alone else os.killpg)(process.pid, signal.SIGINT)
-            ends(process, family, (0, ""))
-            run(*TINY, *arguments, f"results_dir={results}").communicate()
-            assert numbers(results) == numbers(straight) != []
+    straight, results = tmp_path / "straight", tmp_path / "results"
+    assert command(*TINY, *arguments, f"results_dir={straight}") == 0
+    process = run(*TINY, *arguments, f"results_dir={results}")
+    until(lambda: process.poll() is not None or any(read_metrics(run.path) for run in find_runs(results)))
+    family = below(process.pid)
+    (os.kill if alone else os.killpg)(process.pid, signal.SIGINT)
+    ends(process, family, (0, ""))
+    assert command(*TINY, *arguments, f"results_dir={results}") == 0
+    assert numbers(results) == numbers(straight) != []
 
 
 RUN = [
@@ -204,7 +193,7 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_4_nobody_outlives_a_launcher_that_is_killed_and_the_same_command_goes_on(tmp_path):
+def test_4_no_process_outlives_a_killed_launcher_and_the_same_command_resumes(tmp_path):
     """The fork server is killed at some time, then the launcher while one of the workers is stopped.
 
     Whatever happens late, happens before the run is over: a worker stops half-way in the first attempt, and again in
@@ -238,7 +227,7 @@ def test_17_a_signal_writes_a_checkpoint_and_ends_the_run(tmp_path, number):
     assert facts["status"] == "interrupted" and facts["step"] == newest_checkpoint(tmp_path / "run") > 0
 
 
-def test_17_what_asks_again_while_a_stop_is_under_way_does_not_break_it_off(tmp_path, monkeypatch):
+def test_17_a_second_request_to_stop_does_not_interrupt_the_checkpoint(tmp_path, monkeypatch):
     """A job of SLURM may get SIGTERM, and then the signal that announces its preemption."""
     stop = supervise._ask_to_stop
 
@@ -278,7 +267,7 @@ def test_17_the_second_ctrl_c_ends_what_the_first_one_could_not(tmp_path, monkey
     assert status(tmp_path / "run")["status"] == "interrupted"
 
 
-def test_17_a_failure_while_the_run_stops_is_told_and_not_called_an_interruption(tmp_path, monkeypatch):
+def test_17_a_failure_while_the_run_stops_is_reported_as_a_failure(tmp_path, monkeypatch):
     """The disk is full when the checkpoint of a Ctrl-C is written."""
     run = prepare(compose(["task=quadratics", "num_workers=4", "steps=6", f"run_dir={tmp_path / 'run'}"]))
     full = OSError(errno.ENOSPC, "No space left on device")

@@ -202,7 +202,7 @@ def test_what_is_missing_is_named(monkeypatch):
     with pytest.raises(ConfigError, match=r"needs sbatch, which is missing here: .* launcher.cluster=local"):
         Slurm().check()
     monkeypatch.setattr("decentral.host.machine.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs the package 'submitit': pip install 'decentral\[slurm\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package 'submitit': pip install '\.\[slurm\]'"):
         Slurm().check()
 
 
@@ -227,21 +227,16 @@ def ray(home) -> Iterator[Pool]:
 
 
 def test_ray_runs_are_done_and_a_crash_takes_nothing_with_it(ray, tmp_path, start):
-    settings = ("task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", "steps=50")
-    configs = [configure(*settings, f"seed={seed}", "progress=false") for seed in (0, 1)]
-    runs = [
-        TrainingRun(replace(config, device="cpu", processes="1", results_dir=str(tmp_path)), f"seed {config.seed}")
-        for config in configs
-    ]
+    settings = ("steps=50", "evaluation.every_epochs=10")
+    runs = [run(tmp_path, *settings, f"seed={seed}") for seed in (0, 1)]
     toys = [Counting(str(tmp_path), fate=fate) for fate in ("killed", "error", "refused")]
     for job in (*runs, *toys):
         assert ray.has_room(job)
         ray.start(job)
     ended = all_ended(ray, 5)
     assert [ended[job.title].status for job in runs] == ["done", "done"]
-    undisturbed = start(*settings)
-    rows = [{key: row[key] for key in row if key != "wall_s"} for row in read_metrics(runs[0].directory)]
-    assert rows == undisturbed.rows
+    undisturbed = start("task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", *settings)
+    assert metrics(runs[0]) == undisturbed.rows
     failures = {job.fate: ended[job.title] for job in toys}
     assert {fate: (one.status, one.failure) for fate, one in failures.items()} == {
         "killed": ("failed", "killed"), "error": ("failed", "error"), "refused": ("failed", "refused")

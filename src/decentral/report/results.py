@@ -139,8 +139,13 @@ class Results:
     @cached_property
     def wanted(self) -> Wanted:
         """The final numbers of runs of cells, as far as study.json has them."""
-        known = [(json.loads(key), int(number)) for key, number in (self.facts.get("wanted") or {}).items()]
-        return [({name: plain(value) for name, value in own.items()}, number) for own, number in known]
+        wanted = self.facts.get("wanted") or {}
+        try:
+            cells = [json.loads(key).items() for key in wanted]
+        except (ValueError, AttributeError):
+            raise ConfigError(f"{self.directory / 'study.json'} is damaged: 'wanted' must name cells.") from None
+        known = zip(cells, wanted.values(), strict=True)
+        return [({name: plain(value) for name, value in own}, int(number)) for own, number in known]
 
     @cached_property
     def chosen(self) -> pandas.DataFrame:
