@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from decentral.algorithms.asynchronous import in_rounds as carried_out_in_rounds
+from decentral.conformance import properties
 from decentral.registry import components
 
 
@@ -224,6 +225,16 @@ def run_of(name: str, net: Net | None = None) -> list[str]:
         *(*case.overrides, *cluster, "optim=momentum", "lr=0.05", "steps=12", "trace=true"),
         *("checkpoint_every_s=0", "evaluation.every_epochs=3"),
     ]
+
+
+def agree(one: Any, other: Any, processes: int, rtol: float = 1e-12) -> None:
+    """Compare a run with one of several processes: iterates, metrics and bytes."""
+    assert one.status == other.status == "done"
+    properties.same(one.walk, other.walk, processes, rtol)
+    rows = [[{**row, "value": None} for row in result.rows] for result in (one, other)]
+    assert rows[0] == rows[1]
+    ours, theirs = ([row["value"] for row in result.rows] for result in (other, one))
+    np.testing.assert_allclose(ours, theirs, rtol=100 * rtol, atol=rtol * np.abs(one.iterates).max())
 
 
 def in_rounds() -> dict[str, type]:

@@ -16,7 +16,7 @@ from decentral.errors import ConfigError
 from decentral.optim.adam import Adam
 from decentral.registry import components
 from decentral.topology.present import Absent, PresentRule, Weights, restricted
-from table import a_third, run_of
+from table import run_of
 
 PROBLEM = (
     "task=quadratics",
@@ -123,7 +123,7 @@ def test_absences_are_the_same_in_several_processes(recorded: Callable[..., Resu
     np.testing.assert_allclose(several.iterates, recorded(*words).iterates, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name",), a_third((name,) for name in METHODS))
+@pytest.mark.parametrize("name", METHODS[::3])
 def test_with_all_workers_present_nothing_is_different(
     recorded: Callable[..., Result], start: Start, name: str
 ) -> None:
@@ -136,7 +136,7 @@ def test_with_all_workers_present_nothing_is_different(
     assert found.facts["bytes_sent"] == usual.facts["bytes_sent"]
 
 
-EXACT = ["gradient_tracking", "momentum_tracking", "exact_diffusion", "extra", "push_diging"]
+EXACT = ["gradient_tracking", "exact_diffusion", "extra"]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,6 @@ def test_methods_that_keep_a_sum_are_exact_with_absences(start: Start, name: str
     """D-PSGD, which keeps none, is not."""
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "lr=0.05", *COMING_AND_GOING]
     words += ["steps=500" if name == "dpsgd" else "steps=1500"]
-    words += ["algo.beta=0.5"] if name == "momentum_tracking" else []
     run = start(*PROBLEM, *words, "evaluation.every_epochs=1500")
     if name == "dpsgd":
         assert run.last("distance_to_optimum", "mean") > 1e-2 < run.last("distance_to_optimum", "present mean")

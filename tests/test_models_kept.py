@@ -22,7 +22,6 @@ from decentral.config.identity import run_id
 from decentral.config.prepared import prepare
 from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import same
-from decentral.network import kernels
 from decentral.network.world import World
 from decentral.script.loading import load, runs
 from decentral.store import RunStore
@@ -47,11 +46,8 @@ def accuracy(module: torch.nn.Module, config) -> float:
     return correct / total
 
 
-@pytest.mark.parametrize(
-    "settings", [MLP, pytest.param(NORMED, marks=pytest.mark.slow)], ids=["mlp", "batch statistics"]
-)
-def test_loaded_models_have_the_accuracy_that_the_run_recorded_last(start, settings):
-    result, config = start(*settings), compose(settings)
+def test_loaded_models_have_the_accuracy_that_the_run_recorded_last(start):
+    result, config = start(*MLP), compose(MLP)
     found = load(result.directory)
     assert [accuracy(model, config) for model in found.models] == [
         result.last("accuracy", i) for i in range(config.num_workers)
@@ -329,28 +325,6 @@ def test_the_averaged_model_has_means_and_own_statistics(start):
         assert averaged[name].abs().min() > 0
         assert not torch.allclose(averaged[name], torch.stack([own[name] for own in workers]).mean(0))
     assert int(averaged["norm.num_batches_tracked"]) == 1 and int(workers[0]["norm.num_batches_tracked"]) == 6
-
-
-@pytest.mark.slow
-def test_any_number_of_processes_has_the_same_states(start):
-    one, two = start(*OWN, directory="one"), start(*OWN, processes=2, directory="two")
-    assert_same(stored(one), stored(two))
-    assert [row["value"] for row in one.rows] == pytest.approx([row["value"] for row in two.rows], rel=1e-9)
-
-
-def in_blocks(world: World, *arguments: Any) -> str:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_BLOCK_BYTES", 1)
-        patch.setattr(kernels, "_LEAST_COLUMNS", 1000)  # of some thousand
-        return carry_out(world, *arguments)
-
-
-@pytest.mark.slow
-def test_models_that_processes_send_in_blocks_are_kept_whole(start, worlds, tmp_path):
-    settings = [*MLP, "precision=fp64"]
-    config = compose([*settings, "progress=false", "device=cpu", f"run_dir={tmp_path / 'two'}"])
-    assert worlds(2).call(in_blocks, config, -1, -1) == ["done"] * 2
-    assert_same(load_models(tmp_path / "two"), stored(start(*settings)))
 
 
 def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(start):

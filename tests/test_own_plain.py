@@ -390,34 +390,19 @@ def differs(num_workers):
 
 def of_kind(num_workers, kind: str):
     ones = np.ones((num_workers, num_workers))
-    kinds = {"words": ones.astype(str), "objects": ones.astype(object), "single": (ones / num_workers).astype("f4")}
-    kinds |= {"complex": ones * 1j, "negative": -ones.astype(int), "sets": {1, 2}, "nothing": None}
-    kinds["mixed"] = [ones / num_workers, networkx.complete_graph(num_workers)]
-    return kinds[kind]
+    return {"words": ones.astype(str), "negative": -ones.astype(int), "nothing": None}[kind]
 
 
 def named_anyhow(num_workers):
     return networkx.relabel_nodes(networkx.cycle_graph(num_workers), {1: "one"})
 
 
-def overwrites(labels, num_workers):
-    order = labels.argsort(kind="stable")
-    labels[:] = 0
-    return np.array_split(order, num_workers)
-
-
-def orders(labels, num_workers):
-    return np.array_split(labels.argsort(kind="stable"), num_workers)
-
-
 def deals_anew(labels, num_workers):
     return np.array_split(np.random.default_rng().permutation(len(labels)), num_workers)
 
 
-def deals(labels, num_workers, kind: str):
-    parts = np.array_split(np.arange(len(labels)), num_workers)
-    kinds = {"dict": dict(enumerate(parts)), "sets": [set(part.tolist()) for part in parts], "nothing": None}
-    return kinds[kind] if kind in kinds else np.arange(len(labels)) % num_workers
+def deals(labels, num_workers):
+    return dict(enumerate(np.array_split(np.arange(len(labels)), num_workers)))
 
 
 def noisy(t):
@@ -517,17 +502,6 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pyte
     assert (dealt[0][0] == dealt[1][0]).all() and (dealt[0][0] != dealt[2][0]).any()
 
 
-def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
-    metrics = []
-    for name in ("orders", "overwrites"):
-        assert (
-            exit_status(main, *QUICK, "data=digits", "model=mlp", f"partition={names}:{name}", f"run_dir={name}") == 0
-        )
-        rows = map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
-        metrics.append([{key: value for key, value in row.items() if key != "wall_s"} for row in rows])
-    assert metrics[0] == metrics[1]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -549,18 +523,10 @@ def test_a_partition_may_write_into_the_labels_that_it_gets(names: str) -> None:
         ("topology={}:arrows topology.weight=true", "has no setting 'weight'. Did you mean"),
         ("topology={}:differs", "is not reproducible: draw from numpy.random"),
         ("topology={}:of_kind topology.kind=words", "returns matrices of <U32: return graphs (bools, or whole"),
-        ("topology={}:of_kind topology.kind=objects", "returns matrices of object"),
-        ("topology={}:of_kind topology.kind=complex", "returns matrices of complex128"),
-        ("topology={}:of_kind topology.kind=single", "matrices of float32: return graphs"),
-        ("topology={}:of_kind topology.kind=mixed", "returns matrices of float64 and bool"),
         ("topology={}:of_kind topology.kind=negative", "returns a graph with negative entries"),
-        ("topology={}:of_kind topology.kind=sets", "returns a set for num_workers=4"),
         ("topology={}:of_kind topology.kind=nothing", "returns a NoneType for num_workers=4"),
         ("partition={}:deals_anew", "returns different parts when called again: draw from numpy.random"),
-        ("partition={}:deals partition.kind=dict", "returns a dict without an array of indices for each worker"),
-        ("partition={}:deals partition.kind=sets", "returns a list without an array of indices for each worker"),
-        ("partition={}:deals partition.kind=nothing", "returns a NoneType without an array of indices"),
-        ("partition={}:deals partition.kind=owners", "returns a ndarray without an array of indices"),
+        ("partition={}:deals", "returns a dict without an array of indices for each worker"),
         ("schedule={}:noisy", "when called again: make it a deterministic function of its arguments"),
         ("logger={}:Silent", "Silent has no method log(step, values): define it."),
     ],

@@ -113,10 +113,9 @@ def test_a_study_has_the_jobs_that_it_had(name: str) -> None:
 
 @pytest.mark.usefixtures("beside_data")
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", ["small", "paper"])
-def test_all_studies_have_the_jobs_that_they_had_at_larger_scales(scale: str) -> None:
-    known = {name: in_order(JOBS[f"{name} {scale}"]) for name in names_of(scale)}
-    assert {name: job_ids(name, scale) for name in known} == known
+def test_all_studies_have_the_jobs_that_they_had_at_the_scale_of_the_papers() -> None:
+    known = {name: in_order(JOBS[f"{name} paper"]) for name in names_of("paper")}
+    assert {name: job_ids(name, "paper") for name in known} == known
 
 
 NOT_ADAPTED = "algo=allreduce task=quadratics compress=topk"
@@ -282,27 +281,17 @@ def test_a_finished_run_is_done_and_stays_as_it_is(copy: Callable[[str], tuple[P
     assert contents(directory) == before
 
 
-@pytest.mark.parametrize("name", INTERRUPTED)
-def test_an_interrupted_run_goes_on_to_the_end_that_it_had(
-    copy: Callable[[str], tuple[Path, Config]], worlds: Callable[[int], Any], name: str
+@pytest.mark.parametrize(("name", "other"), [*((name, None) for name in INTERRUPTED), *OTHER_NUMBERS.items()])
+def test_an_interrupted_run_resumes_to_the_end_that_it_had(
+    copy: Callable[[str], tuple[Path, Config]], worlds: Callable[[int], Any], name: str, other: int | None
 ) -> None:
+    """With its own number of processes or another one."""
     directory, config = copy(name)
-    if config.processes == "1":
+    processes = other or int(config.processes)
+    if processes == 1:
         assert carry_out(World(0, 1, torch.device("cpu")), config, -1, -1) == "done"
     else:
-        assert worlds(int(config.processes)).call(carry_out, config, -1, -1) == ["done"] * int(config.processes)
-    at_the_same_end(directory, name)
-
-
-@pytest.mark.parametrize("name", OTHER_NUMBERS)
-def test_an_interrupted_run_goes_on_with_another_number_of_processes(
-    copy: Callable[[str], tuple[Path, Config]], worlds: Callable[[int], Any], name: str
-) -> None:
-    directory, config = copy(name)
-    if OTHER_NUMBERS[name] == 1:
-        assert carry_out(World(0, 1, torch.device("cpu")), config, -1, -1) == "done"
-    else:
-        assert set(worlds(OTHER_NUMBERS[name]).call(carry_out, config, -1, -1)) == {"done"}
+        assert set(worlds(processes).call(carry_out, config, -1, -1)) == {"done"}
     at_the_same_end(directory, name)
 
 
@@ -388,9 +377,8 @@ def test_the_jobs_of_a_study_are_those_that_are_stored_and_stay_as_they_are(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "study", [STUDIES[0], *(pytest.param(study, marks=pytest.mark.slow) for study in STUDIES[1::3])]
-)
+@pytest.mark.usefixtures("inline")
+@pytest.mark.parametrize("study", STUDIES[::4])
 def test_a_finished_study_computes_nothing(
     study_copy: Callable[[str], Path], study: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from configure import configure
 from decentral.report.summary import summary
 from decentral.training.faults import VARIABLE, Injected
-from table import ALGORITHMS, ASYNCHRONOUS, FREE, SEVERAL_GRADIENTS
+from table import ALGORITHMS, ASYNCHRONOUS, FREE, SEVERAL_GRADIENTS, a_third
 
 TRAINING = ("optim=momentum", "lr=0.05", "steps=20", "evaluation.every_epochs=5", "checkpoint_every_s=0")
 EVERY = ("evaluation.every_epochs=null",)
@@ -45,17 +45,7 @@ def at_the_end(run) -> dict[tuple[str, ...], float]:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-QUICK = ("dpsgd", "relaysgd", "gradient_tracking", "sgp")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in ALGORITHMS
-        if name not in ASYNCHRONOUS
-    ],
-)
+@pytest.mark.parametrize(("name",), a_third((name,) for name in list(ALGORITHMS)[::4] if name not in ASYNCHRONOUS))
 def test_equal_speeds_and_a_free_network_change_nothing(start, tmp_path, name):
     case = ALGORITHMS[name]
     task = SMALL if case.task == "quadratics" else (f"task={case.task}", "task.dimension=5", *TRAINING)
