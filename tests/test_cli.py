@@ -36,6 +36,7 @@ from decentral.config.overrides import CHOICES, checked, options
 from decentral.config.parsing import folders_of
 from decentral.config.schema import NODES, Config
 from decentral.errors import ConfigError
+from decentral.optim.sgd import SGD
 from decentral.registry import components, find, plugins
 from decentral.report.summary import summary
 from decentral.settings import limited
@@ -130,8 +131,7 @@ def test_help_names_every_setting_with_its_default(capsys: pytest.CaptureFixture
 
 def with_setting(name: str) -> str:
     """Return how the help lists the optimizers that have a setting."""
-    known = components("optim")
-    known |= dict.fromkeys(("momentum", "nesterov"), known["sgd"])
+    known = components("optim") | dict.fromkeys(("momentum", "nesterov"), SGD)
     return "of " + ", ".join(f"optim={each}" for each in sorted(known) if name in known[each].__dataclass_fields__)
 
 
