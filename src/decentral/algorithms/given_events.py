@@ -94,7 +94,7 @@ class GivenEvents:
     ) -> None:
         self.events, self.bytes_per_row, self.rows = events, bytes_per_row, rows
         self.place: Any = place
-        self._own = [filter(_is_own, program) for program in programs]
+        self._own = [(each for each in program if isinstance(each, Gradient | Local)) for program in programs]
         self.drawn = [0] * len(programs)
         """Number of gradients that each worker has begun."""
         self.done = 0
@@ -146,11 +146,6 @@ class GivenEvents:
 
     def _local(self, i: int, operation: Any, now: float) -> None:
         self.rows.local(i, operation.what, self.drawn[i] - 1, *((now,) if operation.timed else ()))
-
-
-def _is_own(operation: Operation) -> bool:
-    """Return whether the operation involves one worker only."""
-    return isinstance(operation, Gradient | Local)
 
 
 _CARRY_OUT: dict[str, Callable[[GivenEvents, Event], None]] = {

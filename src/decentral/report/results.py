@@ -227,11 +227,8 @@ def _read(path: Path, columns: list[str], names: dict[str, str] | None) -> panda
     if absent:
         raise ConfigError(f"{path} has no column '{absent[0]}': rerun decentral-study, which rewrites it.")
     texts = (name for name in columns if name not in _COLUMNS or name == "metric")
-    return table.assign(**{name: _labels(table[name]).replace(names or {}) for name in texts})
-
-
-def _labels(column: pandas.Series) -> pandas.Series:
-    return column.map({value: plain(from_csv_cell(value)) for value in column.unique()})
+    words = {text: plain(from_csv_cell(text)) for name in texts for text in table[name].unique()}
+    return table.assign(**{name: table[name].map(words).replace(names or {}) for name in texts})
 
 
 def _numbers(column: pandas.Series) -> pandas.Series:
