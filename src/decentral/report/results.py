@@ -226,7 +226,7 @@ def _read(path: Path, columns: list[str], names: dict[str, str] | None) -> panda
     absent = [column for column in columns if column not in table.columns]
     if absent:
         raise ConfigError(f"{path} has no column '{absent[0]}': rerun decentral-study, which rewrites it.")
-    texts = (name for name in columns if name not in _COLUMNS or name == "metric")
+    texts = [name for name in columns if name not in _COLUMNS or name == "metric"]
     words = {text: plain(from_csv_cell(text)) for name in texts for text in table[name].unique()}
     return table.assign(**{name: table[name].map(words).replace(names or {}) for name in texts})
 
