@@ -190,7 +190,6 @@ def test_steps_that_belong_together_have_the_same_workers():
     [
         pytest.param(METHODS[0], SESSIONS, id="dpsgd-sessions"),
         pytest.param(METHODS[5], FAILURES, id="diloco-failures", marks=pytest.mark.slow),
-        pytest.param(METHODS[2], SESSIONS, id="relaysgd-sessions", marks=pytest.mark.slow),
         pytest.param(METHODS[2], FAILURES, id="relaysgd-failures", marks=pytest.mark.slow),
     ],
 )

@@ -169,14 +169,6 @@ class TwiceLinear(nn.Linear):
         return super().forward(2 * x)
 
 
-class LeakyTwice(nn.Linear):
-    """Known in name only: the same class name as torch's."""
-
-
-LeakyTwice.__name__ = LeakyTwice.__qualname__ = "Linear"
-LeakyTwice.forward = lambda self, x: F.linear(x, self.weight) * 3 + self.bias  # type: ignore[assignment,method-assign]
-
-
 class Cube(torch.autograd.Function):
     """x^3 with a backward pass of its own."""
 
@@ -195,18 +187,6 @@ def hooked(register: Callable[[nn.Sequential], object]) -> nn.Sequential:
     net = mlp(nn.ReLU())
     register(net)
     return net
-
-
-def patched() -> nn.Sequential:
-    net = mlp(nn.Tanh())
-    net[0].forward = types.MethodType(shrinks, net[0])
-    return net
-
-
-def shrinks(self: Any, x: Tensor) -> Tensor:
-    if self.training:
-        self.weight.data = 0.9 * self.weight.data
-    return F.linear(x, self.weight) - 1
 
 
 def tied() -> Net:
@@ -244,12 +224,6 @@ def writes(self: Any, x: Tensor) -> Tensor:
     return self.l(x)
 
 
-def remembers(self: Any, x: Tensor) -> Tensor:
-    if self.training:
-        self.seen.append(float(x.detach().sum()))
-    return self.l(x) * (1 + 0.1 * len(self.seen))
-
-
 def depth(draw: Callable[[], float]) -> Net:
     """A residual block that is left out at random in training."""
     block = nn.Linear(6, 6)
@@ -261,43 +235,9 @@ def dropout_later(self: Any, x: Tensor) -> Tensor:
     return F.dropout(self.l(x), 0.5, self.training and bool(self.n > 3))
 
 
-def noisy_gradients() -> nn.Sequential:
-    net = mlp(nn.ReLU())
-    net[0].weight.register_hook(lambda g: g + torch.randn_like(g))
-    return net
-
-
 def anneals(self: Any, x: Tensor) -> Tensor:
     self.config.scale *= 1.1 if self.training else 1
     return self.l(x) * self.config.scale
-
-
-def replaces_a_parameter(self: Any, x: Tensor) -> Tensor:
-    self.l.weight = nn.Parameter(0.9 * self.l.weight.detach())
-    return self.l(x)
-
-
-def freezes_later(self: Any, x: Tensor) -> Tensor:
-    self.n += self.training
-    self.l.requires_grad_(self.n < 3)
-    return self.o(self.l(x))
-
-
-class Versioned(nn.Linear):
-    """A layer that migrates what an earlier version has stored."""
-
-    _version = 2
-
-    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
-        if metadata.get("version", 1) < 2:
-            state[prefix + "weight"] = -state[prefix + "weight"]
-        super()._load_from_state_dict(state, prefix, metadata, *rest)
-
-
-def batches_not_counted() -> nn.Sequential:
-    net = mlp(nn.BatchNorm1d(8))
-    net[1].num_batches_tracked = None
-    return net
 
 
 def recurrent(layer: nn.Module) -> Net:
@@ -314,35 +254,6 @@ def double_gradient(self: Any, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
         (g,) = torch.autograd.grad(torch.tanh(self.l(x)).sum(), x, create_graph=True)
     return self.o(g)
-
-
-def grows(self: Any, x: Tensor) -> Tensor:
-    """A buffer that becomes longer with each step."""
-    if self.training:
-        self.means = torch.cat([self.means, x.mean(0, keepdim=True)])
-    return self.l(x - self.means.mean(0))
-
-
-def from_none(self: Any, x: Tensor) -> Tensor:
-    if self.training:
-        self.mu = x.mean(0) if self.mu is None else self.mu * 0.5 + x.mean(0)
-    return self.l(x if self.mu is None else x - self.mu)
-
-
-def shares_a_buffer() -> Net:
-    """Which counts, and is in two modules; with bits and complex numbers beside it."""
-    net = with_buffers(counts_in_many_types, calls=torch.tensor(0), seen=torch.zeros(6, dtype=torch.bool))
-    net.register_buffer("turn", torch.ones(2, dtype=torch.complex128))
-    net.l.register_buffer("calls", net.calls)
-    return net
-
-
-def counts_in_many_types(self: Any, x: Tensor) -> Tensor:
-    if self.training:
-        self.calls += 1
-        self.seen |= (x > 1).any(0)
-        self.turn *= 0.6 + 0.8j
-    return self.l(x * (1 + self.seen + 0.1 * self.l.calls.to(x) + self.turn.imag.sum()))
 
 
 def follows(self: Any, x: Tensor) -> Tensor:
@@ -365,31 +276,8 @@ def in_one_memory() -> Net:
     return net
 
 
-def viewed(view: Callable[[nn.Linear], Any]) -> Net:
-    """An attribute that is made of a layer."""
-    layer = nn.Linear(6, 6)
-    return Net(lambda m, x: m.o(m.l(x)), l=layer, o=nn.Linear(6, CLASSES), w=view(layer))
-
-
 class Square(nn.Parameter):
     """A parameter of a class of its own."""
-
-
-class Growing:
-    """A hook that keeps how often it was called."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        self.calls += module.training
-        return output * (1 + 0.1 * self.calls)
-
-
-def counted_in_a_hook() -> Net:
-    net = Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES))
-    net.l.register_forward_hook(Growing())
-    return net
 
 
 def sets_its_weights(self: Any, x: Tensor) -> Tensor:
@@ -405,26 +293,10 @@ def with_defaults() -> Net:
     return net
 
 
-def with_a_multiplier() -> Net:
-    net = Net(lambda m, x: F.linear(x, m.l.weight * m.l.weight.multiplier, m.l.bias), l=nn.Linear(6, CLASSES))
-    net.l.weight.multiplier = 0.1
-    return net
-
-
-def hooked_in_training(self: Any, x: Tensor) -> Tensor:
-    h = self.l(x)
-    if self.training:
-        h.retain_grad()
-        h.register_hook(lambda g: 0.1 * g)
-    return self.o(h)
-
-
-def stops_its_statistics(self: Any, x: Tensor) -> Tensor:
+def freezes_later(self: Any, x: Tensor) -> Tensor:
     self.n += self.training
-    if self.n == 2:
-        self.bn.eval()
-        self.drop.p = 0.0
-    return self.l(self.drop(self.bn(x)))
+    self.l.requires_grad_(self.n < 3)
+    return self.o(self.l(x))
 
 
 class Unstorable(nn.Linear):
@@ -505,17 +377,11 @@ MODULES: dict[str, Entry] = {
     "backward_hook": Entry(lambda: hooked(lambda m: m[2].register_full_backward_hook(lambda mod, i, o: None))),
     "backward_hook_that_scales": Entry(lambda: hooked(lambda m: m[2].register_full_backward_hook(lambda mod, i, o: (i[0] * 2,)))),
     "backward_pre_hook": Entry(lambda: hooked(lambda m: m[2].register_full_backward_pre_hook(lambda mod, o: (o[0] * 2,)))),
-    "patched_forward": Entry(patched),
     "own_sequence": Entry(lambda: Backwards(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))),
     "own_linear": Entry(lambda: seq(TwiceLinear(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))),
-    "own_linear_of_the_same_name": Entry(lambda: seq(LeakyTwice(6, 8), nn.ReLU(), nn.Linear(8, CLASSES))),
     # what writes into its input, its output, itself
     "writes_input": Entry(lambda: Net(writes, l=nn.Linear(6, CLASSES)), "unit"),
     "relu_in_place": Entry(lambda: seq(nn.ReLU(inplace=True), nn.Linear(6, CLASSES))),
-    "writes_input_in_training": Entry(lambda: Net(lambda m, x: m.l(x.mul_(2) if m.training else x * 2), l=nn.Linear(6, CLASSES))),
-    "writes_view_of_input": Entry(lambda: Net(lambda m, x: (x[:, 0].zero_(), m.l(x))[1], l=nn.Linear(6, CLASSES))),
-    "remembers": Entry(lambda: Net(remembers, l=nn.Linear(6, CLASSES), seen=[]), joint=False, stored=False),
-    "stops_its_statistics": Entry(lambda: Net(stops_its_statistics, l=nn.Linear(6, CLASSES), bn=nn.BatchNorm1d(6), drop=nn.Dropout(0.5), n=0), joint=False, stored=False),
     "anneals": Entry(lambda: Net(anneals, l=nn.Linear(6, CLASSES), config=types.SimpleNamespace(scale=1.0)), stored=False),
     # buffers
     "ema": Entry(lambda: with_buffers(ema, mu=torch.zeros(6)), joint=False),
@@ -525,22 +391,16 @@ MODULES: dict[str, Entry] = {
     "not_persistent": Entry(not_persistent),
     "no_buffer": Entry(lambda: with_buffers(lambda m, x: m.l(x), missing=None)),
     "complex_buffer": Entry(lambda: with_buffers(lambda m, x: m.l((x * m.phase).real), phase=torch.tensor(0.5 + 0.5j))),
-    "grows": Entry(lambda: with_buffers(grows, means=torch.zeros(1, 6)), joint=False),
-    "from_none": Entry(lambda: with_buffers(from_none, mu=None), joint=False),
-    "shares_a_buffer": Entry(shares_a_buffer, joint=False),
     "teacher": Entry(with_teacher, joint=False),
     # what cannot be trained
     "compiled": Entry(lambda: torch.compile(mlp()), refused=r"it is a OptimizedModule.* give the module before torch\.compile"),
     "scripted": Entry(lambda: torch.jit.script(mlp()), refused=r"it is a RecursiveScriptModule, .* before torch\.jit"),
     "parallel": Entry(lambda: nn.DataParallel(mlp()), refused=r"it is a DataParallel, .*\(\.module\)"),
     "in_one_memory": Entry(in_one_memory, refused="l.weight and o.weight are two tensors in the same memory: share one"),
-    "view_of_a_weight": Entry(lambda: viewed(lambda layer: layer.weight.t()), refused="cannot be copied, once for each worker: RuntimeError: Only Tensors created explicitly by the user"),
     "own_parameter": Entry(lambda: Net(lambda m, x: m.l(x * m.w), l=nn.Linear(6, CLASSES), w=Square(torch.ones(6))), refused="its parameter w is a Square, .* use nn.Parameter"),
-    "counter_in_a_hook": Entry(counted_in_a_hook, stored=False),
     "sets_its_weights": Entry(lambda: Net(sets_its_weights, l=nn.Linear(6, CLASSES))),
     "default_argument": Entry(with_defaults, refused="uses parameters of the original module even in a copy"),
-    "attribute_of_a_parameter": Entry(with_a_multiplier),
-    "hooks_in_training": Entry(lambda: Net(hooked_in_training, l=nn.Linear(6, 6), o=nn.Linear(6, CLASSES))),
+    "freezes_later": Entry(lambda: Net(freezes_later, l=nn.Linear(6, 6), o=nn.Linear(6, CLASSES), n=0), refused="changes l.bias"),
     "all_frozen": Entry(lambda: mlp().requires_grad_(False), refused="no parameters to train: all of them have requires_grad=False"),
     "unstorable": Entry(lambda: Unstorable(6, CLASSES), refused="get_extra_state of Unstorable cannot be stored .*: let it return tensors"),
     "uncopied": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), g=(i for i in range(3))), refused="cannot be copied, once for each worker: TypeError"),
@@ -561,15 +421,10 @@ MODULES: dict[str, Entry] = {
     "dropout_later": Entry(lambda: with_buffers(dropout_later, n=torch.tensor(0)), joint=False),
     "depth_of_python": Entry(lambda: depth(random.random), joint=False),
     "depth_of_numpy": Entry(lambda: depth(np.random.rand), joint=False),
-    "noisy_gradients": Entry(noisy_gradients, joint=False),
     # what changes on the way, what is stored otherwise
-    "replaces_a_parameter": Entry(lambda: Net(replaces_a_parameter, l=nn.Linear(6, CLASSES)), refused="changes l.weight"),
-    "freezes_later": Entry(lambda: Net(freezes_later, l=nn.Linear(6, 6), o=nn.Linear(6, CLASSES), n=0), refused="changes l.bias"),
     "without_numbers": Entry(lambda: nn.Linear(6, CLASSES, device="meta"), refused="device meta"),
     "tuple_in_training": Entry(lambda: Net(lambda m, x: (m.l(x), x) if m.training else m.l(x), l=nn.Linear(6, CLASSES)), refused="gives a tuple"),
     "fails_in_evaluation": Entry(lambda: Net(lambda m, x: m.l(x) if m.training or len(x) < 3 else m.nothing(x), l=nn.Linear(6, CLASSES)), refused="nothing"),
-    "versioned": Entry(lambda: seq(Versioned(6, CLASSES))),
-    "batches_not_counted": Entry(batches_not_counted, joint=False),
     # layers and shapes
     "one_linear": Entry(lambda: nn.Linear(6, CLASSES)),
     "no_bias": Entry(lambda: seq(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES, bias=False))),
@@ -580,16 +435,10 @@ MODULES: dict[str, Entry] = {
     "linear_of_sequences": Entry(lambda: seq(nn.Linear(4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(15, CLASSES)), "sequences"),
     "flatten_from_2": Entry(lambda: seq(nn.Flatten(2), nn.Linear(64, 2), nn.Flatten(), nn.Linear(6, CLASSES)), "images"),
     "conv": Entry(lambda: conv(nn.ReLU(), nn.MaxPool2d(2)), "images"),
-    "conv_strided_dilated": Entry(lambda: conv(nn.Tanh(), stride=2, dilation=2, padding=2), "images"),
-    "conv_same": Entry(lambda: conv(nn.ReLU(), padding="same"), "images"),
     "conv_reflect": Entry(lambda: conv(nn.ReLU(), padding=1, padding_mode="reflect"), "images"),
-    "conv_groups": Entry(lambda: seq(nn.Conv2d(3, 6, 3, groups=3), nn.Flatten(), nn.Linear(216, CLASSES)), "images"),
     "conv_1d": Entry(lambda: seq(nn.Conv1d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(30, CLASSES)), "signals"),
     "conv_transposed": Entry(lambda: seq(nn.ConvTranspose2d(3, 2, 2), nn.Flatten(), nn.Linear(162, CLASSES)), "images"),
-    "pool_ceil": Entry(lambda: conv(nn.MaxPool2d(3, ceil_mode=True)), "images"),
-    "pool_padded": Entry(lambda: conv(nn.MaxPool2d(3, stride=1, padding=1)), "images"),
     "pool_average": Entry(lambda: conv(nn.AvgPool2d(2)), "images"),
-    "pool_adaptive": Entry(lambda: conv(nn.AdaptiveAvgPool2d((None, 2))), "images"),
     "prelu": Entry(lambda: mlp(nn.PReLU())),
     "softmax": Entry(lambda: mlp(nn.Softmax(dim=-1))),
     "softmax_over_the_batch": Entry(lambda: mlp(nn.Softmax(dim=0)), joint=False),
@@ -665,20 +514,6 @@ class OneBuffer(Dataset):
         return self.memory, self.inner[number][1]
 
 
-class Chosen(Subset):
-    """The user's own labels, by overriding both ways to read."""
-
-    def __getitem__(self, number: int) -> Any:
-        x, label = super().__getitem__(number)
-        return x, (label + 1) % CLASSES
-
-    def __getitems__(self, numbers: list[int]) -> list[Any]:
-        return [self[number] for number in numbers]
-
-
-_LABEL, _TWO = torch.tensor(0), torch.zeros(2, 6)
-
-
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         return iter(toy()[0])
@@ -723,34 +558,14 @@ DATA: dict[str, DataEntry] = {
     "items_as_lists": DataEntry(items(lambda x, y: [x, y])),
     "items_of_numpy": DataEntry(items(lambda x, y: (x.numpy(), np.int64(y)))),
     "items_of_float64": DataEntry(items(lambda x, y: (x.double(), y))),
-    "items_that_require_gradients": DataEntry(items(lambda x, y: (x.clone().requires_grad_(), y))),
     "items_of_one_memory": DataEntry(wrapped(OneBuffer)),
     "labels_of_tensors": DataEntry(items(lambda x, y: (x, torch.tensor(y)))),
-    "labels_of_one_element": DataEntry(items(lambda x, y: (x, torch.tensor([y])))),
-    "labels_of_int8": DataEntry(items(lambda x, y: (x, torch.tensor(y, dtype=torch.int8)))),
     "labels_with_a_gap": DataEntry(items(lambda x, y: (x, 2 * (y > 0)))),
     "targets": DataEntry(wrapped(lambda d: WithTargets(len(d), lambda i: d[i], d.tensors[1].tolist()))),
     "targets_of_others": DataEntry(wrapped(lambda d: WithTargets(len(d), lambda i: d[i], [0] * len(d)))),
-    "targets_for_some_only": DataEntry(
-        wrapped(lambda d: WithTargets(len(d), lambda i: d[i], d.tensors[1].tolist()[:5]))
-    ),
-    "targets_wrong_in_one_place": DataEntry(
-        wrapped(
-            lambda d: WithTargets(
-                len(d), lambda i: d[i], [*d.tensors[1].tolist()[:-1], (int(d.tensors[1][-1]) + 1) % 3]
-            )
-        )
-    ),
     "labels_in_a_column": DataEntry(wrapped(lambda d: TensorDataset(d.tensors[0], d.tensors[1][:, None]))),
     "labels_of_bytes": DataEntry(wrapped(lambda d: TensorDataset(d.tensors[0], d.tensors[1].byte()))),
     "labels_of_arrays": DataEntry(items(lambda x, y: (x, np.array(y)))),
-    "labels_of_one_memory": DataEntry(items(lambda x, y: (x, _LABEL.fill_(y)))),
-    "arrays_of_every_second": DataEntry(items(lambda x, y: (np.repeat(x.numpy(), 2)[::2], y))),
-    "items_of_two_memories": DataEntry(items(lambda x, y: (_TWO[y % 2].copy_(x), y))),
-    "subclass_of_subsets": DataEntry(wrapped(lambda d: Chosen(d, range(len(d))))),
-    "targets_of_the_tensors": DataEntry(
-        wrapped(lambda d: WithTargets(len(d), Relabeled(*d.tensors).__getitem__, d.tensors[1].tolist()))
-    ),
     "items_of_several_shapes": DataEntry(items(lambda x, y: (x[: 4 + y], y)), "shape"),
     "a_stream": DataEntry(lambda: (Stream(), Stream()), "IterableDataset|map-style|length"),
     "no_length": DataEntry(lambda: (Endless(), Endless()), "length|len"),

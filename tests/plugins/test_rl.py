@@ -251,7 +251,7 @@ def test_workers_that_are_not_equally_far_have_what_they_would_have_alone(case: 
 @pytest.mark.parametrize(
     "case", ["lstm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("cnn", "continuous"))]
 )
-def test_a_run_goes_on_bit_for_bit_in_the_middle_of_a_rollout(start: Start, case: str) -> None:
+def test_a_run_resumes_bit_for_bit_in_the_middle_of_a_rollout(start: Start, case: str) -> None:
     overrides = [*settings(case), "steps=15", "evaluation.every_epochs=1", "checkpoint_every_s=0", "trace=true"]
     overrides.append("task.normalise=true")
     straight = start(*overrides, directory="straight")
@@ -262,20 +262,19 @@ def test_a_run_goes_on_bit_for_bit_in_the_middle_of_a_rollout(start: Start, case
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_it_goes_on_with_another_number_of_processes(start: Start, before: int, after: int) -> None:
+def test_a_run_resumes_with_another_number_of_processes(start: Start) -> None:
     overrides = [*settings("lstm"), "precision=fp64", "steps=15", "evaluation.every_epochs=1", "checkpoint_every_s=0"]
     overrides = [word for word in overrides if not word.startswith("processes=")] + ["trace=true"]
     straight = start(*overrides, directory="straight")
-    start(*overrides, interrupt_at=6, processes=before)
-    again = start(*overrides, processes=after)
+    start(*overrides, interrupt_at=6, processes=2)
+    again = start(*overrides)
     np.testing.assert_allclose(again.iterates, straight.iterates, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
     "algo", ["algo=wagma algo.tau=3", pytest.param("algo=relaysgd topology=chain", marks=pytest.mark.slow)]
 )
-def test_methods_of_every_kind_train_in_a_virtual_cluster_and_go_on_bit_for_bit(start: Start, algo: str) -> None:
+def test_methods_of_every_kind_train_in_a_virtual_cluster_and_resume_bit_for_bit(start: Start, algo: str) -> None:
     heavy = (
         *("cluster=machines", "cluster.compute.distribution=rollouts", "cluster.compute.mean_s=0.1"),
         *("cluster.compute.rollout_every=4", "cluster.compute.residence=2", "cluster.compute.floor_s=0.3"),
@@ -329,14 +328,13 @@ def test_what_cannot_work_is_refused_in_a_sentence(overrides: tuple[str, ...], w
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_one_worker_solves_a_known_gridworld(start: Start) -> None:
     """Rooms without corridors, which are the same in every run: SPL above 0.9 on those that it has not seen."""
     run = start(
         *("task=rl", "algo=allreduce", "num_workers=1", "optim=adam", "lr=1e-3", "batch_size=256", "partition=iid"),
-        *("model=policy_mlp", "task.num_envs=64", "epochs=100", "evaluation.every_epochs=100"),
+        *("model=policy_mlp", "task.num_envs=64", "epochs=60", "evaluation.every_epochs=60"),
         *("env.size=5", "env.layouts=[open,rooms]", "env.num_test=100"),
     )
     assert run.last("SPL", "averaged") > 0.9
-    assert run.last("frames", 0) == 100 * 64 * 32
+    assert run.last("frames", 0) == 60 * 64 * 32
     assert math.isfinite(run.last("loss", "mean"))
