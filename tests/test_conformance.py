@@ -246,7 +246,7 @@ RANDOM = _step(lambda y, s, net, t: y + torch.rand_like(y))
         (WITHOUT_CONSENSUS, MEAN, Verdict.passed, "topology=ring"),
         (SHRINKING, MEAN, Verdict.failed, "all gradients are zero, step 0 moves the models"),
         (
-            _step(lambda y, s, net, t: s.x + (net.mix(y, t) - s.x) * torch.arange(1, 6)[:, None] / 5),
+            _step(lambda y, s, net, t: net.mix(s.x + (y - s.x) * torch.arange(1, 6)[:, None] / 5, t)),
             *(MEAN, Verdict.failed, "instead of once each"),
         ),
         (_step(lambda y, s, net, t: s.x.clone()), MEAN, Verdict.failed, "updates of the workers are lost"),
@@ -277,6 +277,7 @@ def test_a_property_is_judged_by_itself(
     monkeypatch: pytest.MonkeyPatch, step: Any, name: str, verdict: Verdict, words: str
 ) -> None:
     monkeypatch.setattr(DPSGD, "step", step)
+    monkeypatch.setattr("decentral.conformance.check._LONG", 60)
     found = Checks(["algo=dpsgd"]).carry_out(name)
     assert found.verdict is verdict and words in found.words
 
