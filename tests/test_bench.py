@@ -24,16 +24,8 @@ def test_the_page_that_is_committed_is_made_again(tmp_path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "name, tables, targets",
-    [
-        ("simulated", 2, 3),
-        ("start", 1, 1),
-        ("timeline", 1, 1),
-        ("ways", 1, 2),
-    ],
-)
 @pytest.mark.slow
+@pytest.mark.parametrize("name, tables, targets", [("simulated", 2, 3), ("timeline", 1, 1), ("ways", 1, 2)])
 def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: int, tmp_path) -> None:
     threads = torch.get_num_threads()
     try:

@@ -95,7 +95,7 @@ def test_the_list_that_comes_with_it_can_be_read() -> None:
 
 
 @pytest.mark.slow
-def test_it_stops_in_time_and_goes_on_from_a_folder_that_was_brought_back(
+def test_the_queue_stops_at_its_limit_and_resumes_from_a_copied_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two small runs and a long one, whose time is over when it has a checkpoint; then with fewer left to do."""

@@ -100,10 +100,10 @@ def stopped(job: TrainingRun) -> int:
 
 def test_a_preempted_run_goes_on_from_its_checkpoint_to_the_same_result(tmp_path, start, monkeypatch):
     """It stands still while it is preempted, and again when it has gone on for a while."""
-    settings = ["steps=6000", "evaluation.every_epochs=500"]
+    settings = ["steps=600", "evaluation.every_epochs=50"]
     undisturbed = start("task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", *settings)
     job = run(tmp_path, *settings)
-    stops = [{"rank": 0, "step": step, "kind": "stop"} for step in (3000, 4000)]
+    stops = [{"rank": 0, "step": step, "kind": "stop"} for step in (300, 400)]
     monkeypatch.setenv("DECENTRAL_FAULTS", json.dumps(stops))
     with closing(replace(LOCAL).open(tmp_path)) as pool:
         pool.start(job)

@@ -323,6 +323,7 @@ def load_dataset(path, name: str | None = None, **more):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_commands_of_the_page_of_data_sets_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
