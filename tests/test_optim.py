@@ -390,7 +390,9 @@ CHANGING = {
     "optim=momentum optim.nesterov=true": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
     "optim=adam": lambda p: torch.optim.Adam(p, 0.1),
     "optim=adamw": lambda p: torch.optim.AdamW(p, 0.1),
-    "optim=torch.optim:SGD optim.momentum=0.9": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "optim=torch.optim:SGD optim.momentum=0.9 optim.weight_decay=0.1": lambda p: torch.optim.SGD(
+        p, 0.1, 0.9, weight_decay=0.1
+    ),
     "optim=torch.optim:NAdam": lambda p: torch.optim.NAdam(p, 0.1),
 }
 TORCHS = "torch.optim.lr_scheduler"

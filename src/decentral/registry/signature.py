@@ -276,9 +276,10 @@ def _known(hint: Any) -> Any:
         return hint
     if origin in (list, tuple) and parts and parts[0] in _PLAIN and set(parts[1:]) <= {parts[0], Ellipsis}:
         return list[parts[0]]  # type: ignore[valid-type]
-    if origin in (Union, UnionType) and len(parts) == 2 and NoneType in parts:
-        inner = _known(next(part for part in parts if part is not NoneType))
-        return inner | None if inner is not None else None
+    if origin in (Union, UnionType):  # float | Tensor is a number, as is int | float
+        kinds = {kind for part in parts if (kind := _known(part)) is not None} - ({int} if float in parts else set())
+        inner = kinds.pop() if len(kinds) == 1 else None
+        return inner | None if inner is not None and NoneType in parts else inner
     return None
 
 
