@@ -133,7 +133,7 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
         assert (results_dir / "relaysum" / link).is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("inline")
 def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path) -> None:
     report_all(results_dir)
     board = (results_dir / "README.md").read_bytes()
@@ -152,6 +152,7 @@ def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("inline")
 def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Path, capsys) -> None:
     report_all(results_dir)
     board = (results_dir / "README.md").read_text()

@@ -442,21 +442,8 @@ def test_methods_train(start, tmp_path, name, more):
 def test_processes_agree_on_states_that_appear_in_the_first_pass(start: Start) -> None:
     """A translation model keeps its positions from then on; workers of one process have not trained, those of others
     have."""
-    words = [
-        "task=translation",
-        "data=synthetic_translation",
-        "model=transformer_small",
-        "model.dim=8",
-        "model.heads=2",
-    ]
-    words += ["model.hidden=8", "model.layers=1", "num_workers=4", "steps=6", "batch_size=2", "algo=dpsgd", "lr=0.01"]
-    words += [
-        "topology=complete",
-        "availability=fixed",
-        "availability.absences=[[2,0,3],[3,0,3]]",
-        "trace=true",
-        "save=none",
-    ]
+    words = [*SMALL, "num_workers=4", "steps=6", "batch_size=2", "algo=dpsgd", "topology=complete", "lr=0.01"]
+    words += ["availability=fixed", "availability.absences=[[2,0,3],[3,0,3]]", "trace=true", "save=none"]
     words += ["evaluation.initial=false", "execution=loop", "network.timeout_s=25"]
     alone, several = (start(*words, processes=k, directory=f"by {k}").iterates for k in (1, 2))
     np.testing.assert_allclose(several, alone, rtol=1e-5, atol=1e-6)
