@@ -91,7 +91,7 @@ def test_an_optimizer_resumes_bit_for_bit(recorded, start, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_goes_on_bit_for_bit(recorded, start, name):
+def test_a_task_resumes_bit_for_bit(recorded, start, name):
     epochs = f"evaluation.every_epochs={0.5 if 'model' in components('tasks')[name].uses else 5}"
     overrides = [f"task={name}", *TASKS[name], *OFTEN, epochs, "algo=dpsgd", "topology=ring", "num_workers=4"]
     goes_on(start, [*overrides, "steps=20"], recorded(*overrides, "steps=20"), interrupt_at=10, crash_at=17)
@@ -138,7 +138,7 @@ def test_the_newest_intact_checkpoint_is_used(start, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_with_the_same_command(start, tmp_path, capsys):
+def test_a_killed_run_resumes_with_the_same_command(start, tmp_path, capsys):
     overrides = [
         "task=quadratics",
         "task.noise=0.1",
@@ -187,9 +187,7 @@ def undisturbed(tmp_path_factory) -> Path:
     [(20_000, [], r"\.pt"), (14_000, ["trace=false"], "metrics.jsonl")],
     ids=["checkpoint", "metrics"],
 )
-def test_7_a_full_disk_ends_the_run_and_the_same_command_goes_on_from_the_checkpoint_before(
-    undisturbed, tmp_path, capfd, room, more, victim
-):
+def test_a_full_disk_ends_the_run_and_the_same_command_resumes_it(undisturbed, tmp_path, capfd, room, more, victim):
     directory = tmp_path / "run"
     with files_limited_to(room):
         assert command(*RUN, *more, f"run_dir={directory}") == 1
@@ -206,7 +204,7 @@ def test_7_a_full_disk_ends_the_run_and_the_same_command_goes_on_from_the_checkp
 
 
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_10_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, processes):
+def test_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, processes):
     explosive = [*RUN, "algo=dpsgd", "topology=ring", "lr=1e6", f"processes={processes}", "steps=2000"]
     assert command(*explosive, f"run_dir={tmp_path / 'run'}") == 0
     facts = status(tmp_path / "run")
@@ -233,7 +231,7 @@ def test_a_damaged_line_in_the_metrics_of_a_finished_run_is_named_with_what_to_d
 
 
 @pytest.mark.slow
-def test_20_a_clock_that_jumps_back_disturbs_nothing(undisturbed, tmp_path, monkeypatch):
+def test_a_clock_that_jumps_back_changes_nothing(undisturbed, tmp_path, monkeypatch):
     now = iter(range(2_000_000_000, 0, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
     assert command(*RUN, f"run_dir={tmp_path / 'run'}") == 0

@@ -31,7 +31,7 @@ import decentral
 
 model = torch.nn.Linear(3, 1)
 sgd = torch.optim.SGD(model.parameters(), lr=0.05)
-optimizer = decentral.wrap(model, sgd, "ring", mode="allreduce", timeout_s=15)
+optimizer = decentral.wrap(model, sgd, "ring", mode="allreduce", timeout_s=6)
 for batch in range(5 if optimizer.peers.rank == 0 else 3):
     optimizer.zero_grad()
     model(torch.randn(4, 3)).sum().backward()
@@ -97,7 +97,7 @@ def test_ranks_with_different_numbers_of_batches_end_in_one_sentence(tmp_path: P
     said = done.stderr.splitlines()
     assert done.returncode != 0  # although the others sleep
     sentences = [line for line in said if line.startswith("decentral: ")]
-    assert len(sentences) == 1 and "script.py, line " in sentences[0] and "after 15 s" in sentences[0], done.stderr
+    assert len(sentences) == 1 and "script.py, line " in sentences[0] and "after 6 s" in sentences[0], done.stderr
     before = said[: said.index(sentences[0])]
     assert not any("Traceback" in line or line.startswith("[rank") for line in before)
     assert "script.py, line" not in "".join(line for line in said if line not in sentences)
@@ -213,7 +213,7 @@ def prepared(case: str, peers: Peers) -> Act:
 def live(rank: int, case: str, victim: int) -> None:
     if case == "no join" and rank == victim:
         return
-    with decentral.join("complete", timeout_s=8 if case == "no join" else TIMEOUT_S) as peers:
+    with decentral.join("complete", timeout_s=4 if case == "no join" else TIMEOUT_S) as peers:
         act = prepared(case, peers)
         peers.barrier()
         if rank == victim:

@@ -25,6 +25,7 @@ from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import WorkerModels, seed_draws
 from decentral.network.world import World
 from decentral.partition.partition import IID
+from decentral.registry import component
 from decentral.script.given import GivenData
 from decentral.store.models import load_models
 from decentral.store.run_store import RunStore
@@ -217,8 +218,9 @@ def test_draws_and_state_are_the_same_after_an_interruption(entry: Entry, tmp_pa
 def composed(entry: Entry) -> Config:
     """A run of four workers on a ring, as on the command line."""
     name = next(name for name, other in TRAINED.items() if other is entry)
-    config = on_a_ring(entry.inputs)
-    return replace(config, model=replace(config.model, name=f"user_table:make_{name}"))
+    model = component("models", f"user_table:make_{name}")
+    assert model is not None
+    return replace(on_a_ring(entry.inputs), model=model())
 
 
 @cache
