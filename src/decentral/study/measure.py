@@ -66,7 +66,7 @@ class Measure:
         if status == Status.diverged:
             numbers = (math.nan if self.when_diverged is None else self.when_diverged,) * 4
         else:
-            numbers = own._numbers(directory, own._whole(directory))
+            numbers = own._numbers(directory, own._rows(read_metrics(directory, split=own.split, metric=own.metric)))
             status = NOT_REACHED if self.to_reach is not None and math.isnan(numbers[0]) else status
         views: dict[str, Any] = dict(zip(AGGREGATES, numbers[1:], strict=True))
         return Value(
@@ -133,21 +133,6 @@ class Measure:
     def _rows(self, rows: Rows) -> Rows:
         """Return the rows of the metric."""
         return [row for row in rows if (row["split"], row["metric"]) == (self.split, self.metric)]
-
-    def _whole(self, directory: Path) -> Rows:
-        """The rows of the metric. Raises ConfigError if a part of the last evaluation is missing: the file was cut."""
-        rows = self._rows(read_metrics(directory, split=self.split, metric=self.metric))
-        at: dict[int, set[Any]] = {}
-        for row in rows:
-            at.setdefault(row["step"], set()).add(row["worker"])
-        missing = at[min(at)] - at[max(at)] if at else set()
-        missing = {each for each in missing if isinstance(each, int) or each in AGGREGATES}  # a group may be empty
-        if missing:
-            raise ConfigError(
-                f"{directory / 'metrics.jsonl'} is incomplete: it ends at step {max(at)}, without worker "
-                f"{next(iter(missing))} there. Delete the folder {directory} and rerun the command."
-            )
-        return rows
 
     def _numbers(self, directory: Path, rows: Rows) -> tuple[float, float, float, float]:
         """Return the counted, worst, mean and averaged values. Raises ConfigError if the run does not have them."""

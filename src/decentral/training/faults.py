@@ -83,7 +83,6 @@ def _raise(error: Exception) -> NoReturn:
 KINDS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
-    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "raise": lambda: _raise(Injected("a bug that was asked for")),
     "oom": lambda: _raise(torch.OutOfMemoryError("CUDA out of memory (asked for)")),
     "disk_full": lambda: _raise(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
