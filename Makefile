@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The first import of a package keeps its bytecode: uv, unlike pip, compiles nothing.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
@@ -115,7 +117,7 @@ $(VENV)/bin/python:
 define install
 @echo "Installing packages into $(VENV)/ (a minute or two; PyTorch for GPUs is several GB)"
 @$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --editable '$(1)' || \
+@$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '$(1)' || \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'
 endef
 
