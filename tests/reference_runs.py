@@ -144,6 +144,7 @@ def setting(case: Case, local: Local, lost: Any = reference.never) -> Setting:
 def expected(case: Case, local: Local, steps: int, lost: Any = reference.never) -> Array:
     """iterates [steps + 1, n, d] of the reference."""
     options = case.options | compression(case) | drawn(case)
+    assert hasattr(reference, case.algo), f"add the formula to tests/reference.py, as a function {case.algo}"
     return reference.run(getattr(reference, case.algo), setting(case, local, lost), steps, **options)
 
 

@@ -48,7 +48,7 @@ class AlgorithmCase:
     nets: tuple[Net, ...]  # what it runs on; the first is its usual one
     optimum: Optimum
     everyone: Net | None  # where all hear of all in every step, so that it is SGD on the mean gradient
-    alone: tuple[str, ...] = ()  # more settings that make it SGD for n = 1
+    alone: tuple[str, ...] | None = ()  # more settings that make it SGD for n = 1; None: it never is
     overrides: tuple[str, ...] = ()
     task: str = "quadratics"
 

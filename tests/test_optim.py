@@ -67,7 +67,9 @@ FORMULAS = [
 @pytest.mark.parametrize("words", FORMULAS)
 def test_an_optimizer_follows_its_formula(words: str) -> None:
     optimizer = compose(["task=quadratics", *words.split()]).optim
-    formula = getattr(reference, type(optimizer).__name__)
+    name = type(optimizer).__name__
+    assert hasattr(reference, name), f"add the formula to tests/reference.py, as a class {name}"
+    formula = getattr(reference, name)
     known = {field.name: getattr(optimizer, field.name) for field in fields(formula) if hasattr(optimizer, field.name)}
     local, formula = optimizer.rule(rate, RowLayout.flat(P)), formula(**known)
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(K, P)))

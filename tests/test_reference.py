@@ -196,7 +196,7 @@ CASES = [
 
 def with_usual(cases: list[Case], names: Iterable[str]) -> list[Case]:
     """Return the cases, and for each of these algorithms without one that of its row in the table."""
-    for name in sorted(set(names) - {case.algo for case in cases}):
+    for name in sorted({*names} & {*ALGORITHMS} - {case.algo for case in cases}):
         row = ALGORITHMS[name]
         cases.append(Case(name, row.nets[0].topology, row.nets[0].n, row.settings["algo"]))
     return cases

@@ -7,13 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from decentral.plugins.benchmark import submission
 from decentral.report.html import write_page
 from decentral.report.results import read
 from handmade import value, write
-from test_report_pages import BROWSER, WICKED, Page, opened
+from test_report_pages import WICKED, Page
 
 
 def leaderboard(folder: Path) -> Path:
@@ -94,15 +92,3 @@ def test_the_table_for_a_readme_is_short(tmp_path: Path) -> None:
         own = [line for line in (directory / "values.csv").read_text().splitlines() if ",A," in line]
         file.writelines(line.replace(",A,", f",A{number},") + "\n" for number in range(200) for line in own)
     assert 90 < len(listing.texts(read(directory))["leaderboard.md"].splitlines()) <= 100
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
-def test_a_leaderboard_works_in_a_browser(tmp_path: Path) -> None:
-    seen = opened(write_page(read(leaderboard(tmp_path))), tmp_path / "browser", "--window-size=1200,900")
-    assert not seen["errors"] and not seen["overflow"] and seen["drawn"]
-    assert (seen["lines"], seen["fewer"], seen["again"], seen["every"]) == (3, 2, 3, 3)
-    assert seen["legend"] == ["A", "C", WICKED] and seen["steps"] == "performance ratio to the best, at most"
-    _, *scenarios = seen["metrics"]
-    assert scenarios == ["p.even: test accuracy", "q.even: test accuracy"] and seen["by_metric"] == [3, 3, 3]
-    assert seen["by_text"][0] == sorted(["A", "C", WICKED], key=str.lower) and seen["backwards"][1] == "descending"

@@ -138,7 +138,9 @@ class Measure:
         """Return the counted, worst, mean and averaged values. Raises ConfigError if the run does not have them."""
         what = f"{directory} has no {self.split} {self.metric}"
         if not rows:
-            raise ConfigError(f"{what}, which the study needs: use a task that measures it.")
+            raise ConfigError(
+                f"{what}, which the study needs: add metrics=[{self.metric}] to `base`, or use a task that measures it."
+            )
         if self.to_reach is not None and any(self.axis not in row for row in rows):
             raise ConfigError(f"{what} over {self.axis}: use another measure.axis.")
         found = self._reached(rows) if self.to_reach is not None else self._last(rows)
