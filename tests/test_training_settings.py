@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -325,6 +326,12 @@ def test_an_epoch_of_a_step_or_two_is_said(start):
     assert note.startswith("an epoch has 1 step, because a step takes batch_size=80 examples of each worker: train")
     for enough in ("steps=2", "epochs=200"):
         assert not start(*words, enough, directory=enough).facts.get("notes")
+
+
+def test_a_prepared_run_can_be_sent_to_another_process():
+    run = prepare(configure(*SMALL, "num_workers=4", "topology=ring"))
+    sent = pickle.loads(pickle.dumps(run))
+    assert sent.id == run.id and (sent.rounds.matrices(0)[0] == run.rounds.matrices(0)[0]).all()
 
 
 # -- what a plain run computes and imports -----------------------------------------------------------------------------

@@ -56,6 +56,12 @@ class Prepared:
     rounds: Rounds
     """Who communicates with whom in each round, and with which weights."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "rounds"}  # they hold functions
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, rounds=state["config"].rounds())
+
     @property
     def values(self) -> dict[str, Any]:
         """The configuration as plain values, for loggers, which may change them."""
@@ -78,8 +84,7 @@ class Prepared:
             for group, package in GROUPS.items()
             if type(one := getattr(self.config, group)) is not component(package, one.name)
         }
-        derived = {"config", "rounds"}
-        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in derived}
+        others = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("config", "rounds")}
         return self.text, pickle.dumps(made), others
 
     @classmethod

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -220,7 +219,7 @@ class Recorder:
 
     def keep_outputs(self, r: Run) -> None:
         """Store the final outputs of the averaged model; all processes call this."""
-        with self.store.in_place() if self.world.leader else contextlib.nullcontext():
+        with self.store.in_place() if self.world.leader else nullcontext():
             r.problem.save_outputs(r.stepper.models, r.net, self.world, self.store.path)
 
     def keep_operations(self, r: Run) -> None:
@@ -237,7 +236,7 @@ class Recorder:
         over = isinstance(error, KeyboardInterrupt) and RunStore.finished(self.store.path, self.run.id)
         if not self.world.leader or over:
             return
-        with contextlib.suppress(OSError, DirectoryLost):  # on a full disk the user must see the original error
+        with suppress(OSError, DirectoryLost):  # on a full disk the user must see the original error
             refused = isinstance(error, ConfigError) and not self.begun
             if refused and self.store.new:
                 self.store.abandon()
