@@ -58,7 +58,7 @@ evidence: $(VENV)/.installed  ## update committed results in results/: make evid
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(VENV)/.installed-dev  ## run the quick tests (about 5 minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## run the quick tests (5 to 8 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
 CORE := $(CURDIR)/build/core
@@ -76,7 +76,7 @@ test-core: $(VENV)/.installed-dev  ## collect all tests in a copy without plug-i
 test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (about 8 minutes)
 	$(PYTEST) -m slow tests/test_documents.py tests/test_study.py tests/test_results.py tests/test_packaging.py tests/test_trainers.py
 
-test-all: $(VENV)/.installed-dev  ## run all tests (about 50 minutes on 2 cores)
+test-all: $(VENV)/.installed-dev  ## run all tests (about 30 minutes on 2 cores)
 	$(PYTEST)
 
 test-matrix: $(VENV)/.installed-dev  ## test each installed Python (3.11 to 3.13) with the oldest and the newest torch
