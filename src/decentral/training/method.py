@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 _STEPS_LOOKED_AT = 256
 
 
-def open_network(
-    config: Config, rounds: Rounds, world: World, *, has_clock: bool = False, loses: bool = True
-) -> Network:
+def open_network(config: Config, rounds: Rounds, world: World, has_clock: bool = False, loses: bool = True) -> Network:
     """Open the network of a configuration, for this process's workers; all processes call this at once.
 
     With loses=False no message is lost, regardless of the configuration.
@@ -63,8 +61,7 @@ def with_rate(
     `changes` of a schedule, and the configured compression for rows of this layout."""
     compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.attends_steps)
     rule = config.optim.rule(lr, layout)
-    algorithm: Algorithm = config.algo.bind(rule if changes is None else rule.scheduled(changes), compressor)
-    return algorithm
+    return config.algo.bind(rule if changes is None else rule.scheduled(changes), compressor)  # type: ignore[no-any-return]
 
 
 def learning_rate(
@@ -98,8 +95,7 @@ def schedule_of(config: Config, total_steps: int) -> Schedule | None:
     """Return the schedule of present workers; None: all workers, always."""
     if isinstance(config.availability, AlwaysPresent):
         return None
-    found: Schedule = config.availability.open(config.num_workers, config.seed, total_steps)
-    return found
+    return config.availability.open(config.num_workers, config.seed, total_steps)  # type: ignore[no-any-return]
 
 
 def attendance_of(
