@@ -113,7 +113,7 @@ $(VENV)/bin/python:
 		f"decentral needs Python 3.11 to 3.13, but {sys.executable} is {v[0]}.{v[1]}: use make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-# uv needs a quarter of pip's time; pip takes over where it is set up for a registry that uv does not know.
+# uv needs a third of the time of pip, which takes over where it is set up for a registry that uv does not know.
 define install
 @echo "Installing packages into $(VENV)/ (a minute or two; PyTorch for GPUs is several GB)"
 @$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
@@ -128,3 +128,6 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
 	$(call install,.[dev])
 	@touch $(VENV)/.installed $@
+
+SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
+.PHONY: help run studies study benchmark $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-core test-documents test-all test-matrix check format bench readme notebooks docs clean
