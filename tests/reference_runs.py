@@ -17,11 +17,14 @@ from decentral.algorithms.sparta import SPARTA, Select
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.config.parsing import from_dict, plain
+from decentral.config.prepared import prepare
+from decentral.config.schema import Config
 from decentral.network.world import World
 from decentral.randomness import numpy_generator
+from decentral.training.assemble import assemble
 from reference import SGD, Adam, Setting
 from reference_topology import Array, Edges, pieces
-from worlds import Processes, carry_out
+from worlds import Processes
 
 LR = 0.1
 
@@ -65,7 +68,7 @@ class Local:
         return LR
 
 
-WARM_UP = {"name": "multistep", "warmup_epochs": 5.0, "milestones": [20.0, 40.0], "gamma": 0.3}
+WARM_UP = {"name": "multistep", "warmup_epochs": 5.0, "milestones": [10.0, 15.0], "gamma": 0.3}
 LOCALS = {
     "sgd": Local(),
     "momentum": Local({"name": "sgd", "momentum": 0.9}),
@@ -91,8 +94,8 @@ def problem(n: int, d: int) -> dict[str, Array]:
 
 @functools.cache
 def _composed() -> dict[str, Any]:
-    overrides = ["task=quadratics", "algo=allreduce", "topology=complete", "device=cpu", "progress=false", "trace=true"]
-    return plain(compose([*overrides, "evaluation.every_epochs=1000"]))
+    overrides = ["task=quadratics", "algo=allreduce", "topology=complete", "device=cpu"]
+    return plain(compose(overrides))
 
 
 def program(
@@ -126,14 +129,23 @@ def program(
         "steps": steps,
         "lr": LR,
         "processes": str(processes),
-        "run_dir": str(folder / "run"),
     }
     config = resolve(from_dict(values | keys))
-    world = World(0, 1, torch.device("cpu"))
-    statuses = worlds(processes).call(carry_out, config, -1, -1) if worlds else [carry_out(world, config, -1, -1)]
-    assert set(statuses) == {"done"}
-    with np.load(folder / "run" / "trace.npz") as trace:
-        return trace["iterates"]
+    if worlds:
+        return worlds(processes).call(iterates, config)[0]
+    return iterates(World(0, 1, torch.device("cpu")), config)
+
+
+def iterates(world: World, config: Config) -> Array:
+    """The models [steps + 1, n, d] before the first and after each step, without a store."""
+    with torch.no_grad():
+        run = assemble(prepare(config), world)
+        found = [run.net.gather(run.stepper.models).clone()]
+        for _ in range(run.total_steps):
+            run.stepper.step()
+            found.append(run.net.gather(run.stepper.models).clone())
+        run.close()
+    return torch.stack(found).numpy()
 
 
 def setting(case: Case, local: Local, lost: Any = reference.never) -> Setting:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from decentral.algorithms.asynchronous import in_rounds as carried_out_in_rounds
+from decentral.algorithms.features import Feature
 from decentral.conformance import properties
 from decentral.registry import components
 
@@ -216,14 +217,17 @@ def a_third(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 
 def run_of(name: str, net: Net | None = None) -> list[str]:
-    """Return the overrides of a method's run that is recorded once per session; with `net`, on another topology."""
-    case = ALGORITHMS[name]
+    """Return the overrides of a method's run that is recorded once per session; with `net`, on another topology.
+
+    Messages are lost where the method supports it.
+    """
+    case, supports = ALGORITHMS[name], components("algorithms")[name].supports
     noise = ["task.noise=0.1", "task.initial_distance=1"] if case.task == "quadratics" else []
     cluster = [] if name in ASYNCHRONOUS else [*MACHINES, *SLOW_LINKS]
     return [
         *(f"algo={name}", f"task={case.task}", "task.dimension=7", *noise, *(net or case.nets[0]).overrides(Path())),
         *(*case.overrides, *cluster, "optim=momentum", "lr=0.05", "steps=12", "trace=true"),
-        *("checkpoint_every_s=0", "evaluation.every_epochs=3"),
+        *("checkpoint_every_s=0", "evaluation.every_epochs=6", *([LOSSY] if Feature.message_loss in supports else [])),
     ]
 
 

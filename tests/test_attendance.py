@@ -16,7 +16,7 @@ from decentral.errors import ConfigError
 from decentral.optim.adam import Adam
 from decentral.registry import components
 from decentral.topology.present import Absent, PresentRule, Weights, restricted
-from table import run_of
+from table import LOSSY, run_of
 
 PROBLEM = (
     "task=quadratics",
@@ -97,17 +97,17 @@ TOPOLOGY = {
 OF_COMPRESSED = {name: ["compress=topk", "compress.keep=0.5"] for name in ("choco", "beer", "motef")}
 PERIODIC = ["diloco", "sparta_diloco", "gasloc", "noloco", "local_sgd"]
 OF_METHODS = OF_COMPRESSED | {name: ["algo.period_steps=3"] for name in PERIODIC}
-GOING = [*PROBLEM, "num_workers=6", "steps=24", "lr=0.01", "trace=true", *COMING_AND_GOING]
+GOING = [*PROBLEM, "num_workers=6", "steps=15", "lr=0.01", "trace=true", *COMING_AND_GOING]
 
 
 @pytest.mark.parametrize(("place", "name"), list(enumerate(METHODS)))
 def test_models_of_absent_workers_rest(recorded: Callable[..., Result], place: int, name: str) -> None:
     words = [f"algo={name}", f"topology={TOPOLOGY[name]}", *GOING, *OF_METHODS.get(name, [])]
     alone = recorded(*words)
-    x, present = alone.iterates, attendance(alone.directory, 24, 6)
+    x, present = alone.iterates, attendance(alone.directory, 15, 6)
     assert np.isfinite(x).all() and not present.all()
     period = int(next((word.split("=")[1] for word in words if "period_steps" in word), "1"))
-    for t in range(24):
+    for t in range(15):
         first = t - t % period
         away = ~present[first : first + period].all(axis=0)
         np.testing.assert_array_equal(x[t + 1][away], x[t][away])
@@ -122,11 +122,12 @@ def test_absences_are_the_same_in_several_processes(recorded: Callable[..., Resu
     np.testing.assert_allclose(several.iterates, recorded(*words).iterates, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", METHODS[::3])
+@pytest.mark.parametrize("name", METHODS[::5])
 def test_with_all_workers_present_nothing_is_different(
     recorded: Callable[..., Result], start: Start, name: str
 ) -> None:
-    words = [*run_of(name), *OF_COMPRESSED.get(name, []), *(["algo.fill=previous"] if name == "relaysgd" else [])]
+    words = [word for word in run_of(name) if word != LOSSY]
+    words += [*OF_COMPRESSED.get(name, []), *(["algo.fill=previous"] if name == "relaysgd" else [])]
     usual = recorded(*words)
     n = usual.iterates.shape[1]
     never = ["availability=independent", "availability.probability=0.5", f"availability.least={n}"]
@@ -143,8 +144,8 @@ EXACT = ["gradient_tracking", "exact_diffusion", "extra"]
 )
 def test_methods_that_keep_a_sum_are_exact_with_absences(start: Start, name: str) -> None:
     """D-PSGD, which keeps none, is not."""
-    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "lr=0.05", *COMING_AND_GOING]
-    words += ["steps=500" if name == "dpsgd" else "steps=1500"]
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=8", "lr=0.1", *COMING_AND_GOING]
+    words += ["steps=300" if name == "dpsgd" else "steps=800"]
     run = start(*PROBLEM, *words, "evaluation.every_epochs=1500")
     if name == "dpsgd":
         assert run.last("distance_to_optimum", "mean") > 1e-2 < run.last("distance_to_optimum", "present mean")
@@ -221,12 +222,12 @@ def test_iterates_are_those_of_the_formulas(start: Start, tmp_path: Path, method
     A, b = random.normal(size=(7, 3, 3)), random.normal(size=(7, 3)) * 5
     np.savez(tmp_path / "problem.npz", A=A, b=b)
     words = [f"task.problem={tmp_path / 'problem.npz'}", f"algo={method}", "topology=ring", "num_workers=7"]
-    words += ["steps=60", "lr=0.02", "availability=independent", "availability.probability=0.4"]
+    words += ["steps=30", "lr=0.02", "availability=independent", "availability.probability=0.4"]
     words += ["algo.period_steps=3"] if method == "diloco" else []
     words += ["algo.gamma=1"] if method == "choco" else []  # without compression it is D-PSGD
     words += [f"availability.on_return={'average' if average else 'stale'}"]
     found = start("task=quadratics", "save=none", "trace=true", *words)
-    present = attendance(found.directory, 60, 7)
+    present = attendance(found.directory, 30, 7)
     np.testing.assert_allclose(found.iterates, reference(A, b, present, method, 0.02, average), rtol=1e-11, atol=1e-11)
     apart = np.square(found.iterates[-1] - found.iterates[-1].mean(0)).sum(1).mean()  # absent workers count, too
     assert not present[-1].all() and found.last("consensus_distance", "mean") == pytest.approx(apart, rel=1e-9)
@@ -234,10 +235,10 @@ def test_iterates_are_those_of_the_formulas(start: Start, tmp_path: Path, method
 
 @pytest.mark.parametrize("name", ["gradient_tracking", "diloco", "relaysgd"])
 def test_a_run_resumes_inside_an_absence_and_a_trace_replays_it(start: Start, name: str) -> None:
-    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=40", "lr=0.01", "trace=true"]
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=24", "lr=0.01", "trace=true"]
     words += [*COMING_AND_GOING, *OF_METHODS.get(name, []), "checkpoint_every_s=0"]
     whole = start(*PROBLEM, *words, directory="whole")
-    assert start(*PROBLEM, *words, directory="parts", crash_at=21).status == "crashed"
+    assert start(*PROBLEM, *words, directory="parts", crash_at=13).status == "crashed"
     parts = start(*PROBLEM, *words, directory="parts")
     np.testing.assert_array_equal(parts.iterates, whole.iterates)
     assert parts.facts["availability"] == whole.facts["availability"]
@@ -270,12 +271,12 @@ def test_relaysgd_counts_the_present_workers(start: Start, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["gradient_tracking", "momentum_tracking", "d2", "push_diging"])
 def test_corrections_add_up_to_zero_in_every_round(start: Start, name: str) -> None:
-    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=50", "lr=0.01", "trace=state"]
+    words = [f"algo={name}", f"topology={TOPOLOGY[name]}", "num_workers=6", "steps=25", "lr=0.01", "trace=state"]
     for rule in ("keep", "handover", "restart") if name == "d2" else ("handover",):
         found = start(*PROBLEM, *words, *COMING_AND_GOING, f"availability.on_leave={rule}", directory=rule)
         with np.load(found.directory / "trace.npz") as trace:
             c = trace["state.xc"][:, :, 1] if "state.xc" in trace else trace["state.c"]
-            w = trace["state.w"] if "state.w" in trace else np.ones((51, 6, 1))
+            w = trace["state.w"] if "state.w" in trace else np.ones((26, 6, 1))
         assert np.abs(c).max() > 1e-2
         np.testing.assert_allclose(c.sum(1), 0, atol=1e-11)
         np.testing.assert_allclose(w.sum(1), 6, atol=1e-12)
@@ -326,7 +327,7 @@ def test_an_inherited_local_optimizer_keeps_its_step_count(start: Start, tmp_pat
 
 @pytest.mark.parametrize("name", ["noloco", "sparta"])
 def test_donors_do_not_depend_on_a_topology_that_is_not_used(start: Start, name: str) -> None:
-    words = [f"algo={name}", "num_workers=6", "steps=30", "lr=0.01", *COMING_AND_GOING, *OF_METHODS.get(name, [])]
+    words = [f"algo={name}", "num_workers=6", "steps=15", "lr=0.01", *COMING_AND_GOING, *OF_METHODS.get(name, [])]
     found = [iterates(start, *words, f"topology={each}", directory=each) for each in ("ring", "star")]
     np.testing.assert_array_equal(*found)
 

@@ -62,7 +62,6 @@ RULES = {
     ),
 }
 SMALL = ["task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.1"]
-TRACED = ["steps=15", "trace=true"]
 
 
 def test_every_component_is_listed():
@@ -101,10 +100,12 @@ NETS = [
     for net in case.nets[1:] or case.nets
 ]
 """Topologies of a method besides its usual one, with which test_resume compares 3 and 2 processes with one."""
+BY_EXCHANGE = ["allreduce", "choco", "gasloc", "noloco", "relaysgd_grad", "sgp", "sparta_diloco", "teleportation"]
+"""A method for each way of exchanging models; all others are compared in test_resume."""
 STEPS = ["optim=momentum", "steps=12", "trace=true", "evaluation.every_epochs=6"]
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS)[::3])
+@pytest.mark.parametrize("name", BY_EXCHANGE)
 def test_an_algorithm_gives_the_same_iterates_with_1_and_2_processes(recorded, start, name):
     several(recorded, start, run_of(name), 2)
 
@@ -136,14 +137,14 @@ def settle(start, tmp_path, name: str, *overrides: str, directory: str = "run"):
     case = ALGORITHMS[name]
     return start(
         f"algo={name}", *case.nets[0].overrides(tmp_path), *case.overrides, *SMALL,
-        "steps=700", "evaluation.every_epochs=700", *overrides, directory=directory
+        "lr=0.3", "steps=300", "evaluation.every_epochs=700", *overrides, directory=directory
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZING if ALGORITHMS[name].optimum is Optimum.exact])
 @pytest.mark.parametrize("optim", ["sgd", pytest.param("momentum", marks=pytest.mark.slow)])
 def test_an_exact_method_reaches_the_optimum_of_different_functions(start, tmp_path, name, optim):
-    result = settle(start, tmp_path, name, f"optim={optim}", "lr=0.02" if optim == "momentum" else "lr=0.1")
+    result = settle(start, tmp_path, name, f"optim={optim}", *(["lr=0.02", "steps=700"] if optim == "momentum" else []))
     assert abs(result.last("suboptimality", "worst")) < 1e-10
     assert result.last("distance_to_optimum", "worst") < 1e-6
     assert result.last("consensus_distance", "mean") < 1e-12
@@ -152,7 +153,7 @@ def test_an_exact_method_reaches_the_optimum_of_different_functions(start, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in OPTIMIZING if ALGORITHMS[name].optimum is Optimum.biased])
 def test_a_biased_method_settles_next_to_the_optimum(start, tmp_path, name):
-    far = settle(start, tmp_path, name, "lr=0.1").last("suboptimality", "worst")
+    far = settle(start, tmp_path, name, "lr=0.1", "steps=700").last("suboptimality", "worst")
     assert 1e-4 < far < 0.1
     if name in ("dpsgd", "local_sgd", "relaysgd_grad", "sgp"):  # nearer with a smaller rate
         near = settle(start, tmp_path, name, "lr=0.05", "steps=1400", directory="near").last("suboptimality", "worst")
@@ -166,11 +167,9 @@ def test_a_biased_method_is_exact_where_all_workers_want_the_same(start, tmp_pat
 
 @pytest.mark.parametrize("name", OPTIMIZING)
 def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, name):
-    for net in {ALGORITHMS[name].nets[0], ALGORITHMS[name].nets[-1]}:
-        settings = [*net.overrides(tmp_path), *ALGORITHMS[name].overrides]
-        config = configure(f"algo={name}", *settings, "task=quadratics")
-        properties.mean_kept(config)
-        properties.consensus(config)
+    case = ALGORITHMS[name]
+    for net, holds in ((case.nets[0], properties.consensus), (case.nets[-1], properties.mean_kept)):
+        holds(configure(f"algo={name}", *net.overrides(tmp_path), *case.overrides, "task=quadratics"))
 
 
 # -- plain SGD ---------------------------------------------------------------------------------------------------------
@@ -180,23 +179,23 @@ plain_sgd = cache(properties.plain_sgd)
 
 
 @pytest.mark.parametrize("name", SGD_WHERE_ALL_MEET)
-def test_methods_on_a_complete_graph_are_sgd_on_the_mean_gradient(start, tmp_path, name):
+def test_methods_on_a_complete_graph_are_sgd_on_the_mean_gradient(tmp_path, name):
     overrides, optimizer = RULES["nesterov"]
-    net, settings = ALGORITHMS[name].everyone, [*as_sgd(components("algorithms")[name]), *SMALL, *overrides, *TRACED]
-    result = start(f"algo={name}", *net.overrides(tmp_path), *settings)
-    properties.as_sgd(result.walk, plain_sgd(net.n, 1.0, 15, optimizer), net.topology)
+    net, settings = ALGORITHMS[name].everyone, [*as_sgd(components("algorithms")[name]), *SMALL, *overrides, "steps=15"]
+    walk = properties.walk(configure(f"algo={name}", *net.overrides(tmp_path), *settings), 1)
+    properties.as_sgd(walk, plain_sgd(net.n, 1.0, 15, optimizer), net.topology)
 
 
 @pytest.mark.parametrize(
     ("place", "name"), list(enumerate(name for name in OPTIMIZING if ALGORITHMS[name].alone is not None))
 )
-def test_one_worker_alone_does_what_torch_does(start, place, name):
+def test_one_worker_alone_does_what_torch_does(place, name):
     """With momentum or a rule that is not linear, in turn; DES-LOC averages the states of known optimizers."""
     rule = "adam" if name == "desloc" else list(RULES)[place % 3]
     overrides, optimizer = RULES[rule]
-    settings = [*as_sgd(components("algorithms")[name]), *(ALGORITHMS[name].alone or ()), *SMALL, *overrides, *TRACED]
-    result = start(f"algo={name}", "topology=chain", "num_workers=1", "task.zeta2=0", *settings)
-    properties.as_sgd(result.walk, plain_sgd(1, 0.0, 15, optimizer), "alone")
+    settings = [*as_sgd(components("algorithms")[name]), *(ALGORITHMS[name].alone or ()), *SMALL, *overrides]
+    config = configure(f"algo={name}", "topology=chain", "num_workers=1", "task.zeta2=0", "steps=15", *settings)
+    properties.as_sgd(properties.walk(config, 1), plain_sgd(1, 0.0, 15, optimizer), "alone")
 
 
 def test_an_asynchronous_method_is_not_checked() -> None:
@@ -280,6 +279,7 @@ def test_a_property_is_judged_by_itself(
 ) -> None:
     monkeypatch.setattr(DPSGD, "step", step)
     monkeypatch.setattr("decentral.conformance.check._LONG", 60)
+    monkeypatch.setattr(properties, "_AGREE_STEPS", 100)
     found = Checks(["algo=dpsgd"]).carry_out(name)
     assert found.verdict is verdict and words in found.words
 

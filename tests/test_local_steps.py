@@ -15,7 +15,7 @@ from reference_runs import LOCALS, Case, assert_agree, compression, program, set
 from table import a_third
 from test_resume import same_results
 
-H, STEPS = 3, 40
+H, STEPS = 3, 20
 EVERY = {"every": H, "global_every": None, "workers_per_machine": 1}
 RELAYS = [
     Case("relaysgd", "chain", 5, {"fill": "initial"}),

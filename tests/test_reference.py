@@ -24,7 +24,7 @@ from table import ALGORITHMS, in_rounds
 
 # -- The program computes what the papers' formulas say: every iterate of every worker, to 1e-12 -----------------------
 
-STEPS = 30
+STEPS = 20
 
 LOPSIDED = both_ways([(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (2, 5)])
 """Undirected and irregular; Metropolis weights."""
@@ -39,17 +39,10 @@ CASES = [
     Case("local_sgd", "ring", 6),
     Case("local_sgd", "ring", 5, {"period_steps": 7}),
     Case("dpsgd", "ring", 8),
-    Case("dpsgd", "complete", 4),
-    Case("dpsgd", "dbt", 5),
     Case("dpsgd", "dbt", 6, place={"split": "interleaved"}),
     Case("dpsgd", "file", 6, edges=LOPSIDED),
     Case("dpsgd", "grid", 6, {"mode": "awc"}),
     Case("dpsgd", "one_peer_exponential", 5, {"mode": "awc"}),
-    Case("dpsgd", "one_peer", 5, place={"graph": "star", "weights": "metropolis"}),
-    Case("dpsgd", "inner_outer_exponential", 8),
-    Case("dpsgd", "inner_outer_ring", 6, place={"workers_per_machine": 3}),
-    Case("dpsgd", "symmetric_exponential", 6, place={"base": 2}),
-    Case("dpsgd", "ring", 5, place={"direction": "left"}),
     Case("relaysgd", "chain", 5),
     Case("relaysgd", "chain", 8, {"fill": "previous"}),
     Case("relaysgd", "chain", 6, {"fill": "own"}),
@@ -60,55 +53,39 @@ CASES = [
     Case("relaysgd", "star", 8, {"correct_lr": True}),
     Case("relaysgd", "dbt", 8),
     Case("relaysgd", "dbt", 5, {"fill": "previous", "overlap": True}, {"split": "interleaved"}),
-    Case("relaysgd", "dbt", 6, {"fill": "count", "correct_lr": True}),
     Case("relaysgd", "spanning_tree", 32, place={"root": 5}, d=3),
     Case("relaysgd", "chain", 5, {"fill": "count", "initial_count": 1}),
     Case("relaysgd_grad", "chain", 5),
     Case("relaysgd_grad", "bt", 6, {"receiver_lr": True}),
-    Case("relaysgd_grad", "dbt", 6),
     Case("d2", "ring", 8),
-    Case("d2", "ring", 5),
     Case("d2", "dbt", 4),
-    Case("exact_diffusion", "social", 32, d=3),
     Case("exact_diffusion", "star", 5),
     Case("gradient_tracking", "ring", 6),
     Case("gradient_tracking", "one_peer_exponential", 8),
     Case("gradient_tracking", "dbt", 5),
-    Case("gradient_tracking", "ring", 5, {"mode": "awc"}),
     Case("gradient_tracking", "one_peer_exponential", 6, {"mode": "awc"}),
     Case("extra", "ring", 8),
-    Case("extra", "star", 5),
     Case("extra", "dbt", 6),
     Case("dmsgd", "ring", 6),
-    Case("dmsgd", "ring", 5, {"form": "ying"}),
     Case("dmsgd", "one_peer_exponential", 5, {"beta": 0.5}),
     Case("dmsgd", "dbt", 6, {"form": "ying", "beta": 0.5}, {"split": "interleaved"}),
     Case("decentlam", "ring", 8),
     Case("decentlam", "star", 5, {"beta": 0.5}),
-    Case("decentlam", "dbt", 6),
     Case("async_push_sum", "file", 5, edges=one_way(5)),
-    Case("async_push_sum", "one_peer_exponential", 6),
     Case("async_push_sum", "dbt", 5),
     Case("push_diging", "file", 5, edges=one_way(5)),
     Case("push_diging", "file", 5, {"mode": "awc"}, edges=one_way(5)),
     Case("push_diging", "one_peer_exponential", 6),
-    Case("push_diging", "one_peer_exponential", 8, {"mode": "awc"}),
-    Case("push_diging", "one_peer", 6, place={"graph": "grid"}),
-    Case("push_diging", "one_peer", 5, {"mode": "awc"}, {"graph": "star"}),
     Case("push_diging", "dbt", 6),
     Case("sgp", "one_peer_exponential", 8),
     Case("sgp", "one_peer_exponential", 8, {"rounds": 2}),
     Case("sgp", "one_peer_exponential", 8, {"rounds": 2, "authors_rounds": True}),
     Case("sgp", "one_peer_exponential", 6, {"rounds": 2}),
-    Case("sgp", "exponential", 5),
     Case("sgp", "file", 5, edges=one_way(5)),
     Case("sgp", "file", 5, {"rounds": 2}, edges=one_way(5)),
     Case("sgp", "dbt", 5, {"rounds": 2}),
-    Case("sgp", "one_peer", 5, place={"graph": "star"}),
-    Case("sgp", "one_peer", 6, {"rounds": 2}, {"graph": "grid"}),
     Case("qg_dpsgd", "ring", 8),
     Case("qg_dpsgd", "hypercube", 4, {"nesterov": False, "beta": 0.7}),
-    Case("qg_dpsgd", "torus", 6, {"beta": 0.5}),
     Case("qg_dpsgd", "ring", 5, {"a": 0.3}),
     Case("relay_mean", "chain", 5),
     Case("relay_mean", "dbt", 8),
@@ -236,9 +213,9 @@ APART = [
 
 
 @pytest.mark.parametrize("case", APART, ids=str)
-def test_a_process_for_each_worker_follows_the_same_formula(tmp_path, worlds, case: Case):
+def test_two_processes_follow_the_same_formula(tmp_path, worlds, case: Case):
     local = LOCALS["decay"]
-    assert_agree(program(tmp_path, case, local, STEPS, processes=4, worlds=worlds), expected(case, local, STEPS))
+    assert_agree(program(tmp_path, case, local, STEPS, processes=2, worlds=worlds), expected(case, local, STEPS))
 
 
 def test_no_two_cases_of_the_reference_are_the_same_run():
