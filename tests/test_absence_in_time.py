@@ -78,14 +78,14 @@ def test_the_accounts_of_each_worker_add_up_to_its_time(place, method):
     availability = (SESSIONS, FAILURES, ("availability=half",))[place % 3]
     found = stepper(*(f"algo={method[0]}", *method[1:]), *UNEVEN, *availability)
     clock, reached = found.net.traffic.clock, 0.0
-    for _ in range(60):
+    for _ in range(30):
         now = clock.now.copy()
         advance(found, 1)
         assert (clock.now >= now).all() and clock.latest_s >= reached
         reached = clock.latest_s
         np.testing.assert_allclose(sum(clock.accounts().values()), clock.now, rtol=1e-12)
     assert clock.accounts()["away"].min() >= 0 and 0 < clock.away_s.mean() < clock.now.mean()
-    assert 0 < found.attendance.steps.sum() < 300
+    assert 0 < found.attendance.steps.sum() < 150
     np.testing.assert_array_equal(clock.compute_s > 0, found.attendance.steps > 0)
 
 
@@ -178,10 +178,10 @@ def test_a_crash_costs_the_step_and_its_neighbors_notice_it_later(tmp_path, cras
 def test_steps_that_belong_together_have_the_same_workers():
     found = stepper("algo=diloco", "algo.period_steps=4", *EVEN, *SESSIONS)
     seen = []
-    for _ in range(80):
+    for _ in range(40):
         advance(found, 1)
         seen.append(found.attendance.present.copy())
-    periods = np.array(seen).reshape(20, 4, 5)
+    periods = np.array(seen).reshape(10, 4, 5)
     assert (periods == periods[:, :1]).all() and (periods[1:, 0] != periods[:-1, 0]).any()
 
 
@@ -194,11 +194,11 @@ def test_steps_that_belong_together_have_the_same_workers():
     ],
 )
 def test_a_run_is_replayed_resumed_and_the_same_in_several_processes(start: Start, method, availability):
-    words = [*PROBLEM, f"algo={method[0]}", "topology=ring", *method[1:], "num_workers=6", "steps=45", "trace=true"]
+    words = [*PROBLEM, f"algo={method[0]}", "topology=ring", *method[1:], "num_workers=6", "steps=30", "trace=true"]
     words += [*UNEVEN, "save=none", "checkpoint_every_s=0", "cluster.links.bandwidth_gbps=1e-5"]
     whole = start(*words, *availability, directory="whole")
     assert whole.facts["availability"]["returns"] > 0
-    assert start(*words, *availability, directory="parts", crash_at=23).status == "crashed"
+    assert start(*words, *availability, directory="parts", crash_at=15).status == "crashed"
     parts = start(*words, *availability, directory="parts")
     file = ["availability=trace", f"availability.path={whole.directory / 'availability.csv'}"]
     crash = ["availability.crash=true", "availability.least=1"] if availability is FAILURES else []
@@ -207,7 +207,7 @@ def test_a_run_is_replayed_resumed_and_the_same_in_several_processes(start: Star
         np.testing.assert_array_equal(run.iterates, whole.iterates)
         for fact in ("simulated_s", "simulated_shares", "availability", "bytes_sent"):
             assert run.facts[fact] == whole.facts[fact], fact
-    several = start(*words, *availability, processes=3, directory="several")
+    several = start(*words, *availability, processes=2, directory="several")
     np.testing.assert_allclose(several.iterates, whole.iterates, rtol=1e-12, atol=1e-12)
     assert several.facts["simulated_s"] == pytest.approx(whole.facts["simulated_s"], rel=1e-12)
 
@@ -230,13 +230,13 @@ def test_equal_speeds_and_a_free_network_change_nothing(start: Start):
 
 @pytest.mark.parametrize("availability", [SESSIONS, FAILURES, ("availability=half",)], ids=["s", "crashes", "steps"])
 def test_the_time_of_a_timeline_is_that_of_the_run_and_of_its_model(start: Start, availability):
-    words = [*PROBLEM, "algo=dpsgd", "topology=ring", "num_workers=6", "steps=40", *UNEVEN, *availability, "save=none"]
+    words = [*PROBLEM, "algo=dpsgd", "topology=ring", "num_workers=6", "steps=24", *UNEVEN, *availability, "save=none"]
     words += ["cluster.num_parameters=100"]
     found = start(*words)
-    alone = timed(prepare(compose(words)), 40, 100)
+    alone = timed(prepare(compose(words)), 24, 100)
     assert found.facts["simulated_s"] == alone.simulated_s == at_each_step(prepare(compose(words)))[0][-1]
     assert found.facts["bytes_sent"] == alone.bytes_sent
-    assert alone.gradients == round(sum(found.facts["availability"]["attendance"]) * 40)
+    assert alone.gradients == round(sum(found.facts["availability"]["attendance"]) * 24)
     assert set(found.facts["simulated_shares"]) == {"compute", "wait", "exchange", "away"}
 
 
@@ -294,13 +294,13 @@ def test_a_quorum_with_workers_that_never_return_is_an_error(start: Start, tmp_p
     ids=FREE_RUNNING,
 )
 def test_free_running_workers_come_and_go_in_training_as_in_time_alone(start: Start, name, availability):
-    words = [*PROBLEM, f"algo={name}", "topology=ring", "num_workers=6", "steps=40", *UNEVEN, *availability]
+    words = [*PROBLEM, f"algo={name}", "topology=ring", "num_workers=6", "steps=24", *UNEVEN, *availability]
     words += [*BY_THEMSELVES, "save=none", "checkpoint_every_s=0", "trace=true"]
     whole = start(*words, directory="whole")
-    alone = timed(prepare(compose(words)), 40, 4)
+    alone = timed(prepare(compose(words)), 24, 4)
     assert np.isfinite(whole.iterates).all()
-    assert whole.facts["simulated_shares"]["away"][0] > 0 and alone.gradients == 240
-    assert start(*words, directory="parts", crash_at=21).status == "crashed"
+    assert whole.facts["simulated_shares"]["away"][0] > 0 and alone.gradients == 144
+    assert start(*words, directory="parts", crash_at=13).status == "crashed"
     parts = start(*words, directory="parts")
     file = ["availability=trace", f"availability.path={whole.directory / 'availability.csv'}", *BY_THEMSELVES]
     again = start(*[word for word in words if "availability" not in word], *file, directory="again")

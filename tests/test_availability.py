@@ -153,7 +153,7 @@ def test_absence_is_not_drawn_as_slowness_is():
 
 @pytest.mark.parametrize("unit", ["steps", "s"])
 def test_the_diurnal_share_is_a_sine_and_all_take_turns(unit):
-    schedule = many("diurnal", **{"lowest": 0.1, "highest": 0.8, f"period_{unit}": 80})
+    schedule = many("diurnal", 1000, **{"lowest": 0.1, "highest": 0.8, f"period_{unit}": 80})
     asked = schedule.at if schedule.in_seconds else lambda when: schedule.at_step(int(when))
     found = np.array([asked(t) for t in range(80)])
     assert found.mean(axis=1)[[0, 20, 60]] == pytest.approx([0.45, 0.8, 0.1], abs=1e-3)
@@ -175,11 +175,11 @@ def test_sessions_have_their_means_and_are_stationary_from_the_start(settings, s
     if "distribution" in settings:
         settings = settings | {"distribution": type(cls().distribution)[settings["distribution"]]}
     sessions = cls(present_s=6, away_s=2, **settings)
-    schedule = sessions.open(MANY, 1, None)
+    schedule = sessions.open(2000, 1, None)
     assert [schedule.at(t).mean() for t in (0, 0.5, 3, 50)] == pytest.approx([0.75] * 4, abs=0.025)
     first = [line.split(",") for line in schedule.record(6.0).splitlines() if line.split(",")[1] == "0.0"]
     assert np.mean([not ends for _, _, ends in first]) == pytest.approx(stay, abs=0.03)
-    there, away = stretches(sessions.open(100, 1, None), 1500)
+    there, away = stretches(sessions.open(50, 1, None), 1500)
     assert there.mean() == pytest.approx(6, rel=0.05) and away.mean() == pytest.approx(2, rel=0.05)
 
 

@@ -126,7 +126,7 @@ def test_the_knee_is_that_of_the_definition(seed: int) -> None:
     assert Knee().best(seconds, gain, 1.0) == knee(seconds.tolist(), gain.tolist())
 
 
-RUN = ("algo=allreduce", "task=quadratics", "task.dimension=400", "task.noise=0.1", "num_workers=4", "lr=0.02")
+RUN = ("algo=allreduce", "task=quadratics", "task.dimension=100", "task.noise=0.1", "num_workers=4", "lr=0.02")
 EVERY = ("steps=30", "evaluation.every_epochs=10", "optim=momentum", "checkpoint_every_s=0.000001")
 LINKS = (*FREE, "cluster.links.latency_s=0.01", "cluster.links.bandwidth_gbps=1e-4")
 STEPS = (

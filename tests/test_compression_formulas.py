@@ -62,8 +62,8 @@ def test_int8_rounds_up_or_down_to_the_levels_of_its_block(size: int, monkeypatc
 
 
 def test_int8_is_unbiased() -> None:
-    """The mean of 4,000 draws is e within 5 standard errors; a level is s, an error's variance at most s^2 / 4."""
-    compressor, e, draws = flat("int8", 40, block=20), rows(size=40)[0], 4000
+    """The mean of 1,000 draws is e within 5 standard errors; a level is s, an error's variance at most s^2 / 4."""
+    compressor, e, draws = flat("int8", 40, block=20), rows(size=40)[0], 1000
     total = torch.zeros(40, dtype=torch.float64)
     for step in range(draws):
         total += through(compressor, e, Address(1, step)).double()
@@ -356,8 +356,8 @@ def test_randomk_draws_the_same_places_for_all_workers_and_others_in_each_step(k
 
 @pytest.mark.parametrize("keep", [0.05, 0.4])
 def test_randomk_is_unbiased_if_it_is_scaled_and_a_contraction_if_not(keep: float) -> None:
-    """Means over 4,000 steps, within 5 standard errors of what they should be."""
-    size, steps = 40, 4000
+    """Means over 1,000 steps, within 5 standard errors of what they should be."""
+    size, steps = 40, 1000
     e = numbers(size, torch.float64)
     k = int(size * keep)
     for unbiased, expected in ((True, e), (False, e * k / size)):

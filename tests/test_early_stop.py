@@ -40,14 +40,14 @@ def expected_end(rows: list[dict], metric: str, worker: str, patience: int, min_
 
 
 @pytest.mark.parametrize("name", WATCHED)
-def test_it_ends_where_the_metric_has_not_improved_for_so_long(start, name):
+def test_it_ends_where_the_metric_has_not_improved_for_so_long(start, recorded, name):
     settings, metric, worker = WATCHED[name]
     given = dict(word.split("=") for word in settings.split())
-    straight = start(*SMALL, directory="straight")
+    straight = recorded(*SMALL)
     patience, change = int(given["early_stop.patience"]), float(given.get("early_stop.min_change", 0))
     end = expected_end(straight.rows, metric, worker, patience, change)
     assert end < 60
-    stopped = start(*SMALL, *settings.split(), directory="stopped")
+    stopped = recorded(*SMALL, *settings.split())
     assert stopped.status == "done" and stopped.facts["step"] == end
     assert f"ended the run after {end} of 60 steps: test {metric}" in stopped.facts["notes"][0]
     assert [row for row in straight.rows if row["step"] <= end] == stopped.rows
@@ -58,13 +58,12 @@ def test_it_ends_where_the_metric_has_not_improved_for_so_long(start, name):
     assert resumed.rows == stopped.rows and resumed.facts["step"] == end
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_several_processes_end_at_the_same_step(start, processes):
+def test_several_processes_end_at_the_same_step(start, recorded):
     settings = WATCHED["the mean loss"][0].split()
-    alone = start(*SMALL, *settings, directory="alone")
-    several = start(*SMALL, *settings, directory="several", processes=processes)
+    alone = recorded(*SMALL, *settings)
+    several = start(*SMALL, *settings, directory="several", processes=2)
     assert several.status == "done" and several.facts["step"] == alone.facts["step"] < 60
-    assert start(*SMALL, *settings, processes=processes, crash_at=alone.facts["step"] - 1).status == "crashed"
+    assert start(*SMALL, *settings, processes=2, crash_at=alone.facts["step"] - 1).status == "crashed"
     assert start(*SMALL, *settings, processes=1).facts["step"] == alone.facts["step"]
 
 

@@ -212,6 +212,7 @@ def test_a_run_that_diverges_stops_and_says_so(start, task, processes):
     assert all(math.isfinite(row["value"]) for row in result.rows if row["step"] == 0)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_divergence_is_a_result_and_not_a_failure(tmp_path, capsys):
     config = compose([*DIVERGE["quadratics"], f"run_dir={tmp_path / 'run'}", "progress=false", "num_workers=4"])
     assert carry_out_command(config) == 0
@@ -294,6 +295,7 @@ SPLIT = [
     "steps=8",
     "lr=0.3",
 ]
+EXACT = ["trace=true", "precision=fp64", "model.hidden=[8]"]
 
 
 @pytest.mark.parametrize("task", ["images", "text"])
@@ -332,16 +334,15 @@ def test_on_its_own_test_set_a_model_is_as_good_as_by_hand(start, task):
 
 
 def test_test_sets_of_workers_make_no_difference_to_others_and_are_the_same_in_processes(start):
-    exact = ["trace=true", "precision=fp64"]
     both, local, usual = (
-        start(*SPLIT, f"evaluation.split={split}", *exact, directory=split) for split in ("both", "local", "global")
+        start(*SPLIT, f"evaluation.split={split}", *EXACT, directory=split) for split in ("both", "local", "global")
     )
     assert np.array_equal(both.iterates, usual.iterates)
     rows = {split: [row for row in both.rows if row["split"] == split] for split in ("test", "local")}
     assert rows["local"] == [row for row in local.rows if row["split"] == "local"]
     assert not [row for row in local.rows if row["split"] == "test"]
     assert rows["test"] == [row for row in usual.rows if row["split"] == "test"]
-    two = start(*SPLIT, "evaluation.split=both", *exact, processes=2, directory="two").rows
+    two = start(*SPLIT, "evaluation.split=both", *EXACT, processes=2, directory="two").rows
     assert [row["worker"] for row in two] == [row["worker"] for row in both.rows]
     assert all(a["value"] == pytest.approx(b["value"], rel=1e-9) for a, b in zip(two, both.rows, strict=True))
 
@@ -402,7 +403,7 @@ def test_what_is_counted_on_the_halves_adds_up_to_that_on_all_whatever_the_seed(
 
 
 def test_accuracies_on_the_halves_are_those_of_the_same_models_and_the_run_says_on_what_it_was_tested(start):
-    settings = (*SPLIT, "evaluation.split=both", "evaluation.examples=100", "trace=true", "precision=fp64")
+    settings = (*SPLIT, *EXACT, "evaluation.split=both", "evaluation.examples=100")
     results = {part: start(*settings, f"evaluation.part={part}", directory=part) for part in ("all", *PARTS)}
     accuracy = {}
     for part, result in results.items():

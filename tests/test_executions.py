@@ -40,7 +40,7 @@ from table import ALGORITHMS
 EXECUTIONS = sorted(components("gradients"))
 OTHERS = [name for name in EXECUTIONS if name != "loop"]
 MODELS = {"mlp": ("model=mlp", "model.hidden=[8]"), "cnn": ("model=cnn",)}
-SHORT = ("task=images", "batch_size=8", "steps=8", "evaluation.every_epochs=100", "trace=true", "alpha=1")
+SHORT = ("task=images", "batch_size=8", "steps=5", "evaluation.every_epochs=100", "trace=true", "alpha=1")
 VGG11 = ("model=vgg11", "data=synthetic", "data.image_size=32", "data.num_classes=10")
 CPU = torch.device("cpu")
 HERE = Path(__file__).parent

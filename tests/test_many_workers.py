@@ -40,7 +40,7 @@ def place(name: str, n: int, folder: Path) -> list[str]:
     """The topology with what it needs to have n workers."""
     grid = "topology.graph=grid"
     more = {"one_peer": [grid, "topology.weights=metropolis"], "spanning_tree": [grid]}
-    more |= {"epidemic": ["topology.drawn_rounds=2"], "equidyn": ["topology.drawn_rounds=16"]}  # each round is kept
+    more |= {"epidemic": ["topology.drawn_rounds=2"], "equidyn": ["topology.drawn_rounds=4"]}  # each round is kept
     if name == "file":
         path = folder / "graph.csv"
         path.write_text("".join(f"{i},{(i + 1) % n}\n" for i in range(n)))

@@ -390,7 +390,7 @@ def test_one_process_and_several_agree_with_the_matrices(worlds):
         net = LocalNetwork(schedule, CERTAIN)
         expected = dense(schedule, start(n), rounds)
         torch.testing.assert_close(mixed(net, rounds), expected, rtol=1e-12, atol=1e-12)
-        for processes, carrier in ((2, Carrier.shared_memory), (min(5, n), Carrier.torch))[: 1 + (case % 3 == 0)]:
+        for processes, carrier in ((2, Carrier.shared_memory), (3, Carrier.torch))[: 1 + (case % 3 == 0)]:
             for found, *sent in worlds(processes).call(rounds_in_processes, case, rounds, carrier):
                 torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
                 assert sent == [net.traffic.bytes_sent, net.traffic.messages_sent]

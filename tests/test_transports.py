@@ -302,20 +302,20 @@ def shared_blocks() -> set[str]:
 
 
 def change_often(world: World, carrier: Carrier) -> tuple[list[int], list[int], list[int]]:
-    """Files that are open, blocks of shared memory that are mapped, and their bytes, after every 50 of 200 rounds."""
+    """Files that are open, blocks of shared memory that are mapped, and their bytes, after every 20 of 80 rounds."""
     gc.collect()  # what tests before this one in the same process have left
     earlier = shared_blocks()
     settings = NetworkSettings(transport=carrier)
     net = join(topology("ring").schedule(N), CERTAIN, world.device, world.rank, world.size, settings)
     files, blocks, num_bytes = [], [], []
-    for step in range(200):
+    for step in range(80):
         lengths = [1 + (step * 7919 + place * 104729) % 5000 for place in range(len(DTYPES))]
         ours = [drawn(worker, step, lengths) for worker in net.workers]
         gathered = net.allgather(ours, ours[0].sizes if step % 2 else None)
         assert torch.equal(gathered[-1].tensors["torch.int64"], drawn(N - 1, step, lengths).tensors["torch.int64"])
         net.swap(ours, step)
         net.broadcast(ours[0] if world.rank == 0 else None, 0, drawn(0, step, lengths).sizes)
-        if step % 50 == 49:
+        if step % 20 == 19:
             files.append(len(os.listdir("/proc/self/fd")))
             mapped = [block.split("-") for block in shared_blocks() - earlier]
             blocks.append(len(mapped))

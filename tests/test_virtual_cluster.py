@@ -97,8 +97,8 @@ def test_a_virtual_run_resumes_bit_for_bit(start, tmp_path, monkeypatch, name, f
     else:
         overrides = ["algo=dpsgd", *SMALL, "topology=ring", "num_workers=6", *UNEVEN, *further]
     straight = start(*overrides, directory="straight")
-    steps = [step for step in (1, 4, 11) if step < straight.facts["step"]]
-    assert len(steps) >= 2
+    steps = (1, 5)
+    assert steps[-1] < straight.facts["step"]
     monkeypatch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": step, "kind": "raise"} for step in steps]))
     for _ in steps:
         with pytest.raises(Injected):

@@ -131,7 +131,7 @@ def random_calls(edges: Edges, num_calls: int) -> Iterator[tuple[int, str, tuple
 
 def calls(edges: Edges) -> Iterator[tuple[int, str, tuple]]:
     """Random calls; then, with all slots empty, two pushes of every worker, the second of which finds them full."""
-    yield from random_calls(edges, 50)
+    yield from random_calls(edges, 30)
     yield from ((worker, "collect", (worker,)) for worker in range(N))
     pushes = [(j, "push", (j, dict.fromkeys(edges.receivers[j], 0.2), 0.1)) for j in range(N)]
     yield from [*pushes, *pushes]
@@ -186,7 +186,6 @@ def follow_apart(world: World, carrier: Carrier, graph: str, zero_init: bool) ->
         ("ring", 2, CARRIERS[0]),
         ("star", 3, CARRIERS[0]),
         ("star", 3, CARRIERS[1]),
-        ("complete", 3, CARRIERS[1]),
         ("one-way ring with a short cut", 2, CARRIERS[1]),
     ],
 )
@@ -220,7 +219,7 @@ def hammer(world: World, carrier: Carrier) -> tuple[float, Tensor, float]:
     window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]))
     flag = Segments([(1,), (1,)], torch.int64).tensors[0]
     if world.rank == 0:
-        for push in range(500):
+        for push in range(200):
             window.accumulate(0, {1: 0.25}, self_weight=0.75)
             if push % 16 == 0:
                 window.collect(0)
@@ -243,7 +242,7 @@ def test_hammering_a_slot_from_both_sides_loses_nothing(worlds, carrier):
     found = worlds(2).call(hammer, carrier)
     assert sum(p for p, _, _ in found) == pytest.approx(2, rel=1e-12)
     torch.testing.assert_close(sum(t for _, t, _ in found), start_values(2).sum(0), rtol=1e-12, atol=1e-12)
-    assert found[0][2] == 500
+    assert found[0][2] == 200
 
 
 def ask_in_vain(world: World, carrier: Carrier, holder: int) -> list[str]:
