@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import shutil
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,6 +66,7 @@ def test_results_stay_small() -> None:
                 assert file.name == table + ".gz" * long, directory
 
 
+@cache
 def most_telling() -> list[Path]:
     """Of each study the results at the largest scale that was run."""
     scales = ("small", "laptop", "paper")
