@@ -80,7 +80,11 @@ def most_telling() -> list[Path]:
 # -- studies -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("directory", STUDIES, ids=name)
+@pytest.mark.parametrize(
+    "directory",
+    [pytest.param(path, marks=[] if path in most_telling() else pytest.mark.slow) for path in STUDIES],
+    ids=name,
+)
 def test_the_results_of_a_study_are_read_and_say_why_a_claim_is_not_met(directory: Path) -> None:
     results = read(directory)
     assert results.study in catalogue.names() and results.original

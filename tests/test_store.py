@@ -496,8 +496,10 @@ def test_a_long_table_of_an_earlier_version_is_read(tmp_path: Path) -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two finished runs of quadratics, in a folder of results."""
     folder = tmp_path_factory.mktemp("finished") / "results"
-    for seed in (0, 1):
-        assert exit_status(run_main, *QUICK_RUN, f"results_dir={folder}", f"seed={seed}") == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("decentral.cli.single.draw", lambda *_: None)
+        for seed in (0, 1):
+            assert exit_status(run_main, *QUICK_RUN, f"results_dir={folder}", f"seed={seed}") == 0
     return folder
 
 
@@ -537,8 +539,9 @@ def test_a_damaged_run_is_unreadable_and_the_others_are_not(finished: Path, tmp_
         table = decentral.runs(results).set_index("id")
         assert dict(table["status"]) == {victim.name: "unreadable", other.name: "done"}, (name, number)
         assert str(victim) in table["reason"][victim.name]
-        with pytest.warns(UserWarning, match="1 unreadable run left out"):
-            assert set(decentral.table(results, rows="algo")["runs"]) == {1}
+        if not packed:
+            with pytest.warns(UserWarning, match="1 unreadable run left out"):
+                assert set(decentral.table(results, rows="algo")["runs"]) == {1}
         if name == "metrics.jsonl":
             with pytest.raises(SystemExit) as exit:
                 seed = yaml.safe_load((victim / "config.yaml").read_text())["seed"]

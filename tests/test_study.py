@@ -60,6 +60,7 @@ def results(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "relaysum_fig5" else pytest.mark.slow) for name in STUDIES]
 )
+@pytest.mark.usefixtures("few_pages")
 def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys: pytest.CaptureFixture):
     arguments = [name, "scale=smoke", f"results_dir={results}", "progress=false", "launcher.slots=1"]
     assert start(*arguments) == 0, capsys.readouterr().out
@@ -121,7 +122,7 @@ UNDEFINED = ("network C2",)
 """Of flexible communication, which nowhere says what it is."""
 
 
-COMPOSED = ("thesis_fig5_2", "wagma_fig5", "flex_adaptive")
+COMPOSED = ("thesis_fig5_3", "wagma_fig5", "flex_adaptive")
 
 
 @pytest.mark.parametrize(

@@ -450,6 +450,7 @@ def test_methods_are_compared_by_the_time_to_a_target_with_one_budget_and_tuned_
 def test_a_method_that_misses_the_target_says_so_and_its_best_value_is_the_nearest(capsys):
     asked = ["task=quadratics", "algo=dpsgd,gradient_tracking", "topology=ring", "num_workers=4", "steps=60"]
     asked += ["cluster=slow_network", "target=objective suboptimality:1e-6", "tune=lr", "seed=1", "progress=false"]
+    asked += ["evaluation.every_epochs=2"]
     status, out, _ = command(capsys, *asked, "--save-study", "mine")
     assert status == 0
     first = re.search(r"^gradient_tracking +([\d.]+) +[\d.]+ kB +\d+ +\S+ +\S+\n", out, re.M)
@@ -910,6 +911,7 @@ def test_a_number_has_as_many_digits_as_it_needs(mean, std, format, shown):
 def test_a_sweep_with_one_seed_has_a_table_with_chosen_values_and_a_command_that_widens_them(capsys):
     pairs = "algo,topology=(dpsgd,ring),(relaysgd,dbt),(relaysgd,chain)"
     words = [pairs, "lr=0.05,0.1", "task=quadratics", "num_workers=4", "steps=80", "progress=false"]
+    words += ["evaluation.every_epochs=10"]
     _, out, _ = command(capsys, *words)
     assert re.search(r"^algo +topology +objective suboptimality of the worst worker +best lr$", out, re.M)
     assert len(re.findall(r"^\w+ +[\w ]+ [\d.e-]+\*? +0\.1 \(highest tried\)$", out, re.M)) == 3  # a row for each pair
