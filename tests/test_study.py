@@ -221,7 +221,7 @@ def test_time_follows_from_finished_runs(given: list[str], tmp_path: Path, capsy
 
 def test_a_plan_of_data_that_are_not_here_loads_nothing(given: list[str], tmp_path: Path, capsys):
     arguments = [*given[:-2], "scale=paper", "device=cpu", f"data.path={tmp_path / 'absent'}"]
-    assert rows_of(said(capsys, "thesis_fig5_3", *arguments, "--plan"))[-1]["jobs known"] == "30"
+    assert rows_of(said(capsys, "thesis_fig5_2", *arguments, "--plan"))[-1]["jobs known"] == "45"
 
 
 # -- Comparisons: learning rates are searched, seeds follow, runs are judged as the study says. Nothing is trained -----
