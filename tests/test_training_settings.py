@@ -321,14 +321,8 @@ def test_a_warm_up_that_is_longer_than_the_run_is_said(start):
 
 
 def test_an_epoch_of_a_step_or_two_is_said(start):
-    words = [
-        "model=mlp",
-        "model.hidden=[2]",
-        "num_workers=16",
-        "batch_size=80",
-        "processes=1",
-        "evaluation.every_epochs=100",
-    ]
+    words = ["model=mlp", "model.hidden=[2]", "num_workers=16", "batch_size=80", "processes=1"]
+    words += ["evaluation.every_epochs=100"]
     (note,) = [one for one in start(*words, "epochs=2").facts["notes"] if "an epoch has" in one]
     assert note.startswith("an epoch has 1 step, because a step takes batch_size=80 examples of each worker: train")
     for enough in ("steps=2", "epochs=200"):
