@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -195,6 +196,12 @@ def nothing_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the figures of runs that decentral-run carries out in this process."""
     monkeypatch.setattr("decentral.cli.single.draw", lambda *_: None)
+
+
+@pytest.fixture
+def few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show the studies that have results on the pages of reports, and not all others of the catalog."""
+    monkeypatch.setattr("decentral.report.pages.catalogue", SimpleNamespace(names=list))
 
 
 @pytest.fixture

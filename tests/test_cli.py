@@ -237,14 +237,12 @@ def test_bash_completes_with_the_script_that_is_printed(tmp_path: Path) -> None:
     assert done.stdout == "[relaysgd_grad ]" and done.stderr.count("-F _decentral") == 2, done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["run --help", "study"])
-def test_output_that_is_not_read_to_its_end_ends_quietly(arguments: str) -> None:
-    name, *rest = arguments.split()
+def test_output_that_is_not_read_to_its_end_ends_quietly() -> None:
     read, write = os.pipe()
     os.close(read)  # as `head` does
     with os.fdopen(write, "w") as unread:
         done = subprocess.run(
-            [sys.executable, "-m", f"decentral.cli.{name}", *rest],
+            [sys.executable, "-m", "decentral.cli.run", "--help"],
             stdout=unread, stderr=subprocess.PIPE, text=True, timeout=240,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")

@@ -516,8 +516,9 @@ def test_every_partition_is_listed_here():
 
 
 @pytest.mark.parametrize("partition", ALL, ids=str)
-def test_every_index_is_dealt_exactly_once(partition: Partition):
+def test_every_index_is_dealt_exactly_once(partition: Partition, monkeypatch):
     """To every worker some, by the seed; to most partitions' workers equally many; fewer than one each are refused."""
+    monkeypatch.setattr("decentral.partition.partition.MAX_TRIES", 50)
     for num_workers, num_classes in ((1, 10), (7, 1), (16, 10)):
         labels = digits_like(num_classes=num_classes)
         partition.check(len(labels), num_workers)

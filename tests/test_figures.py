@@ -184,13 +184,12 @@ def test_a_logarithmic_panel_names_the_lines_that_are_zero(results: Results) -> 
         assert ax.get_ylim()[0] > 0.1 or not logy
 
 
-@pytest.mark.parametrize("width", [2.2, 6.75])
-def test_titles_and_legends_fit_into_the_figure(results: Results, width: float) -> None:
+def test_titles_and_legends_fit_into_the_figure(results: Results) -> None:
     names = {"ring": "a topology with a name as long as those that settings make: partition.groups_per_worker = 2"}
     names |= {name: f"{name} of the averaged model over present workers" for name in (LOSS, ACCURACY)}
     title = "Momentum WWWWW and communication, by algo.period_steps, partition.groups_per_worker and optim.momentum"
     figure = Curves(panels="metric", title=title, names=names, **{**OVER, "lines": ["topology", "alpha"]})
-    for is_titled in (True, False):
+    for is_titled, width in ((True, 2.2), (False, 6.75)):
         with style.settings("test", small=True):
             drawn = picture(figure, results, Output(is_titled, width))
             drawn.canvas.draw()

@@ -259,6 +259,7 @@ def test_metrics_of_torchmetrics_by_their_names(tmp_path: Path, monkeypatch: pyt
     assert (directions["multiclass_f1_score"], directions["f1_score"], directions["MulticlassF1Score"]) == (1, 0, 1)
 
 
+@pytest.mark.slow
 def test_torchmetrics_itself() -> None:
     pytest.importorskip("torchmetrics")
     names = "torchmetrics.functional.classification:multiclass_cohen_kappa"

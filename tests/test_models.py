@@ -77,14 +77,14 @@ def test_images_from_the_smallest_size_on_give_logits_and_a_gradient_to_every_pa
     module = build(model, shape, num_classes=7)
     assert all(child.training for child in module.modules())
     assert {(t.device.type, t.dtype) for t in module.parameters()} == {("cpu", torch.float32)}
-    logits = module(torch.randn(4, *shape))
-    assert logits.shape == (4, 7)
+    logits = module(torch.randn(2, *shape))
+    assert logits.shape == (2, 7)
     logits.square().sum().backward()
     for parameter_name, parameter in module.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), parameter_name
 
 
-@pytest.mark.parametrize("name", ["cnn", "mlp", "resnet18", "mobilenet_v2"])
+@pytest.mark.parametrize("name", ["cnn", "mlp", "mobilenet_v2"])
 def test_the_same_seed_gives_the_same_initial_values_and_another_seed_others(name):
     model = components("models")[name]()
     a, b, c = (build(model, CIFAR, seed=seed).state_dict() for seed in (1, 1, 2))

@@ -295,7 +295,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, st
 
 def test_a_timeline_alone_trains_nothing_and_says_what_steps_cost(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr("decentral.data.digits.Digits.load", None)  # nobody asks for the data
-    words = ["algo=wagma", *DELAYED, "num_workers=128", "steps=20", "simulate=timeline", f"results_dir={tmp_path}"]
+    words = ["algo=wagma", *DELAYED, "num_workers=32", "steps=20", "simulate=timeline", f"results_dir={tmp_path}"]
     status, out, _ = run(capsys, *words)
     assert status == 0
     (directory,) = (tmp_path / "timelines").glob("[!.]*")
@@ -309,8 +309,8 @@ def test_a_timeline_alone_trains_nothing_and_says_what_steps_cost(tmp_path: Path
         assert text in out
     with open(directory / "workers.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 128 and rows[0].keys() == {"worker", "compute_s", "wait_s", "exchange_s", "critical"}
-    mean = sum(float(row["wait_s"]) for row in rows) / 128
+    assert len(rows) == 32 and rows[0].keys() == {"worker", "compute_s", "wait_s", "exchange_s", "critical"}
+    mean = sum(float(row["wait_s"]) for row in rows) / 32
     assert mean == pytest.approx(facts["simulated_shares"]["wait"][0], abs=1e-5)
     assert {"timeline.png", "timeline.json", "staleness.png"} <= {path.name for path in directory.iterdir()}
     assert not (tmp_path / "runs").exists()

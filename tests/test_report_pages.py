@@ -134,6 +134,7 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
 
 
 @pytest.mark.usefixtures("inline")
+@pytest.mark.usefixtures("few_pages")
 def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path) -> None:
     report_all(results_dir)
     board = (results_dir / "README.md").read_bytes()
@@ -153,6 +154,7 @@ def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path)
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("inline")
+@pytest.mark.usefixtures("few_pages")
 def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Path, capsys) -> None:
     report_all(results_dir)
     board = (results_dir / "README.md").read_text()
@@ -194,6 +196,7 @@ def test_a_claim_met_within_the_noise_is_counted_apart(tmp_path: Path) -> None:
     assert "| 1 / 1 / 4 (1 within the noise) |" in text
 
 
+@pytest.mark.usefixtures("few_pages")
 def test_two_studies_that_publish_at_once_wait_for_each_other(results_dir: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with alone(results_dir):
@@ -271,12 +274,12 @@ def test_a_name_with_dollars_is_no_formula(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_same_results_give_the_same_bytes_and_text_that_is_text(results: Results) -> None:
     def contents() -> dict[str, bytes]:
-        make(results.directory, Output(formats=("png", "svg")))
+        make(results.directory, Output(formats=("png", "svg", "pdf")))
         return {path.name: path.read_bytes() for path in results.directory.iterdir()}
 
     first = contents()
     assert contents() == first
-    assert {"alphas.png", "alphas.svg", "course.png", "course.svg"} <= first.keys()
+    assert {"alphas.png", "alphas.pdf", "course.pdf", "course.svg"} <= first.keys()
     assert not any(name.endswith(".tmp") for name in first)
     svg = first["course.svg"].decode()
     for text in ("Heterogeneous data", "RelaySGD, double binary trees", "D-PSGD, ring", "test accuracy (%)", "steps"):
@@ -285,7 +288,8 @@ def test_the_same_results_give_the_same_bytes_and_text_that_is_text(results: Res
 
 def test_what_is_drawn_unless_asked_is_one_small_png_and_what_is_older_is_named(tmp_path: Path) -> None:
     directory = write(tmp_path / "relaysum" / "mine" / "small", table1(), {"figures": [CURVES]}, lines_of_curves())
-    made = make(directory, Output(formats=("svg", "pdf")))
+    made = make(directory, Output(formats=("svg",)))
+    (directory / "course.pdf").touch()
     assert made.remarks == [] and not (directory / "course.png").exists()
     made = make(directory)
     assert [path.name for path in made.figures] == ["course.png"]
@@ -578,6 +582,7 @@ def test_a_page_has_a_curve_of_each_metric_with_a_direction_of_the_runs_that_are
     assert (f1["step"], f1["epoch"], f1["bytes_sent"]) == ([0, 10], [0, 2], [0, 1000])
 
 
+@pytest.mark.usefixtures("few_pages")
 def test_the_command_writes_pages_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write(tmp_path / "relaysum" / "relaysum_table1" / "smoke", table1(), REPORT)
     report([f"results_dir={tmp_path}"])

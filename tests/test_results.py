@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import shutil
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,6 +66,7 @@ def test_results_stay_small() -> None:
                 assert file.name == table + ".gz" * long, directory
 
 
+@cache
 def most_telling() -> list[Path]:
     """Of each study the results at the largest scale that was run."""
     scales = ("small", "laptop", "paper")
@@ -78,7 +80,11 @@ def most_telling() -> list[Path]:
 # -- studies -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("directory", STUDIES, ids=name)
+@pytest.mark.parametrize(
+    "directory",
+    [pytest.param(path, marks=[] if path in most_telling() else pytest.mark.slow) for path in STUDIES],
+    ids=name,
+)
 def test_the_results_of_a_study_are_read_and_say_why_a_claim_is_not_met(directory: Path) -> None:
     results = read(directory)
     assert results.study in catalogue.names() and results.original

@@ -324,6 +324,7 @@ def test_a_report_is_not_written_through_links(link: str, tmp_path: Path, canary
     unchanged(canary)
 
 
+@pytest.mark.usefixtures("few_pages")
 def test_titles_and_labels_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = tmp_path / "theirs" / "mine" / "strange" / "small"
     write(directory, [value(HOSTILE, "ring", 0.1, 3.0)], {**REPORT, "caption": HOSTILE})

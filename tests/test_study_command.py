@@ -35,7 +35,7 @@ report:
 """
 
 
-pytestmark = pytest.mark.usefixtures("inline")
+pytestmark = pytest.mark.usefixtures("inline", "few_pages")
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ PLUG_IN = pytest.mark.skipif(not plugins.shipped(), reason="a study of a plug-in
         ("thesis_table5_1", ["device=cuda", "processes=1", "network.transport=torch"], ["network.timeout_s=9"]),
         pytest.param("bluefog_fig11", ["network.transport=shared_memory"], ["device=cpu"], marks=PLUG_IN),
         pytest.param("bluefog_consensus", ["network.transport=torch"], ["checkpoint_every_s=5"], marks=PLUG_IN),
-        ("relaysum_table1", [], ["device=cuda", "processes=1", "network.transport=torch"]),
+        ("relaysum_table1_vgg11_milder", [], ["device=cuda", "processes=1", "network.transport=torch"]),
     ],
 )
 def test_a_study_that_takes_times_is_another_one_where_it_is_computed_in_another_way(study, counts, does_not):

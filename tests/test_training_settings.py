@@ -34,7 +34,7 @@ from decentral.training.assemble import assemble
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
-STEPS = 12
+STEPS = 6
 SMALL = (
     *("algo=dpsgd", "topology=complete", "data=digits", "model=mlp", "model.hidden=[8]"),
     *("batch_size=4", "alpha=1", "precision=fp64", "lr=0.1", f"steps={STEPS}", "processes=1", "device=cpu"),
@@ -285,7 +285,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_functions_of_ones_own_are_the_same_after_an_interruption(own: list[str], start: Any) -> None:
     often = [*SMALL, *own, "num_workers=3", "schedule=cosine", "evaluation.every_epochs=0.05", "checkpoint_every_s=0"]
     straight = start(*often, directory="straight")
-    assert start(*often, crash_at=9).status == "crashed"
+    assert start(*often, crash_at=4).status == "crashed"
     assert start(*often).rows == straight.rows
 
 
@@ -322,6 +322,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_said(start):
 
 def test_an_epoch_of_a_step_or_two_is_said(start):
     words = ["model=mlp", "model.hidden=[2]", "num_workers=16", "batch_size=80", "processes=1"]
+    words += ["evaluation.every_epochs=100"]
     (note,) = [one for one in start(*words, "epochs=2").facts["notes"] if "an epoch has" in one]
     assert note.startswith("an epoch has 1 step, because a step takes batch_size=80 examples of each worker: train")
     for enough in ("steps=2", "epochs=200"):

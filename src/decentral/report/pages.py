@@ -197,7 +197,7 @@ def gather(results_dir: Path, known: dict[Path, Run]) -> tuple[list[Item], list[
     """
     items: dict[str, Item] = {}
     for name in catalogue.names():
-        scale = next((scale for scale in MOST_TELLING_FIRST if scale in catalogue.scales(name)), "paper")
+        scale = (catalogue.scales(name) or ["paper"])[-1]
         study = catalogue.load(name, scale)
         items[name] = Item(name, study.paper, study.item, study.title, study.needs, scale, **study.described())
     runs, skipped = [], []

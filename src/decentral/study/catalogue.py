@@ -29,7 +29,8 @@ def names(config_dir: str | None = None) -> list[str]:
 
 def scales(name: str, config_dir: str | None = None) -> list[str]:
     """The scales at which a study is defined."""
-    return [scale for scale in SCALES if scale in (_read(name, config_dir).get("scales") or {})]
+    known = _read(name, config_dir).get("scales") or {}
+    return [scale for scale in SCALES if scale in known]
 
 
 def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequence[str] = ()) -> Study:
