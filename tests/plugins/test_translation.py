@@ -331,7 +331,7 @@ def test_times_of_gradients_are_recorded_in_one_process_and_are_a_cluster_s(star
 
 LEARNED = (
     *(*SMALL, "algo=allreduce", "data.words=1", "data.num_test=9", "num_workers=2"),
-    *("steps=40", "optim=adam", "lr=0.01"),
+    *("steps=12", "optim=adam", "lr=0.05"),
 )
 
 
@@ -361,7 +361,7 @@ def test_what_the_averaged_model_writes_in_the_end_is_kept_and_a_loaded_run_writ
     assert loaded.translate(sources) == written
     assert more or len(set(written)) > 1
     (score,) = (
-        row["value"] for row in run.rows if (row["step"], row["metric"], row["worker"]) == (40, "BLEU", "averaged")
+        row["value"] for row in run.rows if (row["step"], row["metric"], row["worker"]) == (12, "BLEU", "averaged")
     )
     counts = WordBleu().counts(written, [row["reference"] for row in rows])
     assert bleu(torch.tensor(counts)).item() == pytest.approx(score) and score > 10
@@ -376,7 +376,7 @@ def test_some_translations_are_kept_or_none_by_several_processes_and_after_a_bre
     assert not (
         start(*LEARNED, "task.translations=0", "steps=1", directory="none").directory / "translations.csv"
     ).exists()
-    broken = start(*LEARNED, "checkpoint_every_s=0", interrupt_at=20, directory="broken")
+    broken = start(*LEARNED, "checkpoint_every_s=0", interrupt_at=6, directory="broken")
     assert broken.status == "interrupted" and not (broken.directory / "translations.csv").exists()
     assert kept(start(*LEARNED, "checkpoint_every_s=0", directory="broken").directory) == kept(whole.directory)
     assert run_id(compose([*LEARNED, "task.translations=4"])) == run_id(compose(LEARNED))
@@ -429,10 +429,7 @@ def test_sentences_are_reversed_after_some_epochs(start):
     assert first < 5 and run.last("BLEU", "averaged") > 60 and run.last("BLEU", "worst") > 60
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [("allreduce", ["compress=topk"]), ("relaysgd", ["compress=bf16"]), ("gradient_tracking", []), ("local_sgd", [])],
-)
+@pytest.mark.parametrize(("name", "more"), [("allreduce", ["compress=topk"]), ("relaysgd", ["compress=bf16"])])
 def test_methods_train(start, tmp_path, name, more):
     case = ALGORITHMS[name]
     run = start(*SMALL, f"algo={name}", *more, *case.nets[0].overrides(tmp_path), *case.overrides, "steps=2")
