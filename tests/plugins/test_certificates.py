@@ -121,13 +121,9 @@ def test_a_rate_of_marginal_stability_is_the_limit() -> None:
 
 
 def test_equal_curvatures_can_be_too_optimistic() -> None:
-    for words, equal, uneven in (
-        (("algo=decentlam", "topology=ring"), 3.7, 1.1),
-        (("algo=relaysgd", "topology=chain"), 4.9, 4.3),
-    ):
-        certifier = Certifier(method(*words), 0.1)
-        assert all(piece.rate(np.full(8, h)) < 1 for piece in certifier.at(equal) for h in (MU, L))
-        assert certifier.largest_stable(Terms()) < uneven
+    certifier = Certifier(method("algo=decentlam", "topology=ring"), 0.1)
+    assert all(piece.rate(np.full(8, h)) < 1 for piece in certifier.at(3.7) for h in (MU, L))
+    assert certifier.largest_stable(Terms()) < 1.1
 
 
 def test_facts_tell_methods_apart() -> None:
@@ -137,7 +133,7 @@ def test_facts_tell_methods_apart() -> None:
         (("algo=dpsgd", "topology=ring", "optim.momentum=0.9"), False, 10.0, False),
         (("algo=relaysgd", "topology=chain"), False, 0.363636363636, True),
         (("algo=diloco", "algo.period_steps=5"), False, 7.0, False),
-        (("algo=sgp", "topology=one_peer_exponential"), True, 1.0, False),
+        (("algo=sgp", "topology=ring"), True, 1.0, False),
     ):
         facts = Certifier(method(*words), 0.1).facts
         assert (facts["mean"] < 1e-9, facts["heterogeneous"] < 1e-9) == (mean, heterogeneous), words

@@ -203,7 +203,7 @@ DIGITS = ["data=digits", "model=mlp", "num_workers=4", "algo=dpsgd", "topology=c
 
 
 def test_label_flippers_have_gradients_of_flipped_labels(start):
-    flips = [*DIGITS, "attack=label_flip", "attack.workers=[1,3]"]
+    flips = [*DIGITS, "evaluation.every_epochs=100", "attack=label_flip", "attack.workers=[1,3]"]
     run = assemble(prepare(configure(*flips)), World(0, 1, torch.device("cpu")))
     problem, x, draws = run.problem, run.stepper.models, np.zeros(4, dtype=np.int64)
     _, g = problem.gradient(x, draws)
