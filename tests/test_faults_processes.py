@@ -242,6 +242,7 @@ DIGITS_OF_FOUR = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_two_processes_of_our_own_report_what_one_does(undisturbed, tmp_path, capfd):
     alone = undisturbed(*DIGITS_OF_FOUR, "processes=1")
     capfd.readouterr()

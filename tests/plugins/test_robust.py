@@ -166,7 +166,7 @@ def test_time_bytes_and_messages_are_those_of_gossip(start):
         assert one.facts[fact] == other.facts[fact]
 
 
-@pytest.mark.parametrize("attack", ["noise", "alie", "dissensus"])
+@pytest.mark.parametrize("attack", ["noise", "dissensus"])
 def test_any_number_of_processes_and_an_interruption_make_no_difference(start, attack):
     run = [*RING, f"attack={attack}", "attack.count=2", "robust=nna", "evaluation.every_epochs=3"]
     one = start(*run, directory="one")
