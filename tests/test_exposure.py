@@ -142,9 +142,10 @@ def test_no_process_unpickles_messages_of_other_machines():
     run unpickles objects of its parent (`Prepared.unpacked`), and `composed` what it has pickled itself.
     """
     for source in SOURCES.rglob("*.py"):
-        if source.name in ("composition.py", "prepared.py"):
+        text = source.read_text()
+        if source.name in ("composition.py", "prepared.py") or not re.search(r"_object|pickle|torch\.load", text):
             continue
-        for node in ast.walk(ast.parse(source.read_text())):
+        for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call):
                 continue
             name = ast.unparse(node.func)

@@ -6,7 +6,6 @@ import copy
 import json
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import decentral
-from conftest import Result
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.config.prepared import prepare
@@ -28,7 +26,6 @@ from decentral.store import RunStore
 from decentral.store.models import FILE, load_models, stored_facts
 from decentral.training import checkpoint as keeping
 from decentral.training.assemble import assemble
-from worlds import carry_out
 
 MLP = ("data=digits", "model=mlp", "num_workers=4", "batch_size=8", "steps=6", "algo=dpsgd", "topology=ring", "seed=3")
 NORMED = ("data=digits", "model=resnet18", "num_workers=2", "batch_size=4", "steps=2", "algo=dpsgd", "topology=ring",
@@ -281,21 +278,8 @@ def pair() -> tuple[TensorDataset, TensorDataset]:
 
 
 OWN = ("model=test_models_kept:Own", "data=test_models_kept:pair", "num_workers=3", "batch_size=4", "topology=ring",
-       "algo=dpsgd", "partition=iid", "steps=6", "precision=fp64", "seed=2", "task.statistics_images=64")  # fmt: skip
-
-
-@pytest.fixture
-def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Callable[..., Result]:
-    """Carry out a run of a model of one's own, as `conftest.start` does."""
-
-    def _start(*overrides: str, processes: int = 1, directory: str = "run", interrupt_at: int = -1) -> Result:
-        config = compose([*overrides, "progress=false", "device=cpu", f"run_dir={tmp_path / directory}"])
-        if processes == 1:
-            return Result(carry_out(World(0, 1, torch.device("cpu")), config, -1, interrupt_at), tmp_path / directory)
-        (status,) = set(worlds(processes).call(carry_out, config, -1, interrupt_at))
-        return Result(status, tmp_path / directory)
-
-    return _start
+       "algo=dpsgd", "partition=iid", "steps=6", "precision=fp64", "seed=2", "task.statistics_images=64",
+       "evaluation.every_epochs=1000", "evaluation.initial=false")  # fmt: skip
 
 
 def stored(result: Any) -> dict[str, dict[str, Any]]:
@@ -309,9 +293,8 @@ def assert_same(one: Any, other: Any) -> None:
             torch.testing.assert_close(other[model][name], value, rtol=1e-12, atol=1e-12, msg=f"{model} {name}")
 
 
-def test_the_averaged_model_has_means_and_own_statistics(start):
-    result = start(*OWN)
-    models = stored(result)
+def test_the_averaged_model_has_means_and_own_statistics(recorded):
+    models = stored(recorded(*OWN))
     averaged, workers = models["averaged"], [models[f"worker{i}"] for i in range(3)]
     for name in ("mu", "turn", "latest"):
         values = torch.stack([own[name] for own in workers])
@@ -327,13 +310,11 @@ def test_the_averaged_model_has_means_and_own_statistics(start):
     assert int(averaged["norm.num_batches_tracked"]) == 1 and int(workers[0]["norm.num_batches_tracked"]) == 6
 
 
-def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(start):
-    whole = start(*OWN, "evaluation.every_epochs=0.2")
+def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(recorded, start):
+    """The run with few evaluations is not interrupted."""
     interrupted = [*OWN, "evaluation.every_epochs=0.2", "checkpoint_every_s=0"]
     assert start(*interrupted, directory="cut", interrupt_at=3).status == "interrupted"
-    assert_same(stored(whole), stored(start(*interrupted, directory="cut", processes=2)))
-    rare = start(*OWN, "evaluation.every_epochs=1000", "evaluation.initial=false", directory="rare")
-    assert_same(stored(whole), stored(rare))
+    assert_same(stored(recorded(*OWN)), stored(start(*interrupted, directory="cut", processes=2)))
 
 
 def test_states_rest_with_their_workers_and_are_taken_over_with_models():
@@ -366,17 +347,23 @@ def test_states_rest_with_their_workers_and_are_taken_over_with_models():
     assert torch.equal(found["calls"], now[1]["calls"])
 
 
-@pytest.mark.parametrize("on_return", ["average", "neighbor"])
+@pytest.mark.parametrize("on_return", [pytest.param("average", marks=pytest.mark.slow), "neighbor"])
 def test_states_that_are_taken_over_are_the_same_in_several_processes(start, on_return):
-    words = [*OWN, "availability=independent", "availability.probability=0.5", f"availability.on_return={on_return}"]
+    words = [
+        *OWN,
+        "evaluation.initial=true",
+        "availability=independent",
+        "availability.probability=0.5",
+        f"availability.on_return={on_return}",
+    ]
     one, two = start(*words, directory="one"), start(*words, processes=2, directory="two")
     assert_same(stored(one), stored(two))
     assert [row["value"] for row in one.rows] == pytest.approx([row["value"] for row in two.rows], rel=1e-9)
     assert {"present averaged", "returned averaged"} <= {row["worker"] for row in one.rows}
 
 
-def test_a_run_begins_with_the_state_of_another(start):
-    first = start(*OWN)
+def test_a_run_begins_with_the_state_of_another(recorded, start):
+    first = recorded(*OWN)
     second = start(*OWN, f"init={first.directory}", "steps=1", "lr=0", directory="second")
     averaged, begun = stored(first)["averaged"], stored(second)["worker1"]
     torch.testing.assert_close(

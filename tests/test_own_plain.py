@@ -447,10 +447,10 @@ def iterates(*settings: str) -> np.ndarray:
 
 
 def test_functions_of_users_equal_built_in_components(names: str) -> None:
-    """In one process; and one topology, one schedule and one of several rounds in two."""
+    """In one process; and a topology of several rounds in two."""
     expected: dict[str, np.ndarray] = {}
     for named, ours, processes in (
-        ("schedule={}:Inverse schedule.power=1.0 topology=ring", "schedule=inverse topology=ring", 2),
+        ("schedule={}:Inverse schedule.power=1.0 topology=ring", "schedule=inverse topology=ring", 1),
         (
             "schedule={}:inverse schedule.power=0.5 schedule.warmup_epochs=4 topology=ring",
             "schedule=inverse_sqrt schedule.warmup_steps=1 schedule.warmup_epochs=4 topology=ring",
@@ -459,7 +459,7 @@ def test_functions_of_users_equal_built_in_components(names: str) -> None:
         ("schedule={}:cosine schedule.warmup_epochs=3 topology=ring", "schedule=cosine topology=ring", 1),
         *((f"topology={{}}:{name}", "topology=ring", 1) for name in ("four", "made")),
         ("topology={}:named_anyhow", "topology=ring", 1),
-        ("topology={}:circle", "topology=ring", 2),
+        ("topology={}:circle", "topology=ring", 1),
         ("topology={}:arrows", "topology=one_peer_exponential", 2),
         ("topology={}:arrows topology.weighted=true", "topology=one_peer_exponential", 1),
     ):
@@ -480,7 +480,7 @@ def test_a_function_deals_out_the_data_and_a_class_logs(names: str, capsys: pyte
     chosen = (f"partition={names}:sorts", f"logger={names}:Lines", "logger.ending=log", "data=digits", "model=mlp")
     assert exit_status(main, *QUICK, *chosen, "run_dir=run", "partition.turned=5") == 0
     assert f"Logged:   logger={names}:Lines\n" in capsys.readouterr().out
-    exit_status(main, *QUICK, "data=digits", "model=mlp", f"logger={names}:Placed", "run_dir=placed")
+    iterates(f"logger={names}:Placed")
     assert "Logged:   a server\n" in capsys.readouterr().out
     assert (
         Path("run/lines.log").read_text()
@@ -581,9 +581,9 @@ def load_dataset(path: str, name: str | None = None, data_dir: str | None = None
                         "label": labels, "fine": labels, "word": [["c10", "c2"][i] for i in labels]} | config_kwargs)
     return DatasetDict(train=part(80, 0), validation=part(20, 1))
 '''
-FOUND = ("num_workers=4", "batch_size=4", "topology=ring", "algo=dpsgd", "partition=iid", "steps=30", "device=cpu",
+FOUND = ("num_workers=4", "batch_size=4", "topology=ring", "algo=dpsgd", "partition=iid", "steps=20", "device=cpu",
          "progress=false", "data=datasets:load_dataset", "data.path=some/set", "data.test=validation", "lr=0.1",
-         "processes=1", "run_dir=run")  # fmt: skip
+         "processes=1", "run_dir=run", "evaluation.every_epochs=100")  # fmt: skip
 
 
 @pytest.fixture
@@ -602,23 +602,20 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("settings", "best"),
+    "settings",
     [
-        ("model=cnn data.image_size=8", 1.0),
-        ("model={}:Net data.image=vector", 1.0),
-        ("model=mlp data.config=tiny data.label=word", 1.0),
-        ("model=mlp data.config=tiny data.test=none data.test_share=0.25", 1.0),
-        ("task=text model=fasttext data.text=[title] data.tokens=words data.test=none data.test_share=0.25", 1.0),
-        ("task=text model=fasttext data.text=[title,more] data.tokens=words data.longest=4", 1.0),
+        "model=cnn data.image_size=8",
+        "model={}:Net data.image=vector",
+        "model=mlp data.config=tiny data.label=word",
+        "task=text model=fasttext data.text=[title] data.tokens=words data.test=none data.test_share=0.25",
+        "task=text model=fasttext data.text=[title,more] data.tokens=words data.longest=4",
     ],
 )
-def test_columns_of_a_data_set_of_the_library_are_learned(
-    module: str, library: None, settings: str, best: float
-) -> None:
+def test_columns_of_a_data_set_of_the_library_are_learned(module: str, library: None, settings: str) -> None:
     assert exit_status(main, *FOUND, *settings.format(module).split()) == 0
     lines = Path("run/metrics.jsonl").read_text().splitlines()
     found = [row for row in map(json.loads, lines) if (row["metric"], row["worker"]) == ("accuracy", "averaged")]
-    assert found[-1]["value"] == best
+    assert found[-1]["value"] == 1
     named = ["c2", "c10"] if "label=word" in settings else ["even", "odd"]
     assert json.loads(Path("run/names.json").read_text())["class"] == named
 
@@ -675,9 +672,7 @@ def test_a_model_of_timm_is_made_for_the_data(capsys: pytest.CaptureFixture[str]
     assert ours.drop_rate == 0.25
     assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert run_id(config) != run_id(compose([*words, "model.model_name=resnet10t"]))
-    for more, says in ((["model.kwargs={rate:1}"], "unexpected keyword argument 'rate'"), ([], "Unknown model")):
-        name = "resnet10t" if more else "resnet11t"
-        said = refusal_of(capsys, *words, f"model.model_name={name}", *more, "processes=1")
-        assert "model=timm:create_model cannot be built: " in said and says in said
+    said = refusal_of(capsys, *words, "model.model_name=resnet11t", "processes=1")
+    assert "model=timm:create_model cannot be built: " in said and "Unknown model" in said
     said = refusal_of(capsys, *words, "model.model_name=resnet10t", "model.drop_rate=0.1")
     assert "has no setting 'drop_rate': write arguments of **kwargs as model.kwargs={drop_rate:...}." in said

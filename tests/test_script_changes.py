@@ -448,18 +448,14 @@ def loads(world: World, algo: str, what: str) -> str:
             model[0].load_state_dict({"weight": own["0.weight"], "bias": own["0.bias"]})
         if what == "all back":
             model.load_state_dict(own)
-        if what == "own and state":
-            optimizer.load_state_dict(optimizer.state_dict())
     copy.deepcopy(model).load_state_dict(other)
     return heard(optimizer, lambda: trained(model, optimizer, world.rank, range(3)))
 
 
 def test_weights_loaded_beside_an_anchor_are_refused(worlds):
     for algo, what, refused in (
-        ("diloco", "weights", True),
         ("diloco", "a part back", True),
         ("diloco", "all back", False),
-        ("diloco", "own and state", False),
         ("diloco", "own after state", False),
         ("dpsgd", "weights", False),
     ):
@@ -512,15 +508,11 @@ def test_an_optimizer_that_counts_its_steps_takes_whole_ones(worlds):
 
 EDITS: dict[str, Callable[[nn.Module, Any], object]] = {
     "none": lambda model, optimizer: None,
-    "read": lambda model, optimizer: [p.grad.norm() for p in model.parameters()],
     "clip": lambda model, optimizer: nn.utils.clip_grad_norm_(model.parameters(), 1e-3),
-    "negate": lambda model, optimizer: [p.grad.neg_() for p in model.parameters()],
-    "zero": lambda model, optimizer: optimizer.zero_grad(),
     "zero in place": lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
     "replace": lambda model, optimizer: setattr(
         next(model.parameters()), "grad", torch.ones_like(next(model.parameters()))
     ),
-    "rate": lambda model, optimizer: optimizer.param_groups[0].update(lr=1.0),
     "tensor": lambda model, optimizer: optimizer.param_groups[-1]["lr"].mul_(2),
     "momentum": lambda model, optimizer: optimizer.param_groups[0].update(momentum=0.5),
 }
@@ -550,10 +542,10 @@ def edited(world: World, name: str, mode: str) -> str:
 
 def test_edits_that_an_overlapped_step_would_ignore_are_refused(worlds):
     for name in EDITS:
-        what = "settings" if name in ("rate", "tensor", "momentum") else "gradients"
+        what = "settings" if name in ("tensor", "momentum") else "gradients"
         for said in worlds(2).call(edited, name, "atc"):
-            assert (said == "") if name in ("none", "read") else f"{what} were changed between" in said, (name, said)
-    for name in ("clip", "replace", "momentum"):
+            assert (said == "") if name == "none" else f"{what} were changed between" in said, (name, said)
+    for name in ("clip", "momentum"):
         assert worlds(2).call(edited, name, "awc") == ["", ""], "it is not too late"
 
 

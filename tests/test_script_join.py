@@ -288,6 +288,7 @@ def leave_alone(world: World) -> list[str]:
     return said
 
 
+@pytest.mark.slow
 def test_a_window_is_freed_although_another_rank_does_not_come(pair):
     said, _ = pair.call(leave_alone)
     assert said == ["timed out after 1 s of waiting for the other processes of this run"]

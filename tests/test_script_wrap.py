@@ -20,7 +20,7 @@ from decentral.topology.communication import Communication
 from decentral.topology.topology import Weights
 from worlds import are_named
 
-STEPS = 7
+STEPS = 5
 N = 4
 
 

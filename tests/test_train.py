@@ -501,7 +501,7 @@ def test_trainings_in_threads_take_turns(tmp_path, capsys):
         return trained(seed, where).metrics.value.tolist()
 
     def trained(seed: int, where: str) -> Any:
-        settings = SHORT | {"seed": seed, "steps": 30}
+        settings = SHORT | {"seed": seed, "steps": 15}
         return decentral.train(net, toy(), toy(), results_dir=tmp_path / where, **settings)
 
     alone = [losses(seed, "alone") for seed in range(2)]
@@ -570,12 +570,10 @@ def values(result) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in result.averaged.parameters()])
 
 
-def both(tmp_path, model, *overrides: str, **settings: Any) -> list[torch.Tensor]:
+def both(tmp_path, model, ways: tuple[str, ...] = ("loop", "auto"), **settings: Any) -> list[torch.Tensor]:
     """What is learned with `execution=loop` and with auto."""
     told = {"results_dir": tmp_path, **SHORT, "rerun": True, **settings}
-    return [
-        values(decentral.train(model, toy(), toy(24), *overrides, execution=way, **told)) for way in ("loop", "auto")
-    ]
+    return [values(decentral.train(model, toy(), toy(24), execution=way, **told)) for way in ways]
 
 
 class Making(nn.Module):
@@ -605,10 +603,10 @@ def test_another_default_type_makes_no_difference(tmp_path, precision):
 
 def test_the_mode_that_torch_is_in_makes_no_difference(tmp_path):
     model = small()
-    usual = both(tmp_path, model)
+    usual = both(tmp_path, model)[0]
     for context in (torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu")):
         with context():
-            assert torch.equal(both(tmp_path, model)[0], usual[0])
+            assert torch.equal(both(tmp_path, model, ways=("loop",))[0], usual)
 
 
 def test_what_computes_with_the_parameters_of_the_module_itself_is_refused(tmp_path):
@@ -643,11 +641,8 @@ class Writing(nn.Module):
 
 WAYS = {
     "in place": lambda x: x.mul_(0.3),
-    "a view": lambda x: x[:, 1].zero_(),
-    "detached": lambda x: x.detach().sub_(1),
     "its data": lambda x: x.data.sub_(1),
     "as numpy": lambda x: np.negative(x.numpy(), out=x.numpy()),
-    "out=": lambda x: torch.exp(x, out=x),
 }
 
 
@@ -682,7 +677,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_and_the_same_call_resumes_a_run_with_a_n
     net = nn.Sequential(PressingCtrlC(64, 10), nn.Dropout(0.1))
 
     def call(**told: Any) -> Any:
-        return decentral.train(net, *digits, results_dir=tmp_path, **(SHORT | {"steps": 40} | told))
+        return decentral.train(net, *digits, results_dir=tmp_path, **(SHORT | {"steps": 12} | told))
 
     for told, says in (({}, "begins a new run: give it name="), ({"name": "mine"}, "the same call resumes it")):
         _PRESSED.clear()

@@ -124,7 +124,7 @@ def loss_of(module: nn.Module, data: Dataset) -> float:
     return float(F.cross_entropy(outputs(module, data), labels))
 
 
-@each(MODULES, slow=4)
+@each(MODULES, slow=6)
 def test_training_is_plain_pytorch_and_is_stored_and_evaluated_as_it_is(entry: Entry, tmp_path: Path) -> None:
     """Alone or, where plain PyTorch can do the same, of four workers on their joint batch."""
     module, data, num_workers = entry.make(), toy(entry.inputs), 4 if entry.joint else 1
@@ -172,7 +172,7 @@ def _fresh(entry: Entry) -> nn.Module:
     return entry.make()
 
 
-@each(TRAINED, slow=8, first=2)
+@each(TRAINED, slow=12, first=2)
 def test_executions_and_processes_agree(entry: Entry, worlds: Any, tmp_path: Path) -> None:
     """In the loop, as it is chosen (side by side where possible) and, where the module has state or draws, in two
     processes."""

@@ -97,14 +97,14 @@ def test_with_a_cluster_nothing_is_timed_and_the_answer_is_the_same_twice(monkey
     asked = ("all-reduce, int8", "CHOCO-SGD on a ring, top-k 1 %")
     few = [method for method in METHODS if method.is_ddp or method.title in asked]
     monkeypatch.setattr("decentral.plugins.advise.advise.METHODS", few)
-    given = ["num_workers=8", "cluster=slow_network", *MODEL]
+    given = ["num_workers=4", "cluster=slow_network", *MODEL]
     one, again = (advise(given, None, None, lambda _: None) for _ in range(2))
     assert one == again and one["coding"] == "table"
     assert {
         name for method in METHODS for word in method.words if (name := word.removeprefix("compress=")) != word
     } <= {*CODING_NS}
     coding = {row["method"]: row["coding_s"] for row in one["methods"]}
-    assert coding["all-reduce, int8"] == pytest.approx(1e-9 * one["num_parameters"] * (6.4 + 7 * 0.55))
+    assert coding["all-reduce, int8"] == pytest.approx(1e-9 * one["num_parameters"] * (6.4 + 3 * 0.55))
     assert coding["CHOCO-SGD on a ring, top-k 1 %"] == pytest.approx(1e-9 * one["num_parameters"] * (2.3 + 4 * 0.15))
     told: list[str] = []
     assert advise(given, None, None, told.append, measures=True)["coding"] == "measured"

@@ -140,11 +140,9 @@ def test_a_target_has_to_be_held_for_three_evaluations() -> None:
 
 
 @pytest.mark.parametrize("words", [
-    ["algo=dpsgd", "topology=ring"],
     ["algo=relaysgd", "topology=dbt", "communication.every=2"],
     ["algo=choco", "topology=ring", "compress=topk", "compress.keep=0.1"],
     ["algo=diloco", "algo.period_steps=3"],
-    ["algo=sgp", "topology=one_peer_exponential"],
 ], ids=" ".join)  # fmt: skip
 def test_clocks_of_a_run_without_time_are_those_of_the_run_in_the_cluster(words: list[str], start, tmp_path) -> None:
     base = ["data=digits", "model=mlp", "model.hidden=[8]", "num_workers=8", "batch_size=8", "steps=9", *words]

@@ -8,7 +8,7 @@ import re
 import runpy
 import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
@@ -87,14 +87,13 @@ def test_dpsgd_on_quadratics_has_the_closed_form() -> None:
 
 
 def test_exact_methods_are_exact_and_stable_up_to_known_rates() -> None:
-    n = 5
+    n = 4
     h, b = problem(n)
     for words in (
         ("algo=extra", "topology=ring"),
         ("algo=gradient_tracking", "topology=ring"),
         ("algo=exact_diffusion", "topology=chain"),
         ("algo=beer", "compress=none", "topology=ring"),
-        ("algo=relaysgd", "topology=chain"),
         ("algo=relaysgd", "topology=dbt"),
     ):
         certifier = Certifier(method(*words, n=n), 0.1)
@@ -122,13 +121,9 @@ def test_a_rate_of_marginal_stability_is_the_limit() -> None:
 
 
 def test_equal_curvatures_can_be_too_optimistic() -> None:
-    for words, equal, uneven in (
-        (("algo=decentlam", "topology=ring"), 3.7, 1.1),
-        (("algo=relaysgd", "topology=chain"), 4.9, 4.3),
-    ):
-        certifier = Certifier(method(*words), 0.1)
-        assert all(piece.rate(np.full(8, h)) < 1 for piece in certifier.at(equal) for h in (MU, L))
-        assert certifier.largest_stable(Terms()) < uneven
+    certifier = Certifier(method("algo=decentlam", "topology=ring"), 0.1)
+    assert all(piece.rate(np.full(8, h)) < 1 for piece in certifier.at(3.7) for h in (MU, L))
+    assert certifier.largest_stable(Terms()) < 1.1
 
 
 def test_facts_tell_methods_apart() -> None:
@@ -138,7 +133,7 @@ def test_facts_tell_methods_apart() -> None:
         (("algo=dpsgd", "topology=ring", "optim.momentum=0.9"), False, 10.0, False),
         (("algo=relaysgd", "topology=chain"), False, 0.363636363636, True),
         (("algo=diloco", "algo.period_steps=5"), False, 7.0, False),
-        (("algo=sgp", "topology=one_peer_exponential"), True, 1.0, False),
+        (("algo=sgp", "topology=ring"), True, 1.0, False),
     ):
         facts = Certifier(method(*words), 0.1).facts
         assert (facts["mean"] < 1e-9, facts["heterogeneous"] < 1e-9) == (mean, heterogeneous), words
@@ -147,10 +142,10 @@ def test_facts_tell_methods_apart() -> None:
     assert np.isnan(first["counted"]) and (first["lowest"], first["highest"]) == pytest.approx(
         (0.3636, 1.1115), abs=1e-4
     )
-    decayed = Certifier(method("algo=dpsgd", "topology=ring", "optim.weight_decay=0.1"), 0.1).facts
-    assert decayed["common"] > 1e-3 and "no, moves by" in facts_text(decayed)
+    decayed = Certifier(method("algo=dpsgd", "topology=ring", "optim.weight_decay=0.1"), 0.1)
+    assert decayed.facts["common"] > 1e-3 and "no, moves by" in facts_text(decayed.facts)
     assert "(as with momentum and other memory)" in facts_text(first)
-    row = Certifier(method("algo=dpsgd", "topology=ring", "optim.weight_decay=0.1"), 0.1).row(0.1, Terms())
+    row = decayed.row(0.1, Terms())
     assert row["rate"] < 1 and np.isnan(row["bias"])
     assert not Certifier(method("algo=d2", "topology=ring"), 0.1).facts["settles"]
 
@@ -262,33 +257,40 @@ def _is_positive(S: np.ndarray) -> bool:
     return True
 
 
-def test_at_least_twenty_methods_are_certified_and_others_say_why_not() -> None:
-    certified, refused = [], {}
-    for name in components("algorithms"):
-        words = [f"algo={name}", "optim=sgd", "compress=none"]
-        words += ["algo.period_steps=4"] if name in ("diloco", "gasloc", "desloc", "sparseloco", "local_sgd") else []
-        for topology in ("ring", "dbt"):
+UNCERTIFIED = {
+    "adpsgd": "asynchronous",
+    "dadam": "not linear",
+    "sparta": "has no certificate",
+    "noloco": "does not repeat after 50 steps",
+    "teleportation": "no gradient of some workers",
+    "streaming_diloco": "coordinates differently",
+    "relay_mean": "estimates a mean",
+}
+
+
+def of_method(name: str) -> str:
+    """Why a method has no certificate, on the first graph that it takes; "" if it has one."""
+    words = [f"algo={name}", "optim=sgd", "compress=none"]
+    words += ["algo.period_steps=4"] if name in ("diloco", "gasloc", "desloc", "sparseloco", "local_sgd") else []
+    for topology in ("ring", "dbt"):
+        with suppress(ConfigError):
             try:
                 found = method(*words, f"topology={topology}", n=6)
                 assert Certifier(found, 0.1).row(0.1, Terms())["rate"] <= 1.0001
-                certified.append(name)
-                break
+                return ""
             except NotLinear as reason:
-                refused[name] = str(reason)
-                break
-            except ConfigError:
-                continue
-    assert len(certified) >= 20, certified
-    for name, words in {
-        "adpsgd": "asynchronous",
-        "dadam": "not linear",
-        "sparta": "has no certificate",
-        "noloco": "does not repeat after 50 steps",
-        "teleportation": "no gradient of some workers",
-        "streaming_diloco": "coordinates differently",
-        "relay_mean": "estimates a mean",
-    }.items():
-        assert words in refused[name]
+                return str(reason)
+    return "on no graph"
+
+
+@pytest.mark.slow
+def test_at_least_twenty_methods_are_certified() -> None:
+    assert len([name for name in components("algorithms") if not of_method(name)]) >= 20
+
+
+def test_a_method_without_a_certificate_says_why() -> None:
+    for name, words in UNCERTIFIED.items():
+        assert words in of_method(name)
     for words, reason in (
         (("algo=choco", "compress=topk"), "certify algo=choco compress=none"),
         (("algo=dpsgd", "optim=adam"), "use optim=sgd"),
@@ -336,7 +338,7 @@ def test_methods_of_modules_have_their_own_names(tmp_path: Path, monkeypatch: py
     (tmp_path / "calm.py").write_text(head + "".join(text.format(*one) for one in own.items()))
     monkeypatch.syspath_prepend(tmp_path)
     for methods, names, folder in (
-        (("dpsgd", "calm:Shy", "calm:Bare"), ["dpsgd, ring", "shy, ring", "Bare, ring"], "dpsgd-shy-Bare-ring-3-*"),
+        (("dpsgd", "calm:Bare"), ["dpsgd, ring", "Bare, ring"], "dpsgd-Bare-ring-3-*"),
         (("calm:Shy", "calm:Same"), ["calm:Shy, ring", "calm:Same, ring"], "shy-ring-3-*"),
     ):
         words = ["task=quadratics", "topology=ring", "num_workers=3", f"results_dir={tmp_path}"]

@@ -100,7 +100,7 @@ def test_optimized_weights_for_classes_are_a_stationary_point(tmp_path: Path) ->
 
 def command(*words: str) -> None:
     assert (
-        exit_status(main, "algo=dpsgd", "num_workers=12", "steps=4", "alpha=0.1", "seed=3", "logger=none", *words) == 0
+        exit_status(main, "algo=dpsgd", "num_workers=12", "steps=2", "alpha=0.1", "seed=3", "logger=none", *words) == 0
     )
 
 

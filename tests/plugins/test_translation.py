@@ -45,7 +45,7 @@ from decentral.plugins.translation.problem import (
 )
 from decentral.tasks.task import EvaluationSettings
 from decentral.training import operations
-from table import ALGORITHMS, FREE, TASKS
+from table import FREE, TASKS
 
 SMALL = ("task=translation", *TASKS["translation"])
 
@@ -304,14 +304,6 @@ def test_what_cannot_work_is_refused_in_a_sentence(overrides, sentence):
 RUN = (*SMALL, "precision=fp64", "steps=6", "evaluation.every_epochs=0.5", "num_workers=4")
 
 
-def test_metrics_do_not_depend_on_the_number_of_processes(start):
-    overrides = [*RUN, "algo=dpsgd", "topology=ring", "task.beam=2", "evaluation.batch_size=4"]
-    one, two = (start(*overrides, processes=p, directory=str(p)) for p in (1, 2))
-    for ours, theirs in zip(two.rows, one.rows, strict=True):
-        assert ours["metric"] == theirs["metric"]
-        assert ours["value"] == pytest.approx(theirs["value"], rel=1e-10, abs=1e-12)
-
-
 @pytest.mark.parametrize("name", ["allreduce", "adpsgd"])
 def test_times_of_gradients_are_recorded_in_one_process_and_are_a_cluster_s(start, name):
     overrides = [*RUN, f"algo={name}", "topology=ring"]
@@ -331,8 +323,11 @@ def test_times_of_gradients_are_recorded_in_one_process_and_are_a_cluster_s(star
 
 LEARNED = (
     *(*SMALL, "algo=allreduce", "data.words=1", "data.num_test=9", "num_workers=2"),
-    *("steps=40", "optim=adam", "lr=0.01"),
+    *("steps=12", "optim=adam", "lr=0.05"),
 )
+
+
+EXACT = (*LEARNED, "task.beam=2", "task.length_penalty=3", "precision=fp64")
 
 
 def kept(directory: Path) -> list[dict[str, str]]:
@@ -344,7 +339,7 @@ def kept(directory: Path) -> list[dict[str, str]]:
     "more",
     [
         (),
-        ("task.beam=2", "task.length_penalty=3", "precision=fp64"),
+        EXACT[len(LEARNED) :],
         ("evaluation.part=test", "algo=dpsgd", "topology=ring"),
     ],
 )
@@ -361,25 +356,27 @@ def test_what_the_averaged_model_writes_in_the_end_is_kept_and_a_loaded_run_writ
     assert loaded.translate(sources) == written
     assert more or len(set(written)) > 1
     (score,) = (
-        row["value"] for row in run.rows if (row["step"], row["metric"], row["worker"]) == (40, "BLEU", "averaged")
+        row["value"] for row in run.rows if (row["step"], row["metric"], row["worker"]) == (12, "BLEU", "averaged")
     )
     counts = WordBleu().counts(written, [row["reference"] for row in rows])
     assert bleu(torch.tensor(counts)).item() == pytest.approx(score) and score > 10
     assert loaded.translate([]) == [] and loaded.translate(["w3 w3"], loaded.models[1]) == loaded.translate(["w3 w3"])
 
 
-def test_some_translations_are_kept_or_none_by_several_processes_and_after_a_break_too(recorded, start):
-    whole = recorded(*LEARNED)
-    few = start(*LEARNED, "task.translations=4", "evaluation.batch_size=3", directory="few", processes=2)
+def test_several_processes_and_a_break_change_no_translation_and_no_metric(recorded, start):
+    whole = recorded(*EXACT)
+    few = start(*EXACT, "task.translations=4", "evaluation.batch_size=3", directory="few", processes=2)
     rows = kept(few.directory)
     assert len(rows) == 4 and all(row in kept(whole.directory) for row in rows)
+    for ours, theirs in zip(few.rows, whole.rows, strict=True):
+        assert ours == theirs | {"value": pytest.approx(theirs["value"], rel=1e-10, abs=1e-12)}
     assert not (
-        start(*LEARNED, "task.translations=0", "steps=1", directory="none").directory / "translations.csv"
+        start(*EXACT, "task.translations=0", "steps=1", directory="none").directory / "translations.csv"
     ).exists()
-    broken = start(*LEARNED, "checkpoint_every_s=0", interrupt_at=20, directory="broken")
+    broken = start(*EXACT, "checkpoint_every_s=0", interrupt_at=6, directory="broken")
     assert broken.status == "interrupted" and not (broken.directory / "translations.csv").exists()
-    assert kept(start(*LEARNED, "checkpoint_every_s=0", directory="broken").directory) == kept(whole.directory)
-    assert run_id(compose([*LEARNED, "task.translations=4"])) == run_id(compose(LEARNED))
+    assert kept(start(*EXACT, "checkpoint_every_s=0", directory="broken").directory) == kept(whole.directory)
+    assert run_id(compose([*EXACT, "task.translations=4"])) == run_id(compose(EXACT))
 
 
 def test_texts_are_translated_as_they_are_and_not_without_their_data(start, cache):
@@ -429,16 +426,11 @@ def test_sentences_are_reversed_after_some_epochs(start):
     assert first < 5 and run.last("BLEU", "averaged") > 60 and run.last("BLEU", "worst") > 60
 
 
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [("allreduce", ["compress=topk"]), ("relaysgd", ["compress=bf16"]), ("gradient_tracking", []), ("local_sgd", [])],
-)
-def test_methods_train(start, tmp_path, name, more):
-    case = ALGORITHMS[name]
-    run = start(*SMALL, f"algo={name}", *more, *case.nets[0].overrides(tmp_path), *case.overrides, "steps=2")
-    assert run.status == "done"
+def test_a_compressed_method_trains(start):
+    assert start(*SMALL, "algo=allreduce", "compress=topk", "steps=2").status == "done"
 
 
+@pytest.mark.slow
 def test_processes_agree_on_states_that_appear_in_the_first_pass(start: Start) -> None:
     """A translation model keeps its positions from then on; workers of one process have not trained, those of others
     have."""

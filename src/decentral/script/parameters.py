@@ -301,14 +301,15 @@ def rows_of(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Param
 def also_communicated(parameters: Sequence[nn.Parameter]) -> str:
     """Say what else averages or shards these parameters or their gradients between ranks; "" if nothing does.
 
-    DistributedDataParallel leaves no mark on the module that it wraps, so this looks at every living instance.
+    DistributedDataParallel leaves no mark on the module that it wraps, so this looks at every living instance,
+    unless the rank is alone.
     """
     kinds: list[type] = [nn.parallel.DistributedDataParallel]
     if loaded := sys.modules.get("torch.distributed.fsdp"):
         kinds.append(loaded.FullyShardedDataParallel)
     types = {each for kind in kinds for each in (kind, *kind.__subclasses__())}
     name = "DTensor" if any(hasattr(each, "device_mesh") for each in parameters) else ""
-    if not types.isdisjoint(map(type, gc.get_objects())):
+    if dist.get_world_size() > 1 and not types.isdisjoint(map(type, gc.get_objects())):
         gc.collect()  # unused instances may still be alive
         living = [each for each in gc.get_objects() if type(each) in types and each.process_group.size() > 1]
         names = [type(each).__name__ for each in living if not set(parameters).isdisjoint(each.parameters())]
