@@ -60,6 +60,7 @@ def results(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "relaysum_fig5" else pytest.mark.slow) for name in STUDIES]
 )
+@pytest.mark.usefixtures("here")
 def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys: pytest.CaptureFixture):
     arguments = [name, "scale=smoke", f"results_dir={results}", "progress=false", "launcher.slots=1"]
     assert start(*arguments) == 0, capsys.readouterr().out
