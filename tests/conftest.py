@@ -205,8 +205,8 @@ def few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def inline() -> Iterator[pytest.MonkeyPatch]:
-    """Carry out the jobs of sweeps and studies in this process, and draw no figure; `undo()` it for the contrary."""
+def here() -> Iterator[pytest.MonkeyPatch]:
+    """Carry out the jobs of sweeps and studies in this process; `undo()` it for the contrary."""
     from decentral.scheduling.attempt import carry_out
     from decentral.scheduling.job import Ended
     from decentral.scheduling.local_pool import LocalPool
@@ -215,6 +215,12 @@ def inline() -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LocalPool, "start", lambda _, job: ended.append(carry_out(job.placed(1))))
         patch.setattr(LocalPool, "wait", lambda *_: [ended.pop()])
-        patch.setattr("decentral.cli.sweep.draw", lambda *_: None)
-        patch.setattr("decentral.report.figures.canvas.save", lambda figure, *_: [Path(f"{figure.file}.png")])
         yield patch
+
+
+@pytest.fixture
+def inline(here: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Carry them out in this process, and draw no figure."""
+    here.setattr("decentral.cli.sweep.draw", lambda *_: None)
+    here.setattr("decentral.report.figures.canvas.save", lambda figure, *_: [Path(f"{figure.file}.png")])
+    return here

@@ -20,7 +20,6 @@ from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.host import machine
 from decentral.published import key as published_key
-from decentral.report.figures.canvas import save
 from decentral.report.published import numbers
 from decentral.report.spec import parse
 from decentral.store import Metric, RunStore, Status
@@ -61,15 +60,8 @@ def results(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "relaysum_fig5" else pytest.mark.slow) for name in STUDIES]
 )
-@pytest.mark.usefixtures("few_pages")
-def test_a_study_runs_reports_and_is_then_done(
-    name: str, results: Path, inline: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
-    """Jobs of the slow ones are in processes of their own."""
-    if name == "relaysum_fig5":
-        inline.setattr("decentral.report.figures.canvas.save", save)
-    else:
-        inline.undo()
+@pytest.mark.usefixtures("here", "few_pages")
+def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys: pytest.CaptureFixture):
     arguments = [name, "scale=smoke", f"results_dir={results}", "progress=false", "launcher.slots=1"]
     assert start(*arguments) == 0, capsys.readouterr().out
     study = catalogue.load(name, "smoke")

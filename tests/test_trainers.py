@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,11 +21,14 @@ EXAMPLES = Path(__file__).parents[1] / "examples" / "trainers"
 EPOCHS, IMAGES, RANKS = 4, 1400, 2
 
 DRIVER = """
-import os, runpy, torch
+import os, runpy, sys, torch
 torch.set_default_dtype(torch.float64)
-for name in ("interrupted.py", "script.py"):
-    found = runpy.run_path(name, run_name="__main__")
-torch.save([each.detach().cpu() for each in found["model"].parameters()], os.environ["RANK"] + ".pt")
+for name in sys.argv[1:]:
+    os.chdir(name)
+    for part in ("interrupted.py", "script.py"):
+        found = runpy.run_path(part, run_name="__main__")
+    torch.save([each.detach().cpu() for each in found["model"].parameters()], os.environ["RANK"] + ".pt")
+    os.chdir("..")
 """
 
 
@@ -76,40 +80,40 @@ def plain(drawn: Callable[[int, int], Tensor]) -> list[Tensor]:
     return [each.detach() for each in workers[0][0].parameters()]
 
 
+TRAINERS = {
+    "fabric": ("lightning", by_image),
+    "lightning_module": ("lightning", by_image),
+    "accelerated": ("accelerate", by_batch),
+    "hugging_face": ("transformers", within),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "library", "drawn"),
-    [
-        ("fabric", "lightning", by_image),
-        ("lightning_module", "lightning", by_image),
-        ("accelerated", "accelerate", by_batch),
-        ("hugging_face", "transformers", within),
-    ],
-)
-def test_a_trainer_computes_what_a_plain_loop_does(
-    tmp_path: Path,
-    name: str,
-    library: str,
-    drawn: Callable[[int, int], Tensor],
-) -> None:
-    pytest.importorskip(library, reason=f"{library} is not installed: pip install '.[trainers]'")
-    source = (EXAMPLES / f"{name}.py").read_text().replace("x.float()", "x.double()")
-    assert f"EPOCHS, BATCH_SIZE, ACCUMULATE = {EPOCHS}," in source
-    (tmp_path / "interrupted.py").write_text(source.replace(f"ACCUMULATE = {EPOCHS},", "ACCUMULATE = 2,"))
-    (tmp_path / "script.py").write_text(source)
+def test_trainers_compute_what_a_plain_loop_does(tmp_path: Path) -> None:
+    names = [name for name, (library, _) in TRAINERS.items() if find_spec(library)]
+    if not names:
+        pytest.skip("no trainer is installed: pip install '.[trainers]'")
+    for name in names:
+        source = (EXAMPLES / f"{name}.py").read_text().replace("x.float()", "x.double()")
+        assert f"EPOCHS, BATCH_SIZE, ACCUMULATE = {EPOCHS}," in source
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "interrupted.py").write_text(source.replace(f"ACCUMULATE = {EPOCHS},", "ACCUMULATE = 2,"))
+        (tmp_path / name / "script.py").write_text(source)
     (tmp_path / "driver.py").write_text(DRIVER)
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "driver.py"]
-    ended = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=400
-    )
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", "driver.py", *names]
+    known = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=tmp_path, env=known, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.count("rank ") == 2 * RANKS
+    assert ended.stdout.count("rank ") == 2 * RANKS * len(names)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        expected = plain(drawn)
+        expected = {name: plain(TRAINERS[name][1]) for name in names}
     finally:
         torch.set_default_dtype(before)
-    for rank in range(RANKS):
-        for ours, theirs in zip(torch.load(tmp_path / f"{rank}.pt"), expected, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    for name in names:
+        for rank in range(RANKS):
+            for ours, theirs in zip(torch.load(tmp_path / name / f"{rank}.pt"), expected[name], strict=True):
+                torch.testing.assert_close(
+                    ours, theirs, rtol=1e-9, atol=1e-9, msg=lambda told, name=name: f"{name}: {told}"
+                )

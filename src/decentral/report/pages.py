@@ -65,7 +65,8 @@ class Run:
         bad = ", ".join(f"{facts[key]} {key}" for key in ("failed", "diverged") if facts.get(key))
         machines = facts.get("machines") or [{"cores": facts.get("host_cores")}]  # older results know the cores alone
         # of all machines: also the runs whose numbers only led to others
-        runs = f"{sum(one.get('runs', 0) for one in machines) or facts.get('jobs', '?')} runs"
+        number = sum(one.get("runs", 0) for one in machines) or facts.get("jobs", "?")
+        runs = f"{number} run{'s' * (number != 1)}"
         names = []
         for one in machines:
             cores = f"{one['cores']} cores" + f" of {one.get('cpu')}" * bool(one.get("cpu")) if one.get("cores") else ""

@@ -11,6 +11,7 @@ from decentral.scheduling.job import Ended, Job, Seen
 from decentral.store import Status
 from decentral.store.failures import ADVICE, Failure
 from decentral.store.run_store import LOG
+from decentral.terminal.console import warn
 from decentral.terminal.display import Display, Row, clock
 
 LINE_PERIOD_S = 30.0
@@ -51,6 +52,8 @@ class Board:
             self.say(f"retrying  {ended.job.title}: {ended.failure}: {ended.reason}")
         else:
             self.say(failure_line(ended))
+            if self._display.silent:
+                warn(failure_line(ended))
 
     def show(self, seen: Sequence[Seen], waiting: Sequence[Job]) -> None:
         """Show how far the running jobs are, and how many wait. Without bars, print a line if nothing else was said for
@@ -71,7 +74,7 @@ class Board:
         """Report that nothing runs here: another launcher has all remaining jobs."""
         if not self._waited:
             self._waited = True
-            self.say(f"waiting   for {count} runs of another launcher")
+            self.say(f"waiting   for {count} run{'s' * (count > 1)} of another launcher")
 
     def say(self, text: str) -> None:
         """Print a permanent line; without bars it includes the numbers of finished, done or diverged, and known
@@ -110,5 +113,8 @@ def failure_line(ended: Ended) -> str:
 
 
 def board(title: str, enabled: bool = True, stream: TextIO | None = None) -> Board:
-    """Return bars on `stream` (stdout) if it is a terminal, a line per event elsewhere; silence unless `enabled`."""
+    """Return bars on `stream` (stdout) if it is a terminal, a line per event elsewhere.
+
+    Unless `enabled`, only failures are reported, on stderr.
+    """
     return Board(title, Display(enabled, stream))
