@@ -58,7 +58,7 @@ evidence: $(VENV)/.installed  ## update committed results in results/: make evid
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(VENV)/.installed-dev  ## run the quick tests (5 to 8 minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## run the quick tests (3 to 6 minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
 CORE := $(CURDIR)/build/core
@@ -73,10 +73,10 @@ test-core: $(VENV)/.installed-dev  ## collect all tests in a copy without plug-i
 	cd $(CORE) && PYTHONPATH=$(CORE)/src $(CURDIR)/$(BIN)/pytest --collect-only -qq
 	cd $(CORE) && PYTHONPATH=$(CORE)/src OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/pytest -n 2 --dist worksteal -m "not slow" $(OF_CORE)
 
-test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (about 8 minutes)
+test-documents: $(VENV)/.installed-dev  ## run the slow tests of documents, studies, committed results and packages (about 5 minutes)
 	$(PYTEST) -m slow tests/test_documents.py tests/test_study.py tests/test_results.py tests/test_packaging.py tests/test_trainers.py
 
-test-all: $(VENV)/.installed-dev  ## run all tests (about 30 minutes on 2 cores)
+test-all: $(VENV)/.installed-dev  ## run all tests (15 to 25 minutes on 2 cores)
 	$(PYTEST)
 
 test-matrix: $(VENV)/.installed-dev  ## test each installed Python (3.11 to 3.13) with the oldest and the newest torch
