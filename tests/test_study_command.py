@@ -220,12 +220,8 @@ def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(
         patch.setenv("DECENTRAL_FAULTS", fault)
         assert study("bad", *arguments) == 1
     told, warned = capsys.readouterr()
-    assert (
-        warned.count("failed    ") == 2
-        and "failed" in told
-        and "resumes" in told
-        and json.loads(facts.read_text())["failed"] == 2
-    )
+    assert warned.count("failed    ") == 2, "without progress, on stderr"
+    assert "failed" in told and "resumes" in told and json.loads(facts.read_text())["failed"] == 2
     assert study("twin", *arguments) == study("bad", *arguments) == 0
     found = json.loads(facts.read_text())
     assert (found["failed"], found["complete"]) == (0, True)
